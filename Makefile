@@ -1,0 +1,61 @@
+# `make demo` and `make test` set everything up first: once, into .venv, redone when a pinned version changes.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; do \
+	command -v $$name >/dev/null 2>&1 && \
+	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$name && break; done)
+TESTS_AT_ONCE ?= 2
+
+.PHONY: help
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
+
+.PHONY: demo
+demo: .venv/.installed ## A year of flights through the whole pipeline, checked against DuckDB
+	@$(BIN)/dormouse demo
+
+.PHONY: test
+test: .venv/.installed ## All tests but the slow tier
+	@$(BIN)/python -m pytest -m "not slow" -n $(TESTS_AT_ONCE) --dist loadfile
+
+.PHONY: test-all
+test-all: .venv/.installed ## All tests
+	@$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile
+
+.PHONY: lint
+lint: .venv/.installed ## ruff and mypy --strict
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy --strict
+
+.PHONY: format
+format: .venv/.installed ## Format the code
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+.PHONY: requirements
+requirements: .venv/.installed ## Pin the newest versions that pyproject.toml allows
+	@$(PIP) uv
+	@$(BIN)/uv pip compile --quiet --upgrade --all-extras --no-header --no-annotate --python-version 3.11 \
+		--output-file requirements.txt pyproject.toml
+
+.PHONY: clean
+clean: ## Remove .venv and what tests and tools left
+	@rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# A finished set-up is brought up to date in place; one that was interrupted has no stamp, and starts again.
+.venv/.installed: requirements.txt pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Dormouse needs Python 3.11 or later on the PATH; none was found" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) cannot make a virtual environment: install its venv package" \
+			"(on Debian and Ubuntu: apt install $(notdir $(PYTHON))-venv)" >&2; exit 1; }
+	@echo "Setting up .venv (once, about two minutes)…"
+	@test -e $@ || rm -rf .venv
+	@rm -f $@
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(PIP) -r requirements.txt
+	@$(PIP) --no-deps --editable .
+	@touch $@

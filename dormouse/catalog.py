@@ -1,0 +1,141 @@
+"""The tables of an instance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+from psycopg import errors as pg
+from psycopg.types.json import Jsonb
+
+from dormouse.errors import TableAlreadyExists, TableNotFound
+from dormouse.files.attempts import WriteAttempts
+from dormouse.files.layout import layout as known_layout
+from dormouse.files.store import FileReferenceStore
+from dormouse.model.file_reference import is_text
+from dormouse.model.keys import KeyValue
+from dormouse.model.properties import TableProperties
+from dormouse.model.schema import Schema
+from dormouse.model.table import TableRecord, check_table_name
+from dormouse.partitions.store import PartitionStore
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import run_transaction
+
+_QUERIES = load(__file__, "catalog")
+
+
+class Catalog:
+    """Creates, finds, renames and drops tables; each in one transaction."""
+
+    def __init__(self, supplier: Supplier, attempts: WriteAttempts) -> None:
+        self._supplier = supplier
+        self._attempts = attempts
+
+    def create(
+        self,
+        name: str,
+        schema: Schema,
+        properties: TableProperties,
+        layout: str = "file_table",
+        split_points: Sequence[KeyValue] = (),
+    ) -> TableRecord:
+        """Makes a table with its partitions; `TableAlreadyExists`, `InvalidName` or `InvalidRange`."""
+        table = TableRecord(0, check_table_name(name), schema, properties, known_layout(layout).name)
+
+        def work(conn: psycopg.Connection[Any]) -> TableRecord:
+            row = conn.execute(_QUERIES["add"].on(), _columns(table)).fetchone()
+            if row is None:
+                raise TableAlreadyExists(f"table {name!r} exists already")
+            made = replace(table, table_id=row[0], created_at=row[1])
+            FileReferenceStore(self._supplier, made).create(conn)
+            PartitionStore(self._supplier, made).create(conn, split_points)
+            return made
+
+        return run_transaction(self._supplier, work, operation="create table")
+
+    def get(self, name: str) -> TableRecord:
+        """The table of this name; `TableNotFound`."""
+        rows = self._rows("table", name=name) if is_text(name) else []
+        if not rows:
+            raise TableNotFound(f"table {name!r} does not exist")
+        return _record(rows[0])
+
+    def tables(self) -> list[TableRecord]:
+        """All tables, by name."""
+        return [_record(row) for row in self._rows("tables")]
+
+    def rename(self, name: str, new_name: str) -> None:
+        """`TableNotFound`, or `TableAlreadyExists` when the new name is taken."""
+        values = {"name": name, "new_name": check_table_name(new_name)}
+        try:
+            self._change("rename", name, values)
+        except pg.UniqueViolation:
+            raise TableAlreadyExists(f"table {new_name!r} exists already") from None
+
+    def change_properties(
+        self, table: TableRecord, change: Callable[[TableProperties], TableProperties]
+    ) -> TableRecord:
+        """Changes a table's properties from what they are now; what runs already goes on with the old ones.
+
+        The table is the one of the record, whatever its name is now; `TableNotFound` when it was dropped.
+        """
+
+        def work(conn: psycopg.Connection[Any]) -> TableRecord:
+            key = {"table_id": table.table_id}
+            row = conn.execute(_QUERIES["table_to_change"].on(), key).fetchone()
+            if row is None:
+                raise TableNotFound(f"table {table.name!r} does not exist any more")
+            now = _record(row)
+            changed = replace(now, properties=change(now.properties))
+            conn.execute(_QUERIES["set_properties"].on(), {**_columns(changed), **key})
+            return changed
+
+        return run_transaction(self._supplier, work, operation="set_properties")
+
+    def drop(self, name: str) -> TableRecord:
+        """Drops a table; its objects are left to `WriteAttempts.collect_abandoned`."""
+        table = self.get(name)
+
+        def work(conn: psycopg.Connection[Any]) -> None:
+            if conn.execute(_QUERIES["remove"].on(), {"table_id": table.table_id}).fetchone() is None:
+                raise TableNotFound(f"table {name!r} does not exist any more")
+            FileReferenceStore(self._supplier, table).drop(conn)
+            self._attempts.abandon_table(conn, table)
+
+        run_transaction(self._supplier, work, operation="drop table")
+        return table
+
+    def instance_id(self) -> str:
+        """The id that database and object store share."""
+        return str(self._rows("instance_id")[0][0])
+
+    def _rows(self, query: str, **values: Any) -> list[Any]:
+        with self._supplier.connection() as conn:
+            return conn.execute(_QUERIES[query].on(), values).fetchall()
+
+    def _change(self, query: str, name: str, values: dict[str, Any]) -> None:
+        def work(conn: psycopg.Connection[Any]) -> None:
+            if not is_text(name) or conn.execute(_QUERIES[query].on(), values).fetchone() is None:
+                raise TableNotFound(f"table {name!r} does not exist")
+
+        run_transaction(self._supplier, work, operation=query)
+
+
+def _columns(table: TableRecord) -> dict[str, Any]:
+    return {
+        "name": table.name,
+        "schema": Jsonb(table.schema.to_json()),
+        # defaults are left out, so that a later release may better them
+        "properties": Jsonb(table.properties.model_dump(exclude_defaults=True)),
+        "layout": table.layout,
+    }
+
+
+def _record(row: Sequence[Any]) -> TableRecord:
+    table_id, name, schema, properties, layout, created_at = row
+    return TableRecord(
+        table_id, name, Schema.from_json(schema), TableProperties(**properties), layout, created_at
+    )

@@ -1,0 +1,37 @@
+-- name: add
+-- Adds a table; gives nothing when the name is taken.
+insert into tables (name, schema, properties, layout)
+values (%(name)s, %(schema)s, %(properties)s, %(layout)s)
+on conflict (name) do nothing
+returning table_id, created_at;
+
+-- name: tables
+-- All tables, by name.
+select table_id, name, schema, properties, layout, created_at from tables order by name;
+
+-- name: table
+-- One table.
+select table_id, name, schema, properties, layout, created_at from tables where name = %(name)s;
+
+-- name: rename
+-- Gives a table another name.
+update tables set name = %(new_name)s where name = %(name)s returning table_id;
+
+-- name: table_to_change
+-- One table, held until the change of it is committed.
+select table_id, name, schema, properties, layout, created_at
+from tables
+where table_id = %(table_id)s
+for no key update;
+
+-- name: set_properties
+-- Replaces a table's properties.
+update tables set properties = %(properties)s where table_id = %(table_id)s;
+
+-- name: remove
+-- Removes a table, with all that only belongs to it.
+delete from tables where table_id = %(table_id)s returning table_id;
+
+-- name: instance_id
+-- Which instance this database is.
+select instance_id from instance;

@@ -1,0 +1,200 @@
+"""`dormouse ingest`, `query` and `sql`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from enum import StrEnum
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dormouse.cli.parsing import parse_where
+from dormouse.cli.session import Session, verb
+from dormouse.cli.wording import plural
+from dormouse.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dormouse.query import PlanSummary
+
+ROWS_SHOWN = 20
+
+
+class Engine(StrEnum):
+    auto = "auto"
+    local = "local"
+    spark = "spark"
+
+
+class Format(StrEnum):
+    table = "table"
+    csv = "csv"
+    json = "json"
+    parquet = "parquet"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How rows are written.")]
+ExplainOption = Annotated[bool, typer.Option("--explain", help="Say what would be read, and read nothing.")]
+OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    verb(app, "ingest", example="dormouse ingest flights january.parquet february.csv --id winter")(ingest)
+    verb(
+        app,
+        "query",
+        example="dormouse query flights --where carrier=UA --where flight=1:100 --columns flight,delay",
+    )(query)
+    verb(app, "sql", example='dormouse sql "select carrier, avg(delay) from flights group by 1 order by 1"')(
+        sql
+    )
+
+
+def ingest(
+    session: Session,
+    table: Annotated[str, typer.Argument(help="The table.", show_default=False)],
+    paths: Annotated[list[str], typer.Argument(help="Parquet or CSV files.", show_default=False)],
+    id: Annotated[str | None, typer.Option(help="The same id again adds nothing.")] = None,
+    engine: Annotated[Engine, typer.Option(help="auto: Spark from 256 MiB on.")] = Engine.auto,
+) -> None:
+    """Add rows from files: all of them, in one commit, or none."""
+    from dormouse.console import progress
+
+    with session.open() as instance, progress(f"ingest into {table}", unit="rows") as moved:
+        report = instance.table(table).ingest(
+            paths if len(paths) > 1 else paths[0], ingest_id=id, engine=engine.value, progress=moved
+        )
+    done = "added" if report.applied else "were there already: the id was used before; added nothing for"
+    session.show(
+        report,
+        lambda: (
+            f"{done} {plural(report.rows, 'row')} in {plural(report.files, 'file')} ({report.seconds:.1f} s)"
+        ),
+    )
+
+
+def query(
+    session: Session,
+    table: Annotated[str, typer.Argument(help="The table.", show_default=False)],
+    where: Annotated[
+        list[str] | None, typer.Option(help="column=value or column=min:max (the maximum is not part of it).")
+    ] = None,
+    columns: Annotated[str | None, typer.Option(help="Comma-separated; all when not given.")] = None,
+    limit: Annotated[int | None, typer.Option(min=0, help="At most so many rows.")] = None,
+    format: FormatOption = Format.table,
+    output: OutputOption = None,
+    explain: ExplainOption = False,
+) -> None:
+    """The rows that meet conditions, in key order. Values with a colon: write it as \\:."""
+    check_output(session, format, output)
+    with session.open(read_only=True) as instance:
+        found = instance.table(table)
+        condition = parse_where(found.schema, where or [])
+        if explain:
+            show_plans(session, {table: found.explain(condition)})
+            return
+        reader = found.query(
+            condition,
+            [name.strip() for name in columns.split(",")] if columns else None,
+            limit=limit,
+        )
+        write(session, reader, format, output, limited=limit is not None)
+
+
+def sql(
+    session: Session,
+    statement: Annotated[str, typer.Argument(help="A SELECT over the tables, by name.", show_default=False)],
+    format: FormatOption = Format.table,
+    output: OutputOption = None,
+    explain: ExplainOption = False,
+) -> None:
+    """The answer of a SELECT over the instance's tables."""
+    check_output(session, format, output)
+    with session.open(read_only=True) as instance:
+        if explain:
+            show_plans(session, instance.explain_sql(statement))
+            return
+        write(session, instance.sql(statement), format, output, limited=False)
+
+
+def show_plans(session: Session, plans: Mapping[str, PlanSummary]) -> None:
+    """What would be read of each table."""
+    from dormouse.console import byte_size, grid
+
+    columns = ("table", "partitions", "of", "files", "files pruned", "size")
+    session.show(
+        plans,
+        lambda: grid(
+            columns,
+            [
+                (
+                    name,
+                    one.partitions,
+                    one.partitions_total,
+                    one.files,
+                    one.files_pruned,
+                    byte_size(one.byte_count),
+                )
+                for name, one in plans.items()
+            ],
+        ),
+    )
+
+
+def check_output(session: Session, file_format: Format, output: Path | None) -> None:
+    """Before any work is done."""
+    if output is not None and file_format is Format.table:
+        raise InvalidInput("--output needs --format csv, json or parquet")
+    if output is None and file_format is Format.parquet:
+        raise InvalidInput("--format parquet needs --output FILE")
+    if session.as_json and output is None and file_format in {Format.csv, Format.parquet}:
+        raise InvalidInput(f"--json and --format {file_format.value} contradict each other")
+
+
+def write(
+    session: Session, reader: pa.RecordBatchReader, file_format: Format, output: Path | None, *, limited: bool
+) -> None:
+    """Rows on stdout, or in a file with a line about it on stdout."""
+    from dormouse.data.export import export
+
+    if output is not None:
+        rows = _to_file(reader, file_format, output)
+        session.show({"file": str(output), "rows": rows}, lambda: f"wrote {plural(rows, 'row')} to {output}")
+    elif session.as_json or file_format is Format.json:
+        export(reader, sys.stdout.buffer, "json")
+    elif file_format is Format.csv:
+        export(reader, sys.stdout.buffer, "csv")
+    else:
+        _print_table(reader, None if limited else ROWS_SHOWN)
+
+
+def _to_file(reader: pa.RecordBatchReader, file_format: Format, output: Path) -> int:
+    """Whole, or not at all: under another name until it is."""
+    from dormouse.data.export import export
+
+    unfinished = output.with_name(f".{output.name}.unfinished")
+    try:
+        with unfinished.open("wb") as sink:
+            rows = export(reader, sink, file_format.value)
+        unfinished.replace(output)
+    except OSError as error:
+        raise InvalidInput(f"cannot write {output}: {error.strerror}") from None
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return rows
+
+
+def _print_table(reader: pa.RecordBatchReader, rows_max: int | None) -> None:
+    from dormouse.console import rows_table, stdout
+
+    rows: Any = (row for batch in reader for row in batch.to_pylist())
+    shown = list(rows if rows_max is None else islice(rows, rows_max + 1))
+    stdout().print(rows_table(reader.schema.names, shown[:rows_max]))
+    if rows_max is not None and len(shown) > rows_max:
+        stdout().print(f"the first {plural(rows_max, 'row')}; --limit or --format for more", highlight=False)
+    else:
+        stdout().print(f"{len(shown):,} {'row' if len(shown) == 1 else 'rows'}", highlight=False)

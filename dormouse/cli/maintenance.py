@@ -1,0 +1,119 @@
+"""`dormouse compact`, `split`, `gc` and `status`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dormouse.cli.data import Engine
+from dormouse.cli.session import Session, verb
+from dormouse.cli.wording import plural
+from dormouse.errors import JobFailed
+
+if TYPE_CHECKING:
+    from dormouse.table import TableStatus
+
+Name = Annotated[str, typer.Argument(help="The table.", show_default=False)]
+
+
+def add_to(app: typer.Typer) -> None:
+    verb(app, "compact", example="dormouse compact flights")(compact)
+    verb(app, "split", example="dormouse split flights")(split)
+    verb(app, "gc", example="dormouse gc flights --dry-run")(gc)
+    verb(app, "status", example="dormouse status --json")(status)
+
+
+def compact(
+    session: Session,
+    table: Name,
+    engine: Annotated[Engine, typer.Option(help="Where the jobs run.")] = Engine.auto,
+) -> None:
+    """One round of compaction: make jobs, and run what is due."""
+    from dormouse.console import progress
+
+    with session.open() as instance, progress(f"compact {table}", unit="jobs") as moved:
+        report = instance.table(table).compact(
+            engine=engine.value, progress=lambda done, total, rows: moved(done, total)
+        )
+    session.show(
+        report,
+        lambda: (
+            f"{plural(report.jobs_run, 'job')} merged {plural(report.files_in, 'file')} into "
+            f"{report.files_out:,}, {plural(report.rows_written, 'row')} ({report.seconds:.1f} s)"
+            if report.jobs_run
+            else "nothing to compact"
+        ),
+    )
+    if report.given_up:
+        raise JobFailed(f"given up: {plural(report.given_up, 'job')}; the first: {report.errors[0]}")
+
+
+def split(session: Session, table: Name) -> None:
+    """One round of splits: divide leaves over the threshold, and push references down by one level."""
+    with session.open() as instance:
+        report = instance.table(table).split()
+    session.show(
+        report,
+        lambda: (
+            f"split {plural(len(report.partitions_split), 'partition')}, "
+            f"pushed down {plural(report.references_pushed, 'reference')}"
+        ),
+    )
+
+
+def gc(
+    session: Session,
+    table: Name,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be deleted now.")] = False,
+) -> None:
+    """One round of garbage collection: delete files a while after their last reference went."""
+    with session.open(read_only=dry_run) as instance:
+        found = instance.table(table)
+        if dry_run:
+            ready = list(found.garbage_ready())
+            session.show({"would_delete": ready}, lambda: "\n".join(ready) or "nothing would be deleted")
+            return
+        report = found.collect_garbage()
+    kept = {name for name, _ in report.failed}
+    session.show(
+        report,
+        lambda: (
+            f"deleted {plural(len(report.deleted_files), 'file')}; {report.newly_unreferenced:,} more "
+            f"{'is' if report.newly_unreferenced == 1 else 'are'} without references now, "
+            f"to go once the delay is over"
+        ),
+    )
+    if kept:
+        raise JobFailed(
+            f"{plural(len(kept), 'object')} could not be deleted, first {min(kept)}: {report.failed[0][1]}"
+        )
+
+
+def status(
+    session: Session,
+    table: Annotated[str | None, typer.Argument(help="One table; all when not given.")] = None,
+) -> None:
+    """What the tables consist of: partitions, files, references, rows, bytes."""
+    with session.open(read_only=True) as instance:
+        tables = [instance.table(table)] if table is not None else instance.tables()
+        found = [item.status() for item in tables]
+    session.show(found, lambda: _table(found) if found else "there are no tables yet")
+
+
+def _table(found: Sequence[TableStatus]) -> Any:
+    from dormouse.console import byte_size, count, grid
+
+    columns = ("table", "partitions", "leaves", "files", "references", "rows", "size", "garbage", "jobs")
+    return grid(
+        columns,
+        [
+            (
+                one.name, one.partitions, one.leaves, one.files, one.references,
+                count(one.row_count, exact=one.rows_exact), byte_size(one.byte_count),
+                one.unreferenced_files, one.compaction_jobs,
+            )
+            for one in found
+        ],
+    )  # fmt: skip

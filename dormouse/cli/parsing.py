@@ -1,0 +1,169 @@
+"""What is written on a command line, as values: fields, properties, keys, ranges."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dormouse.errors import InvalidInput, InvalidProperties, InvalidQuery, InvalidRange, InvalidSchema
+from dormouse.model.keys import KeyValue
+from dormouse.model.properties import TableProperties
+from dormouse.model.region import Range
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, MAP, TIMESTAMP, DataType
+
+_UNESCAPED_COLON = re.compile(r"(?<!\\):")
+
+
+def parse_field(text: str) -> Field:
+    """`name:type`, with `?` at the end when it may be null: `delay:long?`, `tags:list<string>`."""
+    name, colon, type_text = text.partition(":")
+    if not colon:
+        raise InvalidSchema(f"field {text!r}: write name:type, like {text}:long")
+    nullable = type_text.endswith("?")
+    return Field(name, parse_type(type_text.removesuffix("?")), nullable)
+
+
+def parse_type(text: str) -> DataType:
+    """`long`, `list<string>`, `map<string,list<double>>`."""
+    text = text.strip().lower()
+    if text.startswith("list<") and text.endswith(">"):
+        return LIST(parse_type(text[5:-1]))
+    if text.startswith("map<") and text.endswith(">") and "," in text:
+        key, _, value = text[4:-1].partition(",")
+        return MAP(parse_type(key), parse_type(value))
+    return DataType.from_json(text)
+
+
+def parse_schema(
+    file: Path | None, like: Path | None, row_keys: list[str], sort_keys: list[str], values: list[str]
+) -> Schema:
+    """The schema of `--schema`, of `--like` with its keys, or of fields written out."""
+    if file is not None and (like or row_keys or sort_keys or values):
+        raise InvalidInput("--schema says everything: leave --like, --row-key, --sort-key and --value out")
+    if file is not None:
+        return _schema_of_file(file)
+    if like is None:
+        return Schema(*([parse_field(text) for text in part] for part in (row_keys, sort_keys, values)))
+    if values:
+        raise InvalidInput("--like takes the values from the file: leave --value out")
+    from dormouse.data.infer import schema_like
+
+    return schema_like(like, row_keys, sort_keys)
+
+
+def _schema_of_file(file: Path) -> Schema:
+    try:
+        return Schema.from_json(json.loads(file.read_text("utf-8")))
+    except OSError as error:
+        raise InvalidSchema(f"cannot read {file}: {error.strerror}") from None
+    except ValueError as error:
+        if isinstance(error, InvalidInput):
+            raise
+        raise InvalidSchema(f"{file} is not JSON: {error}") from None
+
+
+def parse_properties(texts: Sequence[str]) -> dict[str, Any]:
+    """`name=value` each; `name=` gives the property its default back."""
+    properties: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InvalidProperties(f"property {text!r}: write name=value, like gc_delay_seconds=60")
+        if name not in TableProperties.model_fields:
+            known = ", ".join(TableProperties.model_fields)
+            raise InvalidProperties(f"{name!r} is not a table property; they are {known}")
+        properties[name] = _property_value(value)
+    return properties
+
+
+def _property_value(text: str) -> Any:
+    if not text:
+        return None
+    try:
+        value = json.loads(text.replace("_", ""))
+    except ValueError:
+        return text
+    return value if isinstance(value, int | float | bool) else text
+
+
+def parse_value(field: Field, text: str) -> Any:
+    """A value of a column, by its type: a number, text, bytes as text or 0x and hexadecimal digits,
+    true or false, or a time in ISO 8601, in UTC when it names no zone."""
+    parse, what = _PARSERS.get(field.type, (str, "text"))
+    try:
+        return parse(text)
+    except (ValueError, KeyError):
+        raise InvalidQuery(f"{field.name!r} is {field.type}; {text!r} is not {what}") from None
+
+
+def _bytes(text: str) -> bytes:
+    return bytes.fromhex(text[2:]) if text.startswith("0x") else text.encode()
+
+
+def _truth(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
+
+
+def _time(text: str) -> datetime:
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+_PARSERS: dict[DataType, tuple[Callable[[str], Any], str]] = {
+    INT: (int, "a whole number"),
+    LONG: (int, "a whole number"),
+    DOUBLE: (float, "a number"),
+    BYTES: (_bytes, "hexadecimal after 0x"),
+    BOOLEAN: (_truth, "true or false"),
+    TIMESTAMP: (_time, "a time like 2026-01-31T12:00"),
+}
+
+
+def parse_split_points(schema: Schema, texts: Sequence[str]) -> list[KeyValue]:
+    try:
+        return [parse_value(schema.row_keys[0], text) for text in texts]
+    except InvalidQuery as error:
+        raise InvalidRange(f"split point: {error}") from None
+
+
+def parse_where(schema: Schema, texts: Sequence[str]) -> dict[str, Any]:
+    """`column=value`, or `column=min:max` with the minimum in, the maximum out, and either left open.
+
+    A column that comes several times with values means any of them. `\\:` is a colon of the value itself.
+    """
+    where: dict[str, Any] = {}
+    for text in texts:
+        name, equals, condition = text.partition("=")
+        if not equals:
+            raise InvalidQuery(f"--where {text!r}: write column=value or column=min:max")
+        if name not in schema:
+            from dormouse.query.where import unknown
+
+            raise unknown("column", name, schema.names)
+        _add_condition(where, name, _condition(schema.field(name), condition))
+    return where
+
+
+def _condition(field: Field, text: str) -> Any:
+    parts = [part.replace("\\:", ":") for part in _UNESCAPED_COLON.split(text)]
+    if len(parts) == 1:
+        return parse_value(field, parts[0])
+    if len(parts) > 2:
+        raise InvalidQuery(f"{field.name!r}: {text!r} has several colons; write \\: for those of a value")
+    low, high = (parse_value(field, part) if part else None for part in parts)
+    return Range(low, high)
+
+
+def _add_condition(where: dict[str, Any], name: str, condition: Any) -> None:
+    if name not in where:
+        where[name] = condition
+        return
+    before = where[name] if isinstance(where[name], list) else [where[name]]
+    if any(isinstance(item, Range) for item in (*before, condition)):
+        raise InvalidQuery(f"{name!r} comes twice: give one range, or several values")
+    where[name] = [*before, condition]

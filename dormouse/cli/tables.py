@@ -1,0 +1,192 @@
+"""`dormouse table …`: make, list, show, drop, rename, set."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dormouse.cli.parsing import parse_properties, parse_schema, parse_split_points
+from dormouse.cli.session import Session, verb
+from dormouse.cli.wording import plural
+from dormouse.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from dormouse.table import Table
+
+LEAVES_SHOWN_MAX = 40
+
+app = typer.Typer(
+    help="Make, list, show, drop and rename tables, and set their properties.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+Name = Annotated[str, typer.Argument(help="The table.", show_default=False)]
+Many = list[str] | None
+
+
+def add_to(parent: typer.Typer) -> None:
+    parent.add_typer(app, name="table")
+
+
+@verb(
+    app,
+    "create",
+    example="dormouse table create flights --row-key carrier:string --row-key flight:long "
+    "--sort-key time:long --value delay:long? --split-point DL --property gc_delay_seconds=60",
+)
+def create(
+    session: Session,
+    name: Name,
+    row_key: Annotated[Many, typer.Option(help="name:type; what it is sorted and partitioned by.")] = None,
+    sort_key: Annotated[Many, typer.Option(help="name:type; what rows of one row key are sorted by.")] = None,
+    value: Annotated[Many, typer.Option(help="name:type, with ? when it may be null.")] = None,
+    schema: Annotated[
+        Path | None, typer.Option(help="A JSON file with row_keys, sort_keys and values.")
+    ] = None,
+    like: Annotated[
+        Path | None, typer.Option(help="Take the columns of this Parquet file; keys are then only named.")
+    ] = None,
+    split_point: Annotated[Many, typer.Option(help="Divide it from the start, on the first row key.")] = None,
+    property: Annotated[Many, typer.Option(help="name=value; see docs for the names.")] = None,
+) -> None:
+    """Make a table. Types: int long string bytes; values also double boolean timestamp list<t> map<k,v>."""
+    from dormouse.model.properties import TableProperties
+
+    fields = parse_schema(schema, like, row_key or [], sort_key or [], value or [])
+    given = {key: item for key, item in parse_properties(property or []).items() if item is not None}
+    points = parse_split_points(fields, split_point or [])
+    with session.open(create=True) as instance:
+        table = instance.create_table(name, fields, split_points=points, properties=TableProperties(**given))
+        leaves = len(points) + 1
+        session.show(describe(table), lambda: f"table {name} is made, of {plural(leaves, 'partition')}")
+
+
+@verb(app, "list", example="dormouse table list")
+def list_(session: Session) -> None:
+    """The tables, by name."""
+    with session.open(read_only=True) as instance:
+        names = [table.name for table in instance.tables()]
+    session.show(names, lambda: "\n".join(names) or "there are no tables yet")
+
+
+@verb(app, "show", example="dormouse table show flights")
+def show(session: Session, name: Name) -> None:
+    """A table's columns, properties, partitions and what it consists of."""
+    with session.open(read_only=True) as instance:
+        table = instance.table(name)
+        session.show(describe(table), lambda: _picture(table))
+
+
+@verb(app, "drop", example="dormouse table drop flights --yes")
+def drop(
+    session: Session,
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would go, and change nothing.")
+    ] = False,
+) -> None:
+    """Drop a table and delete its files. Asks first on a terminal; elsewhere it needs --yes."""
+    with session.open(read_only=dry_run) as instance:
+        status = instance.table(name).status()
+        what = f"table {name}: {plural(status.row_count, 'row')} in {plural(status.files, 'file')}"
+        answer = {"table": name, "rows": status.row_count, "files": status.files, "dropped": not dry_run}
+        if dry_run:
+            session.show(answer, lambda: f"would drop {what}")
+            return
+        if not yes and not _agreed(what):
+            raise InvalidInput("nothing was dropped")
+        instance.drop_table(name)
+        session.show(answer, lambda: f"dropped {what}")
+
+
+@verb(app, "rename", example="dormouse table rename flights flights_2013")
+def rename(
+    session: Session,
+    name: Name,
+    new_name: Annotated[str, typer.Argument(help="Its new name.", show_default=False)],
+) -> None:
+    """Give a table another name; its files stay where they are."""
+    with session.open() as instance:
+        instance.rename_table(name, new_name)
+    session.show({"table": new_name, "was": name}, lambda: f"table {name} is now {new_name}")
+
+
+@verb(app, "set", example="dormouse table set flights split_threshold_rows=1000000 compression=")
+def set_(
+    session: Session,
+    name: Name,
+    properties: Annotated[
+        list[str],
+        typer.Argument(help="name=value; without a value, the default is back.", show_default=False),
+    ],
+) -> None:
+    """Change properties of a table."""
+    changes = parse_properties(properties)
+    with session.open() as instance:
+        now = instance.table(name).set_properties(**changes).model_dump()
+    session.show(
+        {key: now[key] for key in changes}, lambda: "\n".join(f"{key}={now[key]}" for key in changes)
+    )
+
+
+def describe(table: Table) -> dict[str, Any]:
+    """All that `table show` says, as JSON has it."""
+    from dataclasses import asdict
+
+    return {
+        **asdict(table.status()),
+        "schema": table.schema.to_json(),
+        "properties": table.properties.model_dump(),
+        "leaf_partitions": [
+            {"partition_id": leaf.partition_id, "region": repr_region(leaf.region)}
+            for leaf in table.partitions.leaves()
+        ],
+    }
+
+
+def repr_region(region: Any) -> dict[str, Any]:
+    return {name: {"min": item.min, "max": item.max} for name, item in region.items()}
+
+
+def _picture(table: Table) -> Any:
+    from rich.console import Group
+
+    from dormouse.console import byte_size, count, grid, partition_tree
+
+    status = table.status()
+    parts = {
+        "row key": table.schema.row_keys,
+        "sort key": table.schema.sort_keys,
+        "value": table.schema.values,
+    }
+    columns = [
+        (field.name, f"{field.type}{'?' if field.nullable else ''}", part)
+        for part, fields in parts.items()
+        for field in fields
+    ]
+    rows = {leaf.partition_id: leaf for leaf in table.partitions.leaf_rows(0)}
+
+    def leaf(partition: Any) -> str:
+        found = rows.get(partition.partition_id)
+        exact = found is None or found.row_count == found.exact_row_count
+        return f"{count(found.row_count if found else 0, exact=exact)} rows"
+
+    changed = table.properties.model_dump(exclude_defaults=True)
+    return Group(
+        f"{table.name}: {count(status.row_count, exact=status.rows_exact)} rows, "
+        f"{byte_size(status.byte_count)} in {plural(status.files, 'file')}, "
+        f"{plural(status.references, 'reference')}",
+        grid(("column", "type", "part"), columns),
+        *[f"{name}={value}" for name, value in changed.items()],
+        partition_tree(table.partitions.tree(), leaf, leaves_max=LEAVES_SHOWN_MAX),
+    )
+
+
+def _agreed(what: str) -> bool:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise InvalidInput(f"--yes is needed to drop {what}, as nobody can be asked here")
+    return typer.confirm(f"Drop {what}?", err=True)

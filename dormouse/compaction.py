@@ -1,0 +1,116 @@
+"""A round of compaction: jobs are made, run in this process or on Spark, and reported."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dormouse.context import TableContext
+from dormouse.data.compaction import CompactionResult
+from dormouse.data.compaction_threads import compact_in_threads
+from dormouse.engine import check_engine, choose_engine
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Progress = Callable[[int, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionReport:
+    """What a round did.
+
+    `jobs_run` were merged and committed; `jobs_failed` counts failed runs, also of jobs that went well later;
+    `given_up` jobs failed at their last attempt, or killed whoever ran them, for the reasons in `errors`;
+    `superseded` runs lost to another run of the same job. Rows and files are those of the committed jobs.
+    """
+
+    jobs_created: int
+    jobs_run: int
+    jobs_failed: int
+    given_up: int
+    superseded: int
+    rows_read: int
+    rows_written: int
+    files_in: int
+    files_out: int
+    seconds: float
+    errors: tuple[str, ...] = ()
+
+
+def compact(
+    context: TableContext,
+    *,
+    engine: str = "auto",
+    create: bool = True,
+    progress: Progress | None = None,
+    spark: SparkSession | None = None,
+) -> CompactionReport:
+    """One round: makes jobs by the table's strategy, and runs what is due until it is done or given up.
+
+    `auto` takes Spark when the files of the jobs add up to 256 MiB and it is installed. `progress` is called
+    with the jobs done, all jobs, and the rows read. Ctrl-C puts back at once what is not finished.
+    """
+    check_engine(engine)
+    started = time.monotonic()
+    created = context.jobs.create() if create else 0
+    due = context.jobs.due()
+    tally = _Tally(due.jobs, progress)
+    if due.jobs:
+        with closing(_results(context, choose_engine(engine, lambda: due.byte_count), spark)) as results:
+            for result in results:
+                tally.add(result)
+    return tally.report(created, time.monotonic() - started)
+
+
+def _results(
+    context: TableContext, engine: str, spark: SparkSession | None
+) -> Generator[CompactionResult, None, None]:
+    now_ms = int(time.time() * 1000)
+    if engine == "local":
+        return compact_in_threads(context, now_ms)
+    from dormouse.spark.compaction import compact_on_spark
+
+    return compact_on_spark(context, now_ms, spark)
+
+
+class _Tally:
+    """Counts results as they come, and tells of them."""
+
+    def __init__(self, jobs: int, progress: Progress | None) -> None:
+        self._jobs = jobs
+        self._progress = progress
+        self._outcomes: Counter[str] = Counter()
+        self._sums: Counter[str] = Counter()
+        self._errors: list[str] = []
+
+    def add(self, result: CompactionResult) -> None:
+        self._outcomes[result.outcome] += 1
+        self._sums["rows_read"] += result.rows_read
+        self._sums["rows_written"] += result.rows_written
+        self._sums["files_in"] += result.files_read
+        self._sums["files_out"] += result.filename is not None
+        if result.outcome == "given_up" and result.error:
+            self._errors.append(result.error)
+        if self._progress and result.outcome != "retry":
+            done = self._outcomes.total() - self._outcomes["retry"]
+            self._progress(done, max(done, self._jobs), self._sums["rows_read"])
+
+    def report(self, created: int, seconds: float) -> CompactionReport:
+        sums: dict[str, Any] = {
+            name: self._sums[name] for name in ("rows_read", "rows_written", "files_in", "files_out")
+        }
+        return CompactionReport(
+            jobs_created=created,
+            jobs_run=self._outcomes["committed"],
+            jobs_failed=self._outcomes["retry"] + self._outcomes["given_up"],
+            given_up=self._outcomes["given_up"],
+            superseded=self._outcomes["superseded"],
+            seconds=seconds,
+            errors=tuple(self._errors),
+            **sums,
+        )

@@ -1,0 +1,134 @@
+"""What a person sees: tables, progress, the tree of partitions; on a terminal with colour, piped without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+from rich.tree import Tree
+
+from dormouse.model.partition_tree import Partition, PartitionTree
+
+PIPED_WIDTH = 1_000  # tables take what they need; nothing is cut off
+CELL_CHARACTERS_MAX = 60
+
+
+@cache
+def stdout() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=PIPED_WIDTH)
+
+
+@cache
+def stderr() -> Console:
+    return Console(stderr=True)
+
+
+def grid(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> RichTable:
+    """A table; numbers stand right, with separators."""
+    shown = [list(row) for row in rows]
+    table = RichTable(title=title, title_justify="left", title_style="bold", header_style="bold")
+    for number, column in enumerate(columns):
+        numeric = any(_is_number(row[number]) for row in shown)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in shown:
+        table.add_row(*(_cell(value) for value in row))
+    return table
+
+
+def rows_table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> RichTable:
+    """Query results: values as they are, null as an empty cell."""
+    shown = list(rows)
+    table = RichTable(header_style="bold")
+    for column in columns:
+        numeric = any(_is_number(row[column]) for row in shown)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in shown:
+        table.add_row(*(_plain(row[column]) for column in columns))
+    return table
+
+
+def count(number: int, *, exact: bool = True) -> str:
+    return f"{number:,}" if exact else f"~{number:,}"
+
+
+def byte_size(number: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1_000:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1_000
+    return f"{number:.1f} TB"
+
+
+def partition_tree(
+    tree: PartitionTree, describe_leaf: Callable[[Partition], str], *, leaves_max: int
+) -> Tree:
+    """The tree as a picture: how each partition was divided, and what its leaves hold."""
+    picture = Tree(_label("everything", tree.root, describe_leaf), guide_style="dim")
+    todo, shown = [(tree.root, picture)], 0
+    while todo:
+        partition, node = todo.pop()
+        for child_id, sign in zip(partition.child_ids, "<≥", strict=False):
+            child = tree[child_id]
+            shown += child.is_leaf
+            if shown > leaves_max:
+                node.add(f"… {len(tree.leaves)} leaves in all")
+                return picture
+            assert partition.split is not None  # noqa: S101 it has children
+            where = f"{partition.split.field} {sign} {partition.split.point!r}"
+            todo.append((child, node.add(_label(where, child, describe_leaf))))
+    return picture
+
+
+@contextmanager
+def progress(
+    description: str, *, unit: str, shown: bool = True
+) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar on stderr, when that is a terminal; gives the function that moves it: (done, all or None)."""
+    if not (shown and stderr().is_terminal):
+        yield lambda done, total: None
+        return
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[counted]}"),
+        TimeElapsedColumn(),
+        console=stderr(),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task(description, total=None, counted="")
+
+        def update(done: int, total: int | None) -> None:
+            of = f" of {total:,}" if total is not None else ""
+            bar.update(task, completed=done, total=total, counted=f"{done:,}{of} {unit}")
+
+        yield update
+
+
+def _label(where: str, partition: Partition, describe_leaf: Callable[[Partition], str]) -> str:
+    shown = escape(where)
+    return f"{shown}  {describe_leaf(partition)}" if partition.is_leaf else f"[dim]{shown}[/dim]"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _cell(value: Any) -> str:
+    return count(value) if isinstance(value, int) and not isinstance(value, bool) else _plain(value)
+
+
+def _plain(value: Any) -> str:
+    """Text for a cell, which rich must not take for markup."""
+    text = "" if value is None else str(value)
+    cut = text if len(text) <= CELL_CHARACTERS_MAX else text[: CELL_CHARACTERS_MAX - 1] + "…"
+    return escape(cut)

@@ -1,0 +1,180 @@
+"""Schemas as Arrow sees them, and data made to fit them.
+
+Strings are `string` and bytes `binary` in what Dormouse hands out; inside DataFusion they travel as views.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dormouse.errors import InvalidData
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LONG, STRING, TIMESTAMP, DataType
+
+Data = TypeVar("Data", pa.RecordBatch, pa.Table)
+Column: TypeAlias = pa.Array | pa.ChunkedArray
+
+_ARROW = {
+    INT: pa.int32(),
+    LONG: pa.int64(),
+    STRING: pa.string(),
+    BYTES: pa.binary(),
+    DOUBLE: pa.float64(),
+    BOOLEAN: pa.bool_(),
+    TIMESTAMP: pa.timestamp("us", "UTC"),
+}
+_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_BINARY = (
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+)
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+
+
+def arrow_type(data_type: DataType) -> pa.DataType:
+    """The Arrow type of a field's type; what is inside lists and maps may be null (a map's key may not)."""
+    if data_type.element is None:
+        return _ARROW[data_type]
+    if data_type.key is not None:
+        return pa.map_(arrow_type(data_type.key), arrow_type(data_type.element))
+    # the name that Parquet's list format and DataFusion's writer give the element
+    return pa.list_(pa.field("element", arrow_type(data_type.element)))
+
+
+def arrow_field(field: Field) -> pa.Field:
+    return pa.field(field.name, arrow_type(field.type), field.nullable)
+
+
+def arrow_schema(schema: Schema) -> pa.Schema:
+    """The columns of the table's files and query results, in order, with exact nullability."""
+    return pa.schema([arrow_field(field) for field in schema.fields])
+
+
+def conform(data: Data, schema: Schema, first_row: int | None = None) -> Data:
+    """The data with the schema's columns, order and types; `InvalidData` in one line when it does not fit.
+
+    Columns may come in any order, chunked, as dictionaries, large or view types. A cast is accepted when it
+    loses nothing: whole numbers of another width (also narrower, when every value fits), whole numbers and
+    floats to DOUBLE when exact in it, timestamps of other zones (the same instant) and units (when every
+    value is whole microseconds). Timestamps without a zone are taken as UTC. NaN is a value. No row is lost.
+    Errors tell the row: `first_row` is the number of the data's first, None when nobody knows it.
+    """
+    names = data.schema.names
+    _check_names(names, schema)
+    columns = [_fit(data.column(names.index(field.name)), field, first_row) for field in schema.fields]
+    if isinstance(data, pa.Table):
+        return pa.Table.from_arrays(columns, schema=arrow_schema(schema))
+    return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(schema))
+
+
+def check_columns(found: pa.Schema, schema: Schema) -> None:
+    """Refuse, before any row is read, data whose columns can never fit; `InvalidData`."""
+    _check_names(found.names, schema)
+    for field in schema.fields:
+        _check_type(found.field(field.name).type, field)
+
+
+def _check_names(names: list[str], schema: Schema) -> None:
+    doubled = next((name for name in names if names.count(name) > 1), None)
+    if doubled is not None:
+        raise InvalidData(f"column {doubled!r} comes twice in the data")
+    missing = [name for name in schema.names if name not in names]
+    extra = [name for name in names if name not in schema]
+    if missing:
+        # a name that differs by case alone is the likely mistake
+        hint = next((f" (it has {name!r})" for name in extra if name.casefold() == missing[0].casefold()), "")
+        raise InvalidData(
+            f"column {missing[0]!r} ({schema.field(missing[0]).type}) is missing from the data{hint}"
+        )
+    if extra:
+        raise InvalidData(
+            f"column {extra[0]!r} is not in the schema; its columns are {', '.join(schema.names)}"
+        )
+
+
+def _fit(column: Column, field: Field, first_row: int | None) -> Column:
+    _check_type(column.type, field)
+    try:
+        fitted = _cast(column, arrow_type(field.type))
+    except pa.ArrowInvalid as error:
+        raise InvalidData(f"column {field.name!r} does not fit {field.type}: {_one_line(error)}") from None
+    except pa.ArrowNotImplementedError:
+        raise _mistyped(column.type, field) from None
+    _check_nulls(fitted, field, first_row)
+    _check_values(fitted, field)
+    return fitted
+
+
+def _check_type(found: pa.DataType, field: Field) -> None:
+    if not _can_be(found, field.type):
+        raise _mistyped(found, field)
+
+
+def _mistyped(found: pa.DataType, field: Field) -> InvalidData:
+    return InvalidData(f"column {field.name!r} is {found} in the data; the schema says {field.type}")
+
+
+def _can_be(found: pa.DataType, wanted: DataType) -> bool:
+    if pa.types.is_dictionary(found) or pa.types.is_run_end_encoded(found):
+        return _can_be(found.value_type, wanted)
+    if pa.types.is_null(found):
+        return True  # a column of nulls has no type; whether nulls may be there is checked next
+    if wanted.key is not None and wanted.element is not None:
+        return (
+            pa.types.is_map(found)
+            and _can_be(found.key_type, wanted.key)
+            and _can_be(found.item_type, wanted.element)
+        )
+    if wanted.element is not None:
+        return any(is_list(found) for is_list in _LISTS) and _can_be(found.value_type, wanted.element)
+    return _can_be_plain(found, wanted)
+
+
+def _can_be_plain(found: pa.DataType, wanted: DataType) -> bool:
+    if wanted == STRING:
+        return any(is_text(found) for is_text in _TEXT)
+    if wanted == BYTES:
+        return any(is_binary(found) for is_binary in _BINARY)
+    if wanted == BOOLEAN:
+        return bool(pa.types.is_boolean(found))
+    if wanted == TIMESTAMP:
+        return bool(pa.types.is_timestamp(found))
+    whole = bool(pa.types.is_integer(found))
+    return whole or (wanted == DOUBLE and bool(pa.types.is_floating(found)))
+
+
+def _cast(column: Column, target: pa.DataType) -> Column:
+    if pa.types.is_run_end_encoded(column.type):
+        column = pc.run_end_decode(column)
+    if column.type.equals(target):
+        return column
+    fitted: Column = column.cast(target, safe=True)
+    return fitted
+
+
+def _check_nulls(column: Column, field: Field, first_row: int | None) -> None:
+    if column.null_count and not field.nullable:
+        row = pc.index(pc.is_null(column), True).as_py() + (first_row or 0)
+        of = " of a batch" if first_row is None else ""
+        raise InvalidData(
+            f"column {field.name!r} must not be null, but is in row {row:,}{of} (counted from 0)"
+        )
+
+
+def _check_values(column: Column, field: Field) -> None:
+    """Refuse text that is not UTF-8, and maps whose keys are null."""
+    if field.type != STRING and not field.type.is_nested:
+        return
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise InvalidData(f"column {field.name!r} is not valid {field.type}: {_one_line(error)}") from None
+
+
+def _one_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

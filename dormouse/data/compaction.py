@@ -1,0 +1,222 @@
+"""The compaction task: one job's files merged into one, and committed by itself."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dormouse.context import TableContext
+from dormouse.data.merge import merge_sorted
+from dormouse.data.parquet_file import FileFacts
+from dormouse.data.row_counts import check_inputs, check_output
+from dormouse.errors import CommitOutcomeUnknown, JobFailed
+from dormouse.files.attempts import SKETCHES_SUFFIX, WriteAttempt, WriteAttempts
+from dormouse.files.compaction_jobs import CompactionJob
+from dormouse.model.file_reference import FileReference, FileWithReferences, ReplaceFileReferencesRequest
+from dormouse.postgres.connection import Isolation
+from dormouse.postgres.transaction import run_transaction
+
+if TYPE_CHECKING:
+    import psycopg
+
+logger = logging.getLogger(__name__)
+
+Outcome = Literal["committed", "superseded", "retry", "given_up"]
+COMMIT_TRIES_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionResult:
+    """What became of one run of a job. Rows read are those that the references tell.
+
+    `superseded`: another run committed it, or released its files. `retry`: it failed and is due again.
+    """
+
+    job_id: str
+    partition_id: str
+    outcome: Outcome
+    files_read: int = 0
+    rows_read: int = 0
+    rows_written: int = 0
+    filename: str | None = None
+    error: str | None = None
+
+
+class Cancellation:
+    """Tells running tasks to stop, and ends their attempts: whatever they still do is not committed."""
+
+    def __init__(self) -> None:
+        self._stopped = threading.Event()
+        self._running: dict[str, WriteAttempt] = {}
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._stopped.is_set()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def discard(self, attempts: WriteAttempts) -> None:
+        """Ends what runs after `stop`, without waiting for it."""
+        for attempt in list(self._running.values()):
+            attempts.discard(attempt)
+
+    def begin(self, attempt: WriteAttempt) -> None:
+        self._running[attempt.attempt_id] = attempt
+        self.check()
+
+    def end(self, attempt: WriteAttempt) -> None:
+        self._running.pop(attempt.attempt_id, None)
+
+    def check(self) -> None:
+        """Raises `JobFailed` once the task is to stop."""
+        if self.is_cancelled:
+            raise JobFailed("the compaction was interrupted")
+
+
+class _NoRowsLeft(Exception):
+    """The merge left no rows: there is no output to publish."""
+
+
+def run_compaction(
+    context: TableContext, job: CompactionJob, now_ms: int, *, cancellation: Cancellation | None = None
+) -> CompactionResult:
+    """Merges a job's files and commits the output in their place; ages are measured from `now_ms`.
+
+    A failure is in the result and not raised: the job is put back, or given up after its last attempt. May
+    run twice at once, here or elsewhere: one run commits, and the others leave nothing behind.
+    """
+    cancellation = cancellation or Cancellation()
+    try:
+        return _run(context, job, now_ms, cancellation)
+    except Exception as error:
+        # also when another run has committed the job: then it is no failure, and is told apart there
+        if cancellation.is_cancelled:
+            raise
+        return job_failed(context, job, error)
+
+
+def _run(
+    context: TableContext, job: CompactionJob, now_ms: int, cancellation: Cancellation
+) -> CompactionResult:
+    with context.attempts.attempt(context.table) as attempt:
+        try:
+            cancellation.begin(attempt)
+            name = attempt.object_name(job.partition_id)
+            facts = _write(context, job, name, now_ms, cancellation)
+            _commit(context, job, attempt, name, facts)
+        finally:
+            cancellation.end(attempt)
+    return CompactionResult(
+        job.job_id,
+        job.partition_id,
+        "committed",
+        files_read=len(job.inputs),
+        rows_read=job.row_count,
+        rows_written=facts.row_count,
+        filename=name if facts.row_count else None,
+    )
+
+
+def _write(
+    context: TableContext, job: CompactionJob, name: str, now_ms: int, cancellation: Cancellation
+) -> FileFacts:
+    """The output and its sketches as objects; none when no rows are left."""
+    try:
+        with context.objects.staged(name) as path:
+            facts = _merge(context, job, path, now_ms)
+            cancellation.check()
+            if not facts.row_count:
+                raise _NoRowsLeft
+    except _NoRowsLeft:
+        return facts
+    context.objects.put(name + SKETCHES_SUFFIX, facts.sketches)
+    return facts
+
+
+def _merge(context: TableContext, job: CompactionJob, path: Path, now_ms: int) -> FileFacts:
+    region = None
+    if not all(item.whole for item in job.inputs):
+        region = context.partitions.tree()[job.partition_id].region
+    check_inputs(context.objects, job)
+    facts = merge_sorted(
+        [context.objects.uri(item.filename) for item in job.inputs],
+        context.schema,
+        path,
+        region=region,
+        properties=context.properties,
+        now_ms=now_ms,
+        store=context.objects,
+    )
+    check_inputs(context.objects, job)  # one that vanished would have been merged as if it had no rows
+    check_output(job, context.properties, facts.row_count)
+    return facts
+
+
+def _commit(
+    context: TableContext, job: CompactionJob, attempt: WriteAttempt, name: str, facts: FileFacts
+) -> None:
+    request, commit_id = _request(job, name, facts), f"compaction-{attempt.attempt_id}"
+
+    def work(conn: psycopg.Connection[Any]) -> None:
+        # no other attempt has this id: it is asked for only while its outcome is unknown
+        if context.store.replace_file_references(
+            [request], commit_id=commit_id, commit_expires=True, conn=conn
+        ):
+            WriteAttempts.finish(conn, attempt)
+
+    isolation = Isolation(context.properties.isolation)
+    for tried in range(1, COMMIT_TRIES_MAX + 1):
+        try:
+            run_transaction(context.supplier, work, isolation=isolation, operation="commit compaction")
+            break
+        except CommitOutcomeUnknown:
+            # the same commit id waits for the lost transaction's end, and applies nothing twice
+            if tried == COMMIT_TRIES_MAX:
+                raise
+
+
+def _request(job: CompactionJob, name: str, facts: FileFacts) -> ReplaceFileReferencesRequest:
+    reference = file = None
+    if facts.row_count:
+        reference = FileReference(filename=name, partition_id=job.partition_id, row_count=facts.row_count)
+        file = FileWithReferences(
+            filename=name,
+            references=(reference,),
+            byte_count=facts.byte_count,
+            row_count=facts.row_count,
+            min_key=facts.min_key,
+            max_key=facts.max_key,
+        )
+    return ReplaceFileReferencesRequest(
+        job_id=job.job_id,
+        partition_id=job.partition_id,
+        input_filenames=tuple(item.filename for item in job.inputs),
+        new_reference=reference,
+        new_file=file,
+    )
+
+
+def runners_died(job: CompactionJob) -> CompactionResult:
+    """What became of a job that was given up when it was taken, because nobody survived it."""
+    error = f"whoever compacted partition {job.partition_id} died, at every attempt"
+    return CompactionResult(job.job_id, job.partition_id, "given_up", error=error)
+
+
+def job_failed(context: TableContext, job: CompactionJob, error: Exception) -> CompactionResult:
+    """Puts a failed job back or gives it up; also for those who learn that its runner died."""
+    text = str(error) or type(error).__name__
+    fate = context.jobs.fail(job, text)
+    if fate != "superseded":
+        logger.warning(
+            "compaction of partition %s of table %s failed (attempt %d%s): %s",
+            job.partition_id,
+            context.table.name,
+            job.attempt,
+            ", given up" if fate == "given_up" else "",
+            text,
+        )
+    return CompactionResult(job.job_id, job.partition_id, fate, error=text)

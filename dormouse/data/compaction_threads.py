@@ -1,0 +1,96 @@
+"""Compaction jobs on threads of this process: the merges run in native code, side by side."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Generator
+
+from dormouse.context import TableContext
+from dormouse.data.compaction import Cancellation, CompactionResult, run_compaction, runners_died
+from dormouse.files.compaction_jobs import CompactionJob
+
+THREADS_MAX = 4
+
+
+def compact_in_threads(
+    context: TableContext, now_ms: int, *, threads: int | None = None
+) -> Generator[CompactionResult, None, None]:
+    """Takes and runs jobs until none is due; results come as they are ready.
+
+    Closing the iterator, or Ctrl-C, does not wait for merges that run: their attempts are discarded, so
+    that they can commit nothing, and their jobs are due again.
+    """
+    workers = _Workers(context, now_ms, threads or min(THREADS_MAX, os.cpu_count() or 1))
+    try:
+        workers.start()
+        yield from workers.results()
+    finally:
+        workers.stop()
+
+
+class _Workers:
+    """Threads that take one job at a time; daemons, so that no merge holds up the end of the process."""
+
+    def __init__(self, context: TableContext, now_ms: int, threads: int) -> None:
+        self._context = context
+        self._now_ms = now_ms
+        self._cancellation = Cancellation()
+        self._taking = threading.Lock()
+        self._taken: dict[str, CompactionJob] = {}
+        self._results: queue.SimpleQueue[CompactionResult | BaseException | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"dormouse-compaction-{number}", daemon=True)
+            for number in range(threads)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def results(self) -> Generator[CompactionResult, None, None]:
+        working = len(self._threads)
+        while working:
+            result = self._results.get()
+            if isinstance(result, BaseException):
+                raise result
+            if result is None:
+                working -= 1
+            else:
+                yield result
+
+    def stop(self) -> None:
+        """Whatever is not finished is put back at once; nothing to do after the last result."""
+        self._cancellation.stop()
+        with self._taking:
+            unfinished = list(self._taken.values())
+        if unfinished:
+            self._cancellation.discard(self._context.attempts)
+            self._context.jobs.put_back(unfinished)
+
+    def _work(self) -> None:
+        try:
+            while job := self._take():
+                self._results.put(self._run(job))
+            self._results.put(None)
+        except BaseException as error:
+            self._results.put(error)
+
+    def _take(self) -> CompactionJob | None:
+        # whoever stops the workers must learn of every job that was taken
+        with self._taking:
+            if self._cancellation.is_cancelled:
+                return None
+            for job in self._context.jobs.take(1, given_up=self._given_up):
+                self._taken[job.job_id] = job
+                return job
+        return None
+
+    def _given_up(self, job: CompactionJob) -> None:
+        self._results.put(runners_died(job))
+
+    def _run(self, job: CompactionJob) -> CompactionResult:
+        result = run_compaction(self._context, job, self._now_ms, cancellation=self._cancellation)
+        del self._taken[job.job_id]
+        return result

@@ -1,0 +1,117 @@
+"""The end of an ingest: its files become the table's, in one transaction, once for each ingest id."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dormouse.context import TableContext
+from dormouse.errors import CommitFailed, CommitOutcomeUnknown, DormouseError
+from dormouse.files.attempts import WriteAttempt
+from dormouse.model.file_reference import FileWithReferences, check_text
+from dormouse.postgres.transaction import run_transaction
+
+if TYPE_CHECKING:
+    import psycopg
+
+logger = logging.getLogger(__name__)
+
+INGEST_ID_BYTES_MAX = 200
+ASK_ATTEMPTS_MAX = 8
+ASK_WAIT_SECONDS_MAX = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class IngestReport:
+    """What an ingest added; nothing when its id was `applied` before, by another."""
+
+    ingest_id: str
+    rows: int
+    files: int
+    references: int
+    bytes: int
+    applied: bool
+    seconds: float
+
+    @staticmethod
+    def of(
+        ingest_id: str, files: Sequence[FileWithReferences], *, applied: bool, started: float
+    ) -> IngestReport:
+        added = files if applied else ()
+        return IngestReport(
+            ingest_id=ingest_id,
+            rows=sum(file.row_count or 0 for file in added),
+            files=len(added),
+            references=sum(len(file.references) for file in added),
+            bytes=sum(file.byte_count or 0 for file in added),
+            applied=applied,
+            seconds=time.monotonic() - started,
+        )
+
+
+def ingest_id_or_new(ingest_id: str | None) -> str:
+    """The id that was given, checked, or one that nobody else has."""
+    if ingest_id is None:
+        return uuid.uuid4().hex
+    check_text("ingest_id", ingest_id, INGEST_ID_BYTES_MAX)
+    return ingest_id
+
+
+def commit_id(ingest_id: str) -> str:
+    return f"ingest:{ingest_id}"
+
+
+def commit_files(
+    context: TableContext,
+    attempt: WriteAttempt,
+    files: Sequence[FileWithReferences],
+    ingest_id: str,
+    *,
+    leftovers: bool = False,
+) -> bool:
+    """Adds the attempt's files and ends it; False, and the files removed, when the id is applied already.
+
+    `leftovers`: others may still write objects of the attempt, see `WriteAttempts.finish`.
+    Raises `CommitFailed` when nothing is applied, and `CommitOutcomeUnknown` only when the database does not
+    answer any more.
+    """
+
+    def work(conn: psycopg.Connection[Any]) -> bool:
+        applied = context.store.add_files_with_references(files, commit_id=commit_id(ingest_id), conn=conn)
+        if applied:
+            context.attempts.finish(conn, attempt, leftovers=leftovers)
+        return applied
+
+    try:
+        applied = run_transaction(context.supplier, work, operation="ingest")
+    except CommitOutcomeUnknown as unknown:
+        applied = _ask(context, attempt, ingest_id, unknown)
+    if not applied:
+        context.attempts.discard(attempt)
+    return applied
+
+
+def _ask(context: TableContext, attempt: WriteAttempt, ingest_id: str, unknown: CommitOutcomeUnknown) -> bool:
+    """Whether a commit that never answered is applied; it cannot be applied later than this answer.
+
+    Abandoning the attempt waits for a transaction that is still ending it, and no later one can.
+    """
+    for number in range(ASK_ATTEMPTS_MAX):
+        try:
+            withdrawn = context.attempts.abandon(attempt)
+            applied = context.store.is_applied(commit_id(ingest_id))
+        except (DormouseError, OSError) as error:
+            logger.info("ingest %s: asking what became of its commit: %s", ingest_id, error)
+            time.sleep(random.uniform(0, min(ASK_WAIT_SECONDS_MAX, 0.1 * 2**number)))  # noqa: S311
+            continue
+        if not applied:
+            raise CommitFailed(
+                f"ingest {ingest_id!r}: the database lost the commit; run it again"
+            ) from unknown
+        return not withdrawn
+    raise unknown

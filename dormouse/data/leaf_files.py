@@ -1,0 +1,154 @@
+"""Sorted rows as the Parquet files of leaves, each with its sketches beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dormouse.data.arrow_schema import arrow_schema
+from dormouse.data.leaf_sorter import LeafSorter
+from dormouse.data.sketches import KeySampler
+from dormouse.errors import JobFailed
+from dormouse.files.attempts import SKETCHES_SUFFIX
+from dormouse.model.file_reference import FileReference, FileWithReferences
+from dormouse.model.keys import encode_key
+from dormouse.model.properties import TableProperties
+from dormouse.model.schema import Schema
+from dormouse.objects import ObjectStore
+
+WRITTEN_ROWS = 65_536
+
+
+class LeafFiles:
+    """Writes one writer's files, for leaves by their position.
+
+    `name_of` gives the object name of a partition's file, or of the one file of all "leaves".
+    """
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        schema: Schema,
+        properties: TableProperties,
+        partition_ids: Sequence[str],
+        name_of: Callable[[str], str],
+    ) -> None:
+        self._objects = objects
+        self._schema = schema
+        self._arrow = arrow_schema(schema)
+        self._properties = properties
+        self._ids = partition_ids
+        self._name_of = name_of
+
+    def sorter(self, memory_bytes: int) -> LeafSorter:
+        """What sorts rows in the order in which `write` needs them."""
+        return LeafSorter(
+            self._schema, len(self._ids), by_leaf=self._one_file_per_leaf, memory_bytes=memory_bytes
+        )
+
+    def write(self, sorter: LeafSorter) -> Iterator[FileWithReferences]:
+        """The files of all the sorter's rows, written one after the other; none when there are no rows."""
+        stream = _Stream(sorter.sorted_batches())
+        filled = np.flatnonzero(sorter.counts)
+        if self._one_file_per_leaf:
+            for leaf in filled:
+                yield self._write(stream, sorter.counts, [int(leaf)])
+        elif len(filled):
+            yield self._write(stream, sorter.counts, filled.tolist())
+        stream.check_end()
+
+    @property
+    def _one_file_per_leaf(self) -> bool:
+        return self._properties.ingest_file_writing == "one_file_per_leaf"
+
+    def _write(
+        self, stream: _Stream, counts: npt.NDArray[np.int64], leaves: Sequence[int]
+    ) -> FileWithReferences:
+        name = self._name_of(self._ids[leaves[0]] if self._one_file_per_leaf else "leaves")
+        rows = {self._ids[leaf]: int(counts[leaf]) for leaf in leaves}
+        total = sum(rows.values())
+        sampler = KeySampler(self._schema, total)
+        with self._objects.staged(name) as path:
+            self._write_rows(path, stream.take(total), sampler)
+            _check_footer(path, total)
+            byte_count = path.stat().st_size
+        self._objects.put(name + SKETCHES_SUFFIX, sampler.sketches().to_bytes())
+        fields = self._schema.row_keys
+        return FileWithReferences(
+            filename=name,
+            references=tuple(
+                FileReference(
+                    filename=name,
+                    partition_id=partition_id,
+                    row_count=count,
+                    only_contains_data_for_this_partition=len(leaves) == 1,
+                )
+                for partition_id, count in rows.items()
+            ),
+            byte_count=byte_count,
+            row_count=total,
+            min_key=encode_key(fields, sampler.first or ()),
+            max_key=encode_key(fields, sampler.last or ()),
+        )
+
+    def _write_rows(self, path: Path, batches: Iterator[pa.RecordBatch], sampler: KeySampler) -> None:
+        group: list[pa.RecordBatch] = []
+        group_bytes = 0
+        compression = self._properties.compression
+        level = 1 if compression == "zstd" else None
+        with pq.ParquetWriter(
+            path,
+            self._arrow,
+            compression=compression,
+            compression_level=level,
+            store_schema=False,  # readers take the types from Parquet
+            write_page_index=True,
+        ) as writer:
+            for batch in batches:
+                sampler.add(batch)
+                group.append(pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow))
+                group_bytes += batch.nbytes
+                if group_bytes >= self._properties.row_group_bytes:
+                    _write_group(writer, group)
+                    group, group_bytes = [], 0
+            if group:
+                _write_group(writer, group)
+
+
+def _write_group(writer: pq.ParquetWriter, group: list[pa.RecordBatch]) -> None:
+    table = pa.Table.from_batches(group)
+    writer.write_table(table, row_group_size=table.num_rows)
+
+
+def _check_footer(path: Path, rows: int) -> None:
+    found = pq.read_metadata(path).num_rows
+    if found != rows:
+        raise JobFailed(f"a file was to have {rows:,} rows, but has {found:,}")
+
+
+class _Stream:
+    """Batches that are taken so many rows at a time."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._rest: pa.RecordBatch | None = None
+
+    def take(self, rows: int) -> Iterator[pa.RecordBatch]:
+        while rows:
+            batch = self._rest if self._rest is not None else next(self._batches, None)
+            if batch is None:
+                raise JobFailed(f"{rows:,} rows were lost while they were sorted; nothing was added")
+            piece = batch.slice(0, min(rows, WRITTEN_ROWS))
+            self._rest = batch.slice(piece.num_rows) if piece.num_rows < batch.num_rows else None
+            rows -= piece.num_rows
+            yield piece
+
+    def check_end(self) -> None:
+        """`JobFailed` when rows are left."""
+        if self._rest is not None or any(batch.num_rows for batch in self._batches):
+            raise JobFailed("more rows came out of sorting than went in; nothing was added")

@@ -1,0 +1,137 @@
+"""Rows sorted by leaf and key in bounded memory: what does not fit is spilled as sorted runs, then merged."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from datafusion import SessionContext, col
+
+from dormouse.data.session import file_url, one_line, panics_as_errors, sorted_session
+from dormouse.data.transform import quoted
+from dormouse.errors import JobFailed
+from dormouse.model.schema import Schema
+
+LEAF = "__leaf"  # no field's name begins with two underscores
+MEMORY_BYTES = 256 * 1024 * 1024
+MERGED_RUNS_MAX = 32
+RUN_ROW_GROUP_BYTES = 4 * 1024 * 1024
+STREAM_ROWS = 65_536
+
+
+class LeafSorter:
+    """Takes rows with the numbers of their leaves; gives them sorted by leaf, then by key.
+
+    With `by_leaf=False` they come in key order alone. About twice `memory_bytes` are held at once. A context
+    manager: its temporary files go at the end. A temporary disk that is full is `JobFailed`.
+    """
+
+    def __init__(
+        self, schema: Schema, leaf_count: int, *, by_leaf: bool = True, memory_bytes: int = MEMORY_BYTES
+    ) -> None:
+        self._order = [LEAF, *schema.key_names] if by_leaf else list(schema.key_names)
+        self._columns = [LEAF, *schema.names] if by_leaf else list(schema.names)
+        self._by_leaf = by_leaf
+        self._names = list(schema.names)
+        self._memory_bytes = memory_bytes
+        self._folder: Path | None = None
+        self._made = 0
+        self._runs: list[Path] = []
+        self._held: list[pa.RecordBatch] = []
+        self._held_bytes = 0
+        self.counts: npt.NDArray[np.int64] = np.zeros(leaf_count, dtype=np.int64)
+
+    def __enter__(self) -> LeafSorter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def add(self, batch: pa.RecordBatch, leaves: pa.Int32Array) -> None:
+        """Rows, as `conform` gives them, and for each the position of its leaf."""
+        self.counts += np.bincount(leaves.to_numpy(), minlength=len(self.counts))
+        if self._by_leaf:
+            batch = batch.append_column(LEAF, leaves).select(self._columns)
+        self._held.append(batch)
+        self._held_bytes += batch.nbytes
+        if self._held_bytes >= self._memory_bytes:
+            self._spill()
+
+    def sorted_batches(self) -> Iterator[pa.RecordBatch]:
+        """All rows in order, without the leaf; once."""
+        if not self._runs:
+            if self._held:
+                yield from self._take_held().select(self._names).to_batches(STREAM_ROWS)
+            return
+        if self._held:
+            self._spill()
+        while len(self._runs) > MERGED_RUNS_MAX:
+            first, self._runs = self._runs[:MERGED_RUNS_MAX], self._runs[MERGED_RUNS_MAX:]
+            self._write_run(self._merged(first, self._columns))
+            for run in first:
+                run.unlink()
+        yield from self._merged(self._runs, self._names)
+
+    def _take_held(self) -> pa.Table:
+        """What is in memory, sorted; the memory is the caller's from here on."""
+        table = pa.Table.from_batches(self._held).combine_chunks()
+        self._held, self._held_bytes = [], 0
+        order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in self._order])
+        return table.take(order)
+
+    def _spill(self) -> None:
+        self._write_run(iter(self._take_held().to_batches(STREAM_ROWS)))
+
+    def _write_run(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._made += 1
+        try:
+            path = self._temporary() / f"run-{self._made}.parquet"
+            self._write(path, batches)
+        except OSError as error:
+            raise JobFailed(f"cannot write temporary files in {tempfile.gettempdir()}: {error}") from error
+        self._runs.append(path)
+
+    def _write(self, path: Path, batches: Iterator[pa.RecordBatch]) -> None:
+        first = next(batches)
+        rows = max(1, RUN_ROW_GROUP_BYTES * first.num_rows // max(1, first.nbytes))
+        options: dict[str, Any] = {"compression": "lz4", "use_dictionary": False, "write_statistics": False}
+        with pq.ParquetWriter(path, first.schema, store_schema=False, **options) as writer:
+            writer.write_batch(first, row_group_size=rows)
+            for batch in batches:
+                writer.write_batch(batch, row_group_size=rows)
+
+    def _temporary(self) -> Path:
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="dormouse-ingest-"))
+        return self._folder
+
+    def _merged(self, runs: Sequence[Path], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """A streaming merge of runs, by DataFusion."""
+        context = sorted_session(options={"datafusion.execution.parquet.schema_force_view_types": "false"})
+        order = ", ".join(f"{quoted(name)} ASC NULLS LAST" for name in self._order)
+        columns = ", ".join(map(quoted, names))
+        try:
+            with panics_as_errors():
+                rows = " UNION ALL ".join(self._register(context, runs))
+                for batch in context.sql(f"SELECT {columns} FROM ({rows}) ORDER BY {order}").execute_stream():
+                    yield batch.to_pyarrow()
+        except Exception as error:
+            raise JobFailed(f"cannot merge sorted runs: {one_line(error)}") from error
+
+    def _register(self, context: SessionContext, runs: Sequence[Path]) -> Iterator[str]:
+        order = [[col(quoted(name)).sort(ascending=True, nulls_first=False) for name in self._order]]
+        for number, run in enumerate(runs):
+            context.register_parquet(f"run_{number}", file_url(run), file_sort_order=order)
+            yield f"SELECT * FROM run_{number}"

@@ -1,0 +1,109 @@
+"""The inner loop of compaction: a streaming merge of sorted Parquet files into one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from datafusion import SessionContext
+
+from dormouse.data.arrow_schema import arrow_type
+from dormouse.data.parquet_file import FileFacts, FileShape, copy_sorted, copy_sql, writer_options
+from dormouse.data.predicate import region_sql
+from dormouse.data.session import (
+    MEMORY_LIMIT_BYTES,
+    panics_as_errors,
+    query_error,
+    register_sorted,
+    sorted_session,
+)
+from dormouse.data.transform import Transform, quoted
+from dormouse.errors import DormouseError, InvalidData
+from dormouse.model.properties import TableProperties
+from dormouse.model.region import Region
+from dormouse.model.schema import Schema
+
+if TYPE_CHECKING:
+    from dormouse.objects.store import ObjectStore
+
+_SAMPLE_ROWS = 8_192
+
+
+def merge_sorted(
+    inputs: Sequence[str],
+    schema: Schema,
+    output_path: Path,
+    *,
+    region: Region | None = None,
+    properties: TableProperties | None = None,
+    now_ms: int,
+    memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+    store: ObjectStore | None = None,
+) -> FileFacts:
+    """Merge sorted Parquet files (paths or `store.uri(name)`) into one, and tell what is in it.
+
+    Rows outside `region` are left out (files may also hold other partitions' rows); then the table's `filter`
+    and `aggregate` apply, with ages measured from `now_ms`. Streams: memory grows with the number of files,
+    not with their size. With no rows left no file is written, and `row_count` is 0. The inputs must be in key
+    order, which a sample of the output checks. Raises `InvalidData` or `ObjectNotFound` that names the file,
+    `JobFailed` for anything else (a full disk, memory); then nothing is left at `output_path`.
+    """
+    if not inputs:
+        return FileFacts(0)
+    properties = properties or TableProperties()
+    context = sorted_session(
+        memory_limit_bytes=memory_limit_bytes, store=store, options=writer_options(properties)
+    )
+    query = merge_query(context, inputs, schema, region=region, properties=properties, now_ms=now_ms)
+    try:
+        with panics_as_errors():
+            shape = FileShape.like(_sample(context, schema), properties.row_group_bytes)
+            return copy_sorted(context, schema, query, output_path, shape)
+    except InvalidData as error:
+        raise InvalidData(f"{error} in the merge of {', '.join(map(repr, inputs))}") from None
+    except DormouseError:
+        raise
+    except Exception as error:
+        too_large = Transform.parse(schema, properties).overflow(str(error))
+        raise too_large or query_error(context, schema, inputs, error) from error
+
+
+def merge_query(
+    context: SessionContext,
+    inputs: Sequence[str],
+    schema: Schema,
+    *,
+    region: Region | None,
+    properties: TableProperties,
+    now_ms: int,
+) -> str:
+    """The rows of the files in the region, filtered and aggregated; without an order of its own."""
+    rows = register_sorted(context, schema, inputs)
+    inside = f"SELECT * FROM ({rows}) WHERE {region_sql(schema, region)}"
+    return Transform.parse(schema, properties).sql(inside, now_ms)
+
+
+def merge_plan(
+    inputs: Sequence[str],
+    schema: Schema,
+    output_path: Path,
+    *,
+    region: Region | None = None,
+    properties: TableProperties | None = None,
+    now_ms: int = 0,
+) -> str:
+    """DataFusion's physical plan of the same merge, as text; nothing is run."""
+    properties = properties or TableProperties()
+    context = sorted_session(options=writer_options(properties))
+    query = merge_query(context, inputs, schema, region=region, properties=properties, now_ms=now_ms)
+    plan = context.sql(copy_sql(schema, query, output_path, FileShape())).execution_plan()
+    return str(plan.display_indent())
+
+
+def _sample(context: SessionContext, schema: Schema) -> pa.Table:
+    """A few rows of the first file."""
+    columns = ", ".join(map(quoted, schema.names))
+    sample = context.sql(f"SELECT {columns} FROM file_0 LIMIT {_SAMPLE_ROWS}").to_arrow_table()
+    return sample.cast(pa.schema([pa.field(field.name, arrow_type(field.type)) for field in schema.fields]))

@@ -1,0 +1,39 @@
+"""How DataFusion and pyarrow reach the object store's objects."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow.parquet as pq
+from datafusion import SessionContext
+from datafusion.object_store import AmazonS3
+
+from dormouse.objects import ObjectStore
+
+
+def register(ctx: SessionContext, store: ObjectStore) -> None:
+    """Let `ctx` read the objects of `store` under their `store.uri(name)`; a folder needs nothing."""
+    parts = urlsplit(store.url)
+    if parts.scheme == "s3":
+        ctx.register_object_store("s3://", AmazonS3(**_s3_options(parts.netloc, store.options)), parts.netloc)
+
+
+def _s3_options(bucket: str, options: dict[str, str]) -> dict[str, Any]:
+    """The store's options in DataFusion's words; the AWS variables supply what is left out."""
+    taken = {"region", "access_key_id", "secret_access_key", "session_token", "endpoint"}
+    given: dict[str, Any] = {key: value for key, value in options.items() if key in taken}
+    # as the store itself does
+    return given | {"bucket_name": bucket, "allow_http": True}
+
+
+def open_parquet(store: ObjectStore, name: str) -> pq.ParquetFile:
+    """Open an object as a Parquet file: mapped from a folder, else read in the ranges that are asked for.
+
+    Raises `ObjectNotFound`; close it, or use it in a `with`.
+    """
+    path = store.local_path(name)
+    if path is None:
+        return pq.ParquetFile(store.reader(name), pre_buffer=True)
+    store.size(name)  # says ObjectNotFound
+    return pq.ParquetFile(path, memory_map=True)

@@ -1,0 +1,59 @@
+"""Rows are counted on their way: DataFusion takes a file that is missing or empty for one without rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from dormouse.data.object_access import open_parquet
+from dormouse.data.session import one_line
+from dormouse.errors import InvalidData, JobFailed
+from dormouse.files.compaction_jobs import CompactionJob
+from dormouse.model.file_reference import FileWithReferences
+from dormouse.model.properties import TableProperties
+from dormouse.objects import ObjectStore
+
+
+def check_inputs(objects: ObjectStore, job: CompactionJob) -> None:
+    """Holds the inputs' footers against what the job's references tell of them.
+
+    Raises `ObjectNotFound`, or `InvalidData` with the file and both counts. Objects never change: a file that
+    is whole after a merge was whole all the time.
+    """
+    for item in job.inputs:
+        found = _footer_rows(objects, item.filename)
+        if item.whole and item.exact and found != item.row_count:
+            raise InvalidData(
+                f"file {item.filename!r} has {found:,} rows; its reference tells {item.row_count:,}"
+            )
+
+
+def check_output(job: CompactionJob, properties: TableProperties, rows_written: int) -> None:
+    """Refuses an output whose rows are not those of the inputs, as far as the references tell exactly."""
+    changed = properties.filter or properties.aggregate
+    exact = all(item.exact for item in job.inputs)
+    if exact and (rows_written > job.row_count or (rows_written < job.row_count and not changed)):
+        names = ", ".join(repr(item.filename) for item in job.inputs)
+        raise InvalidData(
+            f"the merge of {names} wrote {rows_written:,} rows; the references tell {job.row_count:,}"
+        )
+
+
+def check_ingested(rows_read: int, rows_total: int | None, files: Sequence[FileWithReferences]) -> None:
+    """Refuses an ingest that read fewer or more rows than its source has, or wrote others than it read."""
+    if rows_total not in (None, rows_read):
+        raise InvalidData(
+            f"the data has {rows_total:,} rows, but {rows_read:,} were read: it changed meanwhile"
+        )
+    written = sum(reference.row_count for file in files for reference in file.references)
+    if written != rows_read:
+        raise JobFailed(f"the ingest read {rows_read:,} rows and wrote {written:,}; nothing was added")
+
+
+def _footer_rows(objects: ObjectStore, filename: str) -> int:
+    try:
+        with open_parquet(objects, filename) as file:
+            return int(file.metadata.num_rows)
+    except (pa.ArrowException, OSError) as error:
+        raise InvalidData(f"file {filename!r} cannot be read as Parquet: {one_line(error)}") from error

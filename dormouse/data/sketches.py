@@ -1,0 +1,250 @@
+"""Quantile sketches of a file's row keys (Apache DataSketches, KLL), kept beside the file.
+
+A file is cut into blocks of as many rows (a power of two; 1 up to 65,536 rows), and one row is drawn at
+random from each. The values drawn of a key are sorted, cut and drawn from again, down to 4,096: these go
+into the sketch, each standing for `stride` rows. The draws are seeded by the number of what they draw from,
+so that a file always has the same sample. The second adds a rank error below 1 / 2,048, and so do both
+together for the first row key, which blocks are sorted by; for the others the first is a random sample of at
+least 32,768 rows (0.3 % standard error). The sketch adds about 0.5 %.
+Source of the sketch: https://arxiv.org/abs/1603.05346
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from datasketches import PyObjectSerDe, kll_items_sketch
+
+from dormouse.data.quantiles import KeyQuantiles, WeightedKeys
+from dormouse.errors import InvalidData
+from dormouse.model.keys import encode_value
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import INT, LONG, DataType
+
+SAMPLE_ROWS_MAX = 1 << 16
+SKETCHED_MAX = 1 << 12
+SKETCH_K = 512
+_MAGIC = b"DMSK\x01"
+_COUNT_BYTES = 4
+_SIGN_BITS: dict[DataType, Any] = {INT: np.uint32(1 << 31), LONG: np.uint64(1 << 63)}
+
+
+@dataclass(frozen=True, slots=True)
+class KeySketch:
+    """One row key of one file: its smallest and largest value (encoded) and a sketch of its sample."""
+
+    min: bytes
+    max: bytes
+    sketch: Any
+
+    def weighted(self, stride: int) -> WeightedKeys:
+        items = [(item, weight * stride) for item, weight in self.sketch]
+        return WeightedKeys(items, self.min, self.max)
+
+
+@dataclass(frozen=True, slots=True)
+class FileSketches:
+    """The sketches of one file, by row key."""
+
+    row_count: int
+    stride: int
+    keys: dict[str, KeySketch]
+
+    @staticmethod
+    def from_sorted(
+        schema: Schema, batches: Iterable[pa.RecordBatch | pa.Table], row_count: int
+    ) -> FileSketches:
+        """Sketch `row_count` rows that come in key order; other columns than the row keys are not read."""
+        sampler = KeySampler(schema, row_count)
+        for batch in batches:
+            sampler.add(batch)
+        return sampler.sketches()
+
+    def to_bytes(self) -> bytes:
+        """One container: magic, header (JSON, its length before it), a sketch for each key, a checksum."""
+        bodies = [key.sketch.serialize(_BytesSerDe()) for key in self.keys.values()]
+        fields = [
+            {"name": name, "min": key.min.hex(), "max": key.max.hex(), "bytes": len(body)}
+            for (name, key), body in zip(self.keys.items(), bodies, strict=True)
+        ]
+        header = json.dumps({"rows": self.row_count, "stride": self.stride, "keys": fields}).encode()
+        content = b"".join([_MAGIC, len(header).to_bytes(_COUNT_BYTES, "little"), header, *bodies])
+        return content + zlib.crc32(content).to_bytes(_COUNT_BYTES, "little")
+
+    @staticmethod
+    def from_bytes(data: bytes, name: str = "sketches") -> FileSketches:
+        """The inverse of `to_bytes`; `InvalidData` that names the object when it is corrupt."""
+        content, checksum = data[:-_COUNT_BYTES], data[-_COUNT_BYTES:]
+        if not content.startswith(_MAGIC) or zlib.crc32(content).to_bytes(_COUNT_BYTES, "little") != checksum:
+            raise InvalidData(f"{name!r} is not a file of sketches, or is corrupt")
+        try:
+            return _parse(content)
+        except (ValueError, KeyError, TypeError, IndexError, RuntimeError) as error:
+            raise InvalidData(f"{name!r} is not a file of sketches: {error}") from None
+
+
+def merge(schema: Schema, files: Iterable[FileSketches]) -> KeyQuantiles:
+    """The row keys of several files together, each file with the weight of its rows.
+
+    What the files' sketches retain is pooled with its weights, so that no error is added to theirs: a rank
+    is as exact as those of the files, however different their sizes. Memory: about 1,500 keys a file.
+    """
+    pooled: dict[str, list[WeightedKeys]] = {field.name: [] for field in schema.row_keys}
+    for file in files:
+        for name, key in file.keys.items():
+            pooled[name].append(key.weighted(file.stride))
+    return KeyQuantiles(schema, {name: WeightedKeys.pool(parts) for name, parts in pooled.items()})
+
+
+class KeySampler:
+    """Draws the sample of a sorted file while its rows stream by, and checks their order by it."""
+
+    def __init__(self, schema: Schema, row_count: int) -> None:
+        self._fields = schema.row_keys
+        self.row_count = row_count
+        self._rows = _drawn(row_count, _stride(row_count, SAMPLE_ROWS_MAX))
+        self._seen = 0
+        self._keys = {field.name: _KeyColumn(field) for field in self._fields}
+        self.first: tuple[Any, ...] | None = None
+        self.last: tuple[Any, ...] | None = None
+
+    def add(self, batch: pa.RecordBatch | pa.Table) -> None:
+        if batch.num_rows == 0:
+            return
+        start, end = np.searchsorted(self._rows, (self._seen, self._seen + batch.num_rows))
+        positions = pa.array(self._rows[start:end] - self._seen)
+        for number, (name, key) in enumerate(self._keys.items()):
+            key.add(batch.column(name), positions, sorted_=number == 0)
+        columns = [batch.column(name) for name in self._keys]
+        if self.first is None:
+            self.first = tuple(column[0].as_py() for column in columns)
+        self.last = tuple(column[-1].as_py() for column in columns)
+        self._seen += batch.num_rows
+
+    def sketches(self) -> FileSketches:
+        """The sketches of all rows; `InvalidData` when rows are missing or plainly out of order."""
+        if self._seen != self.row_count or not self.row_count:
+            raise InvalidData(f"{self._seen} rows were read where {self.row_count} were expected")
+        if not self._keys[self._fields[0].name].ascends():
+            raise InvalidData(f"rows are not in the order of {self._fields[0].name!r}")
+        stride = _stride(self.row_count, SKETCHED_MAX)
+        drawn = _drawn(len(self._rows), stride // _stride(self.row_count, SAMPLE_ROWS_MAX))
+        return FileSketches(
+            self.row_count, stride, {name: key.sketch(drawn) for name, key in self._keys.items()}
+        )
+
+
+class _KeyColumn:
+    """One row key's sample and exact bounds."""
+
+    def __init__(self, field: Field) -> None:
+        self.type = field.type
+        self.values: list[pa.Array | pa.ChunkedArray] = []
+        self.bounds: list[Any] = []
+
+    def add(self, column: Any, positions: pa.Array, *, sorted_: bool) -> None:
+        if len(positions):
+            self.values.append(_comparable(self.type, column.take(positions)))
+        ends = (column[0].as_py(), column[-1].as_py()) if sorted_ else pc.min_max(column).as_py().values()
+        self.bounds += [encode_value(self.type, value) for value in ends]
+
+    def ascends(self) -> bool:
+        values = self._sample()
+        return all(a <= b for a, b in zip(self.bounds, self.bounds[1:], strict=False)) and bool(
+            pc.all(pc.less_equal(values[:-1], values[1:]), min_count=0).as_py()
+        )
+
+    def sketch(self, drawn: np.ndarray[Any, Any]) -> KeySketch:
+        """The sketch of the sample's values at these places of their order."""
+        sketch = kll_items_sketch(SKETCH_K)
+        for item in _encoded(self.type, _sorted(self._sample()).take(pa.array(drawn))):
+            sketch.update(item)
+        return KeySketch(min(self.bounds), max(self.bounds), sketch)
+
+    def _sample(self) -> pa.Array:
+        return pa.chunked_array(self.values).combine_chunks()
+
+
+def _comparable(data_type: DataType, column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Values as Arrow compares them in the order of keys."""
+    if data_type in _SIGN_BITS:
+        return column
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    return column.cast(pa.binary())
+
+
+def _sorted(values: pa.Array) -> pa.Array:
+    if pa.types.is_integer(values.type):
+        return pa.array(np.sort(values.to_numpy()))
+    return values.take(pc.sort_indices(values))
+
+
+def _encoded(data_type: DataType, values: pa.Array) -> list[bytes]:
+    """`encode_value` of every comparable value, without a Python loop."""
+    if data_type not in _SIGN_BITS:
+        same: list[bytes] = values.to_pylist()
+        return same
+    sign = _SIGN_BITS[data_type]
+    numbers = values.to_numpy().view(sign.dtype) ^ sign
+    size = sign.dtype.itemsize
+    encoded: list[bytes] = numbers.astype(f">u{size}").view(f"V{size}").tolist()
+    return encoded
+
+
+def _stride(count: int, drawn_max: int) -> int:
+    """The smallest power of two, in steps of which at most `drawn_max` of `count` are drawn."""
+    return 1 << max(0, (count - 1) // drawn_max).bit_length()
+
+
+def _drawn(count: int, stride: int) -> np.ndarray[Any, Any]:
+    """One of each block of `stride`; in a last, shorter block perhaps none, in proportion."""
+    starts = np.arange(0, count, stride, dtype=np.int64)
+    if stride > 1:
+        starts += np.random.default_rng(count).integers(0, stride, len(starts))
+    return starts[starts < count]
+
+
+def _parse(content: bytes) -> FileSketches:
+    position = len(_MAGIC) + _COUNT_BYTES
+    size = int.from_bytes(content[len(_MAGIC) : position], "little")
+    header = json.loads(content[position : position + size])
+    bodies = _bodies(content[position + size :], [field["bytes"] for field in header["keys"]])
+    keys = {
+        field["name"]: KeySketch(
+            bytes.fromhex(field["min"]),
+            bytes.fromhex(field["max"]),
+            kll_items_sketch.deserialize(body, _BytesSerDe()),
+        )
+        for field, body in zip(header["keys"], bodies, strict=True)
+    }
+    return FileSketches(int(header["rows"]), int(header["stride"]), keys)
+
+
+def _bodies(content: bytes, sizes: Sequence[int]) -> Iterator[bytes]:
+    position = 0
+    for size in sizes:
+        yield content[position : position + size]
+        position += size
+
+
+class _BytesSerDe(PyObjectSerDe):  # type: ignore[misc]
+    """Items as their length and their bytes."""
+
+    def get_size(self, item: bytes) -> int:
+        return _COUNT_BYTES + len(item)
+
+    def to_bytes(self, item: bytes) -> bytes:
+        return len(item).to_bytes(_COUNT_BYTES, "little") + item
+
+    def from_bytes(self, data: bytes, offset: int) -> tuple[bytes, int]:
+        start = offset + _COUNT_BYTES
+        size = int.from_bytes(data[offset:start], "little")
+        return data[start : start + size], _COUNT_BYTES + size

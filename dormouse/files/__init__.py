@@ -1,0 +1,1 @@
+"""Which files hold a table: the file reference store, write attempts, compaction jobs, garbage collection."""

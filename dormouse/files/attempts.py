@@ -1,0 +1,183 @@
+"""Write attempts: writers announce themselves before they write, so that the objects of the dead are found.
+
+An attempt's objects share a prefix. The transaction that commits them ends the attempt; one that was
+abandoned can commit nothing, so that collecting its objects can never take a live file away.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import psycopg
+
+from dormouse.errors import AttemptAbandoned, CommitOutcomeUnknown, DormouseError, TableNotFound
+from dormouse.files.parameters import narrow_id
+from dormouse.model.properties import TableProperties
+from dormouse.model.table import TableRecord
+from dormouse.objects import ObjectStore
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import run_transaction
+
+SKETCHES_SUFFIX = ".sketches"
+LISTED_NAMES_MAX = 10_000
+
+logger = logging.getLogger(__name__)
+_QUERIES = load(__package__ or "", "attempts")
+
+
+@dataclass(frozen=True, slots=True)
+class WriteAttempt:
+    """One try of a job that writes objects."""
+
+    table_id: int
+    attempt_id: str
+    object_prefix: str
+
+    def object_name(self, partition_id: str, number: int = 0) -> str:
+        """A name for an object of this attempt."""
+        return f"{self.object_prefix}{number}-{partition_id}.parquet"
+
+    @property
+    def _key(self) -> dict[str, Any]:
+        return {"table_id": self.table_id, "attempt_id": self.attempt_id}
+
+
+class WriteAttempts:
+    """The attempts of an instance."""
+
+    def __init__(self, supplier: Supplier, objects: ObjectStore) -> None:
+        self._supplier = supplier
+        self._objects = objects
+
+    @contextmanager
+    def attempt(self, table: TableRecord) -> Iterator[WriteAttempt]:
+        """An attempt for the length of a job; when the job raises, its objects are removed.
+
+        After `CommitOutcomeUnknown` they may be live: then nothing is removed, and expiry decides later.
+        """
+        attempt = self.begin(table)
+        try:
+            yield attempt
+        except CommitOutcomeUnknown:
+            raise
+        except AttemptAbandoned:
+            self._delete_objects(attempt.object_prefix)  # also what came after its collection
+            self.discard(attempt)
+            raise
+        except BaseException:
+            self.discard(attempt)
+            raise
+
+    def begin(self, table: TableRecord) -> WriteAttempt:
+        """Announces a writer; `TableNotFound` when the table is gone."""
+        attempt_id = uuid.uuid4().hex
+        attempt = WriteAttempt(table.table_id, attempt_id, f"{table.object_prefix}{attempt_id}/")
+        values = {**attempt._key, "object_prefix": attempt.object_prefix}
+        if self._execute("begin", values) is None:
+            raise TableNotFound(f"table {table.name!r} does not exist any more")
+        return attempt
+
+    @staticmethod
+    def finish(conn: psycopg.Connection[Any], attempt: WriteAttempt, *, leftovers: bool = False) -> None:
+        """Ends the attempt, inside the transaction that commits its files.
+
+        With `leftovers` others may still write objects of the attempt, which are no part of the commit:
+        `collect` looks for them when nobody can any more, after `attempt_expiry_seconds`.
+        """
+        query = _QUERIES["finish_for_now" if leftovers else "finish"]
+        if conn.execute(query.on(), attempt._key).fetchone() is None:
+            raise AttemptAbandoned(
+                f"attempt {attempt.attempt_id} took longer than attempt_expiry_seconds, or its table was "
+                "dropped; nothing was applied: run it again"
+            )
+
+    def abandon(self, attempt: WriteAttempt) -> bool:
+        """The attempt commits nothing any more; False when it has committed (or is collected) already.
+
+        A transaction that is just ending the attempt is waited for.
+        """
+        return self._execute("abandon", attempt._key) is not None
+
+    def discard(self, attempt: WriteAttempt) -> None:
+        """The attempt commits nothing any more, and its objects go now, or at the next collection.
+
+        One that has committed is left alone: its objects are live.
+        """
+        if self.abandon(attempt) and not self._delete_objects(attempt.object_prefix):
+            self._execute("forget", attempt._key)
+
+    def abandon_all(self) -> None:
+        """For the embedded instance that starts its database: whoever wrote before is dead."""
+        self._execute("abandon_all", {})
+
+    def abandon_table(self, conn: psycopg.Connection[Any], table: TableRecord) -> None:
+        """Part of dropping a table: its objects are left to `collect`, and its writers commit nothing."""
+        values = {"table_id": table.table_id, "object_prefix": table.object_prefix}
+        conn.execute(_QUERIES["abandon_table"].on(), values)
+
+    def collect(self, table: TableRecord) -> int:
+        """Deletes the objects of attempts that expired or were abandoned; gives how many attempts.
+
+        Also what late writers left of attempts that committed.
+        """
+        expiry = {"table_id": table.table_id, "expiry_seconds": table.properties.attempt_expiry_seconds}
+        self._execute("abandon_expired", expiry)
+        for attempt in self._attempts("finished", expiry):
+            if self.delete_leftovers(attempt):
+                self._execute("forget", attempt._key)
+        return self.collect_abandoned(table.table_id)
+
+    def delete_leftovers(self, attempt: WriteAttempt) -> bool:
+        """Deletes a committed attempt's objects that are no part of the table; False: some are left."""
+        try:
+            failed = self._objects.delete(self._untracked(attempt))
+        except DormouseError as error:
+            failed = [(attempt.object_prefix, error)]
+        for name, why in failed:
+            logger.warning("%s is not needed and could not be deleted: %s", name, why)
+        return not failed
+
+    def collect_abandoned(self, table_id: int) -> int:
+        """Deletes the objects of a table's abandoned attempts, and of tables that are gone.
+
+        Gives how many attempts are done with; those of tables that are gone are looked at again until no
+        writer can be left that still writes.
+        """
+        collected = 0
+        for attempt in self._attempts("abandoned", {"table_id": table_id}):
+            if not self._delete_objects(attempt.object_prefix):
+                values = {**attempt._key, "expiry_seconds": TableProperties().attempt_expiry_seconds}
+                collected += self._execute("forget_collected", values) is not None
+        return collected
+
+    def _attempts(self, query: str, values: dict[str, Any]) -> list[WriteAttempt]:
+        with self._supplier.connection() as conn:
+            rows = conn.execute(_QUERIES[query].on(), values).fetchall()
+        return [WriteAttempt(row[0], str(row[1]), row[2]) for row in rows]
+
+    def _untracked(self, attempt: WriteAttempt) -> Iterator[str]:
+        """The attempt's objects that are neither a file of the table nor the sketches of one."""
+        listed = (name for name, _ in self._objects.list(attempt.object_prefix))
+        while names := list(islice(listed, LISTED_NAMES_MAX)):
+            files = {name: narrow_id(name.removesuffix(SKETCHES_SUFFIX)) for name in names}
+            values = {"table_id": attempt.table_id, "file_ids": list(files.values())}
+            with self._supplier.connection() as conn:
+                tracked = {row[0] for row in conn.execute(_QUERIES["tracked"].on(), values)}
+            yield from (name for name, file_id in files.items() if file_id not in tracked)
+
+    def _delete_objects(self, prefix: str) -> list[tuple[str, Exception]]:
+        return self._objects.delete(name for name, _ in self._objects.list(prefix))
+
+    def _execute(self, name: str, values: dict[str, Any]) -> Any:
+        def work(conn: psycopg.Connection[Any]) -> Any:
+            cursor = conn.execute(_QUERIES[name].on(), values)
+            return cursor.fetchone() if cursor.description else None
+
+        return run_transaction(self._supplier, work, operation=f"attempt {name}")

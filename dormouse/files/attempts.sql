@@ -1,0 +1,86 @@
+-- name: begin
+-- Announces a writer, before it writes anything.
+insert into write_attempt (table_id, attempt_id, object_prefix)
+select table_id, %(attempt_id)s, %(object_prefix)s
+from tables
+where table_id = %(table_id)s
+-- a drop is waited for, or waits and then sees this writer
+for key share
+returning attempt_id;
+
+-- name: finish
+-- Ends an attempt in the transaction that commits what it wrote; gives nothing when it was abandoned.
+delete from write_attempt
+where table_id = %(table_id)s and attempt_id = %(attempt_id)s
+    and abandoned_at is null and finished_at is null
+returning attempt_id;
+
+-- name: finish_for_now
+-- As finish, but the attempt is remembered: others may still write objects that nobody wants.
+update write_attempt set finished_at = clock_timestamp()
+where table_id = %(table_id)s and attempt_id = %(attempt_id)s
+    and abandoned_at is null and finished_at is null
+returning attempt_id;
+
+-- name: finished
+-- A table's attempts whose commit is so long ago that nobody writes objects of theirs any more.
+select table_id, attempt_id, object_prefix
+from write_attempt
+where table_id = %(table_id)s and finished_at < clock_timestamp() - make_interval(secs => %(expiry_seconds)s)
+order by finished_at;
+
+-- name: tracked
+-- Which of some files the table has.
+select file_id from file where table_id = %(table_id)s and file_id = any(%(file_ids)s);
+
+-- name: abandon
+-- An attempt commits nothing any more; its objects are to be deleted. Gives nothing when it has committed.
+update write_attempt set abandoned_at = coalesce(abandoned_at, clock_timestamp())
+where table_id = %(table_id)s and attempt_id = %(attempt_id)s and finished_at is null
+returning attempt_id;
+
+-- name: abandon_all
+-- Every writer is known to be dead: no attempt commits any more, and no job is being run.
+with jobs as (update compaction_job set leased_until = '-infinity')
+update write_attempt set abandoned_at = clock_timestamp()
+where abandoned_at is null and finished_at is null;
+
+-- name: abandon_expired
+-- A table's attempts that are too old commit nothing any more.
+update write_attempt set abandoned_at = clock_timestamp()
+where table_id = %(table_id)s and abandoned_at is null and finished_at is null
+    and started_at < clock_timestamp() - make_interval(secs => %(expiry_seconds)s);
+
+-- name: abandon_table
+-- A table is dropped: all its objects are to be deleted, and its writers can commit nothing, but find their
+-- attempt abandoned, and so delete what they wrote.
+with finished as (
+    delete from write_attempt where table_id = %(table_id)s and finished_at is not null
+), writers as (
+    update write_attempt set abandoned_at = clock_timestamp()
+    where table_id = %(table_id)s and abandoned_at is null and finished_at is null
+)
+insert into write_attempt (table_id, attempt_id, object_prefix, abandoned_at)
+values (%(table_id)s, gen_random_uuid(), %(object_prefix)s, clock_timestamp());
+
+-- name: abandoned
+-- The attempts whose objects are to be deleted: those of a table, and of tables that are gone.
+select table_id, attempt_id, object_prefix
+from write_attempt a
+where abandoned_at is not null
+    and (table_id = %(table_id)s or not exists (select from tables t where t.table_id = a.table_id))
+order by abandoned_at;
+
+-- name: forget
+-- Forgets an attempt whose objects are deleted.
+delete from write_attempt where table_id = %(table_id)s and attempt_id = %(attempt_id)s;
+
+-- name: forget_collected
+-- As forget, but what is of a table that is gone stays for a while: a writer may outlive the table, and die.
+delete from write_attempt a
+where table_id = %(table_id)s and attempt_id = %(attempt_id)s
+    and (
+        exists (select from tables t where t.table_id = a.table_id)
+        or abandoned_at < clock_timestamp() - make_interval(secs => %(expiry_seconds)s)
+    )
+returning attempt_id;

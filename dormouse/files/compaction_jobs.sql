@@ -1,0 +1,114 @@
+-- name: create_basic
+-- Makes jobs of exactly so many unassigned files of a leaf, smallest first, and assigns the files to them.
+with candidate as (
+    select r.partition_id, r.file_id,
+        (row_number() over (partition by r.partition_id order by r.row_count, r.file_id) - 1)
+            / %(batch_files)s as batch
+    from {file_reference} r
+    join partition p on p.table_id = %(table_id)s and p.partition_id = r.partition_id and p.sealed_epoch is null
+    where r.job_id is null
+), job as materialized (
+    select gen_random_uuid()::text as job_id, partition_id, array_agg(file_id order by file_id) as file_ids
+    from candidate
+    group by partition_id, batch
+    having count(*) = %(batch_files)s
+    limit %(jobs_max)s
+), {claim};
+
+-- name: create_size_ratio
+-- Makes jobs of files of a leaf of which the largest is not too large for the others to be merged with it.
+with sized as (
+    select r.partition_id, r.file_id, r.row_count,
+        row_number() over smallest_first as position,
+        sum(r.row_count) over smallest_first - r.row_count >= %(size_ratio)s::float8 * r.row_count as meets
+    from {file_reference} r
+    join partition p on p.table_id = %(table_id)s and p.partition_id = r.partition_id and p.sealed_epoch is null
+    where r.job_id is null
+    window smallest_first as (
+        partition by r.partition_id order by r.row_count, r.file_id rows unbounded preceding
+    )
+), candidate as (
+    select *, max(position) filter (where meets) over (partition by partition_id) as kept from sized
+), job as materialized (
+    select gen_random_uuid()::text as job_id, partition_id, array_agg(file_id order by file_id) as file_ids
+    from candidate
+    where position <= kept
+    group by partition_id, (position - 1) / %(batch_files)s
+    having count(*) > 1 and sum(row_count) - max(row_count) >= %(size_ratio)s::float8 * max(row_count)
+    limit %(jobs_max)s
+), {claim};
+
+-- name: claim
+-- Part of creation: assigns the files to their jobs in the same statement, so that no job is made twice.
+wanted as materialized (
+    select job_id, partition_id, unnest(file_ids) as file_id from job
+), claimed as (
+    update {file_reference} r
+    set job_id = w.job_id, last_updated = clock_timestamp()
+    from wanted w
+    where r.partition_id = w.partition_id and r.file_id = w.file_id and r.job_id is null
+    returning r.file_id
+), created as (
+    insert into compaction_job (table_id, job_id, partition_id)
+    select %(table_id)s, job_id, partition_id from job
+)
+select (select count(*) from job) as jobs,
+    (select count(*) from wanted) = (select count(*) from claimed) as whole
+
+-- name: take
+-- Leases jobs that nobody runs.
+with due as (
+    select table_id, job_id, partition_id
+    from compaction_job
+    where table_id = %(table_id)s and leased_until < clock_timestamp()
+    order by created_at, job_id
+    limit %(limit)s
+    for update skip locked
+), taken as (
+    update compaction_job j
+    set attempts = attempts + 1, leased_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s)
+    from due d
+    where j.table_id = d.table_id and j.job_id = d.job_id and j.partition_id = d.partition_id
+    returning j.job_id, j.partition_id, j.attempts
+)
+select t.job_id, t.partition_id, t.attempts, r.filename, r.row_count, r.only_contains_data_for_this_partition,
+    not r.count_approximate
+from taken t
+left join {file_reference} r on r.partition_id = t.partition_id and r.job_id = t.job_id
+order by t.job_id, t.partition_id, r.filename;
+
+-- name: hold
+-- Locks a job that is still leased to an attempt; gives nothing when another has taken or ended it.
+select job_id
+from compaction_job
+where table_id = %(table_id)s and job_id = %(job_id)s and partition_id = %(partition_id)s
+    and attempts = %(attempt)s
+for update;
+
+-- name: release
+-- Puts a job back that failed, to be run again.
+update compaction_job
+set leased_until = '-infinity', last_error = %(error)s
+where table_id = %(table_id)s and job_id = %(job_id)s and partition_id = %(partition_id)s;
+
+-- name: put_back
+-- Puts a job back that was taken and not run, as if it had not been taken.
+update compaction_job
+set leased_until = '-infinity', attempts = attempts - 1
+where table_id = %(table_id)s and job_id = %(job_id)s and partition_id = %(partition_id)s
+    and attempts = %(attempt)s;
+
+-- name: due
+-- How many jobs nobody runs, with the rows and about the bytes of their files (100 a row where unknown).
+select count(distinct j.job_id), coalesce(sum(r.row_count), 0),
+    coalesce(sum(r.row_count::float8 * coalesce(f.byte_count / nullif(f.row_count, 0)::float8, 100)), 0)
+from compaction_job j
+left join {file_reference} r on r.partition_id = j.partition_id and r.job_id = j.job_id
+left join {file} f on f.file_id = r.file_id
+where j.table_id = %(table_id)s and j.leased_until < clock_timestamp();
+
+-- name: count
+-- How many jobs there are, and how many are being run.
+select count(*), count(*) filter (where leased_until > clock_timestamp())
+from compaction_job
+where table_id = %(table_id)s;

@@ -1,0 +1,104 @@
+"""Garbage collection: files go, a while after their last reference went.
+
+Stage one stamps what was unreferenced since the last run, and costs in proportion to it. Stage two deletes
+what was stamped long enough ago: first the object, then the row, so that a crash leaves a row to try again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any
+
+import psycopg
+
+from dormouse.errors import FileHasReferences, FileNotFound
+from dormouse.files import removal_log
+from dormouse.files.attempts import SKETCHES_SUFFIX, WriteAttempts
+from dormouse.files.store import FileReferenceStore
+from dormouse.objects import ObjectStore
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.transaction import run_transaction
+
+
+@dataclass(frozen=True, slots=True)
+class GarbageReport:
+    """What a round did; `failed` names objects that could not be deleted, to be tried again next time."""
+
+    newly_unreferenced: int
+    deleted_files: tuple[str, ...]
+    failed: tuple[tuple[str, str], ...]
+    abandoned_attempts: int
+
+
+class GarbageCollector:
+    """Collects the garbage of one table."""
+
+    def __init__(
+        self, supplier: Supplier, store: FileReferenceStore, objects: ObjectStore, attempts: WriteAttempts
+    ) -> None:
+        self._supplier = supplier
+        self._store = store
+        self._objects = objects
+        self._attempts = attempts
+
+    def collect(self) -> GarbageReport:
+        """One round of both stages, of dead writers' objects, expired commits, and the log of removals."""
+        stamped = self._store.stamp_unreferenced()
+        deleted: list[str] = []
+        failed: list[tuple[str, str]] = []
+        for batch in self._batches(self._due_before()):
+            done, errors = self._delete(batch)
+            deleted += done
+            failed += errors
+        abandoned = self._attempts.collect(self._store.table)
+        self._forget_commits()
+        removal_log.roll(self._supplier)
+        return GarbageReport(stamped, tuple(deleted), tuple(failed), abandoned)
+
+    def ready(self) -> Iterator[str]:
+        """What `collect` would delete now."""
+        return self._store.files_ready_for_gc(self._due_before())
+
+    def _due_before(self) -> datetime:
+        delay = timedelta(seconds=self._store.table.properties.gc_delay_seconds)
+
+        def work(conn: psycopg.Connection[Any]) -> datetime:
+            # the store's clock stamps removals, so it also tells how long ago they were
+            moment: datetime = conn.execute("select clock_timestamp()").fetchall()[0][0]
+            return moment - delay
+
+        return run_transaction(self._supplier, work, read_only=True, operation="clock")
+
+    def _forget_commits(self) -> None:
+        limit = self._store.table.properties.gc_batch_files
+        while self._store.forget_expired_commits(limit) == limit:
+            pass
+
+    def _batches(self, before: datetime) -> Iterator[list[str]]:
+        ready = self._store.files_ready_for_gc(before)
+        while batch := list(islice(ready, self._store.table.properties.gc_batch_files)):
+            yield batch
+
+    def _delete(self, filenames: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
+        names = [name for filename in filenames for name in (filename, filename + SKETCHES_SUFFIX)]
+        errors = [(name, str(error)) for name, error in self._objects.delete(names)]
+        kept = {name for name, _ in errors}
+        done = [name for name in filenames if kept.isdisjoint((name, name + SKETCHES_SUFFIX))]
+        return self._forget(done), errors
+
+    def _forget(self, filenames: list[str]) -> list[str]:
+        try:
+            self._store.delete_collected_files(filenames)
+        except (FileNotFound, FileHasReferences):
+            # another collector was faster with some of them
+            return [filename for filename in filenames if self._forget_one(filename)]
+        return filenames
+
+    def _forget_one(self, filename: str) -> bool:
+        try:
+            return self._store.delete_collected_files([filename])
+        except (FileNotFound, FileHasReferences):
+            return False

@@ -1,0 +1,30 @@
+-- name: days
+-- The days that the log has a partition for.
+select c.relname
+from pg_inherits i
+join pg_class c on c.oid = i.inhrelid
+where i.inhparent = 'removed_reference'::regclass and c.relname ~ '^removed_reference_\d{8}$'
+order by c.relname;
+
+-- name: add_day
+-- Makes the log's partition of one day.
+create table {day} partition of removed_reference for values from ({from_day}) to ({to_day});
+
+-- name: lock_day
+-- Waits for the writers of a day, and keeps others out.
+lock table {day} in access exclusive mode;
+
+-- name: still_needed
+-- Whether some table keeps removals of a day, for its history or because they were not collected yet.
+select exists (
+    select from {day} r
+    join tables t using (table_id)
+    where r.removed_at > clock_timestamp() - make_interval(
+            secs => coalesce((t.properties ->> 'history_retention_seconds')::float8, %(retention_seconds)s)
+        )
+        or not pg_visible_in_snapshot(r.removed_xid, t.collected_till)
+);
+
+-- name: drop_day
+-- Drops the log's partition of one day.
+drop table {day};

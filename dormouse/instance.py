@@ -1,0 +1,222 @@
+"""An instance: a database, an object store, any number of tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+from dormouse.catalog import Catalog
+from dormouse.context import TableContext
+from dormouse.errors import (
+    InstanceError,
+    InstanceReadOnly,
+    InvalidProperties,
+    InvalidSchema,
+    NotAnInstance,
+    ObjectAlreadyExists,
+    ObjectNotFound,
+    ObjectStoreError,
+)
+from dormouse.files import removal_log
+from dormouse.files.attempts import WriteAttempts
+from dormouse.model.keys import KeyValue
+from dormouse.model.properties import TableProperties
+from dormouse.model.schema import Schema
+from dormouse.model.table import TableRecord
+from dormouse.objects import ObjectStore, open_store
+from dormouse.postgres import ConnectionSupplier, migrate
+from dormouse.settings import Settings, load_settings
+from dormouse.table import Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dormouse.query import PlanSummary
+
+MARKER = "instance.json"
+NO_TABLE = 0
+"""What `WriteAttempts.collect_abandoned` finds for it is of tables that are gone."""
+
+
+class Instance:
+    """One deployed Dormouse; a context manager. Made by `connect` and `local`."""
+
+    def __init__(
+        self,
+        dsn: str,
+        objects: ObjectStore,
+        settings: Settings,
+        *,
+        read_only: bool = False,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._dsn = dsn
+        self._objects = objects
+        self._read_only = read_only
+        self._on_close = on_close
+        self._closed = False
+        self._supplier = ConnectionSupplier(
+            dsn,
+            connections_max=settings.connections_max,
+            idle_seconds_max=settings.connection_idle_seconds_max,
+            wait_seconds_max=settings.connection_wait_seconds_max,
+            read_only=read_only,
+        )
+        self._attempts = WriteAttempts(self._supplier, objects)
+        self._catalog = Catalog(self._supplier, self._attempts)
+
+    def open(self, *, writers_are_dead: bool = False) -> Self:
+        """Migrates the database, and checks that it and the object store belong together."""
+        migrate(self._supplier)
+        check_same_instance(self._catalog.instance_id(), self._objects, read_only=self._read_only)
+        if not self._read_only:
+            if writers_are_dead:
+                self._attempts.abandon_all()
+            with suppress(ObjectStoreError):  # whoever may not delete objects may still read and add
+                self._attempts.collect_abandoned(NO_TABLE)
+            self._objects.sweep_staging()
+            removal_log.roll(self._supplier)
+        return self
+
+    def close(self) -> None:
+        """Gives connections back; an embedded database stops when nobody else uses it."""
+        self._closed = True
+        self._supplier.close()
+        on_close, self._on_close = self._on_close, lambda: None
+        on_close()
+
+    def __enter__(self) -> Self:
+        if self._closed:
+            raise InstanceError("the instance is closed")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an Instance cannot be pickled: open it again in the other process")
+
+    @property
+    def read_only(self) -> bool:
+        return self._read_only
+
+    def create_table(
+        self,
+        name: str,
+        schema: Schema,
+        *,
+        layout: str = "file_table",
+        split_points: Sequence[KeyValue] | None = (),
+        properties: TableProperties | None = None,
+    ) -> Table:
+        """Makes a table; `split_points` divide it from the start, on the first row key, ascending.
+
+        Raises `TableAlreadyExists`, `InvalidName`, `InvalidRange` and `InvalidProperties`.
+        """
+        from dormouse.data.transform import Transform
+
+        self._check_writable()
+        properties = TableProperties() if properties is None else properties
+        if not isinstance(properties, TableProperties):
+            raise InvalidProperties(f"properties must be dm.TableProperties(...), not {properties!r}")
+        if not isinstance(schema, Schema):
+            raise InvalidSchema(f"schema must be dm.Schema(...), not {schema!r}")
+        Transform.parse(schema, properties)
+        split_points = () if split_points is None else split_points
+        return self._table(self._catalog.create(name, schema, properties, layout, split_points))
+
+    def table(self, name: str) -> Table:
+        """The table of this name; `TableNotFound`."""
+        return self._table(self._catalog.get(name))
+
+    def tables(self) -> list[Table]:
+        """All tables, by name."""
+        return [self._table(record) for record in self._catalog.tables()]
+
+    def drop_table(self, name: str) -> None:
+        """Drops a table and deletes its files; `TableNotFound`."""
+        self._check_writable()
+        record = self._catalog.drop(name)
+        self._attempts.collect_abandoned(record.table_id)
+
+    def rename_table(self, name: str, new_name: str) -> Table:
+        """Gives a table another name; its files stay where they are."""
+        self._check_writable()
+        self._catalog.rename(name, new_name)
+        return self.table(new_name)
+
+    def sql(self, statement: str) -> pa.RecordBatchReader:
+        """The answer of a SELECT over the instance's tables, by name, streamed. Raises `InvalidQuery`."""
+        from dormouse.query import sql
+
+        return sql(self._contexts(), statement)
+
+    def explain_sql(self, statement: str) -> dict[str, PlanSummary]:
+        """What a statement would read of each table that it reads. Raises `InvalidQuery`."""
+        from dormouse.query import explain_sql
+
+        return explain_sql(self._contexts(), statement)
+
+    def change_properties(
+        self, table: TableRecord, change: Callable[[TableProperties], TableProperties]
+    ) -> TableContext:
+        """Changes a table's properties; users call `Table.set_properties`."""
+        return self._context(self._catalog.change_properties(table, change))
+
+    def _table(self, record: TableRecord) -> Table:
+        return Table(self, self._context(record), read_only=self._read_only)
+
+    def _contexts(self) -> dict[str, TableContext]:
+        return {record.name: self._context(record) for record in self._catalog.tables()}
+
+    def _context(self, record: TableRecord) -> TableContext:
+        return TableContext(self._dsn, self._supplier, self._objects, record)
+
+    def _check_writable(self) -> None:
+        if self._read_only:
+            raise InstanceReadOnly(
+                "the instance was opened read-only; open it without read_only to change it"
+            )
+
+
+def connect(dsn: str, objects_url: str, *, read_only: bool = False, **objects_options: Any) -> Instance:
+    """The instance of a PostgreSQL database and an object store (`s3://bucket/prefix`, `file:///path`).
+
+    Makes it when both are new. Raises `InstanceError`: unreachable, of a newer Dormouse, or two halves of
+    different instances.
+    """
+    instance = Instance(dsn, open_store(objects_url, **objects_options), load_settings(), read_only=read_only)
+    try:
+        return instance.open()
+    except BaseException:
+        instance.close()
+        raise
+
+
+def check_same_instance(instance_id: str, objects: ObjectStore, *, read_only: bool) -> None:
+    """The object store carries the id of its database; the first to connect writes it."""
+    try:
+        found = _marked(objects)
+    except ObjectNotFound:
+        if read_only:
+            raise NotAnInstance(f"{objects.url} is not the object store of a Dormouse instance") from None
+        with suppress(ObjectAlreadyExists):
+            objects.put(MARKER, json.dumps({"instance_id": instance_id}).encode())
+        found = _marked(objects)
+    if found != instance_id:
+        raise NotAnInstance(
+            f"{objects.url} belongs to instance {found}, the database to {instance_id}; use the two that "
+            "belong together"
+        )
+
+
+def _marked(objects: ObjectStore) -> str:
+    try:
+        return str(json.loads(objects.get(MARKER))["instance_id"])
+    except (ValueError, KeyError, TypeError):
+        raise NotAnInstance(f"{objects.url}/{MARKER} is not Dormouse's") from None

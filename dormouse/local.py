@@ -1,0 +1,129 @@
+"""The embedded instance: a folder with its own PostgreSQL and the objects. Same folder, same data."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from dormouse.errors import (
+    DependencyMissing,
+    InstanceError,
+    InstanceReadOnly,
+    InstanceTooNew,
+    InvalidName,
+    NotAnInstance,
+)
+from dormouse.instance import Instance
+from dormouse.objects import open_store
+from dormouse.settings import Settings, load_settings
+
+FORMAT = 1
+MARKER = "dormouse.json"
+_TEMPORARY = ".dormouse-"
+
+
+def local(path: str | os.PathLike[str], *, read_only: bool = False) -> Instance:
+    """Opens the instance of a folder, and makes it when the folder is new or empty; a context manager.
+
+    Processes that open the same folder share its database, which stops when the last one leaves. With
+    `DORMOUSE_DSN` an existing PostgreSQL is used instead, and the folder holds the objects alone.
+
+    Raises `InvalidName`, `NotAnInstance`, `InstanceLocked`, `InstanceReadOnly`, `InstanceTooNew` or
+    `InstanceError`.
+    """
+    folder = _folder(path)
+    settings = load_settings()
+    prepare(folder, read_only=read_only)
+    if settings.dsn is not None:
+        return _opened(Instance(settings.dsn, open_store(folder / "objects"), settings, read_only=read_only))
+    return _with_own_server(folder, settings, read_only=read_only)
+
+
+def _folder(path: str | os.PathLike[str]) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidName(f"an instance's folder is a path, not {path!r}")
+    text = os.fsdecode(path)
+    if not text or any(character in text for character in "\n\r\0"):
+        raise InvalidName(f"folder {text!r} cannot hold an instance: give it a name without line breaks")
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:
+        raise InstanceError(f"cannot use {text}: {error}") from None
+
+
+def _with_own_server(folder: Path, settings: Settings, *, read_only: bool) -> Instance:
+    try:
+        from dormouse.embedded_postgres import EmbeddedPostgres
+    except ModuleNotFoundError as error:
+        raise DependencyMissing(f"{error.name} is not installed: pip install 'dormouse[local]'") from None
+    server = EmbeddedPostgres(folder)
+    dsn = server.start()
+    try:
+        objects = open_store(folder / "objects")
+        instance = Instance(dsn, objects, settings, read_only=read_only, on_close=server.stop)
+    except BaseException:
+        server.stop()
+        raise
+    # nobody else has the folder open: whoever wrote before is dead
+    return _opened(instance, writers_are_dead=not server.joined)
+
+
+def _opened(instance: Instance, *, writers_are_dead: bool = False) -> Instance:
+    try:
+        return instance.open(writers_are_dead=writers_are_dead)
+    except BaseException:
+        instance.close()
+        raise
+
+
+def prepare(folder: Path, *, read_only: bool) -> None:
+    """Checks that the folder is an instance, or marks a new one, before anything else is written."""
+    try:
+        if is_instance(folder):
+            return
+        if read_only:
+            raise NotAnInstance(f"{folder} is not a Dormouse instance")
+        folder.mkdir(parents=True, exist_ok=True)
+        # another process may have marked it since
+        foreign = [entry for entry in folder.iterdir() if not entry.name.startswith(_TEMPORARY)]
+        if foreign and not is_instance(folder):
+            raise NotAnInstance(
+                f"{folder} holds something that is not a Dormouse instance; use an empty or a new folder"
+            )
+        _mark(folder)
+    except (FileExistsError, NotADirectoryError):
+        raise NotAnInstance(f"{folder} is not a folder") from None
+    except OSError as error:
+        if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+            raise InstanceReadOnly(f"cannot write to {folder}: {error.strerror}") from None
+        raise InstanceError(f"cannot use {folder}: {error.strerror}") from None
+
+
+def is_instance(folder: Path) -> bool:
+    """Whether the folder is one; raises `NotAnInstance` or `InstanceTooNew` when its marker says no."""
+    try:
+        text = (folder / MARKER).read_bytes()
+    except FileNotFoundError:
+        return False
+    try:
+        found = int(json.loads(text)["format"])
+    except (ValueError, KeyError, TypeError):
+        raise NotAnInstance(f"{folder / MARKER} is not Dormouse's") from None
+    if found > FORMAT:
+        raise InstanceTooNew(f"{folder} has format {found}, this Dormouse knows {FORMAT}; upgrade Dormouse")
+    return True
+
+
+def _mark(folder: Path) -> None:
+    handle, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=folder)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump({"format": FORMAT}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(folder / MARKER)
+    finally:
+        Path(name).unlink(missing_ok=True)

@@ -1,0 +1,208 @@
+"""The values of the file reference store, as the contract names them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from re import compile as pattern
+
+from dormouse.errors import InvalidInput
+
+FILENAME_BYTES_MAX = 1_024
+NAME_BYTES_MAX = 256
+COUNT_MAX = (1 << 63) - 1
+_LONE_SURROGATE = pattern("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileReference:
+    """ "This partition's rows are (also) in that file." `last_updated` is set by the store's clock."""
+
+    filename: str
+    partition_id: str
+    row_count: int
+    job_id: str | None = None
+    last_updated: datetime | None = None
+    count_approximate: bool = False
+    only_contains_data_for_this_partition: bool = True
+
+    def __post_init__(self) -> None:
+        check_text("filename", self.filename, FILENAME_BYTES_MAX)
+        check_text("partition_id", self.partition_id)
+        if self.job_id is not None:
+            check_text("job_id", self.job_id)
+        check_count(self.filename, "row_count", self.row_count)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileWithReferences:
+    """A file with its references (maybe none) and what is known of it.
+
+    `byte_count` is the object's size, `row_count` all its rows, `min_key` and `max_key` its smallest and
+    largest row key as `model.keys.encode_key` gives them.
+    """
+
+    filename: str
+    references: tuple[FileReference, ...] = ()
+    byte_count: int | None = None
+    row_count: int | None = None
+    min_key: bytes | None = None
+    max_key: bytes | None = None
+    last_updated: datetime | None = None
+
+    def __post_init__(self) -> None:
+        check_text("filename", self.filename, FILENAME_BYTES_MAX)
+        object.__setattr__(self, "references", tuple(self.references))
+        for name, count in (("byte_count", self.byte_count), ("row_count", self.row_count)):
+            if count is not None:
+                check_count(self.filename, name, count)
+        for reference in self.references:
+            if reference.filename != self.filename:
+                raise InvalidInput(f"file {self.filename!r} has a reference to {reference.filename!r}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _JobFiles:
+    """Files of one partition, and a job."""
+
+    job_id: str
+    partition_id: str
+    filenames: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "filenames", _job_files(self.job_id, self.partition_id, self.filenames))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AssignJobIdRequest(_JobFiles):
+    """Assign references of one partition to a job."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckAssignmentRequest(_JobFiles):
+    """Ask whether references of one partition are assigned to a job."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplaceFileReferencesRequest:
+    """Replace a job's inputs on one partition by its output; None when no rows are left.
+
+    `new_file` may give the output's facts (bytes, smallest and largest key).
+    """
+
+    job_id: str
+    partition_id: str
+    input_filenames: tuple[str, ...]
+    new_reference: FileReference | None
+    new_file: FileWithReferences | None = None
+
+    def __post_init__(self) -> None:
+        names = _job_files(self.job_id, self.partition_id, self.input_filenames)
+        object.__setattr__(self, "input_filenames", names)
+        new = self.new_reference
+        if new is not None and new.partition_id != self.partition_id:
+            raise InvalidInput(
+                f"job {self.job_id!r}: output on {new.partition_id!r}, inputs on {self.partition_id!r}"
+            )
+        if self.new_file is not None and (new is None or self.new_file.filename != new.filename):
+            raise InvalidInput(f"job {self.job_id!r}: new_file and new_reference are not the same file")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitFileReferenceRequest:
+    """Replace one reference by others to the same file."""
+
+    old_reference: FileReference
+    new_references: tuple[FileReference, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "new_references", tuple(self.new_references))
+        if not self.new_references:
+            raise InvalidInput(f"file {self.old_reference.filename!r}: a split needs new references")
+        for reference in self.new_references:
+            if reference.filename != self.old_reference.filename:
+                raise InvalidInput(
+                    f"a split of {self.old_reference.filename!r} cannot make {reference.filename!r}"
+                )
+        if len({reference.partition_id for reference in self.new_references}) < len(self.new_references):
+            raise InvalidInput(f"a split of {self.old_reference.filename!r} names a partition twice")
+
+    @staticmethod
+    def split_to_children(reference: FileReference, left_id: str, right_id: str) -> SplitFileReferenceRequest:
+        """Half the rows to each child, as an estimate; the halves add up to the whole."""
+        left_rows = reference.row_count // 2
+        halves = ((left_id, left_rows), (right_id, reference.row_count - left_rows))
+        children = tuple(
+            replace(
+                reference,
+                partition_id=child,
+                row_count=rows,
+                job_id=None,
+                last_updated=None,
+                count_approximate=True,
+                only_contains_data_for_this_partition=False,
+            )
+            for child, rows in halves
+        )
+        return SplitFileReferenceRequest(old_reference=reference, new_references=children)
+
+
+@dataclass(frozen=True, slots=True)
+class AllFiles:
+    """Every referenced file, and at most so many unreferenced ones; `more_than_max` when there are more."""
+
+    files: tuple[FileWithReferences, ...]
+    more_than_max: bool
+
+    @property
+    def unreferenced(self) -> tuple[FileWithReferences, ...]:
+        return tuple(file for file in self.files if not file.references)
+
+
+def group_by_file(references: Iterable[FileReference]) -> list[FileWithReferences]:
+    """References as files, in the order in which the files first come."""
+    grouped: dict[str, list[FileReference]] = {}
+    for reference in references:
+        grouped.setdefault(reference.filename, []).append(reference)
+    return [FileWithReferences(filename=name, references=tuple(refs)) for name, refs in grouped.items()]
+
+
+def check_count(filename: str, what: str, value: object) -> None:
+    """A whole number that PostgreSQL can hold."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= COUNT_MAX:
+        raise InvalidInput(
+            f"file {filename!r}: {what} must be an integer from 0 to {COUNT_MAX}, not {value!r}"
+        )
+
+
+def check_text(what: str, value: object, bytes_max: int = NAME_BYTES_MAX) -> None:
+    """Text that PostgreSQL can hold: not empty, bounded, no NUL, valid Unicode."""
+    if not isinstance(value, str) or not value:
+        raise InvalidInput(f"{what} must be a non-empty string, not {value!r}")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise InvalidInput(f"{what} {value!r} is not valid Unicode") from None
+    if size > bytes_max or "\x00" in value:
+        raise InvalidInput(f"{what} {value[:40]!r}… must have at most {bytes_max} bytes and no NUL")
+
+
+def is_text(value: object) -> bool:
+    """Whether PostgreSQL can hold it."""
+    return isinstance(value, str) and "\x00" not in value and not _LONE_SURROGATE.search(value)
+
+
+def _job_files(job_id: str, partition_id: str, filenames: Sequence[str]) -> tuple[str, ...]:
+    check_text("job_id", job_id)
+    check_text("partition_id", partition_id)
+    if isinstance(filenames, str):
+        raise InvalidInput(f"job {job_id!r}: filenames must be a list, not the string {filenames!r}")
+    names = tuple(filenames)
+    if not names:
+        raise InvalidInput(f"job {job_id!r}: filenames must not be empty")
+    if len(set(names)) != len(names):
+        raise InvalidInput(f"job {job_id!r}: a filename is named twice")
+    for name in names:
+        check_text("filename", name, FILENAME_BYTES_MAX)
+    return names

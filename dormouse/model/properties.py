@@ -1,0 +1,78 @@
+"""What can be set of a table; frozen, and validated when it is built."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dormouse.errors import InvalidProperties
+
+SECONDS_MAX = 100 * 365.25 * 86_400
+INT_MAX = (1 << 31) - 1
+ROWS_MAX = (1 << 63) - 1
+
+
+class _Properties(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    gc_delay_seconds: float = Field(
+        900, ge=0, le=SECONDS_MAX, description="how long a file stays after its last reference went"
+    )
+    gc_batch_files: int = Field(10_000, ge=1, le=INT_MAX, description="files deleted in one transaction")
+    history_retention_seconds: float = Field(
+        86_400, ge=0, le=SECONDS_MAX, description="how long removed references are kept"
+    )
+    attempt_expiry_seconds: float = Field(
+        86_400, ge=0, le=SECONDS_MAX, description="when the files of a job that never committed are collected"
+    )
+    compaction_strategy: Literal["size_ratio", "basic"] = "size_ratio"
+    compaction_batch_files: int = Field(12, ge=2, le=INT_MAX, description="files merged by one job, at most")
+    size_ratio: float = Field(3, gt=0, description="what the other files must add up to, in the largest")
+    compaction_jobs_max: int = Field(100_000, ge=1, le=INT_MAX, description="jobs created in one run")
+    compaction_attempts_max: int = Field(
+        3, ge=1, le=INT_MAX, description="tries of a job before it is given up"
+    )
+    split_threshold_rows: int = Field(
+        1_000_000_000, ge=2, le=ROWS_MAX, description="rows from which a leaf is split"
+    )
+    split_min_rows: int = Field(
+        1_000, ge=2, le=ROWS_MAX, description="rows that a leaf must surely have to be split"
+    )
+    ingest_file_writing: Literal["one_file_per_leaf", "one_reference_per_leaf"] = "one_file_per_leaf"
+    row_group_bytes: int = Field(
+        16 * 1024 * 1024, ge=64 * 1024, le=INT_MAX, description="of a row group, before encoding"
+    )
+    compression: Literal["zstd", "snappy", "lz4", "none"] = "zstd"
+    aggregate: str | None = Field(
+        None, description="e.g. 'sum(count), max(last_seen)'; a total that LONG cannot hold is an error"
+    )
+    filter: str | None = Field(None, description="e.g. 'age_off(time, 86400000)'")
+    commit: Literal["async", "sync"] = "async"
+    isolation: Literal["read committed", "serializable"] = "read committed"
+
+    @model_validator(mode="after")
+    def _history_outlives_collection(self) -> _Properties:
+        if self.history_retention_seconds < self.gc_delay_seconds:
+            raise ValueError("history_retention_seconds must be at least gc_delay_seconds")
+        return self
+
+
+class TableProperties(_Properties):
+    """Properties of a table; raises `InvalidProperties` with every mistake in one line."""
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise InvalidProperties(describe(error)) from None
+
+
+def describe(error: ValidationError) -> str:
+    """A validation error in one line: each setting, and what is wrong with it."""
+    parts = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"])
+        message = item["msg"].removeprefix("Value error, ")
+        parts.append(f"{where}: {message}, not {item['input']!r}" if where else message)
+    return "; ".join(parts)

@@ -1,0 +1,170 @@
+"""Schemas: what a table is sorted and partitioned by (row keys), sorted by (sort keys) and holds (values)."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+from dormouse.errors import InvalidSchema
+from dormouse.model.types import DataType
+
+FIELD_NAME_LENGTH_MAX = 128
+FIELDS_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A named, typed column. Only values may be nullable."""
+
+    name: str
+    type: DataType
+    nullable: bool = False
+
+    def __post_init__(self) -> None:
+        check_field_name(self.name)
+        if not isinstance(self.nullable, bool):
+            raise InvalidSchema(f"field {self.name!r}: nullable is True or False, not {self.nullable!r}")
+        if not isinstance(self.type, DataType):
+            raise InvalidSchema(
+                f"field {self.name!r}: {self.type!r} is not a type; use dm.LONG, dm.STRING, …"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "type": self.type.to_json(), "nullable": self.nullable}
+
+
+def check_field_name(name: object) -> None:
+    if not isinstance(name, str) or not name.isidentifier() or name.startswith("__"):
+        raise InvalidSchema(
+            f"field name {name!r}: use letters, digits and underscores, first a letter or one underscore"
+        )
+    if len(name) > FIELD_NAME_LENGTH_MAX:
+        raise InvalidSchema(f"field name {name[:20]!r}… is longer than {FIELD_NAME_LENGTH_MAX} characters")
+    if unicodedata.normalize("NFC", name) != name:
+        raise InvalidSchema(f"field name {name!r} is not in Unicode normal form C")
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Row keys, sort keys and values, in this order in every file.
+
+    A file is sorted by the row keys, then the sort keys. Raises `InvalidSchema`.
+    """
+
+    row_keys: tuple[Field, ...]
+    sort_keys: tuple[Field, ...]
+    values: tuple[Field, ...]
+
+    def __init__(
+        self, row_keys: Iterable[Field], sort_keys: Iterable[Field] = (), values: Iterable[Field] = ()
+    ) -> None:
+        for name, given in (("row_keys", row_keys), ("sort_keys", sort_keys), ("values", values)):
+            object.__setattr__(self, name, _fields(name, given))
+        self._check()
+
+    def _check(self) -> None:
+        if not self.row_keys:
+            raise InvalidSchema(
+                "a schema needs at least one row key, e.g. row_keys=[dm.Field('id', dm.LONG)]"
+            )
+        if len(self.fields) > FIELDS_MAX:
+            raise InvalidSchema(f"a schema has at most {FIELDS_MAX} fields, not {len(self.fields)}")
+        for field in self.key_fields:
+            if not field.type.is_key_type:
+                raise InvalidSchema(
+                    f"key {field.name!r} is {field.type}; keys are INT, LONG, STRING or BYTES"
+                )
+            if field.nullable:
+                raise InvalidSchema(f"key {field.name!r} must not be nullable")
+        _check_names_differ(self.fields)
+
+    @cached_property
+    def fields(self) -> tuple[Field, ...]:
+        return self.row_keys + self.sort_keys + self.values
+
+    @cached_property
+    def key_fields(self) -> tuple[Field, ...]:
+        """What files are sorted by: the row keys, then the sort keys."""
+        return self.row_keys + self.sort_keys
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(field.name for field in self.fields)
+
+    @cached_property
+    def key_names(self) -> tuple[str, ...]:
+        return tuple(field.name for field in self.key_fields)
+
+    @cached_property
+    def row_key_names(self) -> tuple[str, ...]:
+        return tuple(field.name for field in self.row_keys)
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, Field]:
+        return {field.name: field for field in self.fields}
+
+    def field(self, name: str) -> Field:
+        """The field of this name; `KeyError` when there is none."""
+        return self._by_name[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def row_key_index(self, name: str) -> int:
+        """The position of a row key; `KeyError` when it is not one."""
+        if name not in self.row_key_names:
+            raise KeyError(name)
+        return self.row_key_names.index(name)
+
+    def to_json(self) -> dict[str, Any]:
+        parts = {"row_keys": self.row_keys, "sort_keys": self.sort_keys, "values": self.values}
+        return {name: [field.to_json() for field in fields] for name, fields in parts.items()}
+
+    @staticmethod
+    def from_json(value: Any) -> Schema:
+        """The schema of `to_json`'s object; `nullable`, `sort_keys` and `values` may be left out."""
+        if not isinstance(value, dict):
+            raise InvalidSchema(f"a schema is an object with row_keys, sort_keys and values, not {value!r}")
+        unknown = set(value) - {"row_keys", "sort_keys", "values"}
+        if unknown:
+            raise InvalidSchema(f"unknown schema part {min(unknown)!r}; use row_keys, sort_keys and values")
+        return Schema(
+            *(_fields_from_json(value.get(part, [])) for part in ("row_keys", "sort_keys", "values"))
+        )
+
+
+def _fields(what: str, given: Iterable[Field]) -> tuple[Field, ...]:
+    if not isinstance(given, Iterable | Field):
+        raise InvalidSchema(f"{what} must be a list of dm.Field, not {given!r}")
+    fields = (given,) if isinstance(given, Field) else tuple(given)
+    for field in fields:
+        if not isinstance(field, Field):
+            raise InvalidSchema(f"{what} must be a list of dm.Field, not {field!r}")
+    return fields
+
+
+def _fields_from_json(items: Any) -> list[Field]:
+    if not isinstance(items, list):
+        raise InvalidSchema(f"a list of fields was expected, not {items!r}")
+    return [_field_from_json(item) for item in items]
+
+
+def _field_from_json(item: Any) -> Field:
+    match item:
+        case {"name": name, "type": type_, **rest} if set(rest) <= {"nullable"}:
+            return Field(name, DataType.from_json(type_), cast(bool, rest.get("nullable", False)))
+    raise InvalidSchema(f"a field is an object with name, type and optionally nullable, not {item!r}")
+
+
+def _check_names_differ(fields: Iterable[Field]) -> None:
+    seen: dict[str, str] = {}
+    for field in fields:
+        # Spark and many readers of Parquet do not tell names apart by case alone
+        folded = field.name.casefold()
+        other = seen.get(folded)
+        if other is not None:
+            raise InvalidSchema(f"field names {other!r} and {field.name!r} must differ (case does not count)")
+        seen[folded] = field.name

@@ -1,0 +1,42 @@
+"""What is known of a table beside its data."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+
+from dormouse.errors import InvalidName
+from dormouse.model.properties import TableProperties
+from dormouse.model.schema import Schema
+
+TABLE_NAME_LENGTH_MAX = 128
+_TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class TableRecord:
+    """A table's row in the database. Ids are never reused; names may change."""
+
+    table_id: int
+    name: str
+    schema: Schema
+    properties: TableProperties
+    layout: str
+    created_at: datetime | None = None
+
+    @property
+    def object_prefix(self) -> str:
+        """What the names of all the table's objects begin with."""
+        return f"data/t{self.table_id}/"
+
+
+def check_table_name(name: object) -> str:
+    """The name, when a table can have it; else `InvalidName`."""
+    if not isinstance(name, str) or not _TABLE_NAME.fullmatch(name):
+        raise InvalidName(
+            f"table name {name!r}: use letters A to Z, digits, '_' and '-', first a letter or underscore"
+        )
+    if len(name) > TABLE_NAME_LENGTH_MAX:
+        raise InvalidName(f"table name {name[:20]!r}… is longer than {TABLE_NAME_LENGTH_MAX} characters")
+    return name

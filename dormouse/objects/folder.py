@@ -1,0 +1,201 @@
+"""Objects as files in a folder: written beside it, made durable, then linked under their name."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from dormouse.errors import InvalidName, ObjectStoreError
+from dormouse.objects.failures import failed, missing, reporting_full_disk, taken
+from dormouse.objects.names import STAGING, check_name, check_prefix
+from dormouse.objects.staging import StagingArea
+
+PUBLISH_ATTEMPTS_MAX = 1_000
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+@dataclass(frozen=True)
+class FolderStore:
+    """An `ObjectStore` in a folder of one file system that has hard links.
+
+    A hard link is what publishes: it is atomic, and unlike a rename it refuses a name that is taken.
+    """
+
+    root: Path
+
+    @property
+    def url(self) -> str:
+        return self.root.as_uri()
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {}
+
+    def put(self, name: str, data: bytes) -> None:
+        with self.staged(name) as path, _errors("write", name, self.root):
+            path.write_bytes(data)
+
+    @contextmanager
+    def staged(self, name: str) -> Iterator[Path]:
+        """A path within the store's own file system, so that publishing copies nothing."""
+        target = self._path(name)
+        with _errors("write", name, self.root):
+            if target.exists():
+                raise taken(name, str(self.root))
+            slot = self._area().claim()
+        try:
+            with reporting_full_disk(name, str(self.root)):
+                yield slot.path(target.name)
+            with _errors("write", name, self.root):
+                self._publish(slot.written(target.name), name)
+        finally:
+            slot.release()
+
+    def get(self, name: str) -> bytes:
+        with _errors("read", name, self.root):
+            return self._path(name).read_bytes()
+
+    def size(self, name: str) -> int:
+        with _errors("read", name, self.root):
+            status = self._path(name).stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise IsADirectoryError(name)
+            return status.st_size
+
+    def reader(self, name: str) -> BinaryIO:
+        with _errors("read", name, self.root):
+            return self._path(name).open("rb")
+
+    def delete(self, names: Iterable[str]) -> list[tuple[str, Exception]]:
+        failures: list[tuple[str, Exception]] = []
+        parents: set[Path] = set()
+        for name in names:
+            try:
+                parents.add(self._unlink(name))
+            except (ObjectStoreError, InvalidName) as error:
+                failures.append((name, error))
+        for parent in parents:
+            self._tidy(parent)
+        return failures
+
+    def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        folder = check_prefix(prefix)
+        with _errors("list", prefix, self.root):
+            yield from _walk(self.root / folder, f"{folder}/" if folder else "")
+
+    def local_path(self, name: str) -> Path | None:
+        return self._path(name)
+
+    def uri(self, name: str) -> str:
+        return str(self._path(name))
+
+    def sweep_staging(self) -> int:
+        return self._area().sweep()
+
+    def _area(self) -> StagingArea:
+        return StagingArea(self.root / STAGING)
+
+    def _path(self, name: str) -> Path:
+        return self.root / check_name(name)
+
+    def _publish(self, path: Path, name: str) -> None:
+        """Link the file under its name, durably."""
+        target = self._path(name)
+        _sync(path)
+        try:
+            _link(path, target)
+        except FileExistsError as error:
+            raise taken(name, str(self.root)) from error
+        try:
+            self._sync_folders(target.parent)
+        except OSError:
+            target.unlink(missing_ok=True)
+            raise
+
+    def _sync_folders(self, folder: Path) -> None:
+        """Make the entries from the root down to `folder` durable, whoever made them."""
+        while True:
+            with suppress(FileNotFoundError):
+                _sync(folder)
+            if folder == self.root:
+                return
+            folder = folder.parent
+
+    def _unlink(self, name: str) -> Path:
+        """Remove one file, if it is there; return the folder that it was in."""
+        path = self._path(name)
+        with _errors("delete", name, self.root), suppress(*_ABSENT):
+            path.unlink()
+        return path.parent
+
+    def _tidy(self, folder: Path) -> None:
+        """Remove the folders that a deletion left empty, and make what it did durable."""
+        with suppress(OSError):
+            while folder != self.root:
+                folder.rmdir()
+                folder = folder.parent
+        with suppress(OSError):
+            self._sync_folders(folder)
+
+
+def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
+    """The files below a folder, one open folder a level; what vanishes meanwhile is left out."""
+    try:
+        entries = os.scandir(folder)
+    except _ABSENT:
+        return
+    with entries:
+        for entry in entries:
+            name = prefix + entry.name
+            if entry.is_dir(follow_symlinks=False):
+                if name != STAGING:
+                    yield from _walk(Path(entry.path), f"{name}/")
+                continue
+            with suppress(FileNotFoundError):
+                yield name, entry.stat().st_size
+
+
+def _link(path: Path, target: Path) -> None:
+    """Link a file, making its folders, which a deletion may take away meanwhile."""
+    for _ in range(PUBLISH_ATTEMPTS_MAX):
+        _make_folders(target.parent)
+        with suppress(FileNotFoundError):
+            return target.hardlink_to(path)
+    raise OSError(errno.EBUSY, "its folder vanishes as often as it is made")
+
+
+def _make_folders(folder: Path) -> None:
+    """Make a folder and those above it; a file in the way is an error of its own, not one of the object."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise OSError(errno.ENOTDIR, f"there is an object at {folder}") from error
+    except FileNotFoundError:
+        pass  # a deletion was between two levels: linking fails, and all is tried again
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _errors(verb: str, name: str, root: Path) -> Iterator[None]:
+    """Turn what the operating system says into one line that names the object."""
+    try:
+        yield
+    except _ABSENT as error:
+        if verb == "read":
+            raise missing(name, str(root)) from error
+        raise failed(verb, name, str(root), error.strerror or str(error)) from error
+    except OSError as error:
+        raise failed(verb, name, str(root), error.strerror or str(error)) from error

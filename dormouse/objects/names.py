@@ -1,0 +1,54 @@
+"""What an object may be called: relative, plain, and the same in a folder, in S3 and in a URL."""
+
+from __future__ import annotations
+
+import re
+
+from dormouse.errors import InvalidName
+
+STAGING = ".staging"
+NAME_BYTES_MAX = 900
+SEGMENT_BYTES_MAX = 255
+_SEGMENT = re.compile(r"[A-Za-z0-9._=-]+")
+
+
+def check_name(name: str) -> str:
+    """Return `name` when it can be an object's name, else raise `InvalidName`.
+
+    Segments are letters, digits and `. _ = -` (nothing that a URL, a shell or S3 encodes), joined by `/`.
+    """
+    reason = _fault(name)
+    if reason:
+        raise InvalidName(f"Object name {name!r} {reason}")
+    return name
+
+
+def check_prefix(prefix: str) -> str:
+    """Return a folder-like prefix without its last slash; empty means everything."""
+    stripped = prefix.removesuffix("/")
+    return check_name(stripped) if prefix else ""
+
+
+def _fault(name: str) -> str | None:
+    if not isinstance(name, str) or not name:
+        return "is empty: give a relative name, like 'data/t1/0-root.parquet'"
+    if name.startswith("/"):
+        return "is absolute: give it relative to the store"
+    if len(name) > NAME_BYTES_MAX:
+        return f"is longer than {NAME_BYTES_MAX} bytes"
+    segments = name.split("/")
+    if segments[0] == STAGING:
+        return f"is in {STAGING}/, which the store keeps for itself"
+    return next((fault for fault in map(_segment_fault, segments) if fault), None)
+
+
+def _segment_fault(segment: str) -> str | None:
+    if not segment:
+        return "has an empty segment"
+    if segment in {".", ".."}:
+        return f"has the segment {segment!r}, which would leave its folder"
+    if len(segment) > SEGMENT_BYTES_MAX:
+        return f"has a segment longer than {SEGMENT_BYTES_MAX} bytes"
+    if not _SEGMENT.fullmatch(segment):
+        return "has characters other than letters, digits and . _ = -"
+    return None

@@ -1,0 +1,254 @@
+"""Objects in S3, through obstore."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+from urllib.parse import urlsplit
+
+import obstore
+from obstore import exceptions
+from obstore.store import S3Store as Client
+
+from dormouse.errors import InvalidInput, InvalidName, ObjectNotFound, ObjectStoreError
+from dormouse.objects.failures import failed, missing, reporting_full_disk, taken
+from dormouse.objects.forks import ForkGuard
+from dormouse.objects.names import check_name, check_prefix
+from dormouse.objects.staging import StagingArea
+
+if TYPE_CHECKING:
+    from obstore.store import RetryConfig
+
+SINGLE_PUT_BYTES_MAX = 32 * 2**20
+PART_BYTES_MIN = 8 * 2**20
+PARTS_MAX = 9_000  # S3 allows 10,000
+PARTS_AT_ONCE_MAX = 4
+DELETE_BATCH_OBJECTS = 1_000
+RETRIES_MAX = 10
+READ_BUFFER_BYTES = 2**20
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+Failures = list[tuple[str, Exception]]
+_GUARD = ForkGuard("an object store in S3")
+_FAILURES = (exceptions.BaseError, OSError)
+
+
+@dataclass(frozen=True)
+class S3Store:
+    """An `ObjectStore` in a bucket, below a prefix.
+
+    An object of up to `SINGLE_PUT_BYTES_MAX`, and any that `put` writes, is one conditional PUT: of two
+    writers exactly one wins. Larger staged files are uploaded in parts, which obstore cannot make
+    conditional: the name is looked up just before, so of two uploads of one name *at the same time* the
+    later one stays, whole. Writers that have the id of their attempt in the name never meet.
+    """
+
+    bucket: str
+    prefix: str
+    options: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def at(cls, url: str, options: Mapping[str, str]) -> S3Store:
+        parts = urlsplit(url)
+        prefix = parts.path.removeprefix("/").removesuffix("/")
+        try:
+            check_prefix(prefix)
+        except InvalidName as error:
+            raise InvalidInput(f"Object store {url!r}: its prefix is not valid. {error}") from error
+        if not _BUCKET.fullmatch(parts.netloc) or parts.query or parts.fragment:
+            raise InvalidInput(f"Object store {url!r}: give a bucket and a prefix, like s3://bucket/prefix")
+        return cls(parts.netloc, prefix, dict(options))
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+
+    def put(self, name: str, data: bytes) -> None:
+        with self._errors("write", check_name(name)):
+            obstore.put(self._client, name, data, mode="create")
+
+    @contextmanager
+    def staged(self, name: str) -> Iterator[Path]:
+        """A path in `staging_dir`, uploaded in parts of bounded memory."""
+        self._refuse_taken(check_name(name))
+        with self._errors("stage", name):
+            slot = self._area().claim()
+        path = slot.path(name.rpartition("/")[2])
+        try:
+            with reporting_full_disk(name, self.url):
+                yield path
+            with self._errors("write", name):
+                self._upload(slot.written(path.name), name)
+        finally:
+            slot.release()
+
+    def get(self, name: str) -> bytes:
+        with self._errors("read", check_name(name)):
+            return bytes(obstore.get(self._client, name).bytes())
+
+    def size(self, name: str) -> int:
+        with self._errors("read", check_name(name)):
+            return obstore.head(self._client, name)["size"]
+
+    def reader(self, name: str) -> BinaryIO:
+        with self._errors("read", check_name(name)):
+            source = obstore.open_reader(self._client, name, buffer_size=READ_BUFFER_BYTES)
+        return io.BufferedReader(_Raw(source, partial(self._errors, "read", name)), READ_BUFFER_BYTES)
+
+    def delete(self, names: Iterable[str]) -> Failures:
+        failures: Failures = []
+        rest = iter(names)
+        while batch := list(islice(rest, DELETE_BATCH_OBJECTS)):
+            failures += self._delete_batch(batch)
+        return failures
+
+    def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        folder = check_prefix(prefix)
+        with self._errors("list", prefix):
+            for chunk in obstore.list(self._client, prefix=folder or None):
+                yield from ((entry["path"], entry["size"]) for entry in chunk)
+
+    def local_path(self, name: str) -> Path | None:
+        check_name(name)
+        return None
+
+    def uri(self, name: str) -> str:
+        return f"{self.url}/{check_name(name)}"
+
+    def sweep_staging(self) -> int:
+        return self._area().sweep()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs; it opens connections of its own."""
+        return {"bucket": self.bucket, "prefix": self.prefix, "options": self.options}
+
+    @property
+    def _client(self) -> Client:
+        _GUARD.check()
+        return self._connected
+
+    @cached_property
+    def _connected(self) -> Client:
+        return self._connect()
+
+    def _connect(self, retries_max: int | None = None) -> Client:
+        """A client from the options, and from the AWS variables for what they leave open."""
+        config: dict[str, Any] = {k: v for k, v in self.options.items() if k != "staging_dir"}
+        # whoever gives an http endpoint, here or in AWS_ENDPOINT_URL, means it; Amazon's own are https
+        config["client_options"] = {"allow_http": True}
+        retries: RetryConfig = {"max_retries": RETRIES_MAX if retries_max is None else retries_max}
+        return Client(self.bucket, prefix=self.prefix or None, retry_config=retries, **config)
+
+    def _area(self) -> StagingArea:
+        default = Path(tempfile.gettempdir()) / f"dormouse-staging-{os.getuid()}"
+        return StagingArea(Path(self.options.get("staging_dir", default)))
+
+    def _refuse_taken(self, name: str) -> None:
+        try:
+            self.size(name)
+        except ObjectNotFound:
+            return
+        raise taken(name, self.url)
+
+    def _upload(self, path: Path, name: str) -> None:
+        size = path.stat().st_size
+        if size <= SINGLE_PUT_BYTES_MAX:
+            obstore.put(self._client, name, path.read_bytes(), mode="create")
+            return
+        self._refuse_taken(name)
+        part = max(PART_BYTES_MIN, size // PARTS_MAX + 1)
+        obstore.put(
+            self._client,
+            name,
+            path,
+            use_multipart=True,
+            chunk_size=part,
+            max_concurrency=PARTS_AT_ONCE_MAX,
+        )
+
+    def _delete_batch(self, names: Sequence[str]) -> Failures:
+        """One bulk request; when it fails, one request a name, to tell which."""
+        failures, valid = _split_valid(names)
+        try:
+            if valid:
+                obstore.delete(self._client, valid)
+        except _FAILURES:
+            # the bulk request has been retried already, and an outage should not last a thousand times longer
+            impatient = self._connect(retries_max=0)
+            outcomes = ((name, self._delete_one(impatient, name)) for name in valid)
+            failures += [(name, error) for name, error in outcomes if error]
+        return failures
+
+    def _delete_one(self, client: Client, name: str) -> Exception | None:
+        try:
+            with self._errors("delete", name):
+                obstore.delete(client, name)
+        except ObjectStoreError as error:
+            return error
+        return None
+
+    @contextmanager
+    def _errors(self, verb: str, name: str) -> Iterator[None]:
+        """Turn what obstore says into one line that names the object."""
+        try:
+            yield
+        except exceptions.AlreadyExistsError as error:
+            raise taken(name, self.url) from error
+        except _FAILURES as error:
+            if isinstance(error, FileNotFoundError) and verb == "read":
+                raise missing(name, self.url) from error
+            raise failed(verb, name, self.url, _cause(error)) from error
+
+
+class _Raw(io.RawIOBase):
+    """obstore's reader as one of Python's, so that pyarrow and others can read and seek it."""
+
+    def __init__(self, source: obstore.ReadableFile, errors: Any) -> None:
+        self._source = source
+        self._errors = errors
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        with self._errors():
+            data = self._source.read(len(buffer))
+        buffer[: len(data)] = memoryview(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._source.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._source.tell()
+
+
+def _split_valid(names: Sequence[str]) -> tuple[Failures, list[str]]:
+    failures: Failures = []
+    valid = []
+    for name in names:
+        try:
+            valid.append(check_name(name))
+        except InvalidName as error:
+            failures.append((name, error))
+    return failures, valid
+
+
+def _cause(error: Exception) -> str:
+    """The message that S3 gave, else the first line of obstore's."""
+    text = str(error)
+    said = re.search(r"<Message>(.*?)</Message>", text, re.DOTALL)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join((said[1] if said else text.splitlines()[0]).split())

@@ -1,0 +1,118 @@
+"""The object store seam: whole objects under relative names, never overwritten."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import BinaryIO, Protocol
+from urllib.parse import unquote, urlsplit
+
+from dormouse.errors import InvalidInput
+
+
+class ObjectStore(Protocol):
+    """Whole objects under relative names, like "data/t1/ab12/0-root.parquet".
+
+    An object is visible when it is whole and not before, and its name is never given to another.
+    Stores can be pickled, and `open_store(store.url, **store.options)` opens the same one in another process.
+    Every failure is an `ObjectStoreError` that names the object and the cause; a bad name is `InvalidName`.
+    """
+
+    @property
+    def url(self) -> str:
+        """The root: "file:///path" or "s3://bucket/prefix"."""
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The keyword options with which `open_store` opens this store again (may hold credentials)."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write an object, whole or not at all; `ObjectAlreadyExists` when the name is taken."""
+
+    def staged(self, name: str) -> AbstractContextManager[Path]:
+        """Give a local path to write to; published under `name` on a clean exit, gone on an exception.
+
+        The path does not exist yet; whoever writes it may replace it by renaming within its folder.
+        """
+
+    def get(self, name: str) -> bytes:
+        """The object's bytes; `ObjectNotFound`."""
+
+    def size(self, name: str) -> int:
+        """The object's size in bytes; `ObjectNotFound`."""
+
+    def reader(self, name: str) -> BinaryIO:
+        """A file to read and seek in, which fetches only what is read; `ObjectNotFound`."""
+
+    def delete(self, names: Iterable[str]) -> list[tuple[str, Exception]]:
+        """Delete every object that is there; return the names that failed, each with its error."""
+
+    def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        """Stream (name, bytes) of the whole objects below a folder-like prefix, in no order.
+
+        "data/t1" lists "data/t1/a" and not "data/t10/a"; "" lists everything.
+        """
+
+    def local_path(self, name: str) -> Path | None:
+        """The object's file, for readers that map it; None when the store is not a folder."""
+
+    def uri(self, name: str) -> str:
+        """What DataFusion and Spark call the object: "/abs/path" or "s3://bucket/prefix/name"."""
+
+    def sweep_staging(self) -> int:
+        """Remove what dead processes left half-written; return how many. Live ones are not touched."""
+
+
+def open_store(
+    url: str | os.PathLike[str],
+    *,
+    staging_dir: str | os.PathLike[str] | None = None,
+    endpoint: str | None = None,
+    region: str | None = None,
+    access_key_id: str | None = None,
+    secret_access_key: str | None = None,
+    session_token: str | None = None,
+) -> ObjectStore:
+    """Open the store at a folder's path, "file:///path" or "s3://bucket/prefix"; nothing is touched yet.
+
+    What is not given for S3 comes from the usual AWS variables (AWS_REGION, AWS_ENDPOINT_URL,
+    AWS_ACCESS_KEY_ID, …), or the machine's role. `staging_dir` is where S3 objects are written before their
+    upload; a folder stages within itself and ignores it. A URL of another kind is `InvalidInput`.
+    """
+    text = os.fspath(url)
+    scheme = urlsplit(text).scheme if "://" in text else ""
+    if scheme in {"", "file"}:
+        from dormouse.objects.folder import FolderStore
+
+        return FolderStore(_folder(text))
+    if scheme != "s3":
+        raise InvalidInput(f"Object store {text!r}: use a folder's path, file:///path or s3://bucket/prefix")
+    from dormouse.objects.s3 import S3Store
+
+    given = {
+        "staging_dir": os.fspath(staging_dir) if staging_dir else None,
+        "endpoint": endpoint,
+        "region": region,
+        "access_key_id": access_key_id,
+        "secret_access_key": secret_access_key,
+        "session_token": session_token,
+    }
+    return S3Store.at(text, {key: value for key, value in given.items() if value is not None})
+
+
+def _folder(text: str) -> Path:
+    """The absolute folder that a path or file URL names."""
+    path = text
+    if "://" in text:
+        parts = urlsplit(text)
+        if parts.netloc not in {"", "localhost"} or parts.query or parts.fragment or len(parts.path) < 2:
+            raise InvalidInput(f"Object store {text!r}: a file URL has three slashes, like file:///path")
+        path = unquote(parts.path)
+    if not path.strip() or "\0" in path:
+        raise InvalidInput(f"Object store {text!r}: give a folder's path, file:///path or s3://bucket/prefix")
+    folder = Path(os.path.abspath(Path(path).expanduser()))  # noqa: PTH100  # resolve() would follow links
+    if folder.exists() and not folder.is_dir():
+        raise InvalidInput(f"Object store {text!r}: there is a file where the folder should be")
+    return folder

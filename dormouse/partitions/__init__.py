@@ -1,0 +1,1 @@
+"""The partition tree of a table, and its history."""

@@ -1,0 +1,175 @@
+"""The partition store: the tree of one table, and every change of it as an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import psycopg
+
+from dormouse.errors import InvalidKey, InvalidRange, PartitionNotActive, PartitionNotFound, TableNotFound
+from dormouse.files.parameters import reference_from_row
+from dormouse.files.reads import dropped_tables
+from dormouse.model.file_reference import SplitFileReferenceRequest, is_text
+from dormouse.model.keys import KeyValue
+from dormouse.model.partition_tree import (
+    Partition,
+    PartitionTree,
+    Split,
+    split_partition,
+    tree_from_split_points,
+)
+from dormouse.model.table import TableRecord
+from dormouse.partitions.rows import partition_from_row, partition_values
+from dormouse.postgres.connection import Isolation, Supplier
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import run_transaction
+
+PAGE_ROWS = 10_000
+_QUERIES = load(__package__ or "", "store")
+
+
+@dataclass(frozen=True, slots=True)
+class LeafRows:
+    """A leaf's rows as its references tell: in all, and those counted exactly."""
+
+    partition_id: str
+    row_count: int
+    exact_row_count: int
+
+
+class PartitionStore:
+    """The partitions of one table."""
+
+    def __init__(self, supplier: Supplier, table: TableRecord) -> None:
+        self._supplier = supplier
+        self._table = table
+        self._schema = table.schema
+        self._tree: PartitionTree | None = None
+
+    def create(self, conn: psycopg.Connection[Any], split_points: Sequence[KeyValue] = ()) -> None:
+        """Makes the tree of epoch 0; part of creating the table."""
+        numbers = count()
+        partitions = tree_from_split_points(self._schema, split_points, lambda: f"0-{next(numbers)}")
+        rows = [self._values(p, 0, None if p.is_leaf else 0) for p in partitions]
+        with conn.cursor() as cursor:
+            cursor.executemany(_QUERIES["add_partitions"].on(), rows)
+        created = [p.partition_id for p in partitions if p.is_leaf]
+        self._execute(conn, "add_epoch", epoch=0, sealed=[], created=created)
+
+    def tree(self) -> PartitionTree:
+        """The tree at the current epoch; kept as long as the epoch stands."""
+
+        return run_transaction(
+            self._supplier,
+            self.tree_in,
+            isolation=Isolation.REPEATABLE_READ,
+            read_only=True,
+            operation="tree",
+        )
+
+    def tree_in(self, conn: psycopg.Connection[Any]) -> PartitionTree:
+        """The tree as a REPEATABLE READ transaction sees it; kept as long as its epoch stands."""
+        epoch, tree = self._epoch(conn), self._tree
+        if tree is None or tree.epoch != epoch:
+            rows = self._execute(conn, "partitions")
+            partitions = [partition_from_row(self._schema, row) for row in rows]
+            # returned as it was built: another thread may keep a newer one meanwhile
+            self._tree = tree = PartitionTree(self._schema, partitions, epoch)
+        return tree
+
+    def root(self) -> Partition:
+        return self.tree().root
+
+    def leaves(self) -> tuple[Partition, ...]:
+        """The leaves, left before right."""
+        return self.tree().leaves
+
+    def split(
+        self, partition_id: str, point: KeyValue, field: str | None = None
+    ) -> tuple[Partition, Partition]:
+        """Divides a leaf: keys whose `field` (default: the first row key) is below `point` go left.
+
+        Raises `PartitionNotFound`, `PartitionNotActive` when it was divided already, and `InvalidRange` when
+        the point is not one of the field's values inside the partition, above its minimum.
+        """
+        split = Split(field or self._schema.row_keys[0].name, point)
+
+        def work(conn: psycopg.Connection[Any]) -> tuple[Partition, Partition]:
+            epoch = self._next_epoch(conn)
+            parent, left, right = self._divided(conn, partition_id, split, epoch)
+            conn.execute(_QUERIES["seal"].on(), self._values(parent, None, epoch))
+            for child in (left, right):
+                conn.execute(_QUERIES["add_partitions"].on(), self._values(child, epoch, None))
+            created = [left.partition_id, right.partition_id]
+            self._execute(conn, "add_epoch", epoch=epoch, sealed=[partition_id], created=created)
+            return left, right
+
+        return run_transaction(self._supplier, work, operation="split partition")
+
+    def leaf_rows(self, row_count_min: int) -> list[LeafRows]:
+        """The leaves that have at least so many rows."""
+        with self._supplier.connection() as conn:
+            rows = self._execute(conn, "row_counts", row_count_min=row_count_min).fetchall()
+        return [LeafRows(*row) for row in rows]
+
+    def references_above_leaves(self) -> Iterator[SplitFileReferenceRequest]:
+        """How to push down, by one level, the unassigned references of partitions that were divided."""
+        after = ("", "")
+        while True:
+            values = {"after_partition": after[0], "after_filename": after[1], "limit": PAGE_ROWS}
+            with self._supplier.connection() as conn:
+                rows = self._execute(conn, "references_above_leaves", **values).fetchall()
+            if not rows:
+                return
+            for left_id, right_id, *columns in rows:
+                reference = reference_from_row(columns)
+                after = (reference.partition_id, reference.filename)
+                yield SplitFileReferenceRequest.split_to_children(reference, left_id, right_id)
+
+    def _divided(
+        self, conn: psycopg.Connection[Any], partition_id: str, split: Split, epoch: int
+    ) -> tuple[Partition, Partition, Partition]:
+        possible = partition_id if is_text(partition_id) else ""
+        row = self._execute(conn, "partition", partition_id=possible).fetchone()
+        if row is None:
+            raise PartitionNotFound(f"table {self._table.name!r} has no partition {partition_id!r}")
+        partition = partition_from_row(self._schema, row)
+        if not partition.is_leaf:
+            raise PartitionNotActive(
+                f"partition {partition_id!r} of table {self._table.name!r} was divided already"
+            )
+        try:
+            return split_partition(self._schema, partition, split, f"{epoch}-0", f"{epoch}-1")
+        except InvalidKey as error:
+            raise InvalidRange(f"split point: {error}") from None
+
+    def _next_epoch(self, conn: psycopg.Connection[Any]) -> int:
+        row = self._execute(conn, "next_epoch").fetchone()
+        if row is None:
+            raise TableNotFound(f"table {self._table.name!r} does not exist any more")
+        return int(row[0])
+
+    def _epoch(self, conn: psycopg.Connection[Any]) -> int:
+        row = self._execute(conn, "epoch").fetchone()
+        if row is None:
+            raise TableNotFound(f"table {self._table.name!r} does not exist any more")
+        return int(row[0])
+
+    def _values(self, partition: Partition, created: int | None, sealed: int | None) -> dict[str, Any]:
+        values = partition_values(self._schema, partition)
+        return {
+            **values,
+            "table_id": self._table.table_id,
+            "created_epoch": created,
+            "sealed_epoch": sealed,
+        }
+
+    def _execute(self, conn: psycopg.Connection[Any], name: str, **values: Any) -> psycopg.Cursor[Any]:
+        query = _QUERIES[name]
+        own = {"file_reference": f"file_reference_{self._table.table_id}"}
+        identifiers = {kind: own[kind] for kind in query.identifiers}
+        with dropped_tables(self._table):
+            return conn.execute(query.on(**identifiers), {**values, "table_id": self._table.table_id})

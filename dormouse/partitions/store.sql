@@ -1,0 +1,67 @@
+-- name: add_partitions
+-- Adds partitions of an epoch.
+insert into partition (
+    table_id, partition_id, parent_id, created_epoch, sealed_epoch, min_keys, max_keys, split_key,
+    split_point, left_id, right_id
+)
+values (
+    %(table_id)s, %(partition_id)s, %(parent_id)s, %(created_epoch)s, %(sealed_epoch)s, %(min_keys)s::bytea[],
+    %(max_keys)s::bytea[], %(split_key)s, %(split_point)s, %(left_id)s, %(right_id)s
+);
+
+-- name: seal
+-- Ends a leaf at an epoch, divided into two.
+update partition
+set sealed_epoch = %(sealed_epoch)s, split_key = %(split_key)s, split_point = %(split_point)s,
+    left_id = %(left_id)s, right_id = %(right_id)s
+where table_id = %(table_id)s and partition_id = %(partition_id)s;
+
+-- name: next_epoch
+-- Begins the table's next epoch; two splits of one table wait for each other here.
+update tables set epoch = epoch + 1 where table_id = %(table_id)s returning epoch;
+
+-- name: add_epoch
+-- Records an epoch: its time strictly increases.
+insert into epoch (table_id, epoch, created_at, sealed, created)
+select %(table_id)s, %(epoch)s::bigint, greatest(clock_timestamp(), max(e.created_at) + interval '1 microsecond'),
+    %(sealed)s::text[], %(created)s::text[]
+from (
+    select created_at from epoch where table_id = %(table_id)s order by created_at desc limit 1
+) e;
+
+-- name: epoch
+-- The table's current epoch.
+select epoch from tables where table_id = %(table_id)s;
+
+-- name: partitions
+-- Every partition that there is at the current epoch.
+select partition_id, parent_id, min_keys, max_keys, split_key, split_point, left_id, right_id
+from partition
+where table_id = %(table_id)s;
+
+-- name: partition
+-- One partition.
+select partition_id, parent_id, min_keys, max_keys, split_key, split_point, left_id, right_id
+from partition
+where table_id = %(table_id)s and partition_id = %(partition_id)s;
+
+-- name: row_counts
+-- The rows of each leaf as its references tell, those known exactly, and whether all are.
+select r.partition_id, sum(r.row_count)::bigint as row_count,
+    coalesce(sum(r.row_count) filter (where not r.count_approximate), 0)::bigint as exact_row_count
+from {file_reference} r
+join partition p on p.table_id = %(table_id)s and p.partition_id = r.partition_id and p.sealed_epoch is null
+group by r.partition_id
+having sum(r.row_count) >= %(row_count_min)s
+order by r.partition_id;
+
+-- name: references_above_leaves
+-- References of partitions that were divided, with the children: to be pushed down one level.
+select p.left_id, p.right_id, r.filename, r.partition_id, r.row_count, r.job_id, r.last_updated,
+    r.count_approximate, r.only_contains_data_for_this_partition
+from partition p
+join {file_reference} r on r.partition_id = p.partition_id
+where p.table_id = %(table_id)s and p.sealed_epoch is not null and r.job_id is null
+    and (p.partition_id, r.filename) > (%(after_partition)s, %(after_filename)s)
+order by p.partition_id, r.filename
+limit %(limit)s;

@@ -1,0 +1,27 @@
+"""PostgreSQL as a mechanism: connections, transactions, named queries and migrations."""
+
+from dormouse.postgres.connection import (
+    ConnectionSupplier,
+    Isolation,
+    OneShotConnectionSupplier,
+    Supplier,
+)
+from dormouse.postgres.migrate import MIGRATIONS, Migration, migrate
+from dormouse.postgres.queries import Queries, Query, load
+from dormouse.postgres.transaction import RETRIES, Retries, run_transaction
+
+__all__ = [
+    "MIGRATIONS",
+    "RETRIES",
+    "ConnectionSupplier",
+    "Isolation",
+    "Migration",
+    "OneShotConnectionSupplier",
+    "Queries",
+    "Query",
+    "Retries",
+    "Supplier",
+    "load",
+    "migrate",
+    "run_transaction",
+]

@@ -1,0 +1,157 @@
+"""Forward migrations: one numbered line of `NNNN_name.sql`, each applied once and in a transaction."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+from psycopg.rows import TupleRow
+
+from dormouse.errors import InstanceError, InstanceReadOnly, InstanceTooNew, NotAnInstance
+from dormouse.postgres.connection import OneShotConnectionSupplier, Supplier
+from dormouse.postgres.queries import load
+
+MIGRATIONS = Path(__file__).with_name("migrations")
+"""Dormouse's own migrations."""
+
+_FILE_NAME = re.compile(r"(?P<version>\d{4})_(?P<name>[a-z0-9_]+)\.sql")
+_queries = load(__file__, "migrate")
+
+
+@dataclass(frozen=True)
+class Migration:
+    """A step of the schema's history. `text` may hold several statements; it runs in a transaction."""
+
+    version: int
+    name: str
+    text: str
+
+    @property
+    def checksum(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def __str__(self) -> str:
+        return f"{self.version:04d}_{self.name}"
+
+
+@dataclass(frozen=True)
+class _Applied:
+    version: int
+    name: str
+    checksum: str
+
+    def __str__(self) -> str:
+        return f"{self.version:04d}_{self.name}"
+
+
+def migrate(dsn_or_supplier: str | Supplier, folder: Path = MIGRATIONS) -> list[Migration]:
+    """Applies what the database lacks and returns it. One query when there is nothing to do.
+
+    Safe to call from many processes at once. Raises InstanceTooNew when the database is newer than the
+    folder, InstanceReadOnly when it would have to write and may not, NotAnInstance when the schema `dormouse`
+    is somebody else's, and InstanceError when a migration fails or an applied one was edited.
+    """
+    migrations = read_migrations(folder)
+    supplier = dsn_or_supplier
+    if isinstance(supplier, str):
+        supplier = OneShotConnectionSupplier(supplier)
+    with supplier.connection() as conn:
+        applied = _applied(conn)
+        if applied is not None and not _pending(applied, migrations):
+            return []
+        try:
+            with _locked(conn):
+                return _apply_all(conn, migrations)
+        except psycopg.errors.ReadOnlySqlTransaction as error:
+            raise InstanceReadOnly("the database must be migrated, and it cannot be written to") from error
+
+
+def read_migrations(folder: Path) -> list[Migration]:
+    """The migrations of a folder, in order; raises InstanceError unless they are numbered 1, 2, 3, ..."""
+    migrations = []
+    for version, path in enumerate(sorted(folder.glob("*.sql")), start=1):
+        match = _FILE_NAME.fullmatch(path.name)
+        if match is None or int(match["version"]) != version:
+            raise InstanceError(f"migration {path.name} should be named {version:04d}_<name>.sql")
+        migrations.append(Migration(version, match["name"], path.read_text("utf-8")))
+    return migrations
+
+
+def _apply_all(conn: psycopg.Connection[TupleRow], migrations: Sequence[Migration]) -> list[Migration]:
+    applied = _applied(conn)
+    if applied is None:
+        _prepare(conn)
+    pending = _pending(applied or [], migrations)
+    for migration in pending:
+        _apply(conn, migration)
+    return pending
+
+
+def _applied(conn: psycopg.Connection[TupleRow]) -> list[_Applied] | None:
+    """What the database has; None when it was never migrated."""
+    try:
+        return [_Applied(*row) for row in conn.execute(_queries["applied"].on())]
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        return None
+    except psycopg.errors.UndefinedColumn:
+        raise NotAnInstance("the table dormouse.migration of this database is not Dormouse's") from None
+
+
+def _pending(applied: Sequence[_Applied], migrations: Sequence[Migration]) -> list[Migration]:
+    known = {migration.version: migration for migration in migrations}
+    if applied and applied[-1].version > len(migrations):
+        raise InstanceTooNew(
+            f"the database has migration {applied[-1]}, this Dormouse knows {len(migrations)} of them; "
+            "upgrade Dormouse"
+        )
+    for one in applied:
+        if known[one.version].checksum != one.checksum:
+            raise InstanceError(
+                f"the database was made by a Dormouse between releases: its migration {one} is not the one "
+                "of this version; open it with the version that made it"
+            )
+    done = {one.version for one in applied}
+    return [migration for migration in migrations if migration.version not in done]
+
+
+def _prepare(conn: psycopg.Connection[TupleRow]) -> None:
+    if foreign := conn.execute(_queries["foreign_relation"].on()).fetchone():
+        raise NotAnInstance(
+            f"the schema 'dormouse' of this database is not Dormouse's: it holds {foreign[0]!r}; "
+            "use another database"
+        )
+    try:
+        conn.execute(_queries["prepare"].on())
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise InstanceError(f"cannot create the schema 'dormouse': {_one_line(error)}") from error
+
+
+def _apply(conn: psycopg.Connection[TupleRow], migration: Migration) -> None:
+    try:
+        with conn.transaction():
+            conn.execute(migration.text.encode())
+            record = {"version": migration.version, "name": migration.name, "checksum": migration.checksum}
+            conn.execute(_queries["record"].on(), record)
+    except psycopg.errors.ReadOnlySqlTransaction:
+        raise
+    except psycopg.Error as error:
+        raise InstanceError(f"migration {migration} failed: {_one_line(error)}") from error
+
+
+@contextmanager
+def _locked(conn: psycopg.Connection[TupleRow]) -> Iterator[None]:
+    conn.execute(_queries["lock"].on())
+    try:
+        yield
+    finally:
+        if not conn.closed:
+            conn.execute(_queries["unlock"].on())
+
+
+def _one_line(error: psycopg.Error) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,32 @@
+-- name: applied
+-- The migrations that the database has, in order.
+select version, name, checksum from dormouse.migration order by version;
+
+-- name: lock
+-- Waits until no other process migrates this database; the lock ends with the session, too.
+select pg_advisory_lock(7236154098213001);
+
+-- name: unlock
+-- Lets the next process migrate.
+select pg_advisory_unlock(7236154098213001);
+
+-- name: foreign_relation
+-- A relation in a schema of our name that we did not create.
+select relname from pg_catalog.pg_class
+where relnamespace = to_regnamespace('dormouse')
+    and not exists (select from pg_catalog.pg_class where oid = to_regclass('dormouse.migration'))
+limit 1;
+
+-- name: prepare
+-- The schema, and the list of what was applied to it.
+create schema if not exists dormouse;
+create table if not exists dormouse.migration (
+    version integer primary key,
+    name text not null,
+    checksum text not null,
+    applied_at timestamptz not null default now()
+);
+
+-- name: record
+-- Notes a migration, in the transaction that applied it.
+insert into dormouse.migration (version, name, checksum) values (%(version)s, %(name)s, %(checksum)s);

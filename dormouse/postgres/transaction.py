@@ -1,0 +1,188 @@
+"""The one place where transactions begin, end and are tried again."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import errors
+from psycopg.pq import TransactionStatus
+from psycopg.rows import TupleRow
+
+from dormouse.errors import CommitFailed, CommitOutcomeUnknown, InstanceReadOnly, TooManyRetries
+from dormouse.postgres.connection import Isolation, Supplier, is_alive
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BACKOFF_SECONDS_MIN = 0.005
+BACKOFF_SECONDS_MAX = 1.0
+
+CONFLICTS = (errors.SerializationFailure, errors.DeadlockDetected)
+"""SQLSTATE 40001 and 40P01: the server rolled back, and the same work may succeed when tried again."""
+
+_BEGIN = {
+    (isolation, read_only): f"begin isolation level {isolation.value}{' read only' if read_only else ''}"
+    for isolation in Isolation
+    for read_only in (False, True)
+}
+
+
+class Retries:
+    """How often transactions were tried again, by operation. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def add(self, operation: str) -> None:
+        with self._lock:
+            self._counts[operation] += 1
+
+    def count(self, operation: str | None = None) -> int:
+        """The retries of one operation, or of all."""
+        with self._lock:
+            return self._counts.total() if operation is None else self._counts[operation]
+
+    def by_operation(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._counts)
+
+
+RETRIES = Retries()
+"""The retries of this process."""
+
+
+def run_transaction(
+    supplier: Supplier,
+    work: Callable[[psycopg.Connection[TupleRow]], T],
+    *,
+    isolation: Isolation = Isolation.READ_COMMITTED,
+    attempts_max: int = 10,
+    read_only: bool = False,
+    operation: str = "transaction",
+    retries: Retries = RETRIES,
+) -> T:
+    """Runs `work` in a transaction and commits; returns what the committed run of it returned.
+
+    `work` may run several times, so all it changes must be in the database. The whole transaction is tried
+    again after a serialization failure, a deadlock, or a connection that died before COMMIT was sent. An
+    error that `work` raises rolls back and propagates unchanged.
+
+    Raises TooManyRetries after `attempts_max` attempts, CommitOutcomeUnknown when the connection died between
+    COMMIT and its answer, CommitFailed when `work` hid a failed statement or ended the transaction itself,
+    InstanceReadOnly when the database only takes reads; and what `Supplier.connection` raises.
+    """
+    begin = _BEGIN[isolation, read_only]
+    for attempt in range(1, attempts_max + 1):
+        try:
+            with supplier.connection() as conn:
+                return _run_once(conn, work, begin, operation)
+        except (*CONFLICTS, _ConnectionLost) as error:
+            reason = error.__cause__ or error if isinstance(error, _ConnectionLost) else error
+            if attempt == attempts_max:
+                raise TooManyRetries(
+                    f"{operation} was tried {attempts_max} times; nothing was applied; the last failure: "
+                    f"{_first_line(reason)}"
+                ) from reason
+            logger.info(
+                "%s: attempt %d of %d failed: %s", operation, attempt, attempts_max, _first_line(reason)
+            )
+            retries.add(operation)
+        except errors.ReadOnlySqlTransaction as error:
+            raise InstanceReadOnly(
+                f"{operation}: the instance was opened read-only, or its database only takes reads"
+            ) from error
+        # Outside the handler: the connection is back with its supplier while this thread waits.
+        time.sleep(_backoff_seconds(attempt))
+    raise ValueError("attempts_max must be at least 1")
+
+
+class _ConnectionLost(Exception):
+    """The connection died before COMMIT was sent, so the server rolls back."""
+
+
+def _run_once(
+    conn: psycopg.Connection[TupleRow],
+    work: Callable[[psycopg.Connection[TupleRow]], T],
+    begin: str,
+    operation: str,
+) -> T:
+    try:
+        conn.execute(begin, prepare=False)
+        result = work(conn)
+    except BaseException as error:
+        if _is_lost(conn, error):
+            raise _ConnectionLost from error
+        _roll_back(conn)
+        raise
+    _commit(conn, operation)
+    return result
+
+
+def _commit(conn: psycopg.Connection[TupleRow], operation: str) -> None:
+    if not is_alive(conn):
+        raise _ConnectionLost("the connection died before COMMIT")
+    status = conn.pgconn.transaction_status
+    if status != TransactionStatus.INTRANS:
+        _roll_back(conn)
+        ended = (
+            "ended its transaction itself" if status == TransactionStatus.IDLE else "hid a failed statement"
+        )
+        raise CommitFailed(f"{operation} {ended}; work must leave both to run_transaction")
+    try:
+        conn.execute("commit", prepare=False)
+    except BaseException as error:
+        if _answered(conn, error):
+            raise
+        conn.close()
+        if not isinstance(error, Exception):
+            raise  # Ctrl-C is the user's, and its outcome is unknown to them anyway
+        raise CommitOutcomeUnknown(
+            f"the connection died between COMMIT and its answer: {operation} is applied, or it is not"
+        ) from error
+
+
+def _answered(conn: psycopg.Connection[Any], error: BaseException) -> bool:
+    """Whether the server said that it rolled back: an error of the statement, and not of the session."""
+    if not isinstance(error, psycopg.Error) or error.sqlstate is None:
+        return False
+    # A session that ends says why, but never becomes ready for another query.
+    return bool(conn.pgconn.transaction_status == TransactionStatus.IDLE)
+
+
+def _is_lost(conn: psycopg.Connection[Any], error: BaseException) -> bool:
+    return isinstance(error, psycopg.OperationalError) and (conn.closed or _is_farewell(error))
+
+
+def _is_farewell(error: psycopg.Error) -> bool:
+    """Whether the error ended the session and not only the statement."""
+    return error.diag.severity_nonlocalized in ("FATAL", "PANIC")
+
+
+def _roll_back(conn: psycopg.Connection[Any]) -> None:
+    """Ends the transaction, with the connection if need be; the error that led here is what counts."""
+    if conn.pgconn.transaction_status == TransactionStatus.IDLE:
+        return
+    try:
+        conn.execute("rollback", prepare=False)
+    except psycopg.Error:
+        conn.close()
+
+
+def _backoff_seconds(attempt: int) -> float:
+    """Full jitter: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/"""
+    ceiling = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS_MIN * 2**attempt)
+    return random.uniform(0, ceiling)  # noqa: S311
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

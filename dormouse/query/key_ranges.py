@@ -1,0 +1,121 @@
+"""For some of the row keys, the ranges that a query wants; like a region, but with several ranges a key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from dormouse.model.keys import KeyValue
+from dormouse.model.region import Range, Region
+
+Ranges = tuple[Range, ...]
+
+
+class KeyRanges(Mapping[str, Ranges]):
+    """A row is in it when each key that it names lies in one of the key's ranges.
+
+    The ranges of a key are disjoint and ascend; no range at all means that no row is in it.
+    """
+
+    __slots__ = ("_ranges",)
+
+    def __init__(self, ranges: Mapping[str, Iterable[Range]] | None = None) -> None:
+        self._ranges = {name: _disjoint(items) for name, items in (ranges or {}).items()}
+
+    @staticmethod
+    def of(region: Region) -> KeyRanges:
+        return KeyRanges({name: (item,) for name, item in region.items() if item != Range()})
+
+    def __getitem__(self, name: str) -> Ranges:
+        return self._ranges[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ranges)
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._ranges.items()))
+
+    def __repr__(self) -> str:
+        return f"KeyRanges({self._ranges!r})"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no row can be in it."""
+        return any(not items for items in self._ranges.values())
+
+    def enclosing(self, name: str) -> Range:
+        """One range around all of the key's ranges; unbounded when it is not named."""
+        items = self._ranges.get(name)
+        return Range() if not items else _hull(items[0], items[-1])
+
+    def clipped(self, name: str, limits: Range) -> KeyRanges:
+        """What lies within a range of one key."""
+        return self.intersect(KeyRanges({name: (limits,)}))
+
+    def intersect(self, other: KeyRanges) -> KeyRanges:
+        """What both have."""
+        both = dict(self._ranges)
+        for name, items in other.items():
+            both[name] = tuple(_common(both[name], items)) if name in both else items
+        return KeyRanges._known(both)
+
+    def without(self, names: Iterable[str]) -> KeyRanges:
+        """The same, with some keys unbounded."""
+        gone = set(names)
+        return KeyRanges._known({name: items for name, items in self.items() if name not in gone})
+
+    def contains(self, key: Mapping[str, KeyValue]) -> bool:
+        return all(any(item.contains(key[name]) for item in items) for name, items in self.items())
+
+    @staticmethod
+    def _known(ranges: dict[str, Ranges]) -> KeyRanges:
+        """Of ranges that are disjoint and ascend already."""
+        made = KeyRanges()
+        made._ranges = ranges
+        return made
+
+
+def united(parts: Sequence[KeyRanges]) -> KeyRanges:
+    """At least what any of the parts has: only keys that all of them name stay bounded."""
+    some = [part for part in parts if not part.is_empty]
+    if not some:
+        return parts[0] if parts else KeyRanges()
+    names = set.intersection(*map(set, some))
+    return KeyRanges({name: [item for part in some for item in part[name]] for name in names})
+
+
+def _disjoint(items: Iterable[Range]) -> Ranges:
+    merged: list[Range] = []
+    for item in sorted(items, key=_start):
+        if merged and merged[-1].intersect(item) is not None:
+            merged[-1] = _hull(merged[-1], max(merged[-1], item, key=_end))
+        else:
+            merged.append(item)
+    return tuple(merged)
+
+
+def _common(left: Ranges, right: Ranges) -> Iterator[Range]:
+    i = j = 0
+    while i < len(left) and j < len(right):
+        both = left[i].intersect(right[j])
+        if both is not None:
+            yield both
+        if _end(left[i]) < _end(right[j]):
+            i += 1
+        else:
+            j += 1
+
+
+def _hull(first: Range, last: Range) -> Range:
+    return Range(first.min, last.max, first.min_inclusive, last.max_inclusive)
+
+
+def _start(item: Range) -> tuple[Any, ...]:
+    return (0,) if item.min is None else (1, item.min, not item.min_inclusive)
+
+
+def _end(item: Range) -> tuple[Any, ...]:
+    return (1,) if item.max is None else (0, item.max, item.max_inclusive)

@@ -1,0 +1,96 @@
+"""Ranges of columns as DataFusion expressions, whose typed literals are exact, and which prune row groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from operator import and_
+from typing import Any
+
+import pyarrow as pa
+from datafusion import Expr, col, functions, literal
+
+from dormouse.data.arrow_schema import arrow_type
+from dormouse.data.transform import quoted
+from dormouse.model.region import Range
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import DOUBLE
+from dormouse.query.key_ranges import KeyRanges
+from dormouse.query.where import Condition, is_nan
+
+Bounds = Sequence[Range]
+
+
+def in_slices(schema: Schema, slices: Iterable[KeyRanges]) -> Expr | None:
+    """Whether a row lies in any of the slices; None when every row does."""
+    parts = [_in_slice(schema, ranges) for ranges in slices]
+    whole = [part for part in parts if part is not None]
+    return _any(whole) if len(whole) == len(parts) else None
+
+
+def meets(condition: Condition) -> Expr:
+    """Whether a row meets a condition."""
+    found = _in_ranges(condition.field, condition.ranges)
+    if found is None:
+        return literal(True)
+    return found | column(condition.field.name).is_null() if condition.or_null else found
+
+
+def column(name: str) -> Expr:
+    return col(quoted(name))
+
+
+def _in_slice(schema: Schema, ranges: KeyRanges) -> Expr | None:
+    fields = [field for field in schema.row_keys if field.name in ranges]
+    parts = [part for field in fields if (part := _in_ranges(field, ranges[field.name])) is not None]
+    return reduce(and_, parts) if parts else None
+
+
+def _in_ranges(field: Field, ranges: Bounds) -> Expr | None:
+    if not ranges:
+        return literal(False)
+    exact: list[Any] = [item.min for item in ranges if item.is_exact]
+    others = [_in_range(field, item) for item in ranges if not item.is_exact]
+    if len(exact) == 1:
+        others.append(column(field.name) == _literal(field, exact[0]))
+    elif exact:
+        # bounds beside the list, because a long list alone prunes no row group
+        bounds = _in_range(field, Range(min(exact), max(exact), max_inclusive=True))
+        listed = functions.in_list(column(field.name), [_literal(field, value) for value in exact])
+        others.append(listed if bounds is None else bounds & listed)
+    parts = [part for part in others if part is not None]
+    return _any(parts) if len(parts) == len(others) else None
+
+
+def _in_range(field: Field, item: Range) -> Expr | None:
+    found = _between(field, item)
+    if field.type != DOUBLE or found is None:
+        return found
+    # NaN is the largest value, but the statistics that row groups are pruned by do not know of it
+    nan = functions.isnan(column(field.name))
+    if is_nan(item.min):
+        return nan
+    return found | nan if item.max is None else found & ~nan
+
+
+def _between(field: Field, item: Range) -> Expr | None:
+    parts = []
+    if item.min is not None:
+        low = _literal(field, item.min)
+        parts.append(column(field.name) >= low if item.min_inclusive else column(field.name) > low)
+    if item.max is not None:
+        high = _literal(field, item.max)
+        parts.append(column(field.name) <= high if item.max_inclusive else column(field.name) < high)
+    return reduce(and_, parts) if parts else None
+
+
+def _literal(field: Field, value: Any) -> Expr:
+    return literal(pa.scalar(value, arrow_type(field.type)))
+
+
+def _any(parts: Sequence[Expr]) -> Expr:
+    """Any of them, as a tree whose depth stays small however many there are."""
+    if len(parts) == 1:
+        return parts[0]
+    middle = len(parts) // 2
+    return _any(parts[:middle]) | _any(parts[middle:])

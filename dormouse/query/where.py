@@ -1,0 +1,135 @@
+"""What users ask for, checked: conditions on columns, a choice of columns, a limit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import pyarrow as pa
+
+from dormouse.data.arrow_schema import arrow_type
+from dormouse.errors import InvalidKey, InvalidQuery, InvalidRange
+from dormouse.model.keys import check_key
+from dormouse.model.region import Range, Region
+from dormouse.model.schema import Field, Schema
+from dormouse.query.key_ranges import KeyRanges
+
+LIMIT_MAX = (1 << 63) - 1
+Where = Mapping[str, Any] | Region | None
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A column that is no row key, and what it may be: ranges of values, or null."""
+
+    field: Field
+    ranges: tuple[Range, ...]
+    or_null: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A query: the row keys wanted, conditions on other columns, the columns wanted, the most rows wanted."""
+
+    ranges: KeyRanges
+    conditions: tuple[Condition, ...]
+    columns: tuple[str, ...]
+    limit: int | None = None
+
+
+def question(schema: Schema, where: Where, columns: Sequence[str] | None, limit: int | None) -> Question:
+    """A query that fits the schema; `InvalidQuery`, or `InvalidRange` for a range that is empty."""
+    if where is not None and not isinstance(where, Mapping):
+        raise InvalidQuery(f"where must be a dict or a dm.Region, not {where!r}")
+    ranges: dict[str, tuple[Range, ...]] = {}
+    conditions = []
+    for name, wanted in (where or {}).items():
+        condition = _condition(_field(schema, name), wanted)
+        if name in schema.row_key_names:
+            ranges[name] = condition.ranges
+        else:
+            conditions.append(condition)
+    return Question(KeyRanges(ranges), tuple(conditions), _columns(schema, columns), _limit(limit))
+
+
+def unknown(what: str, name: object, known: Iterable[str]) -> InvalidQuery:
+    """An error that names the nearest thing that there is."""
+    names = {one.casefold(): one for one in known}
+    near = get_close_matches(str(name).casefold(), names, n=1)
+    hint = f"did you mean {names[near[0]]!r}?" if near else f"known: {', '.join(names.values()) or 'none'}"
+    return InvalidQuery(f"unknown {what} {name!r}; {hint}")
+
+
+def _field(schema: Schema, name: object) -> Field:
+    if name not in schema:
+        raise unknown("column", name, schema.names)
+    return schema.field(str(name))
+
+
+def _columns(schema: Schema, columns: Sequence[str] | None) -> tuple[str, ...]:
+    if columns is None:
+        return schema.names
+    if isinstance(columns, str) or not isinstance(columns, Iterable):
+        raise InvalidQuery(f"columns must be a list of names, not {columns!r}")
+    names = tuple(_field(schema, name).name for name in columns)
+    if not names:
+        raise InvalidQuery("columns is empty; name some, or leave it out for all")
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidQuery(f"column {name!r} is named twice")
+    return names
+
+
+def _limit(limit: int | None) -> int | None:
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
+        raise InvalidQuery(f"limit must be a whole number of rows, at least 0, not {limit!r}")
+    if limit is not None and limit > LIMIT_MAX:
+        raise InvalidQuery(f"limit {limit} is more than {LIMIT_MAX}; leave it out for all rows")
+    return limit
+
+
+def _condition(field: Field, wanted: Any) -> Condition:
+    items = list(wanted) if isinstance(wanted, list | tuple | set | frozenset) else [wanted]
+    ranges = tuple(_range(field, item) for item in items if item is not None)
+    or_null = any(item is None for item in items)
+    if or_null and not field.nullable:
+        raise InvalidQuery(f"{field.name!r} is never null")
+    if field.type.is_nested and ranges:
+        raise InvalidQuery(
+            f"{field.name!r} is {field.type}, which has no order; use table.sql to look into it"
+        )
+    return Condition(field, ranges, or_null)
+
+
+def _range(field: Field, item: Any) -> Range:
+    if field.type.is_nested:
+        return Range()
+    if not isinstance(item, Range):
+        value = _value(field, item)
+        return Range(value, value, max_inclusive=True)
+    low, high = (None if end is None else _value(field, end) for end in (item.min, item.max))
+    found = Range(low, high, item.min_inclusive, item.max_inclusive)
+    if any(end is not None and is_nan(end) for end in (low, high)):
+        raise InvalidRange(f"NaN cannot bound a range of {field.name!r}; give it as a value, to find it")
+    return found.checked(field) if field.type.is_key_type else found.not_empty(field)
+
+
+def is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _value(field: Field, value: Any) -> Any:
+    """A value of the field's type, as Python has it."""
+    try:
+        if field.type.is_key_type:
+            return check_key(field, value)
+        if isinstance(value, bool) == (field.type.name == "boolean"):
+            return pa.scalar(value, arrow_type(field.type)).as_py()
+    except InvalidKey as error:
+        raise InvalidQuery(str(error)) from None
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError):
+        pass
+    raise InvalidQuery(f"{field.name!r} is {field.type}, but {value!r} is {type(value).__name__}")

@@ -1,0 +1,148 @@
+"""Bulk ingest: Spark moves rows to their leaves as compressed Arrow blobs; tasks sort and write them.
+
+Rows stay columnar from end to end. A first stage finds each row's leaf and cuts every chunk of rows into one
+blob a target; Spark's shuffle moves a few large blobs instead of many rows. A second stage sorts the rows of
+its leaves in bounded memory, spilling and merging if need be, and writes their files. The driver commits.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from dormouse.context import TableContext
+from dormouse.data.arrow_schema import check_columns
+from dormouse.data.ingest_commit import IngestReport, commit_files, commit_id, ingest_id_or_new
+from dormouse.data.leaf_lookup import LeafLookup
+from dormouse.data.row_counts import check_ingested
+from dormouse.data.source import are_paths
+from dormouse.data.source_files import CSV, find_files
+from dormouse.errors import InvalidData
+from dormouse.files.attempts import WriteAttempt
+from dormouse.model.file_reference import FileWithReferences
+from dormouse.spark.failures import dormouse_error
+from dormouse.spark.session import spark_session
+from dormouse.spark.shuffle import (
+    BLOBS,
+    TARGET,
+    WRITTEN,
+    Gather,
+    Scatter,
+    SplitScatter,
+    Targets,
+    stage,
+    written_of,
+)
+from dormouse.spark.splits import FileSplit, file_splits
+from dormouse.spark.tasks import run_action
+
+Progress = Callable[[int, int | None], None]
+
+
+def ingest_with_spark(
+    context: TableContext,
+    data: Any,
+    *,
+    ingest_id: str | None = None,
+    spark: SparkSession | None = None,
+    progress: Progress | None = None,
+) -> IngestReport:
+    """Adds the rows of a DataFrame, or of Parquet or CSV files, to a table: all or none, once for each id.
+
+    Files are read by the tasks themselves, so their paths must mean the same on every executor; for a URL of
+    Parquet files (s3://…) Spark's own reader is used. `progress` is called when all rows are written. Errors
+    are those of `dormouse.data.ingest.ingest`.
+    """
+    started = time.monotonic()
+    ingest_id = ingest_id_or_new(ingest_id)
+    if context.store.is_applied(commit_id(ingest_id)):
+        return IngestReport.of(ingest_id, (), applied=False, started=started)
+    if isinstance(data, DataFrame):
+        _check_frame(data, context)
+        spark = data.sparkSession
+    elif not are_paths(data):
+        raise InvalidData(f"Spark cannot ingest {type(data).__name__}; give a DataFrame, or paths of files")
+    source = data if isinstance(data, DataFrame) else _source(data, context)
+    with context.attempts.attempt(context.table) as attempt:
+        files = _write(context, attempt, source, spark or spark_session())
+        if progress is not None:
+            rows = sum(file.row_count or 0 for file in files)
+            progress(rows, rows)
+        # a task that Spark repeated, or ran twice, may still write
+        applied = commit_files(context, attempt, files, ingest_id, leftovers=True)
+    if applied:
+        context.attempts.delete_leftovers(attempt)
+    return IngestReport.of(ingest_id, files, applied=applied, started=started)
+
+
+def _source(paths: Any, context: TableContext) -> list[FileSplit] | list[str]:
+    """What the tasks read: parts of files, or URLs that are left to Spark."""
+    listed = [os.fspath(p) for p in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+    urls = [path for path in listed if "://" in path]
+    if not urls:
+        return file_splits(find_files(listed), context.schema)
+    if len(urls) < len(listed) or any(Path(url).suffix in CSV for url in urls):
+        raise InvalidData(f"{urls[0]!r}: read URLs of CSV, or of several kinds, into a DataFrame first")
+    return urls
+
+
+def _check_frame(frame: DataFrame, context: TableContext) -> None:
+    try:
+        found = to_arrow_schema(frame.schema)
+    except Exception as error:
+        raise InvalidData(f"the DataFrame has a column that Arrow cannot hold: {error}") from None
+    check_columns(found, context.schema)
+
+
+def _write(
+    context: TableContext,
+    attempt: WriteAttempt,
+    source: DataFrame | Sequence[FileSplit] | Sequence[str],
+    spark: SparkSession,
+) -> list[FileWithReferences]:
+    """Runs the Spark job; the files of the task attempts that succeeded."""
+    lookup = LeafLookup(context.partitions.tree())
+    ids = tuple(leaf.partition_id for leaf in lookup.leaves)
+    targets = Targets.of(len(ids), _tasks_max(spark))
+    scatter = Scatter(context.schema, lookup, targets)
+    gather = Gather(context.objects, context.schema, context.properties, ids, attempt)
+
+    def job() -> list[FileWithReferences]:
+        blobs = _blobs(spark, source, scatter, context)
+        written = blobs.repartition(targets.count, TARGET).mapInArrow(stage(gather), WRITTEN)
+        tasks = [written_of(row) for row in written.collect()]
+        files = [file for task in tasks for file in task.files]
+        check_ingested(sum(task.sent for task in tasks), None, files)
+        return files
+
+    try:
+        return run_action(spark, job)
+    except Exception as failure:
+        raise dormouse_error(failure) from failure
+
+
+def _blobs(
+    spark: SparkSession,
+    source: DataFrame | Sequence[Any],
+    scatter: Scatter,
+    context: TableContext,
+) -> DataFrame:
+    if not isinstance(source, DataFrame) and all(isinstance(part, FileSplit) for part in source):
+        # the numbers of the splits, one a task
+        numbers = spark.range(0, len(source), 1, max(1, len(source)))
+        return numbers.mapInArrow(stage(SplitScatter(tuple(source), scatter)), BLOBS)
+    if not isinstance(source, DataFrame):
+        source = spark.read.parquet(*source)
+        _check_frame(source, context)
+    return source.mapInArrow(stage(scatter), BLOBS)
+
+
+def _tasks_max(spark: SparkSession) -> int:
+    partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+    return max(partitions, spark.sparkContext.defaultParallelism)

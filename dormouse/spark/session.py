@@ -1,0 +1,141 @@
+"""A quiet local Spark session, or the user's own."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from subprocess import Popen, TimeoutExpired
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from dormouse.spark.java import java_home
+
+LOGGING = Path(__file__).parent / "log4j2.properties"
+JAVA_EXIT_SECONDS_MAX = 10
+
+_starting = threading.Lock()
+
+
+def spark_session(
+    *, cores: int | None = None, driver_memory: str = "2g", config: Mapping[str, str] | None = None
+) -> SparkSession:
+    """The session that the user has running, untouched; else a local one on `cores` cores (all of them).
+
+    The local session ends with the process, listens on 127.0.0.1 alone, needs no network, and writes to a
+    temporary folder only. `driver_memory` bounds its heap; `config` adds to its settings, or replaces them.
+    """
+    with _starting:
+        if SparkContext._active_spark_context is not None:
+            return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+        return _start(_configuration(cores, driver_memory) | dict(config or {}))
+
+
+def _start(config: Mapping[str, str]) -> SparkSession:
+    scratch = Path(tempfile.mkdtemp(prefix="dormouse-spark-"))
+    builder = SparkSession.builder.appName("dormouse")
+    for name, value in (_folders(scratch) | dict(config)).items():
+        builder = builder.config(name, value)
+    try:
+        with _environment(_gateway_environment()):
+            session, interrupt = _uninterrupted(builder.getOrCreate)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    process = getattr(SparkContext._gateway, "proc", None)
+    atexit.register(_end, session.sparkContext, process, scratch)
+    if interrupt is not None:
+        raise interrupt
+    return session
+
+
+def _uninterrupted(start: Callable[[], SparkSession]) -> tuple[SparkSession, KeyboardInterrupt | None]:
+    """Starts Spark on another thread, to its end: a Ctrl-C meanwhile would leave a Java that nobody knows.
+
+    Away from the main thread, Spark also leaves our handler of Ctrl-C alone. Gives the first one that came.
+    """
+    interrupt = None
+    with ThreadPoolExecutor(1, thread_name_prefix="dormouse-spark-start") as pool:
+        starting = pool.submit(start)
+        while not starting.done():
+            try:
+                wait([starting])
+            except KeyboardInterrupt as error:
+                interrupt = interrupt or error
+    return starting.result(), interrupt
+
+
+def _end(context: SparkContext, process: Popen[bytes] | None, scratch: Path) -> None:
+    """At exit: let Java end, which stops Spark first, then remove its folders.
+
+    Java ends when its standard input does; to call it could wait for a job that Ctrl-C has abandoned.
+    """
+    with suppress(Exception):  # it is gone when the session was stopped
+        context._accumulatorServer.shutdown()  # which complains when Java leaves first
+    if process and process.stdin:
+        process.stdin.close()
+        with suppress(TimeoutExpired):
+            process.wait(JAVA_EXIT_SECONDS_MAX)
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _folders(scratch: Path) -> dict[str, str]:
+    options = f"-Dlog4j2.configurationFile={LOGGING.as_uri()} -Djava.io.tmpdir={shlex.quote(str(scratch))}"
+    return {
+        "spark.local.dir": str(scratch / "local"),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.driver.extraJavaOptions": options,
+    }
+
+
+def _configuration(cores: int | None, driver_memory: str) -> dict[str, str]:
+    return {
+        "spark.master": f"local[{cores or '*'}]",
+        "spark.driver.memory": driver_memory,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.pyspark.python": sys.executable,
+        "spark.pyspark.driver.python": sys.executable,
+        "spark.python.worker.reuse": "true",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(4 * (cores or os.cpu_count() or 1)),
+        # it is in the environment of an ingest's workers: compaction would have to start its own
+        "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    }
+
+
+def _gateway_environment() -> dict[str, str]:
+    """What the Java process and Spark's set-up read from the environment, and from nowhere else."""
+    return {
+        "JAVA_HOME": str(java_home(os.environ)),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",  # otherwise the machine's name must resolve
+    }
+
+
+@contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,193 @@
+"""The two stages of a bulk ingest, as functions on Arrow batches that run in Spark's Python workers."""
+
+from __future__ import annotations
+
+import pickle
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dormouse.data.arrow_schema import conform
+from dormouse.data.leaf_files import LeafFiles
+from dormouse.data.leaf_lookup import LeafLookup
+from dormouse.data.leaf_sorter import LEAF, MEMORY_BYTES
+from dormouse.files.attempts import WriteAttempt
+from dormouse.model.file_reference import FileWithReferences
+from dormouse.model.properties import TableProperties
+from dormouse.model.schema import Schema
+from dormouse.objects import ObjectStore
+from dormouse.spark.hashing import keys_of_partitions
+from dormouse.spark.splits import FileSplit, read_splits
+from dormouse.spark.worker import settle
+
+TARGET = "target"
+# a row without rows tells how many its task has sent in all
+BLOBS = "target int, rows binary, sent long"
+WRITTEN = "written binary"
+_BLOBS = pa.schema(
+    [pa.field(TARGET, pa.int32()), pa.field("rows", pa.binary()), pa.field("sent", pa.int64())]
+)
+_WRITTEN = pa.schema([pa.field("written", pa.binary())])
+
+CHUNK_BYTES = 64 * 1024 * 1024
+BLOB_BYTES = 16 * 1024 * 1024
+
+
+class Step(Protocol):
+    """What a task does with the batches of its partition."""
+
+    def run(self, batches: Iterable[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]: ...
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The tasks that write: each has some leaves. `keys` are what Spark's hash sends to one task each."""
+
+    count: int
+    keys: tuple[int, ...]
+
+    @staticmethod
+    def of(leaf_count: int, tasks_max: int) -> Targets:
+        count = min(leaf_count, tasks_max)
+        return Targets(count, keys_of_partitions(count))
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Stage one: rows to compressed blobs, each of one target, with the leaf of each row."""
+
+    schema: Schema
+    lookup: LeafLookup
+    targets: Targets
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return self.conformed(conform(batch, self.schema) for batch in batches if batch.num_rows)
+
+    def conformed(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        sent = 0
+        for chunk in _chunks(batches):
+            sent += chunk.num_rows
+            yield from self._cut(chunk)
+        if sent:
+            yield _blob(self.targets.keys[0], None, sent)
+
+    def _cut(self, chunk: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """A chunk's rows, stably grouped by target."""
+        leaves = self.lookup.indexes(chunk)
+        chunk = chunk.append_column(LEAF, leaves)
+        targets = leaves.to_numpy() % self.targets.count
+        counts = np.bincount(targets, minlength=self.targets.count)
+        if np.count_nonzero(counts) > 1:
+            # two bytes sort by radix
+            small = targets.astype(np.uint16) if self.targets.count <= 1 << 16 else targets
+            chunk = chunk.take(pa.array(np.argsort(small, kind="stable")))
+        starts = np.cumsum(counts) - counts
+        for target in np.flatnonzero(counts):
+            rows = chunk.slice(int(starts[target]), int(counts[target]))
+            yield from _blobs(self.targets.keys[target], rows)
+
+
+@dataclass(frozen=True)
+class SplitScatter:
+    """Stage one for files: takes the numbers of splits, reads their rows, and scatters them."""
+
+    splits: Sequence[FileSplit]
+    scatter: Scatter
+
+    def run(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return self.scatter.conformed(read_splits(numbers, self.splits, self.scatter.schema))
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Stage two: the rows of a task's leaves, sorted and written; gives what is known of the files."""
+
+    objects: ObjectStore
+    schema: Schema
+    properties: TableProperties
+    partition_ids: Sequence[str]
+    attempt: WriteAttempt
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        token = uuid.uuid4().hex  # a task that Spark runs again writes files of its own
+        files = LeafFiles(
+            self.objects,
+            self.schema,
+            self.properties,
+            self.partition_ids,
+            lambda leaf: self.attempt.object_name(f"{leaf}-{token}"),
+        )
+        sent = 0
+        with files.sorter(MEMORY_BYTES) as sorter:
+            for batch in batches:
+                sent += pc.sum(batch.column(2)).as_py() or 0
+                for blob in filter(_holds_rows, batch.column(1)):
+                    for rows in pa.ipc.open_stream(blob.as_buffer()):
+                        sorter.add(rows.drop_columns([LEAF]), rows.column(LEAF))
+            written = pickle.dumps(Written(sent, tuple(files.write(sorter))))
+        yield pa.RecordBatch.from_arrays([pa.array([written], pa.binary())], schema=_WRITTEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a task of stage two wrote, and how many rows the tasks of stage one that told it had sent."""
+
+    sent: int
+    files: tuple[FileWithReferences, ...]
+
+
+def stage(step: Step) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+    """A step as the plain function of one argument that Spark insists on."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        settle()
+        return step.run(batches)
+
+    return run
+
+
+def written_of(row: Sequence[bytes]) -> Written:
+    """What one task of stage two says."""
+    written: Written = pickle.loads(row[0])  # noqa: S301 our own task's bytes
+    return written
+
+
+def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    held: list[pa.RecordBatch] = []
+    held_bytes = 0
+    for batch in batches:
+        held.append(batch)
+        held_bytes += batch.nbytes
+        if held_bytes >= CHUNK_BYTES:
+            yield pa.concat_batches(held)
+            held, held_bytes = [], 0
+    if held:
+        yield pa.concat_batches(held)
+
+
+def _blobs(key: int, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Rows as blobs of bounded size: Spark copies each whole."""
+    step = max(1, BLOB_BYTES * rows.num_rows // max(1, rows.nbytes))
+    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+    for start in range(0, rows.num_rows, step):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema, options=options) as stream:
+            stream.write_batch(rows.slice(start, step))
+        blob = pa.Array.from_buffers(
+            pa.binary(), 1, [None, pa.py_buffer(np.array([0, sink.tell()], np.int32)), sink.getvalue()]
+        )
+        yield _blob(key, blob)
+
+
+def _holds_rows(blob: pa.Scalar) -> bool:
+    return bool(blob.is_valid)
+
+
+def _blob(key: int, rows: pa.Array | None, sent: int | None = None) -> pa.RecordBatch:
+    columns = [pa.array([key], pa.int32()), pa.nulls(1, pa.binary()) if rows is None else rows]
+    return pa.RecordBatch.from_arrays([*columns, pa.array([sent], pa.int64())], schema=_BLOBS)

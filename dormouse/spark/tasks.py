@@ -1,0 +1,138 @@
+"""Run Python functions as Spark tasks, one job each, and stay interruptible meanwhile.
+
+Calls into Spark block in its Java gateway, and a Ctrl-C there garbles the connection. So they are made on
+other threads; the caller's thread only waits, and cancels what runs when it is interrupted.
+"""
+
+from __future__ import annotations
+
+import pickle
+import uuid
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from threading import Thread
+from typing import Any, Generic, TypeVar
+
+from pyspark import SparkContext, inheritable_thread_target
+from pyspark.sql import SparkSession
+
+from dormouse.errors import JobFailed
+from dormouse.spark.worker import settle
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+JOBS_AT_ONCE_MIN = 32  # enough for executors that a cluster has not granted yet
+CANCEL_AGAIN_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class TaskOutcome(Generic[P, R]):
+    """What became of one payload: its result, or the error that the function raised.
+
+    A task whose process died, or that Spark gave up, has the error JobFailed.
+    """
+
+    payload: P
+    result: R | None
+    error: Exception | None
+
+
+def run_action(spark: SparkSession, action: Callable[[], R]) -> R:
+    """Call `action`, which runs Spark jobs; Ctrl-C cancels them and is raised here.
+
+    The building of a DataFrame calls Spark as well, and belongs in `action`.
+    """
+    with _jobs(spark, threads=1) as submit:
+        result: R = submit(action).result()
+    return result
+
+
+def run_tasks(
+    spark: SparkSession, function: Callable[[P], R], payloads: Sequence[P], *, jobs_at_once: int | None = None
+) -> Generator[TaskOutcome[P, R], None, None]:
+    """Call `function` on each payload in a Spark task of its own; outcomes come as they are ready.
+
+    Each payload is a Spark job, so that one which fails, even by the death of its process, takes no other
+    with it. `function` is a module-level function of a package that the executors have. Closing the iterator
+    cancels what still runs.
+    """
+    if not payloads:
+        return
+    context = spark.sparkContext
+    threads = min(len(payloads), jobs_at_once or max(context.defaultParallelism, JOBS_AT_ONCE_MIN))
+    with _jobs(spark, threads) as submit:
+        futures = [submit(partial(_run_one, context, function, payload)) for payload in payloads]
+        for future in as_completed(futures):
+            yield future.result()
+
+
+@contextmanager
+def _jobs(spark: SparkSession, threads: int) -> Iterator[Callable[[Callable[[], Any]], Future[Any]]]:
+    """A function that starts work on other threads; whatever is unfinished at the end is cancelled."""
+    context = spark.sparkContext
+    tag = f"dormouse-{uuid.uuid4().hex}"
+    futures: list[Future[Any]] = []
+
+    def submit(work: Callable[[], Any]) -> Future[Any]:
+        inheriting = inheritable_thread_target(spark)  # the caller's job group, pool and the like
+        futures.append(pool.submit(inheriting(partial(_tagged, context, tag, work))))
+        return futures[-1]
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="dormouse-spark") as pool:
+        try:
+            yield submit
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            begun = [
+                future for future in futures if not future.cancelled()
+            ]  # `wait` waits for the others too
+            while wait(begun, timeout=0).not_done:  # again: a job can start just after a cancellation
+                canceller = Thread(target=context.cancelJobsWithTag, args=(tag,))
+                canceller.start()
+                canceller.join()
+                wait(begun, timeout=CANCEL_AGAIN_SECONDS)
+
+
+def _tagged(context: SparkContext, tag: str, work: Callable[[], R]) -> R:
+    context.addJobTag(tag)
+    context.setInterruptOnCancel(True)
+    try:
+        return work()
+    finally:
+        context.removeJobTag(tag)
+
+
+def _run_one(context: SparkContext, function: Callable[[P], R], payload: P) -> TaskOutcome[P, R]:
+    try:
+        [(result, error)] = context.parallelize([payload], 1).map(partial(_attempt, function)).collect()
+    except Exception as failure:  # whatever Spark raises: Py4JJavaError, PythonException, ...
+        return TaskOutcome(payload, None, JobFailed(f"The Spark task failed: {_reason(failure)}"))
+    return TaskOutcome(payload, result, error)
+
+
+def _attempt(function: Callable[[P], R], payload: P) -> tuple[R | None, Exception | None]:
+    """Runs in the task: an error travels home as a value, with its class, when it can be pickled."""
+    settle()
+    try:
+        return function(payload), None
+    except SystemExit as error:
+        return None, JobFailed(f"The task ended itself: SystemExit({error.code!r})")
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))  # noqa: S301 our own bytes
+        except Exception:
+            return None, JobFailed(f"{type(error).__name__}: {error}")
+        return None, error
+
+
+def _reason(failure: Exception) -> str:
+    """The line that says what happened, out of Spark's pages of Java stack trace."""
+    if "Python worker exited unexpectedly" in str(failure):
+        return "its Python process died, perhaps for want of memory"
+    lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
+    causes = [line for line in lines if line.startswith(("Caused by:", "org.apache.spark.", "java."))]
+    return (causes or lines or [type(failure).__name__])[-1].removeprefix("Caused by: ")

@@ -1,0 +1,156 @@
+"""A round of splits: full leaves are divided, and references follow them down the tree, one level a round.
+
+Leaves first: then a reference that was on a leaf is on one again when the round ends, for the next
+compaction to take. References that are higher up, because a job held them while their partition was divided,
+come one level nearer in each round; no leaf is divided for them before they are there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from dormouse.context import TableContext
+from dormouse.data.leaf_sketches import LeafSketches, left_share
+from dormouse.errors import (
+    FileNotFound,
+    FileReferenceAssignedToJob,
+    FileReferenceNotFound,
+    InvalidData,
+    ObjectNotFound,
+    PartitionNotActive,
+    SplitRequestsFailed,
+)
+from dormouse.model.file_reference import FileReference, SplitFileReferenceRequest
+from dormouse.model.keys import KeyValue
+from dormouse.model.partition_tree import PartitionTree, Split
+
+logger = logging.getLogger(__name__)
+
+BATCH_REFERENCES = 1_000
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DividedPartition:
+    """A leaf that was divided: rows whose `field` is below `point` belong to `left`."""
+
+    parent: str
+    field: str
+    point: KeyValue
+    left: str
+    right: str
+
+
+@dataclass(frozen=True, slots=True)
+class SplitReport:
+    """What a round did. With nothing in it, another round has nothing to do either."""
+
+    partitions_split: tuple[DividedPartition, ...]
+    references_pushed: int
+
+
+def split(context: TableContext, *, progress: Progress | None = None) -> SplitReport:
+    """One round; `progress` is called with the full leaves looked at, and all of them.
+
+    Several rounds at once, or beside ingests and compactions, get in nobody's way: each leaf is divided once.
+    """
+    divided = tuple(_divide_full_leaves(context, progress or _silent))
+    return SplitReport(divided, _push_down(context))
+
+
+def _divide_full_leaves(context: TableContext, progress: Progress) -> Iterator[DividedPartition]:
+    full = context.partitions.leaf_rows(context.properties.split_threshold_rows)
+    for done, leaf in enumerate(full, 1):
+        divided = _divide(context, leaf.partition_id)
+        if divided is not None:
+            yield divided
+        progress(done, len(full))
+
+
+def _divide(context: TableContext, partition_id: str) -> DividedPartition | None:
+    """Divides a leaf when it surely has the rows, and two different keys."""
+    found = _split_point(context, partition_id)
+    if found is None:
+        return None
+    try:
+        left, right = context.partitions.split(partition_id, found.point, found.field)
+    except PartitionNotActive:
+        logger.debug("partition %s was divided by another", partition_id)
+        return None
+    return DividedPartition(partition_id, found.field, found.point, left.partition_id, right.partition_id)
+
+
+def _split_point(context: TableContext, partition_id: str) -> Split | None:
+    properties, leaf = context.properties, context.partitions.tree()[partition_id]
+    references = context.store.file_references_in([partition_id])
+    sketches = LeafSketches(context.objects, context.schema, leaf, references)
+    try:
+        rows = sketches.row_count()
+        if rows < max(properties.split_threshold_rows, properties.split_min_rows):
+            logger.debug("partition %s has about %d rows and is not divided", partition_id, rows)
+            return None
+        found = sketches.split_point()
+    except (InvalidData, ObjectNotFound) as error:
+        # a file may also have been compacted and collected meanwhile
+        logger.warning("partition %s is not divided in this round: %s", partition_id, error)
+        return None
+    if found is None:
+        logger.debug("partition %s has %d rows with one key and cannot be divided", partition_id, rows)
+    return found
+
+
+def _push_down(context: TableContext) -> int:
+    """Moves each unassigned reference of a divided partition to the children; gives how many."""
+    arrived: set[tuple[str, str]] = set()
+    pushed = 0
+    requests = context.partitions.references_above_leaves()
+    while batch := list(islice(requests, BATCH_REFERENCES)):
+        tree = context.partitions.tree()
+        # what this round has brought to a divided partition goes on in the next
+        due = [r for r in batch if _key(r.old_reference) not in arrived]
+        done = _apply(context, [_with_shares(context, tree, r) for r in due])
+        pushed += len(done)
+        new = (reference for request in done for reference in request.new_references)
+        arrived.update(_key(reference) for reference in new if not tree[reference.partition_id].is_leaf)
+    return pushed
+
+
+def _apply(
+    context: TableContext, requests: list[SplitFileReferenceRequest]
+) -> tuple[SplitFileReferenceRequest, ...]:
+    """The requests that were applied; that another has moved or taken a reference is no error."""
+    try:
+        context.store.split_file_references(requests)
+    except SplitRequestsFailed as error:
+        for reason in error.errors:
+            if not isinstance(reason, FileReferenceNotFound | FileNotFound | FileReferenceAssignedToJob):
+                raise
+        return error.succeeded
+    return tuple(requests)
+
+
+def _with_shares(
+    context: TableContext, tree: PartitionTree, request: SplitFileReferenceRequest
+) -> SplitFileReferenceRequest:
+    """Each child's share of the rows as the file's sketches tell, instead of a half."""
+    old, (left, right) = request.old_reference, request.new_references
+    try:
+        share = left_share(context.objects, context.schema, tree[old.partition_id], old)
+    except (InvalidData, ObjectNotFound) as error:
+        # its partition must not wait for it: a compaction will name the file, and give it up
+        logger.warning("rows of %s are halved between two partitions: %s", old.filename, error)
+        return request
+    rows = round(old.row_count * share)
+    shares = (replace(left, row_count=rows), replace(right, row_count=old.row_count - rows))
+    return replace(request, new_references=shares)
+
+
+def _key(reference: FileReference) -> tuple[str, str]:
+    return reference.partition_id, reference.filename
+
+
+def _silent(done: int, of: int) -> None:
+    """Progress that nobody asked for."""

@@ -1,0 +1,196 @@
+"""A table, as users hold it: load, query, maintain. One call each; the work is done elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+from dormouse.context import TableContext
+from dormouse.errors import InstanceReadOnly, InvalidProperties
+from dormouse.files.garbage import GarbageReport
+from dormouse.files.store import FileReferenceStore
+from dormouse.model.properties import TableProperties
+from dormouse.model.region import Region
+from dormouse.model.schema import Schema
+from dormouse.partitions.store import PartitionStore
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dormouse.compaction import CompactionReport
+    from dormouse.data.ingest import IngestReport
+    from dormouse.instance import Instance
+    from dormouse.query import PlanSummary
+    from dormouse.splitting import SplitReport
+
+Engine = Literal["auto", "local", "spark"]
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """What a table consists of now. Rows of files that a split has divided are estimates."""
+
+    name: str
+    partitions: int
+    leaves: int
+    files: int
+    references: int
+    row_count: int
+    rows_exact: bool
+    byte_count: int
+    unreferenced_files: int
+    compaction_jobs: int
+
+
+class Table:
+    """One table of an instance; made by `Instance.create_table` and `Instance.table`."""
+
+    def __init__(self, instance: Instance, context: TableContext, *, read_only: bool = False) -> None:
+        self._instance = instance
+        self._context = context
+        self._read_only = read_only
+
+    def __repr__(self) -> str:
+        return f"Table({self.name!r})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Table cannot be pickled: open its instance again in the other process")
+
+    @property
+    def name(self) -> str:
+        return self._context.table.name
+
+    @property
+    def schema(self) -> Schema:
+        return self._context.schema
+
+    @property
+    def properties(self) -> TableProperties:
+        return self._context.properties
+
+    @property
+    def files(self) -> FileReferenceStore:
+        """Which files hold the table, and which partitions refer to them."""
+        return self._context.store
+
+    @property
+    def partitions(self) -> PartitionStore:
+        """The partition tree."""
+        return self._context.partitions
+
+    def ingest(
+        self,
+        data: Any,
+        *,
+        ingest_id: str | None = None,
+        engine: Engine = "auto",
+        progress: Callable[[int, int | None], None] | None = None,
+    ) -> IngestReport:
+        """Adds rows: all of them, in one commit, or none.
+
+        `data` is a pyarrow Table, RecordBatch or RecordBatchReader, the path or paths of Parquet or CSV
+        files, or a Spark DataFrame. The same `ingest_id` again adds nothing. `auto` uses Spark for DataFrames
+        and for files of 256 MiB and more. `progress` is called with the rows done, and all rows if known.
+
+        Raises `InvalidData` when the data does not fit the schema, `JobFailed` and `CommitFailed` when
+        nothing was added, `CommitOutcomeUnknown` when nobody can tell yet: then try the same id again.
+        """
+        from dormouse.ingesting import ingest
+
+        self._check_writable()
+        return ingest(self._context, data, ingest_id=ingest_id, engine=engine, progress=progress)
+
+    def query(
+        self,
+        where: Mapping[str, Any] | Region | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        limit: int | None = None,
+    ) -> pa.RecordBatchReader:
+        """The rows of a region, in key order, streamed.
+
+        `where` maps columns to a value, a `Range` or a list of them; `columns` names what to read. Row keys
+        choose the files that are read; NaN is the largest double. Raises `InvalidQuery` and `InvalidRange`.
+        """
+        from dormouse.query import query
+
+        return query(self._context, where, columns, limit=limit)
+
+    def explain(self, where: Mapping[str, Any] | Region | None = None) -> PlanSummary:
+        """What a query would read: partitions, files, bytes. Raises `InvalidQuery`."""
+        from dormouse.query import explain
+
+        return explain(self._context, where)
+
+    def sql(self, statement: str) -> pa.RecordBatchReader:
+        """The answer of a SELECT over this and the instance's other tables, by name."""
+        return self._instance.sql(statement)
+
+    def compact(
+        self,
+        *,
+        engine: Engine = "auto",
+        progress: Callable[[int, int, int], None] | None = None,
+    ) -> CompactionReport:
+        """One round of compaction: makes jobs and runs what is due; gives what it did.
+
+        `progress` is called with the jobs done, all jobs of the round, and the rows merged.
+        """
+        from dormouse.compaction import compact
+
+        self._check_writable()
+        return compact(self._context, engine=engine, progress=progress)
+
+    def split(self) -> SplitReport:
+        """One round of splits: leaves over the threshold, and references pushed down by one level."""
+        from dormouse.splitting import split
+
+        self._check_writable()
+        return split(self._context)
+
+    def collect_garbage(self) -> GarbageReport:
+        """One round of garbage collection: deletes files a while after their last reference went."""
+        self._check_writable()
+        return self._context.garbage.collect()
+
+    def garbage_ready(self) -> Iterator[str]:
+        """The files that `collect_garbage` would delete now, streamed."""
+        return self._context.garbage.ready()
+
+    def set_properties(self, **changes: Any) -> TableProperties:
+        """Changes some properties; None gives one its default back. Raises `InvalidProperties`."""
+        from dormouse.data.transform import Transform
+
+        self._check_writable()
+        unknown = set(changes) - set(TableProperties.model_fields)
+        if unknown:
+            known = ", ".join(TableProperties.model_fields)
+            raise InvalidProperties(f"{min(unknown)!r} is not a table property; they are {known}")
+
+        def change(now: TableProperties) -> TableProperties:
+            values = {**now.model_dump(exclude_defaults=True), **changes}
+            changed = TableProperties(**{name: value for name, value in values.items() if value is not None})
+            Transform.parse(self.schema, changed)
+            return changed
+
+        self._context = self._instance.change_properties(self._context.table, change)
+        return self.properties
+
+    def status(self) -> TableStatus:
+        """What the table consists of now."""
+        tree = self.partitions.tree()
+        counts = self.files.counts()
+        return TableStatus(
+            name=self.name,
+            partitions=len(tree),
+            leaves=len(tree.leaves),
+            compaction_jobs=self._context.jobs.count()[0],
+            **counts,  # type: ignore[arg-type]
+        )
+
+    def _check_writable(self) -> None:
+        if self._read_only:
+            raise InstanceReadOnly(
+                f"table {self.name!r} cannot be changed: the instance was opened read-only"
+            )

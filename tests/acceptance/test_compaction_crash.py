@@ -1,0 +1,188 @@
+"""A compaction that is killed or interrupted, in a process of its own: nothing half done, nothing lost."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from data_files import SKETCHES, add_file, keys_in, objects_of
+from state import query
+
+from dormouse.compaction import compact
+from dormouse.context import TableContext
+
+NewTable = Callable[..., TableContext]
+KEYS = range(0, 3000, 3)
+EXIT_SECONDS_MAX = 60
+EXPIRE_LEASE = "update compaction_job set leased_until = '-infinity' where table_id = %s"
+
+# Runs a round; at the moment named it says so, and waits to be killed, or to be told to go on.
+RUNNER = """
+import pickle, signal, sys, threading
+from dormouse.compaction import compact
+from dormouse.data import compaction as task
+
+address = pickle.loads(bytes.fromhex(sys.stdin.readline()))
+moment = sys.argv[1]
+
+go_on = threading.Event()
+signal.signal(signal.SIGUSR1, lambda *_: go_on.set())
+
+def stop_here():
+    print("here", flush=True)
+    go_on.wait()
+
+def before(work):
+    def wait_first(*args, **more):
+        stop_here()
+        return work(*args, **more)
+    return wait_first
+
+def after(work):
+    def wait_last(*args, **more):
+        result = work(*args, **more)
+        stop_here()
+        return result
+    return wait_last
+
+with address.open() as table:
+    if moment == "before the output":
+        task.merge_sorted = before(task.merge_sorted)
+    elif moment == "before the output is published":
+        task.merge_sorted = after(task.merge_sorted)
+    elif moment == "before the commit":
+        task.run_transaction = before(task.run_transaction)
+    elif moment == "within the commit":
+        task.WriteAttempts.finish = staticmethod(after(task.WriteAttempts.finish))
+    elif moment == "after the commit":
+        task.run_transaction = after(task.run_transaction)
+    try:
+        report = compact(table, create=False)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    print(report.jobs_run, report.superseded, flush=True)
+"""
+MOMENTS = [
+    "before the output",
+    "before the output is published",
+    "before the commit",
+    "within the commit",
+    "after the commit",
+]
+
+
+@pytest.fixture
+def table(new_table: NewTable) -> TableContext:
+    """A table with a job of three files."""
+    table = new_table(compaction_strategy="basic", compaction_batch_files=3, attempt_expiry_seconds=0.0)
+    for number in range(3):
+        add_file(table, f"file-{number}", (key + number for key in KEYS))
+    assert table.jobs.create() == 1
+    return table
+
+
+@contextmanager
+def runner(table: TableContext, moment: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs the table's jobs; killed at the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUNNER, moment],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin
+    process.stdin.write(pickle.dumps(table.address).hex() + "\n")
+    process.stdin.flush()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(process: subprocess.Popen[str]) -> None:
+    assert process.stdout
+    assert process.stdout.readline() == "here\n", process.communicate()[1]
+
+
+def the_dead_are_known(table: TableContext) -> None:
+    """As at a fresh embedded start; for this table alone, for other tests use the same database."""
+    for text in (
+        EXPIRE_LEASE,
+        "update write_attempt set abandoned_at = now() where table_id = %s",
+    ):
+        query(table.supplier, text, table.table.table_id)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_runner_that_is_killed_leaves_nothing_half_done(table: TableContext, moment: str) -> None:
+    inputs = {reference.filename for reference in table.store.file_references()}
+    with runner(table, moment) as process:
+        wait_for(process)
+    committed = moment == "after the commit"
+    assert ({r.filename for r in table.store.file_references()} != inputs) == committed
+    # whoever comes next finds the job leased, and nothing else to do
+    assert compact(table, create=False).jobs_run == 0
+    the_dead_are_known(table)
+    assert compact(table, create=False).jobs_run == (0 if committed else 1)
+    [reference] = table.store.file_references()
+    assert keys_in(table, reference.filename) == list(range(3000))
+    table.attempts.collect(table.table)
+    live = {*inputs, reference.filename}
+    assert objects_of(table) == {name + suffix for name in live for suffix in ("", SKETCHES)}
+    table.objects.sweep_staging()
+    assert len(_files_in(table)) == 2 * len(live)
+
+
+def test_a_lease_that_expires_lets_another_run_the_job(table: TableContext) -> None:
+    with runner(table, "before the commit") as process:
+        wait_for(process)
+        query(table.supplier, EXPIRE_LEASE, table.table.table_id)
+        # the first runner lives, and is late: its output is its own, so it can harm nothing
+        assert compact(table, create=False).jobs_run == 1
+    [reference] = table.store.file_references()
+    assert keys_in(table, reference.filename) == list(range(3000))
+
+
+def test_of_two_processes_that_run_the_same_job_one_commits(table: TableContext) -> None:
+    """Both have merged when the first goes on to commit; the loser takes its own output away."""
+    with runner(table, "before the commit") as first:
+        wait_for(first)
+        query(table.supplier, EXPIRE_LEASE, table.table.table_id)
+        with runner(table, "before the commit") as second:
+            wait_for(second)
+            first.send_signal(signal.SIGUSR1)
+            assert first.communicate(timeout=EXIT_SECONDS_MAX)[0] == "1 0\n"
+            second.send_signal(signal.SIGUSR1)
+            assert second.communicate(timeout=EXIT_SECONDS_MAX)[0] == "0 1\n"
+    [reference] = table.store.file_references()
+    assert keys_in(table, reference.filename) == list(range(3000))
+    assert len(objects_of(table)) == 2 * 4
+
+
+def test_ctrl_c_in_the_middle_of_a_merge_ends_at_once_and_the_job_is_due(table: TableContext) -> None:
+    inputs = objects_of(table)
+    with runner(table, "before the output is published") as process:
+        wait_for(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(EXIT_SECONDS_MAX) == 130
+    assert table.jobs.count() == (1, 0)
+    assert query(
+        table.supplier, "select count(*) from write_attempt where table_id = %s", table.table.table_id
+    ) == [(0,)]
+    assert objects_of(table) == inputs
+    [job] = table.jobs.take(1, lease_seconds=-1)
+    assert job.attempt == 1
+    assert compact(table, create=False).jobs_run == 1
+
+
+def _files_in(table: TableContext) -> list[Path]:
+    folder = Path(table.objects.url.removeprefix("file://"))
+    return [path for path in folder.rglob("*") if path.is_file()]

@@ -1,0 +1,211 @@
+"""`dormouse demo`, for real: killed, run again, interrupted, two at once, on flights and on lineitem."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+import psutil
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.demo.checks import compare
+from dormouse.demo.lineitem import scale_of
+
+DORMOUSE = str(Path(sys.executable).with_name("dormouse"))
+SECONDS_MAX = 240
+
+
+def start(folder: Path, *args: str, dsn: str | None = None) -> subprocess.Popen[str]:
+    environment = {key: value for key, value in os.environ.items() if key != "DORMOUSE_DSN"}
+    return subprocess.Popen(
+        [DORMOUSE, "demo", "--folder", str(folder), *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment | ({"DORMOUSE_DSN": dsn} if dsn else {}),
+        start_new_session=True,
+    )
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.02)
+
+
+@dataclass(frozen=True)
+class Finished:
+    folder: Path
+    code: int
+    out: str
+    err: str
+    second: tuple[int, str, str]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
+    """One demo is killed; another runs in its folder, and while it does, a third is tried there."""
+    folder = tmp_path_factory.mktemp("demo") / "lake"
+    killed = start(folder)
+    wait_for(folder / "objects" / "data")
+    killed.kill()
+    killed.communicate()
+    running = start(folder)
+    wait_for(folder / ".dormouse-demo" / "December.parquet")
+    second = start(folder)
+    out, err = second.communicate(timeout=SECONDS_MAX)
+    answer = (second.returncode, out, err)
+    out, err = running.communicate(timeout=SECONDS_MAX)
+    yield Finished(folder, running.returncode, out, err, answer)
+
+
+def test_the_demo_runs_where_another_was_killed_and_all_answers_are_duckdbs(demo: Finished) -> None:
+    assert (demo.code, demo.err) == (0, "")
+    assert demo.out.count("✓ matches DuckDB") == 5
+    assert "all 5 answers match DuckDB's" in demo.out
+    assert "\x1b" not in demo.out  # no colour when piped
+
+
+def test_the_demo_shows_every_step(demo: Finished) -> None:
+    steps = [
+        line for line in demo.out.splitlines() if line.startswith(("ingest", "compact", "split", "collect"))
+    ]
+    assert [line.split()[0] for line in steps[:12]] == ["ingest"] * 12
+    assert "with Spark" in steps[11]
+    assert "3 Spark tasks" in steps[12]
+    assert sum(line.startswith("split") for line in steps) >= 3
+    assert steps[-1].startswith("collect: 15 files deleted")
+    assert "336,776" in steps[-1]
+    assert "carrier < 'EV'" in demo.out
+
+
+def test_a_second_demo_in_the_folder_is_told_so_in_one_line(demo: Finished) -> None:
+    code, out, err = demo.second
+    assert (code, out) == (1, "")
+    assert err == (
+        f"dormouse: another demo is running in {demo.folder}: "
+        "wait for it, or give this one another --folder\n"
+    )
+
+
+def test_the_command_that_the_demo_recommends_works(demo: Finished) -> None:
+    line = next(line for line in demo.out.splitlines() if line.startswith("  dormouse sql"))
+    command = line.strip().replace("dormouse", DORMOUSE, 1)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)  # noqa: S602 ours
+    assert "17,283" in done.stdout.replace("17283", "17,283")  # flights to ORD, the most
+
+
+def test_the_demo_leaves_the_table_and_no_scratch_files(demo: Finished) -> None:
+    assert not (demo.folder / ".dormouse-demo").exists()
+    with dm.local(demo.folder, read_only=True) as instance:
+        status = instance.table("flights").status()
+        assert (status.row_count, status.rows_exact, status.unreferenced_files) == (336_776, True, 0)
+        assert status.leaves > 8
+    on_disk = {path.name for path in (demo.folder / "objects" / "data" / "t1").rglob("*.parquet")}
+    assert on_disk == set()  # the killed demo's
+
+
+def test_lineitem_in_a_database_of_ones_own(tmp_path: Path, dsn: str) -> None:
+    """--rows, --json, --remove and DORMOUSE_DSN at once."""
+    process = start(tmp_path / "lake", "--rows", "5000", "--json", "--remove", dsn=dsn)
+    out, err = process.communicate(timeout=SECONDS_MAX)
+    assert (process.returncode, err) == (0, "")
+    report = json.loads(out)
+    assert report["rows"] == 5_000
+    assert report["steps"][-1]["rows"] == 5_000
+    assert [answer["matches_duckdb"] for answer in report["answers"]] == [True] * 5
+    assert report["answers"][3]["rows"] == 5_000
+    assert any("pushed down" in step["step"] for step in report["steps"])
+    assert not (tmp_path / "lake").exists()
+
+
+INTERRUPT, TERMINATE = (signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "kind"), [(0.6, INTERRUPT), (1.5, TERMINATE), (5.0, INTERRUPT), (6.0, TERMINATE)]
+)
+def test_an_interrupt_ends_in_one_line_and_leaves_no_process(
+    tmp_path: Path, seconds: float, kind: tuple[signal.Signals, int, str]
+) -> None:
+    """In the start of PostgreSQL, in an ingest, in the start of Spark or thereabouts."""
+    process = start(tmp_path / "lake")
+    time.sleep(seconds)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(kind[0])
+    process.send_signal(kind[0])  # an impatient second one must not stop the tidying up
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (kind[1], f"dormouse: {kind[2]}\n")
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
+    started = [
+        p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])
+    ]
+    assert started == []
+
+
+def test_the_demo_keeps_out_of_an_instance_that_is_not_its_own(tmp_path: Path) -> None:
+    schema = dm.Schema(row_keys=[dm.Field("id", dm.LONG)])
+    with dm.local(tmp_path / "lake") as instance:
+        instance.create_table("flights", schema).ingest(pa.table({"id": [1]}))
+    process = start(tmp_path / "lake")
+    _, err = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 1
+    assert err.startswith("dormouse: the instance of")
+    assert err.count("\n") == 1
+    with dm.local(tmp_path / "lake") as instance:
+        assert instance.table("flights").query().read_all().to_pydict() == {"id": [1]}
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    process = start(tmp_path)
+    _, err = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 1
+    assert "is not a Dormouse instance" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_too_many_rows_for_the_disk_are_refused_before_anything_is_made(tmp_path: Path) -> None:
+    process = start(tmp_path / "lake", "--rows", "100000000000")
+    _, err = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 1
+    assert err.count("\n") == 1
+    assert "GB free: ask for fewer --rows" in err
+
+
+def difference(ours: list[list[int]], theirs: list[int]) -> str | None:
+    """What the demo's check says of our batches, when DuckDB has these rows."""
+    schema = pa.schema([("a", pa.int64())])
+    batches = [pa.record_batch({"a": part}, schema=schema) for part in ours]
+    with duckdb.connect() as db:
+        db.execute("create table t (n integer, a bigint)")
+        db.executemany("insert into t values (?, ?)", list(enumerate(theirs)))
+        return compare(
+            lambda: pa.RecordBatchReader.from_batches(schema, batches), db, "select a from t order by n"
+        ).difference
+
+
+def test_the_check_sees_every_kind_of_difference() -> None:
+    assert difference([[1, 2], [], [3]], [1, 2, 3]) is None
+    assert difference([[1, 2], [4]], [1, 2, 3]) == "row 2 is {'a': 4}, DuckDB has {'a': 3}"
+    assert "row 1" in str(difference([[1, 3, 2]], [1, 2, 3]))
+    assert str(difference([[1, 2]], [1, 2, 3])).startswith("fewer rows")
+    assert str(difference([[1, 2], [3, 4]], [1, 2, 3])).startswith("more rows")
+
+
+@pytest.mark.parametrize("rows", [1, 1_000, 6_001_215, 100_000_000])
+def test_the_scale_factor_gives_enough_rows_and_few_too_many(rows: int) -> None:
+    lines = scale_of(rows) * 6_000_000
+    assert rows < lines < max(rows * 1.2, 10_000)

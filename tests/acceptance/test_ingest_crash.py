@@ -1,0 +1,199 @@
+"""An ingest whose process is killed at any moment adds nothing, and run again it adds everything once."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from ingested import attempts, check_holds, check_untouched, flights, flights_table
+
+from dormouse.catalog import Catalog
+from dormouse.context import TableContext
+from dormouse.data.ingest import ingest
+from dormouse.postgres import ConnectionSupplier
+
+WAIT_SECONDS_MAX = 60
+ROWS = 50_000
+CHILD = """
+import pickle, sys
+from pathlib import Path
+from dormouse.data.ingest import ingest
+address, data = pickle.loads(Path(sys.argv[1]).read_bytes()), sys.argv[2]
+with address.open() as context:
+    print(ingest(context, data, ingest_id="july", memory_bytes=1).applied)
+"""
+
+DRIVER = """
+import os, pickle, signal, sys
+from pathlib import Path
+from dormouse.data import ingest as in_process
+from dormouse.data.source import open_source
+from dormouse.files.attempts import WriteAttempts
+from dormouse.spark import ingest as bulk
+
+def write(context, attempt, source, spark):
+    context.objects.put(attempt.object_name("twice"), b"rows")
+    rows = open_source(sys.argv[2], context.schema)
+    return in_process._write(context, attempt, rows, in_process._silent, 1 << 28)
+
+bulk._write = write
+WriteAttempts.delete_leftovers = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+with pickle.loads(Path(sys.argv[1]).read_bytes()).open() as context:
+    bulk.ingest_with_spark(context, sys.argv[2], ingest_id="july", spark="none")
+"""
+
+WRITER = """
+import pickle, sys
+from itertools import count
+from pathlib import Path
+with pickle.loads(Path(sys.argv[1]).read_bytes()).open() as context:
+    with context.attempts.attempt(context.table) as attempt:
+        for number in count():
+            context.objects.put(attempt.object_name("root", number), b"rows")
+"""
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture(scope="module")
+def rows() -> pa.Table:
+    return flights(ROWS)
+
+
+@pytest.fixture
+def table(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> TableContext:
+    points = [chr(letter) for letter in range(ord("A"), ord("Z"))]
+    return flights_table(dsn, supplier, tmp_path, split_points=points, attempt_expiry_seconds=0)
+
+
+@pytest.fixture
+def start(table: TableContext, rows: pa.Table, tmp_path: Path) -> Iterator[Start]:
+    """Starts a process that ingests the rows under the id "july"."""
+    address, data = tmp_path / "address", tmp_path / "flights.parquet"
+    address.write_bytes(pickle.dumps(table.address))
+    pq.write_table(rows, data)
+    with ExitStack() as stack:
+
+        def started(program: str = CHILD) -> subprocess.Popen[str]:
+            command = [sys.executable, "-c", program, str(address), str(data)]
+            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            stack.callback(process.kill)
+            return process
+
+        yield started
+
+
+def has_begun(table: TableContext) -> bool:
+    return attempts(table) > 0
+
+
+def has_written(table: TableContext) -> bool:
+    return next(table.objects.list(), None) is not None
+
+
+def is_committing(table: TableContext) -> bool:
+    """It waits for the row of its attempt, which the test holds."""
+    with table.supplier.connection() as conn:
+        waiting = conn.execute("select count(*) from pg_locks where not granted").fetchone()
+    return waiting is not None and waiting[0] > 0
+
+
+def wait_until(moment: Callable[[TableContext], bool], table: TableContext) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    while not moment(table):
+        assert time.monotonic() < deadline, f"{moment.__name__} never came"
+        time.sleep(0.001)
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+
+
+def check_recovers(table: TableContext, rows: pa.Table) -> None:
+    assert table.store.has_no_files()
+    assert attempts(table) == 1
+    table.garbage.collect()
+    check_untouched(table)
+    assert ingest(table, rows, ingest_id="july").applied
+    check_holds(table, rows)
+
+
+@pytest.mark.parametrize("moment", [has_begun, has_written])
+def test_killed_before_its_commit(
+    table: TableContext, start: Start, rows: pa.Table, moment: Callable[[TableContext], bool]
+) -> None:
+    process = start()
+    wait_until(moment, table)
+    kill(process)
+    check_recovers(table, rows)
+
+
+def test_killed_within_its_commit(table: TableContext, start: Start, rows: pa.Table) -> None:
+    process = start()
+    wait_until(has_begun, table)
+    with table.supplier.connection() as conn, conn.transaction():
+        conn.execute("select from write_attempt for update")
+        wait_until(is_committing, table)
+        kill(process)
+    wait_until(lambda t: not is_committing(t), table)
+    check_recovers(table, rows)
+
+
+def test_a_spark_driver_killed_between_its_commit_and_its_clean_up(
+    table: TableContext, start: Start, rows: pa.Table
+) -> None:
+    """All rows are there, and what a repeated task left is collected. The driver is real, Spark is not."""
+    process = start(DRIVER)
+    assert process.wait(WAIT_SECONDS_MAX) == -signal.SIGKILL
+    assert any("twice" in name for name, _ in table.objects.list())
+    table.garbage.collect()
+    check_holds(table, rows)
+    assert not ingest(table, rows, ingest_id="july").applied
+
+
+def test_two_processes_with_one_id_add_once(table: TableContext, start: Start, rows: pa.Table) -> None:
+    processes = [start(), start()]
+    said = sorted(process.communicate(timeout=WAIT_SECONDS_MAX)[0].strip() for process in processes)
+    assert said == ["False", "True"]
+    check_holds(table, rows)
+    assert attempts(table) == 0
+
+
+def drop(table: TableContext) -> None:
+    """As `Instance.drop_table`."""
+    Catalog(table.supplier, table.attempts).drop(table.table.name)
+    table.attempts.collect_abandoned(table.table.table_id)
+
+
+def objects(table: TableContext) -> list[str]:
+    return [name for name, _ in table.objects.list()]
+
+
+def test_an_ingest_whose_table_is_dropped_leaves_no_objects(table: TableContext, start: Start) -> None:
+    process = start()
+    wait_until(has_written, table)
+    drop(table)
+    assert process.wait(WAIT_SECONDS_MAX) == 1
+    assert objects(table) == []
+
+
+def test_what_a_writer_leaves_that_is_killed_after_its_table_was_dropped_is_collected(
+    table: TableContext, start: Start
+) -> None:
+    process = start(WRITER)
+    wait_until(has_written, table)
+    drop(table)
+    wait_until(has_written, table)
+    kill(process)
+    table.attempts.collect_abandoned(0)
+    assert objects(table) == []

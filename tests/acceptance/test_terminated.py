@@ -1,0 +1,73 @@
+"""SIGTERM ends commands and benchmarks in order: nothing that they started stays behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+import dormouse as dm
+
+ROOT = Path(__file__).parents[2]
+SECONDS_MAX = 60
+
+
+def started(process: psutil.Process, count: int) -> list[psutil.Process]:
+    """The process's children, once there are so many."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while len(children := process.children(recursive=True)) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return children
+
+
+def check_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_a_command_at_work_leaves_no_server(tmp_path: Path) -> None:
+    """It lists tables for a minute, while its PostgreSQL runs."""
+    lake = tmp_path / "lake"
+    with dm.local(lake) as instance:
+        instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+    slow = "import dormouse.instance as m, sys, time; m.Instance.tables = lambda self: time.sleep(60); "
+    slow += "from dormouse.cli import main; sys.argv = ['dormouse', 'table', 'list', '-i', sys.argv[1]]; "
+    command = [sys.executable, "-c", slow + "sys.exit(main())", str(lake)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        wait_for_server(lake)
+        server = servers(lake)
+        process.terminate()
+        _, err = process.communicate(timeout=SECONDS_MAX)
+    assert (process.returncode, err) == (128 + signal.SIGTERM, "dormouse: terminated\n")
+    check_gone(server)
+
+
+def test_a_benchmark_leaves_no_worker() -> None:
+    command = [sys.executable, "-m", "benchmarks.compaction", "--quick", "--rounds", "50"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+        workers = started(psutil.Process(process.pid), 4)
+        process.terminate()
+        process.wait(SECONDS_MAX)
+    assert process.returncode == 128 + signal.SIGTERM
+    check_gone(workers)
+
+
+def wait_for_server(lake: Path) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not servers(lake):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.5)  # until the command is at its work
+
+
+def servers(lake: Path) -> list[psutil.Process]:
+    return [
+        p
+        for p in psutil.process_iter(["cmdline"])
+        if str(lake) in " ".join(p.info["cmdline"] or [])[:500] and "postgres" in p.name()
+    ]

@@ -1,0 +1,211 @@
+"""Assigning references to jobs, asking about it, and releasing them."""
+
+from __future__ import annotations
+
+import pytest
+from state import assign, check, clock, jobs_of, live, ref, replace, split
+
+from dormouse.errors import FileReferenceAssignedToJob, FileReferenceNotFound, InvalidInput
+from dormouse.files.store import FileReferenceStore
+
+
+def test_one_file(store: FileReferenceStore) -> None:
+    store.add_files([ref("a"), ref("b")])
+    assert store.assign_job_ids([assign("j", "root", "a")]) is True
+    assert jobs_of(store) == {("root", "a"): "j", ("root", "b"): None}
+    assert [r.filename for r in store.unassigned_file_references()] == ["b"]
+
+
+def test_it_is_an_update_of_the_reference(store: FileReferenceStore) -> None:
+    store.add_files([ref("a")])
+    before = clock(store)
+    store.assign_job_ids([assign("j", "root", "a")])
+    (found,) = store.file_references()
+    assert found.last_updated is not None
+    assert found.last_updated > before
+
+
+def test_one_side_of_a_split_file_only(store: FileReferenceStore) -> None:
+    store.add_files([ref("a")])
+    store.split_file_references([split(ref("a"))])
+    store.assign_job_ids([assign("j", "L", "a")])
+    assert jobs_of(store) == {("L", "a"): "j", ("R", "a"): None}
+
+
+def test_several_jobs_in_a_call(store: FileReferenceStore) -> None:
+    store.add_files([ref("a", "L"), ref("a", "R"), ref("b", "L"), ref("c", "L")])
+    store.assign_job_ids([assign("j", "L", "a", "b"), assign("k", "R", "a"), assign("l", "L", "c")])
+    assert jobs_of(store) == {("L", "a"): "j", ("L", "b"): "j", ("L", "c"): "l", ("R", "a"): "k"}
+
+
+def test_already_assigned_keeps_the_first_job(store: FileReferenceStore) -> None:
+    store.add_files([ref("a"), ref("b")])
+    store.assign_job_ids([assign("j", "root", "a")])
+    with pytest.raises(FileReferenceAssignedToJob) as caught:
+        store.assign_job_ids([assign("k", "root", "b", "a")])
+    error = caught.value
+    assert (error.table, error.filename, error.partition_id, error.job_id) == (
+        store.table.name,
+        "a",
+        "root",
+        "j",
+    )
+    assert jobs_of(store) == {("root", "a"): "j", ("root", "b"): None}
+
+
+def test_assigned_to_the_same_job_already_is_refused_and_names_that_file(store: FileReferenceStore) -> None:
+    store.add_files([ref("a"), ref("b"), ref("c")])
+    store.assign_job_ids([assign("j", "root", "b")])
+    with pytest.raises(FileReferenceAssignedToJob) as caught:
+        store.assign_job_ids([assign("j", "root", "a", "b", "c")])
+    assert (caught.value.filename, caught.value.job_id) == ("b", "j")
+    assert jobs_of(store) == {("root", "a"): None, ("root", "b"): "j", ("root", "c"): None}
+
+
+def test_one_bad_file_leaves_its_whole_request_unassigned(store: FileReferenceStore) -> None:
+    store.add_files([ref("a"), ref("c")])
+    with pytest.raises(FileReferenceNotFound):
+        store.assign_job_ids([assign("j", "root", "a", "b", "c")])
+    assert set(jobs_of(store).values()) == {None}
+
+
+def test_one_bad_request_leaves_the_whole_call_unassigned(store: FileReferenceStore) -> None:
+    store.add_files([ref("a"), ref("b")])
+    with pytest.raises(FileReferenceNotFound) as caught:
+        store.assign_job_ids(
+            [assign("j", "root", "a"), assign("k", "root", "gone"), assign("l", "root", "b")]
+        )
+    assert (caught.value.filename, caught.value.job_id) == ("gone", "k")
+    assert set(jobs_of(store).values()) == {None}
+
+
+def test_absent_file(store: FileReferenceStore) -> None:
+    store.add_files([ref("a")])
+    with pytest.raises(FileReferenceNotFound) as caught:
+        store.assign_job_ids([assign("j", "root", "b")])
+    error = caught.value
+    assert (error.table, error.filename, error.partition_id, error.job_id) == (
+        store.table.name,
+        "b",
+        "root",
+        "j",
+    )
+
+
+def test_empty_store(store: FileReferenceStore) -> None:
+    with pytest.raises(FileReferenceNotFound):
+        store.assign_job_ids([assign("j", "root", "a")])
+
+
+def test_other_partition(store: FileReferenceStore) -> None:
+    store.add_files([ref("a", "L")])
+    with pytest.raises(FileReferenceNotFound, match="'R'"):
+        store.assign_job_ids([assign("j", "R", "a")])
+    assert jobs_of(store) == {("L", "a"): None}
+
+
+@pytest.mark.parametrize("second", ["k", "j"])
+def test_twice_in_one_call(store: FileReferenceStore, second: str) -> None:
+    store.add_files([ref("a"), ref("b")])
+    with pytest.raises(FileReferenceAssignedToJob) as caught:
+        store.assign_job_ids([assign("j", "root", "b", "a"), assign(second, "root", "a")])
+    assert caught.value.filename == "a"
+    assert set(jobs_of(store).values()) == {None}
+
+
+@pytest.mark.parametrize("job", ["x" * 256, "'; --", "\N{MOUSE}", "null", " "])
+def test_odd_job_ids(store: FileReferenceStore, job: str) -> None:
+    store.add_files([ref("a"), ref("b")])
+    store.assign_job_ids([assign(job, "root", "a", "b")])
+    assert store.is_assigned([check(job, "root", "a", "b")])
+    store.replace_file_references([replace(job, ["a", "b"], "c")])
+    assert live(store) == [("root", "c", 100, None)]
+
+
+@pytest.mark.parametrize("make", [assign, check])
+@pytest.mark.parametrize(
+    ("job", "names"), [("", ["a"]), ("x" * 257, ["a"]), ("j", []), ("j", ["a", "a"]), ("j", ["a\x00"])]
+)
+def test_requests_that_cannot_be_are_refused_when_they_are_made(make: object, job: str, names: list) -> None:
+    with pytest.raises(InvalidInput):
+        make(job, "root", *names)  # type: ignore[operator]
+
+
+class TestCheck:
+    """`is_assigned`."""
+
+    @pytest.fixture(autouse=True)
+    def _files(self, store: FileReferenceStore) -> None:
+        store.add_files([ref("a", "L"), ref("a", "R"), ref("b", "L")])
+
+    def test_none(self, store: FileReferenceStore) -> None:
+        assert store.is_assigned([check("j", "L", "a", "b")]) is False
+
+    def test_all(self, store: FileReferenceStore) -> None:
+        store.assign_job_ids([assign("j", "L", "a", "b")])
+        assert store.is_assigned([check("j", "L", "a", "b")]) is True
+
+    def test_some(self, store: FileReferenceStore) -> None:
+        store.assign_job_ids([assign("j", "L", "a")])
+        assert store.is_assigned([check("j", "L", "a", "b")]) is False
+        assert store.is_assigned([check("j", "L", "a"), check("j", "L", "b")]) is False
+
+    def test_per_partition(self, store: FileReferenceStore) -> None:
+        store.assign_job_ids([assign("j", "L", "a")])
+        assert store.is_assigned([check("j", "L", "a")]) is True
+        assert store.is_assigned([check("j", "R", "a")]) is False
+        store.assign_job_ids([assign("k", "R", "a")])
+        assert store.is_assigned([check("j", "L", "a"), check("k", "R", "a")]) is True
+
+    def test_missing(self, store: FileReferenceStore) -> None:
+        store.assign_job_ids([assign("j", "L", "a")])
+        with pytest.raises(FileReferenceNotFound) as caught:
+            store.is_assigned([check("j", "L", "a"), check("j", "R", "b")])
+        error = caught.value
+        assert (error.table, error.filename, error.partition_id, error.job_id) == (
+            store.table.name,
+            "b",
+            "R",
+            "j",
+        )
+
+    def test_other_job(self, store: FileReferenceStore) -> None:
+        store.assign_job_ids([assign("j", "L", "a")])
+        with pytest.raises(FileReferenceAssignedToJob) as caught:
+            store.is_assigned([check("k", "L", "a", "b")])
+        assert (caught.value.filename, caught.value.job_id) == ("a", "j")
+
+
+class TestRelease:
+    """`unassign_job`."""
+
+    def test_every_reference_on_every_partition(self, store: FileReferenceStore) -> None:
+        store.add_files([ref("a", "L"), ref("a", "R"), ref("b", "L"), ref("c", "L")])
+        store.assign_job_ids([assign("j", "L", "a", "b"), assign("j", "R", "a"), assign("k", "L", "c")])
+        store.unassign_job("j")
+        found = jobs_of(store)
+        assert found.pop(("L", "c")) == "k"
+        assert set(found.values()) == {None}
+
+    def test_then_another_job_can_have_them(self, store: FileReferenceStore) -> None:
+        store.add_files([ref("a")])
+        store.assign_job_ids([assign("j", "root", "a")])
+        store.unassign_job("j")
+        store.assign_job_ids([assign("k", "root", "a")])
+        assert jobs_of(store) == {("root", "a"): "k"}
+
+    def test_what_a_job_kept_after_it_replaced_a_part_of_its_inputs(self, store: FileReferenceStore) -> None:
+        """Nothing may pin a file for ever."""
+        store.add_files([ref("a"), ref("b"), ref("c")])
+        store.assign_job_ids([assign("j", "root", "a", "b", "c")])
+        store.replace_file_references([replace("j", ["a", "b"], "e")])
+        assert jobs_of(store) == {("root", "c"): "j", ("root", "e"): None}
+        store.unassign_job("j")
+        assert set(jobs_of(store).values()) == {None}
+
+    @pytest.mark.parametrize("job", ["unknown", "\N{MOUSE}"])
+    def test_an_unknown_job_is_no_error(self, store: FileReferenceStore, job: str) -> None:
+        store.add_files([ref("a")])
+        store.assign_job_ids([assign("j", "root", "a")])
+        store.unassign_job(job)
+        assert jobs_of(store) == {("root", "a"): "j"}

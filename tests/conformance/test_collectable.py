@@ -1,0 +1,175 @@
+"""Which files can be collected, and forgetting them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from state import assign, clock, file, ref, remove, replace, split, unreferenced
+
+from dormouse.errors import FileHasReferences, FileNotFound
+from dormouse.files import reads
+from dormouse.files.store import FileReferenceStore
+
+STAMPED = pytest.mark.parametrize("stamped", [False, True], ids=["not stamped yet", "stamped"])
+
+
+def ready(store: FileReferenceStore, before: object = None, stamped: bool = True) -> list[str]:
+    if stamped:
+        store.stamp_unreferenced()
+    return sorted(store.files_ready_for_gc(before or clock(store)))  # type: ignore[arg-type]
+
+
+@STAMPED
+def test_old_enough(store: FileReferenceStore, stamped: bool) -> None:
+    store.add_files([ref("a"), ref("b")])
+    remove(store, "a")
+    assert ready(store, stamped=stamped) == ["a"]
+
+
+@STAMPED
+def test_too_recent(store: FileReferenceStore, stamped: bool) -> None:
+    store.add_files([ref("a")])
+    before = clock(store)
+    remove(store, "a")
+    assert ready(store, before, stamped) == []
+    assert ready(store, before - timedelta(days=1), stamped) == []
+
+
+def test_strictly_before(store: FileReferenceStore) -> None:
+    store.add_files([ref("a")])
+    remove(store, "a")
+    store.stamp_unreferenced()
+    (found,) = store.all_files(9).unreferenced
+    moment = found.last_updated
+    assert moment is not None
+    assert ready(store, moment) == []
+    assert ready(store, moment + timedelta(microseconds=1)) == ["a"]
+
+
+@STAMPED
+def test_one_of_two_references_gone(store: FileReferenceStore, stamped: bool) -> None:
+    store.add_files([ref("a", "L"), ref("a", "R")])
+    remove(store, "a", partition_id="L")
+    assert ready(store, stamped=stamped) == []
+
+
+@STAMPED
+def test_both_gone(store: FileReferenceStore, stamped: bool) -> None:
+    store.add_files([ref("a", "L"), ref("a", "R")])
+    remove(store, "a", partition_id="L")
+    remove(store, "a", partition_id="R")
+    assert ready(store, stamped=stamped) == ["a"]
+
+
+@STAMPED
+def test_it_is_timed_from_the_last_removal(store: FileReferenceStore, stamped: bool) -> None:
+    store.add_files([ref("a", "L"), ref("a", "R")])
+    remove(store, "a", partition_id="L")
+    if stamped:
+        store.stamp_unreferenced()
+    between = clock(store)
+    remove(store, "a", partition_id="R")
+    assert ready(store, between, stamped) == []
+    assert ready(store, stamped=stamped) == ["a"]
+
+
+def test_a_run_that_comes_late_still_times_from_the_removal(store: FileReferenceStore) -> None:
+    store.add_files([ref("a")])
+    remove(store, "a")
+    after = clock(store)
+    assert store.stamp_unreferenced() == 1
+    assert ready(store, after) == ["a"]
+    assert store.stamp_unreferenced() == 0
+
+
+def test_a_split_leaves_nothing_to_collect(store: FileReferenceStore) -> None:
+    store.add_files([ref("a")])
+    store.split_file_references([split(ref("a"))])
+    assert ready(store) == []
+
+
+def test_delete(store: FileReferenceStore) -> None:
+    store.add_files([ref("a"), ref("b")])
+    remove(store, "a", "b")
+    assert store.delete_collected_files(iter(["a", "a"])) is True
+    assert unreferenced(store) == ["b"]
+    assert ready(store) == ["b"]
+
+
+def test_delete_one_that_was_split(store: FileReferenceStore) -> None:
+    store.add_files([ref("a")])
+    store.split_file_references([split(ref("a"))])
+    remove(store, "a", partition_id="L")
+    assert ready(store) == []
+    remove(store, "a", partition_id="R")
+    assert ready(store) == ["a"]
+    store.delete_collected_files(["a"])
+    assert store.has_no_files()
+
+
+def test_a_deleted_name_can_be_added_again(store: FileReferenceStore) -> None:
+    store.add_files([ref("a")])
+    remove(store, "a")
+    store.delete_collected_files(["a"])
+    store.add_files([ref("a")])
+    assert ready(store) == []
+    assert ready(store, stamped=False) == []
+
+
+def test_referenced_is_refused(store: FileReferenceStore) -> None:
+    store.add_files([ref("a", "L"), ref("a", "R")])
+    remove(store, "a", partition_id="L")
+    with pytest.raises(FileHasReferences) as caught:
+        store.delete_collected_files(["a"])
+    assert (caught.value.table, caught.value.filename) == (store.table.name, "a")
+
+
+@pytest.mark.parametrize("name", ["unknown", "a\x00b", "\ud800"])
+def test_unknown_is_refused(store: FileReferenceStore, name: str) -> None:
+    with pytest.raises(FileNotFound) as caught:
+        store.delete_collected_files([name])
+    assert (caught.value.table, caught.value.filename) == (store.table.name, name)
+
+
+@pytest.mark.parametrize(("other", "error"), [("live", FileHasReferences), ("unknown", FileNotFound)])
+def test_a_mixed_batch_deletes_nothing(store: FileReferenceStore, other: str, error: type) -> None:
+    store.add_files([ref("a"), ref("b"), ref("live")])
+    remove(store, "a", "b")
+    with pytest.raises(error, match=other):
+        store.delete_collected_files(["a", other, "b"])
+    assert unreferenced(store) == ["a", "b"]
+
+
+@STAMPED
+def test_delete_while_iterating(
+    store: FileReferenceStore, monkeypatch: pytest.MonkeyPatch, stamped: bool
+) -> None:
+    """The stream stays whole while its files are deleted, and other files come and go."""
+    monkeypatch.setattr(reads, "PAGE_ROWS", 3)
+    names = [f"f{n:02}" for n in range(20)]
+    store.add_files(ref(name) for name in names)
+    remove(store, *names)
+    if stamped:
+        store.stamp_unreferenced()
+    seen = []
+    for name in store.files_ready_for_gc(clock(store)):
+        store.delete_collected_files([name])
+        store.add_files([ref(f"new {name}")])
+        remove(store, f"new {name}")
+        seen.append(name)
+    assert sorted(seen) == names
+    assert unreferenced(store) == [f"new {name}" for name in names]
+
+
+def test_a_removal_by_any_update_is_seen(store: FileReferenceStore) -> None:
+    """With an output, without one, in a batch, and by a split whose children are then removed."""
+    store.add_files([ref("a"), ref("b"), ref("c"), ref("d", "M")])
+    store.add_files_with_references([file("never")])
+    store.assign_job_ids([assign("j", "root", "a"), assign("k", "root", "b")])
+    store.replace_file_references([replace("j", ["a"], "out"), replace("k", ["b"], None)])
+    store.split_file_references([split(ref("d", "M"))])
+    remove(store, "d", partition_id="L")
+    remove(store, "d", partition_id="R")
+    assert ready(store, stamped=False) == ["a", "b", "d", "never"]
+    assert ready(store) == ["a", "b", "d", "never"]

@@ -1,0 +1,96 @@
+"""A commit id is recorded in the transaction of its change: applied once, however often it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from state import assign, at_once, file, jobs_of, live, ref, remove, replace, split, unreferenced
+
+from dormouse.errors import DormouseError, InvalidInput, ReplaceRequestsFailed
+from dormouse.files.store import FileReferenceStore
+
+Update = Callable[[FileReferenceStore, str], bool]
+
+
+@pytest.fixture(autouse=True)
+def _files(store: FileReferenceStore) -> None:
+    store.add_files([ref("a"), ref("b"), ref("held"), ref("gone")])
+    store.assign_job_ids([assign("h", "root", "held")])
+    remove(store, "gone")
+
+
+UPDATES: dict[str, Update] = {
+    "add": lambda s, c: s.add_files([ref("new")], commit_id=c),
+    "add with references": lambda s, c: s.add_files_with_references([file("new")], commit_id=c),
+    "assign": lambda s, c: s.assign_job_ids([assign("j", "root", "a")], commit_id=c),
+    "replace": lambda s, c: s.replace_file_references([replace("h", ["held"], "new")], commit_id=c),
+    "split": lambda s, c: s.split_file_references([split(ref("a"))], commit_id=c),
+    "delete": lambda s, c: s.delete_collected_files(["gone"], commit_id=c),
+}
+REFUSED: dict[str, Update] = {
+    "add": lambda s, c: s.add_files([ref("new"), ref("a")], commit_id=c),
+    "assign": lambda s, c: s.assign_job_ids([assign("j", "root", "b", "held")], commit_id=c),
+    "replace": lambda s, c: s.replace_file_references([replace("h", ["held", "a"], "new")], commit_id=c),
+    "split": lambda s, c: s.split_file_references([split(ref("held"))], commit_id=c),
+    "delete": lambda s, c: s.delete_collected_files(["gone", "a"], commit_id=c),
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_applied_twice_is_applied_once(store: FileReferenceStore, name: str) -> None:
+    assert not store.is_applied("c")
+    assert UPDATES[name](store, "c") is True
+    assert store.is_applied("c")
+    after = live(store), unreferenced(store)
+    assert UPDATES[name](store, "c") is False
+    assert (live(store), unreferenced(store)) == after
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_twice_from_two_threads_at_once_is_applied_once(store: FileReferenceStore, name: str) -> None:
+    outcomes = at_once(*[lambda: UPDATES[name](store, "c")] * 4)
+    assert sorted(outcomes) == [False, False, False, True]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_failed_update_records_no_commit_id(store: FileReferenceStore, name: str) -> None:
+    with pytest.raises(DormouseError):
+        REFUSED[name](store, "c")
+    assert not store.is_applied("c")
+    with pytest.raises(DormouseError):
+        REFUSED[name](store, "c")
+
+
+def test_an_id_that_was_applied_applies_nothing_else(store: FileReferenceStore) -> None:
+    store.add_files([ref("new")], commit_id="c")
+    assert store.assign_job_ids([assign("j", "root", "a")], commit_id="c") is False
+    assert jobs_of(store)["root", "a"] is None
+
+
+def test_a_batch_of_which_some_were_applied_is_applied(store: FileReferenceStore) -> None:
+    """Its valid requests must not be tried again as conflicts."""
+    requests = [replace("h", ["held"], "new"), replace("h", ["missing"], "no")]
+    with pytest.raises(ReplaceRequestsFailed):
+        store.replace_file_references(requests, commit_id="c")
+    assert store.is_applied("c")
+    assert store.replace_file_references(requests, commit_id="c") is False
+
+
+def test_an_ingest_without_files_is_applied_once(store: FileReferenceStore) -> None:
+    assert store.add_files([], commit_id="c") is True
+    assert store.add_files([], commit_id="c") is False
+
+
+@pytest.mark.parametrize("commit_id", ["'; --", "\N{MOUSE}" * 64, " "])
+def test_odd_commit_ids(store: FileReferenceStore, commit_id: str) -> None:
+    assert store.add_files([ref("new")], commit_id=commit_id) is True
+    assert store.is_applied(commit_id)
+    assert not store.is_applied(commit_id + "x")
+
+
+@pytest.mark.parametrize("commit_id", ["", "a\x00", "\ud800"])
+def test_commit_ids_that_cannot_be_stored_are_refused(store: FileReferenceStore, commit_id: str) -> None:
+    with pytest.raises(InvalidInput, match="commit_id"):
+        store.add_files([ref("new")], commit_id=commit_id)
+    assert ("root", "new", 100, None) not in live(store)

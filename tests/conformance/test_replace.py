@@ -1,0 +1,246 @@
+"""Replacing the inputs of a job by its output."""
+
+from __future__ import annotations
+
+from dataclasses import replace as changed
+
+import pytest
+from state import assign, file, jobs_of, live, ref, replace, split, unreferenced
+
+from dormouse.errors import (
+    FileAlreadyExists,
+    FileNotFound,
+    FileReferenceNotAssignedToJob,
+    FileReferenceNotFound,
+    InvalidInput,
+    NewReferenceSameAsInput,
+    ReplaceRequestsFailed,
+)
+from dormouse.files.store import FileReferenceStore
+from dormouse.model.file_reference import ReplaceFileReferencesRequest
+
+
+@pytest.fixture(autouse=True)
+def _files(store: FileReferenceStore) -> None:
+    """Files a, b and c on the root; a and b are the job's, c is nobody's."""
+    store.add_files([ref("a"), ref("b"), ref("c")])
+    store.assign_job_ids([assign("j", "root", "a", "b")])
+
+
+def refused(store: FileReferenceStore, *requests: ReplaceFileReferencesRequest) -> ReplaceRequestsFailed:
+    with pytest.raises(ReplaceRequestsFailed) as caught:
+        store.replace_file_references(requests)
+    return caught.value
+
+
+def the_error(store: FileReferenceStore, request: ReplaceFileReferencesRequest, kind: type) -> tuple:
+    """What a single refused request reports; nothing must have changed."""
+    before, files = list(store.file_references()), store.all_files(100)
+    failure = refused(store, request)
+    assert list(store.file_references()) == before
+    assert store.all_files(100) == files
+    ((failed, error),) = failure.failed
+    assert (failed, failure.succeeded) == (request, ())
+    assert type(error) is kind
+    assert error.table == store.table.name
+    return error.filename, error.partition_id, error.job_id
+
+
+def test_inputs_are_unreferenced_and_the_output_unassigned_after_it(store: FileReferenceStore) -> None:
+    assert store.replace_file_references([replace("j", ["a", "b"], "out", rows=7)]) is True
+    assert live(store) == [("root", "c", 100, None), ("root", "out", 7, None)]
+    assert unreferenced(store) == ["a", "b"]
+
+
+def test_the_flags_and_facts_of_the_output_are_kept(store: FileReferenceStore) -> None:
+    output = ref("out", count_approximate=True, only_contains_data_for_this_partition=False, job_id="x")
+    request = ReplaceFileReferencesRequest(
+        job_id="j",
+        partition_id="root",
+        input_filenames=("a", "b"),
+        new_reference=output,
+        new_file=file("out", byte_count=5, min_key=b"\x00", max_key=b"z"),
+    )
+    store.replace_file_references([request])
+    (found,) = [f for f in store.all_files(0).files if f.filename == "out"]
+    assert (found.byte_count, found.row_count, found.min_key, found.max_key) == (5, 100, b"\x00", b"z")
+    assert changed(found.references[0], last_updated=None) == changed(output, job_id=None)
+
+
+def test_several_in_one_call(store: FileReferenceStore) -> None:
+    store.add_files([ref("d", "L"), ref("e", "R")])
+    store.assign_job_ids([assign("k", "root", "c"), assign("l", "L", "d"), assign("l", "R", "e")])
+    store.replace_file_references(
+        [
+            replace("j", ["a", "b"], "1"),
+            replace("k", ["c"], "2"),
+            replace("l", ["d"], "3", "L"),
+            replace("l", ["e"], "4", "R"),
+        ]
+    )
+    assert jobs_of(store) == {("root", "1"): None, ("root", "2"): None, ("L", "3"): None, ("R", "4"): None}
+
+
+def test_one_side_of_a_split_file_leaves_the_other(store: FileReferenceStore) -> None:
+    store.split_file_references([split(ref("c"))])
+    store.assign_job_ids([assign("k", "L", "c")])
+    store.replace_file_references([replace("k", ["c"], "out", "L")])
+    assert [(p, f) for p, f, _, _ in live(store) if p != "root"] == [("L", "out"), ("R", "c")]
+    assert unreferenced(store) == []
+
+
+def test_the_same_request_again_after_success_is_a_conflict_without_a_commit_id(
+    store: FileReferenceStore,
+) -> None:
+    request = replace("j", ["a", "b"], "out")
+    store.replace_file_references([request])
+    assert the_error(store, request, FileReferenceNotFound) == ("a", "root", "j")
+
+
+def test_the_same_request_again_after_success_is_told_apart_by_its_commit_id(
+    store: FileReferenceStore,
+) -> None:
+    request = replace("j", ["a", "b"], "out")
+    assert store.replace_file_references([request], commit_id="once") is True
+    before = live(store)
+    assert store.replace_file_references([request], commit_id="once") is False
+    assert live(store) == before
+
+
+def test_unassigned_input(store: FileReferenceStore) -> None:
+    assert the_error(store, replace("j", ["a", "c"], "out"), FileReferenceNotAssignedToJob) == (
+        "c",
+        "root",
+        "j",
+    )
+
+
+def test_input_of_another_job(store: FileReferenceStore) -> None:
+    assert the_error(store, replace("k", ["a"], "out"), FileReferenceNotAssignedToJob) == ("a", "root", "k")
+
+
+def test_missing_input(store: FileReferenceStore) -> None:
+    assert the_error(store, replace("j", ["missing"], "out"), FileNotFound) == ("missing", "root", "j")
+
+
+def test_one_of_two_missing_leaves_the_others_assignment(store: FileReferenceStore) -> None:
+    assert the_error(store, replace("j", ["a", "missing"], "out"), FileNotFound)[0] == "missing"
+    assert jobs_of(store)["root", "a"] == "j"
+
+
+def test_other_partition(store: FileReferenceStore) -> None:
+    assert the_error(store, replace("j", ["a"], "out", "L"), FileReferenceNotFound) == ("a", "L", "j")
+
+
+def test_output_equals_input(store: FileReferenceStore) -> None:
+    assert the_error(store, replace("j", ["a", "b"], "b"), NewReferenceSameAsInput) == ("b", "root", "j")
+
+
+@pytest.mark.parametrize("output", ["c", "elsewhere", "unreferenced"])
+def test_output_exists(store: FileReferenceStore, output: str) -> None:
+    store.add_files_with_references([file("elsewhere", ref("elsewhere", "R")), file("unreferenced")])
+    assert the_error(store, replace("j", ["a"], output), FileAlreadyExists) == (output, "root", "j")
+
+
+def test_no_output(store: FileReferenceStore) -> None:
+    """A compaction that leaves no rows."""
+    store.replace_file_references([replace("j", ["a", "b"], None)])
+    assert jobs_of(store) == {("root", "c"): None}
+    assert unreferenced(store) == ["a", "b"]
+
+
+def test_an_invalid_one_among_valid_ones(store: FileReferenceStore) -> None:
+    store.add_files([ref("d"), ref("e"), ref("f")])
+    store.assign_job_ids([assign("k", "root", "d"), assign("l", "root", "e", "f")])
+    good, bad, also_good = (
+        replace("j", ["a", "b"], "1"),
+        replace("l", ["e", "missing"], "2"),
+        replace("k", ["d"], "3"),
+    )
+    failure = refused(store, good, bad, also_good)
+    assert failure.succeeded == (good, also_good)
+    assert [(request, type(error)) for request, error in failure.failed] == [(bad, FileNotFound)]
+    assert jobs_of(store) == {
+        ("root", "1"): None,
+        ("root", "3"): None,
+        ("root", "c"): None,
+        ("root", "e"): "l",
+        ("root", "f"): "l",
+    }
+    assert unreferenced(store) == ["a", "b", "d"]
+
+
+def test_every_kind_of_invalid_request_leaves_nothing_behind_and_has_its_own_error(
+    store: FileReferenceStore,
+) -> None:
+    before, files = list(store.file_references()), store.all_files(9)
+    requests = {
+        replace("j", ["a", "no"], "1"): FileNotFound,
+        replace("j", ["a"], "2", "L"): FileReferenceNotFound,
+        replace("j", ["a", "c"], "3"): FileReferenceNotAssignedToJob,
+        replace("j", ["a"], "c"): FileAlreadyExists,
+        replace("j", ["a"], "a"): NewReferenceSameAsInput,
+    }
+    failure = refused(store, *requests)
+    assert {request: type(error) for request, error in failure.failed} == requests
+    assert list(store.file_references()) == before
+    assert store.all_files(9) == files
+
+
+def test_the_same_request_twice_in_one_call_is_applied_once(store: FileReferenceStore) -> None:
+    request = replace("j", ["a", "b"], "out")
+    failure = refused(store, request, request)
+    assert (failure.succeeded, [type(e) for e in failure.errors]) == ((request,), [FileReferenceNotFound])
+    assert jobs_of(store) == {("root", "c"): None, ("root", "out"): None}
+
+
+def test_two_requests_with_an_input_in_common(store: FileReferenceStore) -> None:
+    first, second = replace("j", ["a"], "1"), replace("j", ["b", "a"], "2")
+    failure = refused(store, first, second)
+    assert failure.succeeded == (first,)
+    assert type(failure.errors[0]) is FileReferenceNotFound
+    assert jobs_of(store)["root", "b"] == "j"
+    assert "2" not in [f.filename for f in store.all_files(9).files]
+
+
+def test_two_requests_with_the_same_output(store: FileReferenceStore) -> None:
+    first, second = replace("j", ["a"], "out"), replace("j", ["b"], "out")
+    failure = refused(store, first, second)
+    assert failure.succeeded == (first,)
+    assert type(failure.errors[0]) is FileAlreadyExists
+    assert jobs_of(store)["root", "b"] == "j"
+
+
+def test_an_output_that_is_another_requests_input(store: FileReferenceStore) -> None:
+    failure = refused(store, replace("j", ["a"], "b"), replace("j", ["b"], "out"))
+    assert [type(e) for e in failure.errors] == [FileAlreadyExists]
+    assert [f for _, f, _, _ in live(store)] == ["a", "c", "out"]
+
+
+def test_a_thousand_at_once(store: FileReferenceStore) -> None:
+    names = [f"f{n:04}" for n in range(1000)]
+    store.add_files(ref(name, f"p{n}") for n, name in enumerate(names))
+    store.assign_job_ids(assign(f"job-{name}", f"p{n}", name) for n, name in enumerate(names))
+    store.replace_file_references(
+        replace(f"job-{name}", [name], f"new-{name}", f"p{n}") for n, name in enumerate(names)
+    )
+    found = [f for p, f, _, job in live(store) if p != "root" and job is None]
+    assert sorted(found) == [f"new-{name}" for name in names]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input_filenames": ()},
+        {"input_filenames": ("a", "a")},
+        {"input_filenames": "ab"},
+        {"new_reference": ref("out", "L")},
+        {"new_reference": None, "new_file": file("out")},
+        {"new_file": file("other")},
+        {"job_id": ""},
+    ],
+)
+def test_requests_that_cannot_be_are_refused_when_they_are_made(fields: dict[str, object]) -> None:
+    values = {"job_id": "j", "partition_id": "root", "input_filenames": ("a",), "new_reference": ref("out")}
+    with pytest.raises(InvalidInput):
+        ReplaceFileReferencesRequest(**{**values, **fields})  # type: ignore[arg-type]

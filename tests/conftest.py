@@ -1,0 +1,178 @@
+"""A real PostgreSQL for every test, copied from a template, and an S3 of our own: moto on loopback."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import boto3
+import psycopg
+import pytest
+from moto.server import ThreadedMotoServer
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from dormouse.catalog import Catalog
+from dormouse.context import TableContext
+from dormouse.embedded_postgres import EmbeddedPostgres
+from dormouse.files.attempts import WriteAttempts
+from dormouse.model.properties import TableProperties
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import LONG
+from dormouse.objects import ObjectStore, open_store
+from dormouse.postgres import ConnectionSupplier, migrate
+
+BUCKET = "dormouse-test"
+_names = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def server_dsn() -> Iterator[str]:
+    """A server of the test run (each xdist worker has its own), which need not survive a power cut."""
+    folder = Path(tempfile.mkdtemp(prefix="dormouse-tests-"))
+    options = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
+    try:
+        with EmbeddedPostgres(folder, options=options) as server:
+            yield server.dsn
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def new_database(server_dsn: str) -> Iterator[Callable[[str], str]]:
+    """Makes a database, as a copy of the template named, and returns its DSN."""
+    with psycopg.connect(server_dsn, autocommit=True) as conn:
+
+        def create(template: str = "template0") -> str:
+            name = f"test_{next(_names)}"
+            conn.execute(
+                sql.SQL("create database {} template {} strategy file_copy").format(
+                    sql.Identifier(name), sql.Identifier(template)
+                )
+            )
+            return make_conninfo(server_dsn, dbname=name)
+
+        yield create
+
+
+@pytest.fixture(scope="session")
+def template_database(new_database: Callable[[str], str]) -> str:
+    """The name of a database with all migrations, for `new_database` to copy."""
+    dsn = new_database("template0")
+    migrate(dsn)
+    return _database_of(dsn)
+
+
+@pytest.fixture
+def empty_dsn(server_dsn: str, new_database: Callable[[str], str]) -> Iterator[str]:
+    """A fresh database without any migration."""
+    dsn = new_database("template0")
+    yield dsn
+    drop_database(server_dsn, dsn)
+
+
+@pytest.fixture
+def dsn(server_dsn: str, new_database: Callable[[str], str], template_database: str) -> Iterator[str]:
+    """A fresh migrated database."""
+    dsn = new_database(template_database)
+    yield dsn
+    drop_database(server_dsn, dsn)
+
+
+@pytest.fixture
+def supplier(dsn: str) -> Iterator[ConnectionSupplier]:
+    """Connections to a fresh migrated database."""
+    supplier = ConnectionSupplier(dsn)
+    yield supplier
+    supplier.close()
+
+
+@pytest.fixture(scope="session")
+def shared_supplier(
+    new_database: Callable[[str], str], template_database: str
+) -> Iterator[tuple[str, ConnectionSupplier]]:
+    """A migrated database, and connections to it, for tests that only look at tables of their own."""
+    dsn = new_database(template_database)
+    supplier = ConnectionSupplier(dsn, connections_max=16)
+    yield dsn, supplier
+    supplier.close()
+
+
+@pytest.fixture
+def new_table(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) -> Callable[..., TableContext]:
+    """Makes a table in the shared database, by default keyed by one long, with a folder for its objects."""
+    dsn, supplier = shared_supplier
+    objects = open_store(tmp_path / "objects")
+
+    def create(
+        *row_keys: Field, layout: str = "file_table", split_points: Sequence[Any] = (), **properties: Any
+    ) -> TableContext:
+        record = Catalog(supplier, WriteAttempts(supplier, objects)).create(
+            f"table_{next(_names)}",
+            Schema(row_keys or [Field("key", LONG)]),
+            TableProperties(**properties),
+            layout,
+            split_points,
+        )
+        return TableContext(dsn, supplier, objects, record)
+
+    return create
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """The URL of an S3 that has one bucket."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    assert server._server is not None
+    server._server.app = one_at_a_time(server._server.app)
+    endpoint = "http://{}:{}".format(*server.get_host_and_port())
+    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+    boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **keys).create_bucket(Bucket=BUCKET)
+    yield endpoint
+    server.stop()
+
+
+@pytest.fixture
+def s3_options(s3_endpoint: str, tmp_path: Path) -> dict[str, str]:
+    return {
+        "endpoint": s3_endpoint,
+        "region": "us-east-1",
+        "access_key_id": "test",
+        "secret_access_key": "test",
+        "staging_dir": str(tmp_path / "staging"),
+    }
+
+
+@pytest.fixture
+def s3_store(s3_options: dict[str, str]) -> ObjectStore:
+    """An empty store of the test's own, below a prefix."""
+    return open_store(f"s3://{BUCKET}/{uuid4().hex}/lake", **s3_options)
+
+
+def one_at_a_time(app: Callable[..., Any]) -> Callable[..., Any]:
+    """S3 puts on a condition atomically; moto checks first and puts later, and requests can meet there."""
+    lock = threading.Lock()
+
+    def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        with lock:
+            return list(app(environ, start_response))
+
+    return serve
+
+
+def drop_database(server_dsn: str, dsn: str) -> None:
+    with psycopg.connect(server_dsn, autocommit=True) as conn:
+        conn.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(_database_of(dsn))))
+
+
+def _database_of(dsn: str) -> str:
+    return str(psycopg.conninfo.conninfo_to_dict(dsn)["dbname"])

@@ -1,0 +1,76 @@
+"""Short words for tests that need real data files in a table: write them, read them, look what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from dormouse.context import TableContext
+from dormouse.data.arrow_schema import arrow_schema
+from dormouse.data.leaf_files import LeafFiles
+from dormouse.data.leaf_sorter import MEMORY_BYTES
+from dormouse.data.object_access import open_parquet
+from dormouse.model.file_reference import FileReference, FileWithReferences
+from dormouse.model.properties import TableProperties
+from dormouse.model.schema import Schema
+from dormouse.objects import ObjectStore
+
+SKETCHES = ".sketches"
+
+
+def rows_of(context: TableContext, keys: Iterable[Any]) -> pa.Table:
+    """Rows with these keys (a tuple for several fields), without values."""
+    rows = [key if isinstance(key, tuple) else (key,) for key in keys]
+    names = context.schema.names
+    return pa.Table.from_pylist(
+        [dict(zip(names, row, strict=True)) for row in rows], schema=arrow_schema(context.schema)
+    )
+
+
+def add_file(
+    context: TableContext, name: str, keys: Iterable[Any], partition_ids: Sequence[str] = ("root",)
+) -> str:
+    """Adds a file with a reference on each partition; gives its name."""
+    name = f"{context.table.object_prefix}{name}.parquet"
+    facts = write_object(context.objects, context.schema, name, rows_of(context, keys))
+    alone = len(partition_ids) == 1
+    references = tuple(
+        FileReference(
+            filename=name,
+            partition_id=partition_id,
+            row_count=facts.row_count // len(partition_ids),
+            count_approximate=not alone,
+            only_contains_data_for_this_partition=alone,
+        )
+        for partition_id in partition_ids
+    )
+    file = FileWithReferences(
+        filename=name, references=references, byte_count=facts.byte_count, row_count=facts.row_count
+    )
+    context.store.add_files_with_references([file])
+    return name
+
+
+def write_object(objects: ObjectStore, schema: Schema, name: str, rows: pa.Table) -> FileWithReferences:
+    """A sorted Parquet object with its sketches, as an ingest writes it; there must be rows."""
+    files = LeafFiles(objects, schema, TableProperties(), ["root"], lambda _: name)
+    with files.sorter(MEMORY_BYTES) as sorter:
+        for batch in rows.combine_chunks().to_batches():
+            sorter.add(batch, pa.array([0] * batch.num_rows, pa.int32()))
+        [file] = files.write(sorter)
+    return file
+
+
+def keys_in(context: TableContext, filename: str) -> list[Any]:
+    """The row keys of a file, in its order; plain values when there is one row key."""
+    with open_parquet(context.objects, filename) as file:
+        rows = file.read(columns=list(context.schema.row_key_names)).to_pylist()
+    keys = [tuple(row[name] for name in context.schema.row_key_names) for row in rows]
+    return [key[0] for key in keys] if len(context.schema.row_keys) == 1 else keys
+
+
+def objects_of(context: TableContext) -> set[str]:
+    """The names of the table's objects."""
+    return {name for name, _ in context.objects.list(context.table.object_prefix.rstrip("/"))}

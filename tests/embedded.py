@@ -1,0 +1,61 @@
+"""Short words for tests of the embedded server: who has it open, whether it runs, what it answers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import psycopg
+
+from dormouse.embedded_server import Server
+
+OTHER_PROCESS = """
+import sys
+from dormouse.embedded_postgres import EmbeddedPostgres
+with EmbeddedPostgres(sys.argv[1]) as server:
+    print("joined" if server.joined else "started", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@contextmanager
+def other_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has the folder open; its `args` end with what it said: joined or started."""
+    command = [sys.executable, "-c", OTHER_PROCESS, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        if process.poll() is None:
+            leave(process)
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def leave(process: subprocess.Popen[str]) -> None:
+    process.communicate("\n", timeout=30)
+    assert process.returncode == 0
+
+
+def runs(folder: Path) -> bool:
+    return Server(folder).is_running()
+
+
+def postmaster(folder: Path) -> psutil.Process:
+    return psutil.Process(int((folder / "postgres" / "postmaster.pid").read_text().splitlines()[0]))
+
+
+def ask(dsn: str, query: str) -> object:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        (value,) = conn.execute(query).fetchone() or (None,)
+        return value
+
+
+def tell(dsn: str, statement: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(statement)

@@ -1,0 +1,45 @@
+"""Folders of servers, and counters to update."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dormouse import embedded_server
+from dormouse.embedded_postgres import EmbeddedPostgres
+from dormouse.postgres import ConnectionSupplier
+
+
+@pytest.fixture(scope="session")
+def prepared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose server was set up and stopped, to be copied."""
+    folder = tmp_path_factory.mktemp("prepared")
+    with EmbeddedPostgres(folder):
+        pass
+    return folder
+
+
+@pytest.fixture
+def server_folder(prepared_folder: Path) -> Iterator[Path]:
+    """A folder whose server does not run yet."""
+    parent = Path(tempfile.mkdtemp(prefix="dormouse-embedded-"))
+    folder = parent / "lake"
+    subprocess.run(["cp", "-a", prepared_folder, folder], check=True)
+    yield folder
+    for process in embedded_server._processes_in(folder / "postgres"):
+        process.kill()
+    shutil.rmtree(parent, ignore_errors=True)
+
+
+@pytest.fixture
+def counted(supplier: ConnectionSupplier) -> ConnectionSupplier:
+    """A supplier on a database with a table of two counters."""
+    with supplier.connection() as conn:
+        conn.execute("create table counter (id integer primary key, n integer not null)")
+        conn.execute("insert into counter values (1, 0), (2, 0)")
+    return supplier

@@ -1,0 +1,114 @@
+"""Aggregation of every type of value: the same through queries, SQL and compaction, and however files lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from ingested import flights_table
+
+from dormouse.compaction import compact
+from dormouse.context import TableContext
+from dormouse.data.arrow_schema import arrow_type
+from dormouse.data.ingest import ingest
+from dormouse.data.merge import merge_plan
+from dormouse.model.properties import TableProperties
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LONG, STRING, TIMESTAMP, DataType
+from dormouse.postgres import ConnectionSupplier
+from dormouse.query import query, sql
+
+NAN = math.nan
+VALUES: dict[DataType, tuple[Any, Any]] = {
+    INT: (-2, 3),
+    LONG: (-2, 3),
+    DOUBLE: (-2.5, 3.5),
+    STRING: ("a", "é"),
+    BYTES: (b"\x00", b"\xff"),
+    BOOLEAN: (False, True),
+    TIMESTAMP: (datetime(1960, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)),
+}
+FIELDS = [Field(f"{t.name}{n}", t, nullable=n == "_n") for t in VALUES for n in ("", "_n")]
+
+
+def table_of(
+    dsn: str, supplier: ConnectionSupplier, folder: Path, fields: Sequence[Field], aggregate: str
+) -> TableContext:
+    schema = Schema([Field("k", LONG)], [], fields)
+    properties = {"aggregate": aggregate, "compaction_strategy": "basic", "compaction_batch_files": 2}
+    return flights_table(dsn, supplier, folder, schema=schema, split_points=(), **properties)
+
+
+def add(context: TableContext, columns: dict[str, Sequence[Any]]) -> None:
+    arrays = {f.name: pa.array(columns[f.name], arrow_type(f.type)) for f in context.schema.fields}
+    ingest(context, pa.table(arrays))
+
+
+def answers(context: TableContext) -> list[pa.Table]:
+    """Of a query, of SQL, and of both after a compaction."""
+
+    def ask() -> list[pa.Table]:
+        return [query(context).read_all(), sql({"t": context}, "select * from t order by k").read_all()]
+
+    before = ask()
+    while compact(context).rows_written:
+        pass
+    assert len(list(context.store.file_references())) == 1
+    return before + ask()
+
+
+@pytest.mark.parametrize("function", ["min", "max", "sum"])
+def test_every_type_of_value_is_aggregated(
+    dsn: str, supplier: ConnectionSupplier, tmp_path: Path, function: str
+) -> None:
+    fields = [f for f in FIELDS if function != "sum" or f.type in (LONG, DOUBLE)]
+    aggregate = ", ".join(f"{function}({field.name})" for field in fields)
+    context = table_of(dsn, supplier, tmp_path, fields, aggregate)
+    for at in (0, 1):
+        rows = {f.name: [VALUES[f.type][at], None if f.nullable else VALUES[f.type][at]] for f in fields}
+        add(context, {"k": [1, 2], **rows})
+    wanted = {
+        "min": lambda low, high: low,
+        "max": lambda low, high: high,
+        "sum": lambda low, high: low + high,
+    }
+    for answer in answers(context):
+        both, alone = answer.to_pylist()
+        for field in fields:
+            low, high = VALUES[field.type]
+            assert both[field.name] == wanted[function](low, high)
+            assert alone[field.name] == (None if field.nullable else wanted[function](low, high))
+
+
+def test_nan_is_the_largest_double_wherever_it_stands(
+    dsn: str, supplier: ConnectionSupplier, tmp_path: Path
+) -> None:
+    fields = [Field(f"{f}{n}", DOUBLE, nullable=bool(n)) for f in ("min", "max") for n in ("", "_n")]
+    context = table_of(dsn, supplier, tmp_path, fields, ", ".join(f"{f.name[:3]}({f.name})" for f in fields))
+    orders = [*permutations([1.0, NAN, -math.inf]), (NAN, NAN, NAN), (2.0, 1.0, math.inf)]
+    rows = list(enumerate(orders))
+    for first, last in ((0, 2), (2, 3)):
+        cells = [(k, v) for k, order in rows for v in order[first:last]]
+        add(context, {"k": [k for k, _ in cells], **{f.name: [v for _, v in cells] for f in fields}})
+    add(context, {"k": [0], "min": [NAN], "max": [NAN], "min_n": [None], "max_n": [None]})
+    lows, highs = ["-inf"] * 6 + ["nan", "1.0"], ["nan"] * 7 + ["inf"]
+    for answer in answers(context):
+        found = {name: list(map(str, answer[name].to_pylist())) for name in answer.schema.names}
+        assert (found["min"], found["min_n"]) == (lows, lows)
+        assert (found["max"], found["max_n"]) == (highs, highs)
+
+
+def test_a_double_is_aggregated_in_a_stream(tmp_path: Path) -> None:
+    schema = Schema([Field("k", LONG)], [], [Field("low", DOUBLE), Field("high", DOUBLE)])
+    pq.write_table(pa.table({"k": [1], "low": [1.0], "high": [1.0]}), tmp_path / "f.parquet")
+    properties = TableProperties(aggregate="min(low), max(high)")
+    plan = merge_plan([str(tmp_path / "f.parquet")] * 2, schema, tmp_path / "out", properties=properties)
+    assert "ordering_mode=Sorted" in plan
+    assert "SortExec" not in plan

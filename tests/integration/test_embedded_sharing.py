@@ -1,0 +1,158 @@
+"""Threads and processes that open the same folder, and leave it in any order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from embedded import ask, leave, other_process, postmaster, runs, said
+
+from dormouse.embedded_postgres import EmbeddedPostgres
+from dormouse.errors import InstanceError
+
+
+def test_several_opens_in_a_process_are_counted(server_folder: Path) -> None:
+    first, second = EmbeddedPostgres(server_folder), EmbeddedPostgres(server_folder)
+    assert first.start() == second.start()
+    assert (first.joined, second.joined) == (False, True)
+    first.stop()
+    first.stop()
+    assert ask(second.dsn, "select 1") == 1
+    second.stop()
+    assert not runs(server_folder)
+    with pytest.raises(InstanceError, match="was not started"):
+        _ = second.dsn
+
+
+def test_threads_that_open_at_once_share_one_server(server_folder: Path) -> None:
+    servers = [EmbeddedPostgres(server_folder) for _ in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        dsns = set(threads.map(EmbeddedPostgres.start, servers))
+    assert len(dsns) == 1
+    assert sum(not server.joined for server in servers) == 1
+    for server in servers:
+        server.stop()
+    assert not runs(server_folder)
+
+
+def test_the_last_process_that_leaves_stops_the_server(server_folder: Path) -> None:
+    with other_process(server_folder) as other:
+        assert said(other) == "started"
+        with EmbeddedPostgres(server_folder) as server:
+            assert server.joined
+            leave(other)
+            assert ask(server.dsn, "select 1") == 1
+    assert not runs(server_folder)
+
+
+def test_a_process_that_leaves_first_leaves_the_server_to_the_other(server_folder: Path) -> None:
+    with EmbeddedPostgres(server_folder), other_process(server_folder) as other:
+        assert said(other) == "joined"
+        pid = postmaster(server_folder).pid
+        with EmbeddedPostgres(server_folder):
+            pass
+        assert postmaster(server_folder).pid == pid
+    assert not runs(server_folder)
+
+
+def test_a_killed_process_does_not_keep_the_server(server_folder: Path) -> None:
+    with EmbeddedPostgres(server_folder), other_process(server_folder) as other:
+        assert said(other) == "joined"
+        other.kill()
+        other.wait()
+    assert not runs(server_folder)
+
+
+def test_the_server_outlives_the_kill_of_the_process_that_started_it(server_folder: Path) -> None:
+    with other_process(server_folder) as other:
+        assert said(other) == "started"
+        with EmbeddedPostgres(server_folder) as server:
+            other.kill()
+            other.wait()
+            assert ask(server.dsn, "select 1") == 1
+    assert not runs(server_folder)
+
+
+def test_an_orphaned_server_is_used_with_nobody_else_there_and_then_stopped(server_folder: Path) -> None:
+    with other_process(server_folder) as other:
+        said(other)
+        other.kill()
+        other.wait()
+    assert runs(server_folder)
+    with EmbeddedPostgres(server_folder) as server:
+        assert not server.joined
+    assert not runs(server_folder)
+
+
+def test_two_processes_that_meet_on_a_new_folder_share_one_server(tmp_path: Path) -> None:
+    with other_process(tmp_path / "lake") as one, other_process(tmp_path / "lake") as two:
+        assert sorted([said(one), said(two)]) == ["joined", "started"]
+        assert len(list((tmp_path / "lake").glob("postgres*/PG_VERSION"))) == 1
+    assert not runs(tmp_path / "lake")
+
+
+def test_processes_that_come_and_go_never_meet_a_stopped_server(server_folder: Path) -> None:
+    script = """
+import sys, psycopg
+from dormouse.embedded_postgres import EmbeddedPostgres
+for _ in range(5):
+    with EmbeddedPostgres(sys.argv[1]) as server, psycopg.connect(server.dsn) as conn:
+        conn.execute("select 1")
+"""
+    processes = [subprocess.Popen([sys.executable, "-c", script, str(server_folder)]) for _ in range(4)]
+    assert [process.wait(60) for process in processes] == [0, 0, 0, 0]
+    assert not runs(server_folder)
+
+
+def test_a_process_that_forgets_to_stop_leaves_at_its_exit(server_folder: Path) -> None:
+    script = "import sys; from dormouse.embedded_postgres import *; EmbeddedPostgres(sys.argv[1]).start()"
+    subprocess.run([sys.executable, "-c", script, str(server_folder)], check=True)
+    assert not runs(server_folder)
+
+
+def test_a_forked_child_never_stops_its_parent_s_server(server_folder: Path) -> None:
+    script = """
+import os, sys
+from dormouse.embedded_postgres import EmbeddedPostgres
+server = EmbeddedPostgres(sys.argv[1])
+server.start()
+if os.fork() == 0:
+    server.stop()
+    sys.exit(0)  # and atexit
+_, status = os.wait()
+print(status, os.path.exists(sys.argv[1] + "/postgres/postmaster.pid"))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(server_folder)], check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "0 True\n"
+    assert not runs(server_folder)
+
+
+def test_a_forked_child_does_not_hold_its_dead_parent_s_lease(server_folder: Path) -> None:
+    script = """
+import os, sys, time
+from dormouse.embedded_postgres import EmbeddedPostgres
+EmbeddedPostgres(sys.argv[1]).start()
+if os.fork() == 0:
+    print(os.getpid(), flush=True)
+    time.sleep(20)
+    os._exit(0)
+time.sleep(20)
+"""
+    command = [sys.executable, "-c", script, str(server_folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        child = int(said(parent))
+        parent.kill()
+        parent.wait()
+        try:
+            with EmbeddedPostgres(server_folder):
+                pass
+            assert not runs(server_folder)
+        finally:
+            os.kill(child, signal.SIGKILL)

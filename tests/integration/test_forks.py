@@ -1,0 +1,72 @@
+"""A forked process can use DataFusion when its parent had not, and is told when it had."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import multiprocessing, sys
+from dormouse.data.session import sorted_session
+from dormouse.errors import DormouseError
+from dormouse.objects import open_store
+from dormouse.query.session import session
+
+def read(kind):
+    if kind.startswith("http"):
+        keys = {"access_key_id": "test", "secret_access_key": "test", "region": "us-east-1"}
+        return list(open_store("s3://dormouse-test/nothing", endpoint=kind, **keys).list())
+    return use(kind)
+
+MAKE = {"merge": sorted_session, "query": lambda: session(None, in_key_order=True)}
+
+def use(kind):
+    return MAKE[kind]().sql("select 1 as one").to_pydict()["one"]
+
+def child(answers, kind):
+    try:
+        answers.put(read(kind))
+    except DormouseError as error:
+        answers.put(str(error))
+
+first, then = sys.argv[1:]
+if first != "none":
+    read(first)
+fork = multiprocessing.get_context("fork")
+answers = fork.Queue()
+process = fork.Process(target=child, args=(answers, then), daemon=True)
+process.start()
+try:
+    print(answers.get(timeout=15))
+except Exception:
+    print("hangs")
+    process.kill()
+if first != "none":
+    print(read(first))
+"""
+
+
+def said(first: str, then: str) -> list[str]:
+    command = [sys.executable, "-c", PROGRAM, first, then]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+
+
+@pytest.mark.parametrize(("first", "then"), [("query", "merge"), ("merge", "query")])
+def test_a_child_forked_after_datafusion_was_used_is_told_to_be_spawned(first: str, then: str) -> None:
+    found, after = said(first, then)
+    assert "forked after its parent had used DataFusion" in found
+    assert "get_context('spawn')" in found
+    assert after == "[1]"
+
+
+def test_a_child_forked_after_s3_was_used_is_told_to_be_spawned(s3_endpoint: str) -> None:
+    found, after = said(s3_endpoint, s3_endpoint)
+    assert "forked after its parent had used an object store in S3" in found
+    assert after == "[]"
+
+
+def test_a_child_forked_before_datafusion_was_used_uses_it() -> None:
+    """As Spark's Python workers are."""
+    assert said("none", "query") == ["[1]"]

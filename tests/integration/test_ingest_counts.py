@@ -1,0 +1,89 @@
+"""No ingest commits fewer rows, or more, than its source has: rows are counted on their way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from ingested import check_untouched, flights, flights_table
+
+from dormouse.context import TableContext
+from dormouse.data import ingest as ingest_module
+from dormouse.data import leaf_files
+from dormouse.data.ingest import ingest
+from dormouse.data.leaf_sorter import LeafSorter
+from dormouse.errors import InvalidData, JobFailed
+from dormouse.postgres import ConnectionSupplier
+
+
+@pytest.fixture(params=["one_file_per_leaf", "one_reference_per_leaf"])
+def table(
+    dsn: str, supplier: ConnectionSupplier, tmp_path: Path, request: pytest.FixtureRequest
+) -> TableContext:
+    return flights_table(dsn, supplier, tmp_path, ingest_file_writing=request.param)
+
+
+def check_refused(table: TableContext, message: str, kind: type[Exception] = JobFailed, **more: Any) -> None:
+    with pytest.raises(kind, match=message):
+        ingest(table, more.pop("data", flights(1_000)), **more)
+    check_untouched(table)
+
+
+@pytest.mark.parametrize("damage", [lambda run: run.unlink(), lambda run: run.write_bytes(b"")])
+def test_sorted_runs_that_vanish_before_they_are_merged_fail_the_ingest(
+    table: TableContext, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], Any]
+) -> None:
+    merged = LeafSorter._merged
+
+    def without_one(self: LeafSorter, runs: list[Path], names: list[str]) -> Iterator[pa.RecordBatch]:
+        damage(runs[0])
+        return merged(self, runs, names)
+
+    monkeypatch.setattr(LeafSorter, "_merged", without_one)
+    batches = flights(1_000).to_batches(max_chunksize=100)
+    check_refused(table, "rows were lost|cannot merge sorted runs", memory_bytes=1, data=batches)
+
+
+@pytest.mark.parametrize(("rows", "message"), [(-1, "rows were lost"), (1, "more rows came out")])
+def test_rows_that_sorting_loses_or_doubles_fail_the_ingest(
+    table: TableContext, monkeypatch: pytest.MonkeyPatch, rows: int, message: str
+) -> None:
+    def other(self: LeafSorter) -> Iterator[pa.RecordBatch]:
+        [batch] = self._take_held().select(self._names).to_batches()
+        yield batch.slice(0, batch.num_rows + min(rows, 0))
+        yield batch.slice(0, max(rows, 0))
+
+    monkeypatch.setattr(LeafSorter, "sorted_batches", other)
+    check_refused(table, message)
+
+
+def test_a_file_whose_footer_tells_other_rows_than_were_written_fails_the_ingest(
+    table: TableContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaf_files, "_write_group", lambda *_: None)
+    check_refused(table, "was to have .* rows, but has 0")
+
+
+def test_a_source_that_gives_other_rows_than_it_announced_fails_the_ingest(
+    table: TableContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(flights(1_000), tmp_path / "a.parquet")
+    opened = ingest_module.open_source
+    monkeypatch.setattr(
+        ingest_module, "open_source", lambda *given: replace(opened(*given), rows_total=1_001)
+    )
+    message = "the data has 1,001 rows, but 1,000 were read"
+    check_refused(table, message, InvalidData, data=tmp_path / "a.parquet")
+
+
+def test_references_that_tell_other_rows_than_were_read_fail_the_ingest(
+    table: TableContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = leaf_files.LeafFiles.write
+    monkeypatch.setattr(leaf_files.LeafFiles, "write", lambda *given: list(write(*given))[:0])
+    check_refused(table, "read 1,000 rows and wrote 0")

@@ -1,0 +1,367 @@
+"""The sorted merge, on real Parquet files."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from data_files import write_object
+
+from dormouse.data.arrow_schema import arrow_schema, conform
+from dormouse.data.merge import merge_plan, merge_sorted
+from dormouse.data.parquet_file import FileFacts
+from dormouse.data.sketches import FileSketches, merge
+from dormouse.errors import InvalidData, JobFailed, ObjectNotFound
+from dormouse.model.keys import encode_key
+from dormouse.model.properties import TableProperties
+from dormouse.model.region import Range, Region
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, MAP, STRING, TIMESTAMP
+from dormouse.objects import open_store
+
+SCHEMA = Schema(
+    [Field("name", STRING), Field("id", LONG)],
+    [Field("time", LONG)],
+    [Field("count", LONG), Field("price", DOUBLE, nullable=True)],
+)
+ORDER = [(name, "ascending") for name in SCHEMA.key_names]
+NAMES = ["", "\x00", "a", "a\x00", "ab", "b'", "ß", "\uffff", "\U0001f42d"]
+SUMS = TableProperties(aggregate="sum(count), max(price)")
+
+
+def _rows(count: int, seed: int = 0) -> pa.Table:
+    """Rows in no order, with keys that repeat; `price` tells a row from its like."""
+    randomly = random.Random(seed)
+    return pa.table(
+        {
+            "name": [randomly.choice(NAMES) for _ in range(count)],
+            "id": [randomly.choice([-(1 << 63), -1, 0, 1, (1 << 63) - 1]) for _ in range(count)],
+            "time": [randomly.randrange(10) for _ in range(count)],
+            "count": [randomly.randrange(100) for _ in range(count)],
+            "price": [seed + i / count for i in range(count)],
+        },
+        schema=arrow_schema(SCHEMA),
+    )
+
+
+def _files(folder: Path, *tables: pa.Table, schema: Schema = SCHEMA) -> list[str]:
+    """The paths of sorted files, one a table, below the folder."""
+    objects = open_store(folder / "in")
+    names = [f"{number}.parquet" for number in range(len(tables))]
+    for name, table in zip(names, tables, strict=True):
+        write_object(objects, schema, name, table)
+    return [str(folder / "in" / name) for name in names]
+
+
+def _merge(inputs: list[str], output: Path, schema: Schema = SCHEMA, **options: Any) -> FileFacts:
+    return merge_sorted(inputs, schema, output, **{"now_ms": 0, **options})
+
+
+def _sorted(table: pa.Table) -> list[dict[str, Any]]:
+    return sorted(table.to_pylist(), key=lambda row: tuple(row.values()))
+
+
+def _keys(table: pa.Table) -> list[tuple[Any, ...]]:
+    return [tuple(row[name] for name in SCHEMA.key_names) for row in table.to_pylist()]
+
+
+def test_files_become_one_sorted_file_with_all_their_rows(tmp_path: Path) -> None:
+    tables = [_rows(5_000, 1), _rows(3, 2), _rows(20_000, 3)]
+    output = tmp_path / "out"
+    facts = _merge(_files(tmp_path, *tables), output)
+    merged = pq.read_table(output)
+    assert _keys(merged) == sorted(_keys(merged))
+    assert _sorted(merged) == _sorted(pa.concat_tables(tables))
+    assert merged.schema == arrow_schema(SCHEMA)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+    assert facts.row_count == 25_003
+    assert facts.byte_count == output.stat().st_size
+
+
+def test_the_facts_tell_the_smallest_and_largest_key_and_have_the_sketches(tmp_path: Path) -> None:
+    tables = [_rows(2_000, 1), _rows(2_000, 2)]
+    facts = _merge(_files(tmp_path, *tables), tmp_path / "out")
+    keys = sorted((row["name"], row["id"]) for row in pa.concat_tables(tables).to_pylist())
+    assert facts.min_key == encode_key(SCHEMA.row_keys, keys[0])
+    assert facts.max_key == encode_key(SCHEMA.row_keys, keys[-1])
+    quantiles = merge(SCHEMA, [FileSketches.from_bytes(facts.sketches)])
+    assert quantiles.row_count("name") == 4_000
+    assert (quantiles.min("id"), quantiles.max("id")) == (-(1 << 63), (1 << 63) - 1)
+    assert quantiles.quantile("name", 0.5) == keys[2_000][0]
+
+
+def test_the_merge_streams_and_sorts_nothing(tmp_path: Path) -> None:
+    """One sorted stream a file into one merge: no sort, no buffering of a whole input."""
+    inputs = _files(tmp_path, *(_rows(100, seed) for seed in range(3)))
+    for path in inputs:
+        pq.write_table(pq.read_table(path), path)  # files that do not say themselves how they are sorted
+    plan = merge_plan(inputs, SCHEMA, tmp_path / "out.parquet", region=Region(name=Range("a", "z")))
+    assert plan.count("SortPreservingMergeExec") == 1
+    assert plan.count("file_groups={1 group: [[") == 3
+    assert "SortExec" not in plan
+    assert "Repartition" not in plan
+
+
+def test_aggregation_streams_in_the_order_of_the_keys(tmp_path: Path) -> None:
+    inputs = _files(tmp_path, *(_rows(100, seed) for seed in range(3)))
+    for files in (inputs, inputs[:1]):
+        plan = merge_plan(files, SCHEMA, tmp_path / "out.parquet", properties=SUMS)
+        aggregates = [line for line in plan.splitlines() if "AggregateExec" in line]
+        assert aggregates
+        assert all("ordering_mode=Sorted" in line for line in aggregates)
+        assert "SortExec" not in plan
+        assert "Repartition" not in plan
+
+
+def test_rows_outside_the_region_are_left_out(tmp_path: Path) -> None:
+    tables = [_rows(2_000, 1), _rows(2_000, 2)]
+    inputs = _files(tmp_path, *tables)
+    regions = [
+        Region(name=Range("a\x00", "\uffff")),
+        Region(name=Range("b'", None, min_inclusive=False), id=Range(None, 0, max_inclusive=True)),
+        Region(id=Range(-(1 << 63), (1 << 63) - 1)),
+        Region(name="\x00"),
+    ]
+    for number, region in enumerate(regions):
+        output = tmp_path / f"out-{number}"
+        _merge(inputs, output, region=region)
+        inside = [row for table in tables for row in table.to_pylist() if region.contains(row)]
+        assert _sorted(pq.read_table(output)) == _sorted(pa.Table.from_pylist(inside))
+
+
+def test_rows_of_equal_keys_are_aggregated_as_duckdb_does(tmp_path: Path) -> None:
+    tables = [_rows(3_000, 1), _rows(3_000, 2)]
+    rows = pa.concat_tables(tables)
+    _merge(_files(tmp_path, *tables), tmp_path / "out", properties=SUMS)
+    expected = duckdb.sql(
+        "select name, id, time, sum(count)::bigint count, max(price) price from rows group by all"
+    ).to_arrow_table()
+    merged = pq.read_table(tmp_path / "out")
+    assert merged.num_rows < rows.num_rows
+    assert _sorted(merged) == _sorted(expected)
+    assert _keys(merged) == sorted(_keys(merged))
+    assert merged.schema == arrow_schema(SCHEMA)
+
+
+def test_aggregates_ignore_nulls_and_keep_the_types_of_all_fields(tmp_path: Path) -> None:
+    values = [
+        Field("a", LONG, nullable=True),
+        Field("b", INT),
+        Field("c", TIMESTAMP),
+        Field("d", BYTES),
+        Field("e", STRING),
+        Field("f", BOOLEAN),
+        Field("g", DOUBLE),
+    ]
+    schema = Schema([Field("k", INT)], [], values)
+    moments = [datetime.datetime(2024, 1, day, tzinfo=datetime.UTC) for day in (1, 2, 3)]
+    columns = [
+        [1, 1, 2],
+        [None, 4, None],
+        [3, -3, 0],
+        moments,
+        [b"\x80", b"\x7f", b""],
+        ["b", "a", ""],
+        [True, False, True],
+        [0.5, 1.5, -1.0],
+    ]
+    table = pa.table(columns, schema=arrow_schema(schema))
+    properties = TableProperties(aggregate="sum(a), min(b), max(c), max(d), min(e), min(f), sum(g)")
+    _merge(_files(tmp_path, table, schema=schema), tmp_path / "out", schema, properties=properties)
+    merged = pq.read_table(tmp_path / "out")
+    assert merged.schema == arrow_schema(schema)
+    assert [tuple(row.values()) for row in merged.to_pylist()] == [
+        (1, 4, -3, moments[1], b"\x80", "a", False, 2.0),
+        (2, None, 0, moments[2], b"", "", True, -1.0),
+    ]
+
+
+def test_old_rows_age_off_before_the_rest_is_aggregated(tmp_path: Path) -> None:
+    rows = _rows(1_000, 1)
+    properties = TableProperties(aggregate=SUMS.aggregate, filter="age_off(time, 4)")
+    _merge(_files(tmp_path, rows), tmp_path / "out", properties=properties, now_ms=9)
+    expected = duckdb.sql(
+        "select name, id, time, sum(count)::bigint count, max(price) price from rows "
+        "where time > 5 group by all"
+    ).to_arrow_table()
+    assert _sorted(pq.read_table(tmp_path / "out")) == _sorted(expected)
+
+
+def test_timestamps_age_off_and_rows_of_unknown_age_stay(tmp_path: Path) -> None:
+    schema = Schema([Field("k", INT)], [], [Field("seen", TIMESTAMP, nullable=True)])
+    table = pa.table([[1, 2, 3], [999_000, 1_001_000, None]], schema=arrow_schema(schema))
+    properties = TableProperties(filter="age_off(seen, 500)")
+    _merge(
+        _files(tmp_path, table, schema=schema), tmp_path / "out", schema, properties=properties, now_ms=1_500
+    )
+    assert pq.read_table(tmp_path / "out")["k"].to_pylist() == [2, 3]
+
+
+def test_a_merge_that_leaves_no_rows_writes_no_file(tmp_path: Path) -> None:
+    inputs = _files(tmp_path, _rows(100))
+    assert _merge(inputs, tmp_path / "out", region=Region(name="nobody")) == FileFacts(0)
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_every_type_survives_and_other_engines_read_it(tmp_path: Path) -> None:
+    values = [
+        Field("d", DOUBLE, nullable=True),
+        Field("t", TIMESTAMP),
+        Field("o", BOOLEAN, nullable=True),
+        Field("l", LIST(LIST(STRING)), nullable=True),
+        Field("m", MAP(STRING, LONG), nullable=True),
+    ]
+    schema = Schema([Field("b", BYTES), Field("i", INT)], [Field("s", STRING)], values)
+    moment = datetime.datetime(1969, 12, 31, 23, 59, 59, 999_999, datetime.UTC)
+    rows = [
+        (b"", -(1 << 31), "x", math.nan, moment, None, [["a", None], None, []], [("k", 1)]),
+        (b"\x7f", 0, "", None, moment, True, None, None),
+        (b"\x80", (1 << 31) - 1, "\U0001f42d", -0.0, moment, False, [], []),
+    ]
+    tables = [pa.table([[c] for c in row], schema=arrow_schema(schema)) for row in reversed(rows)]
+    output = tmp_path / "out.parquet"
+    _merge(_files(tmp_path, *tables, schema=schema), output, schema)
+    merged = pq.read_table(output)
+    expected = pa.concat_tables(reversed(tables))
+    assert str(merged.to_pylist()) == str(expected.to_pylist())
+    assert conform(merged, schema).schema == arrow_schema(schema)
+    found = duckdb.sql(f"select b, i, s, epoch_us(t), l, m['k'] from '{output}'").fetchall()
+    assert found[0] == (b"", -(1 << 31), "x", -1, [["a", None], None, []], 1)
+
+
+def test_the_file_says_how_it_is_sorted_and_has_statistics(tmp_path: Path) -> None:
+    _merge(_files(tmp_path, _rows(1_000)), tmp_path / "out")
+    group = pq.ParquetFile(tmp_path / "out").metadata.row_group(0)
+    assert [(c.column_index, c.descending) for c in group.sorting_columns] == [
+        (0, False),
+        (1, False),
+        (2, False),
+    ]
+    assert group.column(1).statistics.min == -(1 << 63)
+    assert group.column(1).has_column_index
+
+
+def test_row_groups_and_compression_are_as_the_properties_say(tmp_path: Path) -> None:
+    inputs = _files(tmp_path, _rows(20_000))
+    properties = TableProperties(row_group_bytes=64 * 1024, compression="snappy")
+    _merge(inputs, tmp_path / "out", properties=properties)
+    metadata = pq.ParquetFile(tmp_path / "out").metadata
+    assert metadata.num_row_groups > 3
+    assert metadata.row_group(0).column(0).compression == "SNAPPY"
+
+
+def test_only_columns_whose_values_repeat_have_a_dictionary(tmp_path: Path) -> None:
+    schema = Schema(
+        [Field("id", LONG)],
+        values=[
+            Field("much", STRING),
+            Field("few", STRING),
+            Field("none", DOUBLE, nullable=True),
+            Field("list", LIST(STRING)),
+        ],
+    )
+    ids = list(range(2_000))
+    rows = pa.table(
+        [ids, [f"text {n}" for n in ids], ["a", "b"] * 1_000, [None] * 2_000, [["x"]] * 2_000],
+        schema=arrow_schema(schema),
+    )
+    _merge(_files(tmp_path, rows, schema=schema), tmp_path / "out", schema)
+    group = pq.ParquetFile(tmp_path / "out").metadata.row_group(0)
+    assert [group.column(n).has_dictionary_page for n in range(5)] == [False, False, True, True, True]
+
+
+def test_a_corrupt_file_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+    inputs = _files(tmp_path, _rows(3_000, 1), _rows(3_000, 2))
+    whole = Path(inputs[1]).read_bytes()
+    broken = {"empty": b"", "cut": whole[:-50], "text": b"hello, this is no Parquet", "page": whole}
+    broken["page"] = whole[:40] + bytes(2_000) + whole[2_040:]
+    for name, content in broken.items():
+        bad = tmp_path / f"{name}.parquet"
+        bad.write_bytes(content)
+        with pytest.raises(InvalidData, match=str(bad)) as caught:
+            _merge([inputs[0], str(bad)], tmp_path / "out")
+        assert "\n" not in str(caught.value)
+        assert not list(tmp_path.glob("out*"))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ObjectNotFound, match=r"gone\.parquet"):
+        _merge([str(tmp_path / "gone.parquet")], tmp_path / "out")
+
+
+def test_a_file_of_another_schema_is_named(tmp_path: Path) -> None:
+    pq.write_table(_rows(3).drop(["price"]), tmp_path / "other.parquet")
+    with pytest.raises(InvalidData, match=r"other\.parquet.*'price'.*missing"):
+        _merge([str(tmp_path / "other.parquet")], tmp_path / "out")
+
+
+def test_a_file_that_is_not_sorted_is_noticed(tmp_path: Path) -> None:
+    pq.write_table(_rows(1_000), tmp_path / "unsorted.parquet")
+    with pytest.raises(InvalidData, match=r"not in the order of 'name'.*unsorted\.parquet"):
+        _merge([str(tmp_path / "unsorted.parquet")], tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_a_file_without_rows_and_a_file_alone_are_merged(tmp_path: Path) -> None:
+    pq.write_table(_rows(0), tmp_path / "none.parquet")
+    inputs = [str(tmp_path / "none.parquet"), *_files(tmp_path, _rows(10))]
+    assert _merge(inputs, tmp_path / "out").row_count == 10
+    assert _merge(inputs[:1], tmp_path / "nothing") == FileFacts(0)
+    assert _merge([], tmp_path / "nothing") == FileFacts(0)
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_odd_characters_in_a_path_mean_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "a [1]*?%41 ü';drop"
+    folder.mkdir()
+    assert _merge(_files(folder, _rows(10)), folder / "o'ut*").row_count == 10
+    assert (folder / "o'ut*").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
+    inputs = _files(tmp_path, _rows(10))
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(JobFailed):
+        _merge(inputs, tmp_path / "file" / "out")
+
+
+_PEAK = """
+import resource, sys, glob
+from pathlib import Path
+from dormouse.data.merge import merge_sorted
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import LONG, STRING
+schema = Schema([Field("name", STRING), Field("id", LONG)], [], [Field("v", LONG)])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+merge_sorted(sorted(glob.glob(sys.argv[1] + "/in-*")), schema, Path(sys.argv[1]) / "out", now_ms=0)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def test_memory_does_not_grow_with_the_length_of_the_files(tmp_path: Path) -> None:
+    """Eight times the rows, hardly more memory: the whole of them would be some 400 MB."""
+    schema = Schema([Field("name", STRING), Field("id", LONG)], [], [Field("v", LONG)])
+    peaks = []
+    names = pa.array([f"name {i:020d}" for i in range(6_400)])
+    for rows in (200_000, 1_600_000):
+        folder = tmp_path / str(rows)
+        folder.mkdir()
+        for number in range(4):
+            ids = pa.array(range(number, 4 * rows, 4))
+            columns = [names.take(pc.divide(ids, 1_000)), ids, ids]
+            pq.write_table(pa.table(columns, schema=arrow_schema(schema)), folder / f"in-{number}.parquet")
+        done = subprocess.run(
+            [sys.executable, "-c", _PEAK, str(folder)], check=True, capture_output=True, text=True
+        )
+        peaks.append(int(done.stdout))
+    assert peaks[1] < peaks[0] + 200

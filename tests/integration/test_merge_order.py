@@ -1,0 +1,67 @@
+"""Merges of files whose statistics tempt the optimizer to leave keys out of the order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from data_files import write_object
+
+from dormouse.data.arrow_schema import arrow_schema
+from dormouse.data.merge import merge_sorted
+from dormouse.data.parquet_file import check_merges_by_all_keys
+from dormouse.errors import JobFailed
+from dormouse.model.properties import TableProperties
+from dormouse.model.region import Range, Region
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import BYTES, INT, LONG, STRING, DataType
+from dormouse.objects import open_store
+
+ABOVE: dict[DataType, list[Any]] = {
+    INT: [3, 1, 2, 9],
+    LONG: [3, 1, 2, 9],
+    STRING: ["c", "a", "b", "z"],
+    BYTES: [b"c", b"a", b"b", b"z"],
+}
+TRANSFORMS = [{}, {"aggregate": "sum(v)"}, {"filter": "age_off(v, 9000000000000000)"}]
+
+
+@pytest.mark.parametrize("properties", TRANSFORMS, ids=lambda p: next(iter(p), "plain"))
+@pytest.mark.parametrize("first", ABOVE, ids=str)
+def test_files_of_one_key_each_are_merged_in_the_order_of_all_keys(
+    tmp_path: Path, first: DataType, properties: dict[str, Any]
+) -> None:
+    """Each file has one value of the first key, another in each; a region bounds it, as after a split."""
+    schema = Schema([Field("a", first), Field("b", LONG)], values=[Field("v", LONG)])
+    objects = open_store(tmp_path / "in")
+    *constants, end = ABOVE[first]
+    for number, constant in enumerate(constants):
+        count = 500
+        columns = {"a": [constant] * count, "b": range(count), "v": [1] * count}
+        table = pa.table(
+            {name: list(values) for name, values in columns.items()}, schema=arrow_schema(schema)
+        )
+        write_object(objects, schema, f"{number}.parquet", table)
+    merge_sorted(
+        [objects.uri(f"{number}.parquet") for number in range(len(constants))],
+        schema,
+        tmp_path / "out",
+        region=Region(a=Range(None, end)),
+        properties=TableProperties(**properties),
+        now_ms=0,
+    )
+    rows = pq.read_table(tmp_path / "out")
+    keys = list(zip(rows["a"].to_pylist(), rows["b"].to_pylist(), strict=True))
+    assert keys == [(constant, b) for constant in sorted(constants) for b in range(500)]
+
+
+def test_a_plan_that_merges_by_fewer_keys_is_refused() -> None:
+    schema = Schema([Field("a", LONG), Field("b", LONG)], [Field("c", LONG)])
+    merge = "  SortPreservingMergeExec: [{}]\n    UnionExec"
+    check_merges_by_all_keys(schema, merge.format("a@0 ASC NULLS LAST, b@1 ASC NULLS LAST, c@2 ASC"))
+    check_merges_by_all_keys(schema, "ProjectionExec: expr=[a@0 as a]")
+    with pytest.raises(JobFailed, match=r"would merge by b@1 ASC, c@2 ASC instead of a, b, c"):
+        check_merges_by_all_keys(schema, merge.format("b@1 ASC, c@2 ASC"))

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from dormouse.errors import InstanceError, InstanceReadOnly, InstanceTooNew, NotAnInstance
+from dormouse.postgres import ConnectionSupplier, migrate
+from dormouse.postgres.migrate import read_migrations
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two migrations; the first has two statements, and signs that psycopg could mistake for its own."""
+    write(
+        tmp_path,
+        "0001_animals.sql",
+        "create table animal (name text);\ninsert into animal values ('100% %s {}');",
+    )
+    write(tmp_path, "0002_legs.sql", "alter table animal add legs integer;")
+    return tmp_path
+
+
+def write(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+
+
+def rows(dsn: str, query: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(dsn) as conn:
+        return conn.execute(query).fetchall()
+
+
+def test_migrations_are_applied_in_order_and_recorded(empty_dsn: str, folder: Path) -> None:
+    assert [str(one) for one in migrate(empty_dsn, folder)] == ["0001_animals", "0002_legs"]
+    assert rows(empty_dsn, "select * from dormouse.animal") == [("100% %s {}", None)]
+    recorded = rows(
+        empty_dsn, "select version, name, length(checksum), applied_at <= now() from dormouse.migration"
+    )
+    assert recorded == [(1, "animals", 64, True), (2, "legs", 64, True)]
+
+
+def test_only_what_is_new_is_applied(empty_dsn: str, folder: Path) -> None:
+    migrate(empty_dsn, folder)
+    write(folder, "0003_tails.sql", "alter table animal add tail boolean")
+    assert [str(one) for one in migrate(empty_dsn, folder)] == ["0003_tails"]
+    assert migrate(empty_dsn, folder) == []
+
+
+def test_a_database_that_is_up_to_date_costs_one_query(
+    empty_dsn: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(ConnectionSupplier(empty_dsn)) as supplier:
+        migrate(supplier, folder)
+        executed: list[object] = []
+        execute = psycopg.Connection.execute
+        monkeypatch.setattr(
+            psycopg.Connection,
+            "execute",
+            lambda self, query, *a, **k: executed.append(query) or execute(self, query),
+        )
+        assert migrate(supplier, folder) == []
+    assert len(executed) == 1
+
+
+def test_dormouse_s_own_migrations_apply_to_an_empty_database(empty_dsn: str) -> None:
+    assert migrate(empty_dsn)
+    assert migrate(empty_dsn) == []
+
+
+def test_a_migration_that_fails_leaves_nothing_of_itself(empty_dsn: str, folder: Path) -> None:
+    write(folder, "0003_broken.sql", "create table half (); select 1 / 0;")
+    with pytest.raises(InstanceError, match=r"^migration 0003_broken failed: division by zero[^\n]*$"):
+        migrate(empty_dsn, folder)
+    assert rows(empty_dsn, "select max(version), to_regclass('dormouse.half') from dormouse.migration") == [
+        (2, None)
+    ]
+    write(folder, "0003_broken.sql", "create table whole ();")
+    assert [str(one) for one in migrate(empty_dsn, folder)] == ["0003_broken"]
+
+
+def test_the_lock_is_released_after_a_failure(empty_dsn: str, folder: Path) -> None:
+    write(folder, "0003_broken.sql", "nonsense")
+    with closing(ConnectionSupplier(empty_dsn)) as supplier:
+        with pytest.raises(InstanceError):
+            migrate(supplier, folder)
+        assert rows(empty_dsn, "select count(*) from pg_locks where locktype = 'advisory'") == [(0,)]
+
+
+def test_a_newer_database_is_refused(empty_dsn: str, folder: Path) -> None:
+    migrate(empty_dsn, folder)
+    (folder / "0002_legs.sql").unlink()
+    with pytest.raises(InstanceTooNew, match=r"0002_legs.*upgrade Dormouse"):
+        migrate(empty_dsn, folder)
+
+
+def test_an_applied_migration_must_not_be_edited(empty_dsn: str, folder: Path) -> None:
+    migrate(empty_dsn, folder)
+    write(folder, "0001_animals.sql", "create table animal ();")
+    with pytest.raises(InstanceError, match="its migration 0001_animals is not the one"):
+        migrate(empty_dsn, folder)
+
+
+@pytest.mark.parametrize("name", ["0002_gap.sql", "1_short.sql", "0001_Odd-Name.sql", "first.sql"])
+def test_migrations_must_be_one_numbered_line(name: str, tmp_path: Path) -> None:
+    write(tmp_path, name, "select 1")
+    with pytest.raises(InstanceError, match=f"{name} should be named 0001_<name>.sql"):
+        read_migrations(tmp_path)
+
+
+def test_two_migrations_must_not_share_a_number(folder: Path) -> None:
+    write(folder, "0002_also.sql", "select 1")
+    with pytest.raises(InstanceError, match=r"should be named 0003_<name>\.sql"):
+        read_migrations(folder)
+
+
+def test_a_schema_of_our_name_that_is_not_ours_is_left_alone(empty_dsn: str, folder: Path) -> None:
+    with psycopg.connect(empty_dsn) as conn:
+        conn.execute("create schema dormouse; create table dormouse.nest ()")
+    with pytest.raises(NotAnInstance, match="holds 'nest'"):
+        migrate(empty_dsn, folder)
+    assert rows(empty_dsn, "select to_regclass('dormouse.migration')") == [(None,)]
+
+
+def test_another_s_table_named_migration_is_left_alone(empty_dsn: str, folder: Path) -> None:
+    with psycopg.connect(empty_dsn) as conn:
+        conn.execute("create schema dormouse; create table dormouse.migration (bird text)")
+    with pytest.raises(NotAnInstance, match=r"dormouse\.migration"):
+        migrate(empty_dsn, folder)
+
+
+def test_a_read_only_session_may_open_what_is_up_to_date_only(empty_dsn: str, folder: Path) -> None:
+    with closing(ConnectionSupplier(empty_dsn, read_only=True)) as supplier:
+        with pytest.raises(InstanceReadOnly, match="must be migrated"):
+            migrate(supplier, folder)
+        migrate(empty_dsn, folder)
+        assert migrate(supplier, folder) == []
+
+
+def test_threads_that_start_at_once_apply_each_migration_once(empty_dsn: str, folder: Path) -> None:
+    write(folder, "0003_slow.sql", "select pg_sleep(0.05); insert into animal values ('newt')")
+    with ThreadPoolExecutor(8) as threads:
+        applied = [
+            future.result() for future in [threads.submit(migrate, empty_dsn, folder) for _ in range(8)]
+        ]
+    assert sorted(len(one) for one in applied) == [0] * 7 + [3]
+    assert rows(empty_dsn, "select count(*) from dormouse.animal where name = 'newt'") == [(1,)]
+
+
+def test_a_process_killed_while_it_migrates_leaves_a_database_that_can_be_migrated(
+    empty_dsn: str, folder: Path
+) -> None:
+    write(folder, "0003_slow.sql", "create table slow (); select pg_sleep(1);")
+    script = """
+import pathlib, sys
+from dormouse.postgres import migrate
+migrate(sys.argv[1], pathlib.Path(sys.argv[2]))
+"""
+    with subprocess.Popen([sys.executable, "-c", script, empty_dsn, folder]) as process:
+        query = """select count(*) from pg_stat_activity
+                   where wait_event = 'PgSleep' and datname = current_database()"""
+        while rows(empty_dsn, query) == [(0,)]:
+            assert process.poll() is None
+        process.kill()
+    write(folder, "0003_slow.sql", "create table slow ();")
+    assert [str(one) for one in migrate(empty_dsn, folder)] == ["0003_slow"]

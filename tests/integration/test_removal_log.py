@@ -1,0 +1,163 @@
+"""The log of removed references: a partition a day, made ahead, and dropped only when nobody needs it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from state import assign, at_once, blocked, query, ref, remove, replace, transaction, wait_until
+
+from dormouse.catalog import Catalog
+from dormouse.context import TableContext
+from dormouse.files import removal_log
+from dormouse.files.attempts import WriteAttempts
+from dormouse.model.properties import TableProperties
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import LONG
+from dormouse.objects import open_store
+from dormouse.postgres import ConnectionSupplier
+
+TODAY = datetime.now(UTC).date()
+LONG_AGO = TODAY - timedelta(days=30)
+
+
+@pytest.fixture
+def table(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> Iterator[TableContext]:
+    """A table in a database of its own."""
+    objects = open_store(tmp_path)
+    catalog = Catalog(supplier, WriteAttempts(supplier, objects))
+    record = catalog.create("t", Schema([Field("k", LONG)]), TableProperties())
+    yield TableContext(dsn, supplier, objects, record)
+
+
+def days(table: TableContext) -> list[date]:
+    with table.supplier.connection() as conn:
+        rows = conn.execute(removal_log._QUERIES["days"].on()).fetchall()
+    return [removal_log._day(name) for (name,) in rows]
+
+
+def make_day(table: TableContext, day: date) -> None:
+    with table.supplier.connection() as conn:
+        removal_log._add(conn, day)
+
+
+def age(table: TableContext, day: date) -> None:
+    """Moves every removal to that day."""
+    query(table.supplier, "update removed_reference set removed_at = %s::date + interval '12 hours'", day)
+
+
+def logged(table: TableContext) -> int:
+    return int(query(table.supplier, "select count(*) from removed_reference")[0][0])
+
+
+def test_the_coming_days_are_made_ahead(table: TableContext) -> None:
+    removal_log.roll(table.supplier)
+    expected = [TODAY + timedelta(days=n) for n in range(removal_log.DAYS_AHEAD)]
+    assert days(table) == expected
+    removal_log.roll(table.supplier)
+    assert days(table) == expected
+
+
+def test_a_removal_is_logged_in_its_day(table: TableContext) -> None:
+    removal_log.roll(table.supplier)
+    table.store.add_files([ref("a")])
+    remove(table.store, "a")
+    day = removal_log._name(datetime.now(UTC).date())
+    assert query(table.supplier, f"select count(*) from {day}") == [(1,)]
+
+
+def test_a_day_that_the_default_partition_has_removals_of_loses_none(table: TableContext) -> None:
+    table.store.add_files([ref("a"), ref("b")])
+    remove(table.store, "a")
+    removal_log.roll(table.supplier)
+    remove(table.store, "b")
+    assert logged(table) == 2
+    assert table.store.stamp_unreferenced() == 2
+
+
+def test_rolling_at_once_is_no_error(table: TableContext) -> None:
+    assert at_once(*[lambda: removal_log.roll(table.supplier)] * 4) == [None] * 4
+    removal_log.roll(table.supplier)
+    assert len(days(table)) == removal_log.DAYS_AHEAD
+
+
+def test_an_old_day_that_was_collected_is_dropped(table: TableContext) -> None:
+    make_day(table, LONG_AGO)
+    table.store.add_files([ref("a")])
+    remove(table.store, "a")
+    age(table, LONG_AGO)
+    table.store.stamp_unreferenced()
+    removal_log.roll(table.supplier)
+    assert LONG_AGO not in days(table)
+
+
+def test_an_old_day_that_was_not_collected_yet_stays(table: TableContext) -> None:
+    make_day(table, LONG_AGO)
+    table.store.add_files([ref("a")])
+    remove(table.store, "a")
+    age(table, LONG_AGO)
+    removal_log.roll(table.supplier)
+    assert LONG_AGO in days(table)
+    assert table.store.stamp_unreferenced() == 1
+
+
+def test_a_day_within_a_tables_history_stays(table: TableContext) -> None:
+    make_day(table, LONG_AGO)
+    catalog = Catalog(table.supplier, table.attempts)
+    catalog.change_properties(
+        catalog.get("t"), lambda _: TableProperties(history_retention_seconds=60 * 86_400)
+    )
+    table.store.add_files([ref("a")])
+    remove(table.store, "a")
+    age(table, LONG_AGO)
+    table.store.stamp_unreferenced()
+    removal_log.roll(table.supplier)
+    assert LONG_AGO in days(table)
+    catalog.change_properties(catalog.get("t"), lambda _: TableProperties())
+    removal_log.roll(table.supplier)
+    assert LONG_AGO not in days(table)
+
+
+def test_the_removals_of_a_dropped_table_keep_no_day(table: TableContext) -> None:
+    make_day(table, LONG_AGO)
+    table.store.add_files([ref("a")])
+    remove(table.store, "a")
+    age(table, LONG_AGO)
+    Catalog(table.supplier, table.attempts).drop("t")
+    removal_log.roll(table.supplier)
+    assert LONG_AGO not in days(table)
+
+
+def test_a_removal_that_commits_while_its_day_is_looked_at_is_not_lost(table: TableContext) -> None:
+    """A transaction that began before midnight, and long ago."""
+    make_day(table, LONG_AGO)
+    table.store.add_files([ref("a")])
+    table.store.assign_job_ids([assign("j", "root", "a")])
+    with transaction(table) as conn:
+        table.store.replace_file_references([replace("j", ["a"], None)], conn=conn)
+        conn.execute("update removed_reference set removed_at = %s::date", [LONG_AGO])
+        work = threading.Thread(
+            target=removal_log._try,
+            args=(table.supplier, lambda c: removal_log._drop_unless_needed(c, LONG_AGO)),
+        )
+        work.start()
+        wait_until(lambda: blocked(table.supplier))
+        conn.execute("commit")
+    work.join(10)
+    assert logged(table) == 1
+    assert table.store.stamp_unreferenced() == 1
+
+
+def test_a_busy_log_waits_for_the_next_time(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writers must not queue behind it for long."""
+    monkeypatch.setattr(removal_log, "LOCK_WAIT_MS_MAX", 20)
+    monkeypatch.setattr(removal_log, "DAYS_AHEAD", 2)
+    with transaction(table) as conn:
+        conn.execute("lock table removed_reference in row exclusive mode")
+        removal_log.roll(table.supplier)
+        assert days(table) == []
+    removal_log.roll(table.supplier)
+    assert len(days(table)) == 2

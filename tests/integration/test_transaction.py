@@ -1,0 +1,201 @@
+"""Transactions: what they commit, what they undo, when they are tried again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+
+import psycopg
+import pytest
+from counters import Connection, increment, value
+
+from dormouse.errors import CommitFailed, ConnectionsExhausted, TooManyRetries
+from dormouse.postgres import ConnectionSupplier, Isolation, Retries, run_transaction
+from dormouse.postgres import transaction as transaction_module
+
+
+def test_the_work_is_committed_and_its_result_returned(counted: ConnectionSupplier) -> None:
+    def work(conn: Connection) -> str:
+        increment(conn)
+        return "done"
+
+    assert run_transaction(counted, work) == "done"
+    assert value(counted) == 1
+
+
+@pytest.mark.parametrize("isolation", list(Isolation))
+@pytest.mark.parametrize("read_only", [False, True])
+def test_isolation_and_access_are_as_asked(
+    supplier: ConnectionSupplier, isolation: Isolation, read_only: bool
+) -> None:
+    def work(conn: Connection) -> tuple[object, ...]:
+        query = "select current_setting('transaction_isolation'), current_setting('transaction_read_only')"
+        return conn.execute(query).fetchone() or ()
+
+    found = run_transaction(supplier, work, isolation=isolation, read_only=read_only)
+    assert found == (isolation.value, "on" if read_only else "off")
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), psycopg.errors.UniqueViolation("mine"), SystemExit(3)])
+def test_an_error_of_the_work_rolls_back_and_propagates_unchanged(
+    counted: ConnectionSupplier, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    def work(conn: Connection) -> None:
+        increment(conn)
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        run_transaction(counted, work)
+    assert caught.value is error
+    assert value(counted) == 0
+    assert caplog.records == []  # the pool would complain of an open transaction
+
+
+def test_a_failed_statement_rolls_back_what_came_before(counted: ConnectionSupplier) -> None:
+    def work(conn: Connection) -> None:
+        increment(conn)
+        conn.execute("insert into counter values (1, 0)")
+
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        run_transaction(counted, work)
+    assert value(counted) == 0
+
+
+def test_a_failed_statement_that_the_work_hides_is_not_taken_for_success(counted: ConnectionSupplier) -> None:
+    """PostgreSQL answers COMMIT with a silent rollback then."""
+
+    def work(conn: Connection) -> None:
+        increment(conn)
+        with suppress(psycopg.errors.DivisionByZero):
+            conn.execute("select 1 / 0")
+
+    with pytest.raises(CommitFailed, match="hid a failed statement"):
+        run_transaction(counted, work)
+    assert value(counted) == 0
+
+
+def test_work_that_ends_its_transaction_itself_is_refused(counted: ConnectionSupplier) -> None:
+    with pytest.raises(CommitFailed, match="ended its transaction itself"):
+        run_transaction(counted, lambda conn: conn.rollback())
+
+
+def test_a_part_of_the_work_may_be_undone_with_a_savepoint(counted: ConnectionSupplier) -> None:
+    def work(conn: Connection) -> None:
+        increment(conn)
+        with conn.transaction(force_rollback=True):
+            increment(conn)
+
+    run_transaction(counted, work)
+    assert value(counted) == 1
+
+
+def test_serialization_failures_are_tried_again_until_all_are_applied(
+    counted: ConnectionSupplier, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Threads read and then write the same counter, which only one of them may do at a time."""
+    retries = Retries()
+
+    def work(conn: Connection) -> None:
+        (n,) = conn.execute("select n from counter where id = 1").fetchone() or (None,)
+        conn.execute("select pg_sleep(0.002)")
+        conn.execute("update counter set n = %s where id = 1", [n + 1])
+
+    def run() -> None:
+        run_transaction(
+            counted,
+            work,
+            isolation=Isolation.SERIALIZABLE,
+            attempts_max=200,
+            operation="count up",
+            retries=retries,
+        )
+
+    with caplog.at_level(logging.INFO, transaction_module.__name__), ThreadPoolExecutor(6) as threads:
+        for future in [threads.submit(run) for _ in range(24)]:
+            future.result()
+    assert value(counted) == 24
+    assert retries.count("count up") == retries.count() == len(caplog.records) > 0
+    assert retries.by_operation() == {"count up": retries.count()}
+    assert "count up: attempt 1 of 200 failed: SerializationFailure" in caplog.text
+
+
+def test_deadlocks_are_tried_again(counted: ConnectionSupplier) -> None:
+    retries = Retries()
+    both_hold_one = threading.Barrier(2)
+
+    def work(first: int, second: int) -> Callable[[Connection], None]:
+        attempts = iter(range(10))
+
+        def lock_both(conn: Connection) -> None:
+            conn.execute("set local deadlock_timeout = '20ms'")
+            increment(conn, first)
+            if next(attempts) == 0:
+                both_hold_one.wait(10)
+            increment(conn, second)
+
+        return lock_both
+
+    with ThreadPoolExecutor(2) as threads:
+        runs = [threads.submit(run_transaction, counted, work(*o), retries=retries) for o in ((1, 2), (2, 1))]
+        for future in runs:
+            future.result()
+    assert (value(counted, 1), value(counted, 2)) == (2, 2)
+    assert retries.count() == 1
+
+
+def test_retries_are_bounded(counted: ConnectionSupplier) -> None:
+    attempts = []
+
+    def work(conn: Connection) -> None:
+        attempts.append(1)
+        increment(conn)
+        conn.execute("do $$ begin raise exception 'no luck' using errcode = '40001'; end $$")
+
+    with pytest.raises(
+        TooManyRetries, match=r"add files was tried 3 times; nothing was applied.*no luck"
+    ) as caught:
+        run_transaction(counted, work, attempts_max=3, operation="add files")
+    assert len(attempts) == 3
+    assert isinstance(caught.value.__cause__, psycopg.errors.SerializationFailure)
+    assert value(counted) == 0
+
+
+def test_no_attempt_at_all_is_a_mistake(supplier: ConnectionSupplier) -> None:
+    with pytest.raises(ValueError, match="attempts_max"):
+        run_transaction(supplier, lambda conn: None, attempts_max=0)
+
+
+def test_backoff_is_jittered_grows_and_is_bounded() -> None:
+    early = [transaction_module._backoff_seconds(1) for _ in range(50)]
+    late = [transaction_module._backoff_seconds(30) for _ in range(50)]
+    assert len(set(early)) > 1
+    assert max(early) <= 0.01 < max(late) <= transaction_module.BACKOFF_SECONDS_MAX
+
+
+def test_a_waiting_retry_holds_no_connection(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = iter(range(2))
+
+    def work(conn: Connection) -> None:
+        if next(attempts) == 0:
+            raise psycopg.errors.SerializationFailure
+
+    with closing(ConnectionSupplier(dsn, connections_max=1, wait_seconds_max=1)) as supplier:
+
+        def backoff(attempt: int) -> float:
+            with supplier.connection():
+                return 0
+
+        monkeypatch.setattr(transaction_module, "_backoff_seconds", backoff)
+        run_transaction(supplier, work)
+
+
+def test_an_exhausted_supplier_is_reported_as_it_is(dsn: str) -> None:
+    with (
+        closing(ConnectionSupplier(dsn, connections_max=1, wait_seconds_max=0.05)) as supplier,
+        supplier.connection(),
+        pytest.raises(ConnectionsExhausted),
+    ):
+        run_transaction(supplier, lambda conn: None)

@@ -1,0 +1,193 @@
+"""Transactions whose connection, commit or process dies: applied once, not at all, or known to be unknown."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+
+import psycopg
+import pytest
+from counters import Connection, increment, value
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from dormouse.errors import CommitOutcomeUnknown, TooManyRetries
+from dormouse.postgres import ConnectionSupplier, OneShotConnectionSupplier, Retries, run_transaction
+
+
+def terminate(dsn: str, pid: int) -> None:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("select pg_terminate_backend(%s, 5000)", [pid])
+
+
+@pytest.mark.parametrize("kind", [ConnectionSupplier, OneShotConnectionSupplier])
+def test_a_connection_that_dies_during_the_work_is_replaced_and_the_work_done_once(
+    kind: Callable[[str], ConnectionSupplier], dsn: str, counted: ConnectionSupplier
+) -> None:
+    retries = Retries()
+    pids = []
+
+    def work(conn: Connection) -> None:
+        increment(conn)
+        pids.append(conn.info.backend_pid)
+        if len(pids) == 1:
+            terminate(dsn, conn.info.backend_pid)
+        increment(conn, 2)
+
+    with closing(kind(dsn)) as supplier:
+        run_transaction(supplier, work, retries=retries)
+    assert len(set(pids)) == 2
+    assert (value(counted, 1), value(counted, 2), retries.count()) == (1, 1, 1)
+
+
+def test_a_connection_that_dies_after_the_last_statement_is_noticed_before_commit(
+    dsn: str, counted: ConnectionSupplier
+) -> None:
+    pids = []
+
+    def work(conn: Connection) -> None:
+        increment(conn)
+        pids.append(conn.info.backend_pid)
+        if len(pids) == 1:
+            terminate(dsn, conn.info.backend_pid)
+
+    run_transaction(counted, work)
+    assert len(set(pids)) == 2
+    assert value(counted) == 1
+
+
+def test_a_connection_that_always_dies_is_given_up(dsn: str, counted: ConnectionSupplier) -> None:
+    def work(conn: Connection) -> None:
+        increment(conn)
+        terminate(dsn, conn.info.backend_pid)
+
+    with pytest.raises(TooManyRetries):
+        run_transaction(counted, work, attempts_max=2)
+    assert value(counted) == 0
+
+
+def test_a_deferred_check_that_fails_at_commit_is_no_unknown_outcome(counted: ConnectionSupplier) -> None:
+    with counted.connection() as conn:
+        conn.execute("create table once (id integer unique deferrable initially deferred)")
+
+    def work(conn: Connection) -> None:
+        conn.execute("insert into once values (1), (1)")
+
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        run_transaction(counted, work)
+    with counted.connection() as conn:
+        assert conn.execute("select count(*) from once").fetchone() == (0,)
+
+
+def at_commit(supplier: ConnectionSupplier, statement: str) -> None:
+    """Makes every commit that touches the counters run a statement as its last act."""
+    with supplier.connection() as conn:
+        conn.execute(f"""
+            create function at_commit() returns trigger language plpgsql as
+            $$ begin {statement}; return null; end $$;
+            create constraint trigger at_commit after update on counter
+            deferrable initially deferred for each row execute function at_commit();""")
+
+
+def test_a_serialization_failure_at_commit_is_tried_again(counted: ConnectionSupplier) -> None:
+    at_commit(counted, "if nextval('luck') < 3 then raise exception using errcode = '40001'; end if")
+    with counted.connection() as conn:
+        conn.execute("create sequence luck")
+    retries = Retries()
+    run_transaction(counted, increment, retries=retries)
+    assert (value(counted), retries.count()) == (1, 2)
+
+
+def test_a_death_during_commit_leaves_the_outcome_unknown(counted: ConnectionSupplier) -> None:
+    at_commit(counted, "perform pg_terminate_backend(pg_backend_pid())")
+    with pytest.raises(CommitOutcomeUnknown, match="between COMMIT and its answer: add files"):
+        run_transaction(counted, increment, operation="add files")
+    assert value(counted) == 0
+
+
+def test_ctrl_c_during_commit_is_not_taken_for_a_failed_commit(counted: ConnectionSupplier) -> None:
+    at_commit(counted, "perform pg_sleep(20)")
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_transaction(counted, increment)
+    assert value(counted) == 0
+
+
+class CuttingProxy:
+    """Stands between client and server, and cuts the connection when the server answers COMMIT."""
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.socket(socket.AF_UNIX)
+            server.connect(self._server)
+            threading.Thread(target=self._copy, args=(client, server), daemon=True).start()
+            threading.Thread(target=self._copy, args=(server, client), daemon=True).start()
+
+    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+        try:
+            while (data := source.recv(65536)) and b"COMMIT\x00" not in data:
+                target.sendall(data)
+        except OSError:
+            pass
+        for one in (source, target):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+@pytest.fixture
+def cut_dsn(dsn: str) -> Iterator[str]:
+    """The database behind a proxy that keeps the answer of COMMIT to itself."""
+    server = conninfo_to_dict(dsn)
+    with closing(CuttingProxy(f"{server['host']}/.s.PGSQL.{server['port']}")) as proxy:
+        yield make_conninfo(dsn, host="127.0.0.1", port=proxy.port)
+
+
+def test_a_commit_whose_answer_is_lost_is_applied_and_not_repeated(
+    cut_dsn: str, counted: ConnectionSupplier
+) -> None:
+    runs = []
+
+    def work(conn: Connection) -> None:
+        runs.append(1)
+        increment(conn)
+
+    with closing(ConnectionSupplier(cut_dsn)) as supplier, pytest.raises(CommitOutcomeUnknown):
+        run_transaction(supplier, work)
+    assert (len(runs), value(counted)) == (1, 1)
+
+
+def test_a_process_killed_in_its_transaction_leaves_nothing(dsn: str, counted: ConnectionSupplier) -> None:
+    script = """
+import sys, time
+from dormouse.postgres import OneShotConnectionSupplier, run_transaction
+def work(conn):
+    conn.execute("update counter set n = n + 1")
+    print("updated", flush=True)
+    time.sleep(60)
+run_transaction(OneShotConnectionSupplier(sys.argv[1]), work)
+"""
+    with subprocess.Popen([sys.executable, "-c", script, dsn], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"updated\n"
+        process.kill()
+    run_transaction(counted, increment)
+    assert value(counted) == 1

@@ -1,0 +1,170 @@
+"""A table whose files a test writes by hand, and the rows that it should have, for queries to be checked."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dormouse.catalog import Catalog
+from dormouse.context import TableContext
+from dormouse.data.arrow_schema import arrow_schema
+from dormouse.data.leaf_lookup import LeafLookup
+from dormouse.files.attempts import WriteAttempts
+from dormouse.model.file_reference import FileReference, FileWithReferences
+from dormouse.model.keys import KeyValue, encode_key
+from dormouse.model.properties import TableProperties
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, STRING, TIMESTAMP
+from dormouse.objects import ObjectStore, open_store
+from dormouse.postgres import ConnectionSupplier
+
+SCHEMA = Schema(
+    [Field("Name", STRING), Field("number", LONG)],
+    [Field("time", INT)],
+    [
+        Field("code", BYTES),
+        Field("score", DOUBLE, nullable=True),
+        Field("good", BOOLEAN),
+        Field("at", TIMESTAMP, nullable=True),
+        Field("tags", LIST(STRING), nullable=True),
+    ],
+)
+NOON = datetime(2024, 1, 1, 12, tzinfo=UTC)
+COUNTS = Schema(
+    [Field("word", STRING)],
+    [Field("seen", LONG)],
+    [Field("n", LONG), Field("low", DOUBLE, nullable=True), Field("last", STRING)],
+)
+_names = count()
+
+
+class Lake:
+    """One table in a folder, or in another object store."""
+
+    row_group_rows = 100
+
+    def __init__(
+        self,
+        dsn: str,
+        supplier: ConnectionSupplier,
+        folder: Path,
+        schema: Schema,
+        *,
+        split_points: Sequence[KeyValue] = (),
+        name: str = "t",
+        objects: ObjectStore | None = None,
+        **properties: object,
+    ) -> None:
+        objects = objects or open_store(folder / "objects")
+        catalog = Catalog(supplier, WriteAttempts(supplier, objects))
+        record = catalog.create(name, schema, TableProperties(**properties), split_points=split_points)
+        self.context = TableContext(dsn, supplier, objects, record)
+        self.schema = schema
+        self.all = arrow_schema(schema).empty_table()
+
+    def table(self, rows: Sequence[dict[str, object]]) -> pa.Table:
+        """Rows as a table that is sorted like a file."""
+        found = pa.Table.from_pylist(list(rows), schema=arrow_schema(self.schema))
+        return found.sort_by([(name, "ascending") for name in self.schema.key_names])
+
+    def add(self, rows: Sequence[dict[str, object]] | pa.Table, *, one_file: bool = False) -> list[str]:
+        """Adds rows: a file for each leaf that has some, or one file with a reference on each."""
+        table = rows if isinstance(rows, pa.Table) else self.table(rows)
+        self.all = pa.concat_tables([self.all, table])
+        lookup = LeafLookup(self.context.partitions.tree())
+        positions = lookup.indexes(table)
+        parts = [
+            (lookup.leaves[n].partition_id, table.filter(pa.compute.equal(positions, n)))
+            for n in sorted(set(positions.to_pylist()))
+        ]
+        if one_file:
+            return [self.add_file(table, {p: part.num_rows for p, part in parts}, only=False)]
+        return [self.add_file(part, {p: part.num_rows}) for p, part in parts]
+
+    def add_file(self, table: pa.Table, partitions: dict[str, int], *, only: bool = True) -> str:
+        """Writes a sorted file and adds it with its references."""
+        filename = f"data/t{self.context.table.table_id}/{next(_names)}.parquet"
+        with self.context.objects.staged(filename) as path:
+            pq.write_table(
+                table,
+                path,
+                row_group_size=self.row_group_rows,
+                write_page_index=True,
+                write_batch_size=100,
+                data_page_size=500,
+                use_dictionary=False,
+            )
+        references = [
+            FileReference(
+                filename=filename, partition_id=p, row_count=n, only_contains_data_for_this_partition=only
+            )
+            for p, n in partitions.items()
+        ]
+        keys = [self._key(row) for row in table.select(self.schema.row_key_names).to_pylist()]
+        file = FileWithReferences(
+            filename=filename,
+            references=tuple(references),
+            byte_count=self.context.objects.size(filename),
+            row_count=table.num_rows,
+            min_key=min(keys, default=None),
+            max_key=max(keys, default=None),
+        )
+        self.context.store.add_files_with_references([file])
+        return filename
+
+    def expect(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[object, ...]]:
+        """DuckDB's answer over all rows that were added, as the table `t`."""
+        with duckdb.connect() as conn:
+            conn.register("t", self.all)
+            return conn.execute(statement, list(values)).fetchall()
+
+    def _key(self, row: dict[str, KeyValue]) -> bytes:
+        return encode_key(self.schema.row_keys, [row[name] for name in self.schema.row_key_names])
+
+
+def tuples(reader: pa.RecordBatchReader) -> list[tuple[object, ...]]:
+    """All rows of a reader."""
+    return [tuple(row.values()) for row in reader.read_all().to_pylist()]
+
+
+NewLake = Callable[..., Lake]
+
+
+def four_leaves(new_lake: NewLake) -> Lake:
+    """1,500 rows of SCHEMA; two leaves interleave, and every third file has references on all of them."""
+    lake = new_lake(split_points=["g", "p"])
+    lake.context.partitions.split(lake.context.partitions.leaves()[1].partition_id, 0, "number")
+    rng = random.Random(1)
+    for n in range(3):
+        lake.add([row(rng) for _ in range(500)], one_file=n == 1)
+    return lake
+
+
+def row(rng: random.Random) -> dict[str, Any]:
+    return {
+        "Name": rng.choice(["", "\x00", "a", "a\x00", "g", "h", "o'\"", "p", "é", "😀"]),
+        "number": rng.choice([-(2**63), -50, -1, 0, 1, 50, 2**63 - 1]),
+        "time": rng.choice([-(2**31), -1, 0, 1, 2**31 - 1]),
+        "code": rng.choice([b"", b"\x00", b"\xff"]),
+        "score": rng.choice([None, -0.5, 2.0]),
+        "good": rng.choice([True, False]),
+        "at": rng.choice([None, NOON]),
+        "tags": rng.choice([None, [], ["x", None]]),
+    }
+
+
+def ordered(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Rows with those of equal keys in one order."""
+    return sorted(rows, key=lambda row: (row[:3], repr(row[3:])))
+
+
+def expected(lake: Lake, condition: Callable[[dict[str, Any]], bool]) -> list[tuple[Any, ...]]:
+    return ordered([tuple(row.values()) for row in lake.all.to_pylist() if condition(row)])

@@ -1,0 +1,60 @@
+"""Values of the file reference store (what they refuse, the conformance suite shows)."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import FrozenInstanceError
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from state import file, ref
+
+from dormouse.errors import InvalidInput
+from dormouse.model.file_reference import SplitFileReferenceRequest, group_by_file, is_text
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_the_halves_of_a_split_add_up_and_differ_by_one_at_most(rows: int) -> None:
+    old = ref("a", rows=rows, job_id="j", last_updated=datetime.now(UTC))
+    left, right = SplitFileReferenceRequest.split_to_children(old, "L", "R").new_references
+    assert left.row_count + right.row_count == rows
+    assert abs(left.row_count - right.row_count) <= 1
+    for half in (left, right):
+        assert (half.job_id, half.last_updated, half.count_approximate) == (None, None, True)
+        assert half.only_contains_data_for_this_partition is False
+
+
+def test_references_are_grouped_by_file_in_the_order_in_which_they_come() -> None:
+    references = [ref("b"), ref("a"), ref("b", "L")]
+    assert group_by_file(references) == [file("b", references[0], references[2]), file("a", references[1])]
+    assert group_by_file([]) == []
+
+
+def test_a_file_has_references_to_itself_only() -> None:
+    with pytest.raises(InvalidInput, match="'a' has a reference to 'b'"):
+        file("a", ref("b"))
+
+
+def test_values_are_frozen_and_can_be_pickled() -> None:
+    value = file("a", ref("a"), min_key=b"\x00")
+    assert pickle.loads(pickle.dumps(value)) == value  # noqa: S301
+    with pytest.raises(FrozenInstanceError):
+        value.filename = "b"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("value", "possible"),
+    [
+        ("", True),
+        ("a", True),
+        ("\U0001f42d", True),
+        ("\x00", False),
+        ("a\ud800", False),
+        (b"a", False),
+        (None, False),
+    ],
+)
+def test_what_postgresql_can_hold(value: object, possible: bool) -> None:
+    assert is_text(value) is possible

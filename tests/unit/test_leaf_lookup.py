@@ -1,0 +1,103 @@
+"""Rows find their leaf: the vectorised look-up against the tree's own walk."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dormouse.data.arrow_schema import arrow_type
+from dormouse.data.leaf_lookup import LeafLookup
+from dormouse.errors import InvalidRange
+from dormouse.model.partition_tree import (
+    Partition,
+    PartitionTree,
+    Split,
+    split_partition,
+    tree_from_split_points,
+)
+from dormouse.model.region import Region
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import BYTES, INT, LONG, STRING, DataType
+
+_VALUES: dict[DataType, st.SearchStrategy[Any]] = {
+    INT: st.integers(-(1 << 31), (1 << 31) - 1) | st.integers(-2, 2),
+    LONG: st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-2, 2),
+    STRING: st.text(st.sampled_from(["\x00", "a", "b", "ß", "\uffff", "\U0001f42d"]), max_size=3),
+    BYTES: st.binary(max_size=3) | st.sampled_from([b"", b"\x00", b"\x7f", b"\x80", b"\xff", b"\xff\x00"]),
+}
+
+
+@st.composite
+def _trees_and_rows(draw: st.DrawFn) -> tuple[PartitionTree, pa.RecordBatch]:
+    types = draw(st.lists(st.sampled_from([INT, LONG, STRING, BYTES]), min_size=1, max_size=3))
+    schema = Schema([Field(f"k{i}", t) for i, t in enumerate(types)])
+    ids = itertools.count()
+    leaves, nodes = [Partition("root", None, Region())], []
+    for _ in range(draw(st.integers(0, 12))):
+        field = draw(st.sampled_from(schema.row_keys))
+        leaf = leaves.pop(draw(st.integers(0, len(leaves) - 1)))
+        split = Split(field.name, draw(_VALUES[field.type]))
+        try:
+            parent, *children = split_partition(schema, leaf, split, f"p{next(ids)}", f"p{next(ids)}")
+        except InvalidRange:
+            leaves.append(leaf)
+            continue
+        nodes.append(parent)
+        leaves += children
+    rows = draw(st.integers(0, 20))
+    columns = [
+        pa.array(draw(st.lists(_VALUES[f.type], min_size=rows, max_size=rows)), arrow_type(f.type))
+        for f in schema.row_keys
+    ]
+    return PartitionTree(schema, nodes + leaves), pa.RecordBatch.from_arrays(columns, list(schema.names))
+
+
+@settings(max_examples=300, deadline=None)
+@given(_trees_and_rows())
+def test_every_row_is_given_the_leaf_that_the_tree_gives(case: tuple[PartitionTree, pa.RecordBatch]) -> None:
+    tree, batch = case
+    lookup = pickle.loads(pickle.dumps(LeafLookup(tree)))  # noqa: S301
+    found = [lookup.leaves[i].partition_id for i in lookup.indexes(batch).to_pylist()]
+    assert found == [tree.leaf_of(row).partition_id for row in batch.to_pylist()]
+
+
+def _tree(points: list[Any], data_type: DataType = STRING) -> PartitionTree:
+    schema = Schema([Field("key", data_type)])
+    ids = itertools.count()
+    return PartitionTree(schema, tree_from_split_points(schema, points, lambda: f"p{next(ids)}"))
+
+
+@pytest.mark.parametrize(
+    "form", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
+)
+def test_other_arrow_forms_of_a_key_are_looked_up_alike(form: pa.DataType) -> None:
+    lookup = LeafLookup(_tree(["b", "d"]))
+    column = pa.array(["a", "b", "c", "d", "z"]).cast(form)
+    assert lookup.indexes(pa.table({"key": column})).to_pylist() == [0, 1, 1, 2, 2]
+
+
+def test_repeated_and_distinct_keys_are_ranked_alike() -> None:
+    """Repeated keys are ranked once each, distinct ones row by row."""
+    lookup = LeafLookup(_tree([f"k{i:05d}" for i in range(10, 5_000, 10)]))
+    numbers = list(range(5_000))
+    for repeat in (1, 7):
+        rows = [n for n in numbers for _ in range(repeat)]
+        batch = pa.table({"key": pa.array([f"k{n:05d}" for n in rows])})
+        assert lookup.indexes(batch).to_pylist() == [n // 10 for n in rows]
+
+
+def test_a_tree_of_132_000_leaves_is_looked_up() -> None:
+    lookup = LeafLookup(_tree(list(range(1, 132_000)), LONG))
+    batch = pa.record_batch({"key": pa.array([-5, 0, 1, 65_999, 131_999, 1 << 40])})
+    assert len(lookup.leaves) == 132_000
+    assert lookup.indexes(batch).to_pylist() == [0, 0, 1, 65_999, 131_999, 131_999]
+
+
+def test_a_tree_of_one_partition_has_every_row() -> None:
+    assert LeafLookup(_tree([])).indexes(pa.table({"key": ["x", "y"]})).to_pylist() == [0, 0]

