@@ -22,6 +22,8 @@ class Terminated(KeyboardInterrupt):
 # What interrupted us; the error that ends the command may be another: DuckDB makes a RuntimeError of it.
 _came: list[KeyboardInterrupt] = []
 
+_AGAIN_SECONDS = 0.1
+
 # the module that is not there → the extra that brings it
 _EXTRAS = {
     "pyarrow": "query", "datafusion": "query", "datasketches": "query", "numpy": "query",
@@ -74,26 +76,42 @@ def silenced() -> int:
 
 @contextmanager
 def interrupts_once() -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM interrupts; others must not interrupt the tidying up, nor Python's exit."""
+    """The first Ctrl-C or SIGTERM interrupts; others must not interrupt the tidying up, nor Python's exit.
+
+    A library may lose the exception that a signal raises in it (extensions clear errors that they did not
+    expect), and the command would go on. So it is raised again, until it gets through; not while Python
+    handles an exception, for that is the tidying up.
+    """
     raised: dict[int, type[KeyboardInterrupt]] = {
         signal.SIGINT: KeyboardInterrupt,
         signal.SIGTERM: Terminated,
     }
-    before = {number: signal.getsignal(number) for number in raised}
+    ours = [*raised, signal.SIGALRM]
+    before = {number: signal.getsignal(number) for number in ours}
     _came.clear()
 
     def interrupt(number: int, frame: object) -> None:
         for each in raised:
             signal.signal(each, signal.SIG_IGN)
         _came.append(raised[number]())
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS, _AGAIN_SECONDS)
         raise _came[0]
+
+    def again(number: int, frame: object) -> None:
+        if _came and sys.exc_info()[0] is None:
+            raise _came[0].with_traceback(None)
 
     with suppress(ValueError):  # not the main thread
         for number in raised:
             signal.signal(number, interrupt)
-    yield
+        signal.signal(signal.SIGALRM, again)
+    try:
+        yield
+    finally:
+        if _came:
+            signal.setitimer(signal.ITIMER_REAL, 0)
     for number, handler in before.items():
-        if signal.getsignal(number) is interrupt:
+        if signal.getsignal(number) in (interrupt, again):
             signal.signal(number, handler)
 
 
