@@ -7,6 +7,7 @@ DormouseError
 │   ├── InvalidProperties
 │   ├── InvalidKey                   a value that is not of its field's type
 │   ├── InvalidRange                 an empty range, a split point outside its partition
+│   ├── InvalidCommitRequest         malformed, of an unknown version, too large
 │   ├── InvalidData                  columns missing, extra, mistyped; nulls in a key; corrupt files
 │   └── InvalidQuery
 ├── TableNotFound
@@ -32,10 +33,14 @@ DormouseError
 │   ├── ReplaceRequestsFailed
 │   └── SplitRequestsFailed
 ├── CommitFailed                     nothing was applied: the caller may clean up
+│   ├── CommitIdReused               the id of another commit, which is applied
+│   ├── CommitRejected               what the committer answered, with its reason
+│   ├── CommitQueueFull              the queue stayed above its high mark for too long
 │   ├── AttemptAbandoned             a writer so late that its files were collected
 │   ├── TooManyRetries
 │   └── ConnectionsExhausted         no connection became free within the bound
 ├── CommitOutcomeUnknown             applied or not: ask by commit id before cleaning up
+├── CommitQueueError                 the queue does not exist, denies access, or cannot be reached
 ├── ObjectStoreError
 │   ├── ObjectNotFound
 │   └── ObjectAlreadyExists
@@ -75,6 +80,10 @@ class InvalidKey(InvalidInput):
 
 class InvalidRange(InvalidInput):
     """The range is empty, or does not lie where it must."""
+
+
+class InvalidCommitRequest(InvalidInput):
+    """The commit request cannot be read or applied."""
 
 
 class InvalidData(InvalidInput):
@@ -213,6 +222,18 @@ class CommitFailed(DormouseError):
     """Nothing was applied."""
 
 
+class CommitIdReused(CommitFailed):
+    """Another commit with this id is applied already; nothing of this one was applied."""
+
+
+class CommitRejected(CommitFailed):
+    """The committer refused the request; nothing was applied."""
+
+
+class CommitQueueFull(CommitFailed):
+    """The commit queue stayed above its high mark; nothing was sent."""
+
+
 class AttemptAbandoned(CommitFailed):
     """The write attempt took so long that its files were collected."""
 
@@ -227,6 +248,10 @@ class ConnectionsExhausted(CommitFailed):
 
 class CommitOutcomeUnknown(DormouseError):
     """The connection died between COMMIT and its answer: ask by commit id."""
+
+
+class CommitQueueError(DormouseError):
+    """The commit queue cannot be used."""
 
 
 class ObjectStoreError(DormouseError):

