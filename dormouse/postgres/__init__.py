@@ -8,7 +8,7 @@ from dormouse.postgres.connection import (
 )
 from dormouse.postgres.migrate import MIGRATIONS, Migration, migrate
 from dormouse.postgres.queries import Queries, Query, load
-from dormouse.postgres.transaction import RETRIES, Retries, run_transaction
+from dormouse.postgres.transaction import RETRIES, Retries, run_statement, run_transaction
 
 __all__ = [
     "MIGRATIONS",
@@ -23,5 +23,6 @@ __all__ = [
     "Supplier",
     "load",
     "migrate",
+    "run_statement",
     "run_transaction",
 ]

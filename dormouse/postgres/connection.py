@@ -25,6 +25,10 @@ POSTGRES_VERSION_MIN = 150000
 CHECK_AFTER_IDLE_SECONDS = 1.0
 """A connection that rested longer is asked whether it is alive before it is lent again."""
 
+PREPARED_MAX = 500
+"""A table has about twenty statements, and a committer meets many tables."""
+
+_CONNECT: dict[str, Any] = {"autocommit": True, "prepare_threshold": 2}
 _DEFAULTS = {
     "connect_timeout": 10,
     # A peer that vanished without a word is noticed within about a minute.
@@ -57,10 +61,14 @@ class Supplier(Protocol):
         ...
 
 
-class _PooledConnection(psycopg.Connection[TupleRow]):
+class _Connection(psycopg.Connection[TupleRow]):
     """A connection that knows since when it has rested in the pool."""
 
     rested_since: float = float("inf")
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.prepared_max = PREPARED_MAX
 
 
 class ConnectionSupplier:
@@ -87,7 +95,7 @@ class ConnectionSupplier:
         self._idle_seconds_max = idle_seconds_max
         self._wait_seconds_max = wait_seconds_max
         self._lock = threading.Lock()
-        self._pool: ConnectionPool[_PooledConnection] | None = None
+        self._pool: ConnectionPool[_Connection] | None = None
         self._closed = False
         _suppliers.add(self)
 
@@ -108,7 +116,7 @@ class ConnectionSupplier:
         if pool is not None:
             pool.close()
 
-    def _open_pool(self) -> ConnectionPool[_PooledConnection]:
+    def _open_pool(self) -> ConnectionPool[_Connection]:
         if (pool := self._pool) is not None:
             return pool
         with self._lock:
@@ -120,11 +128,11 @@ class ConnectionSupplier:
                 self._pool = self._new_pool()
             return self._pool
 
-    def _new_pool(self) -> ConnectionPool[_PooledConnection]:
+    def _new_pool(self) -> ConnectionPool[_Connection]:
         return ConnectionPool(
             self._conninfo,
-            connection_class=_PooledConnection,
-            kwargs={"autocommit": True},
+            connection_class=_Connection,
+            kwargs=_CONNECT,
             min_size=0,
             max_size=self._connections_max,
             timeout=self._wait_seconds_max,
@@ -134,7 +142,7 @@ class ConnectionSupplier:
             open=True,
         )
 
-    def _borrow(self, pool: ConnectionPool[_PooledConnection]) -> _PooledConnection:
+    def _borrow(self, pool: ConnectionPool[_Connection]) -> _Connection:
         deadline = time.monotonic() + self._wait_seconds_max
         while True:
             try:
@@ -194,7 +202,7 @@ class OneShotConnectionSupplier:
 def connect(conninfo: str) -> psycopg.Connection[TupleRow]:
     """A connection in autocommit mode, or InstanceError in one line that never has the password."""
     try:
-        conn = psycopg.connect(conninfo, autocommit=True)
+        conn = _Connection.connect(conninfo, **_CONNECT)
     except psycopg.OperationalError as error:
         reason = " ".join(str(error).split())
         raise InstanceError(f"cannot connect to {describe(conninfo)}: {reason}") from None
@@ -214,6 +222,8 @@ def session_conninfo(dsn: str, *, application_name: str, read_only: bool, isolat
         "default_transaction_isolation": isolation.value,
         "default_transaction_read_only": "on" if read_only else "off",
         "jit": "off",  # compiling costs more than our short statements
+        # Plans of statements over arrays must not depend on the arrays that came first.
+        "plan_cache_mode": "force_generic_plan",
     }
     options = [f"-c {name}={_escaped(value)}" for name, value in settings.items()]
     options.insert(0, str(given.get("options") or ""))

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import psycopg
 from psycopg import errors
@@ -28,6 +28,10 @@ BACKOFF_SECONDS_MAX = 1.0
 CONFLICTS = (errors.SerializationFailure, errors.DeadlockDetected)
 """SQLSTATE 40001 and 40P01: the server rolled back, and the same work may succeed when tried again."""
 
+RetryEvent = Literal["retries", "exhausted", "unknown"]
+RETRY_EVENTS: tuple[RetryEvent, ...] = get_args(RetryEvent)
+"""Tried again; given up after the last attempt; died between the commit and its answer."""
+
 _BEGIN = {
     (isolation, read_only): f"begin isolation level {isolation.value}{' read only' if read_only else ''}"
     for isolation in Isolation
@@ -36,24 +40,30 @@ _BEGIN = {
 
 
 class Retries:
-    """How often transactions were tried again, by operation. Safe to share between threads."""
+    """How often work was tried again, given up or left unknown, by operation. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
+        self._counts: dict[str, Counter[str]] = {}
 
-    def add(self, operation: str) -> None:
+    def add(self, operation: str, event: RetryEvent = "retries") -> None:
         with self._lock:
-            self._counts[operation] += 1
+            self._counts.setdefault(operation, Counter())[event] += 1
 
-    def count(self, operation: str | None = None) -> int:
-        """The retries of one operation, or of all."""
+    def count(self, operation: str | None = None, event: RetryEvent = "retries") -> int:
+        """The retries, or other events, of one operation, or of all."""
         with self._lock:
-            return self._counts.total() if operation is None else self._counts[operation]
+            counts = self._counts.values() if operation is None else [self._counts.get(operation, Counter())]
+            return sum(counter[event] for counter in counts)
 
     def by_operation(self) -> dict[str, int]:
+        """The retries of each operation that had one."""
+        return {name: events["retries"] for name, events in self.snapshot().items() if events["retries"]}
+
+    def snapshot(self) -> dict[str, dict[RetryEvent, int]]:
+        """For metrics: of each operation that met any, its retries, its give-ups, its unknown outcomes."""
         with self._lock:
-            return dict(self._counts)
+            return {name: {e: counter[e] for e in RETRY_EVENTS} for name, counter in self._counts.items()}
 
 
 RETRIES = Retries()
@@ -81,21 +91,72 @@ def run_transaction(
     InstanceReadOnly when the database only takes reads; and what `Supplier.connection` raises.
     """
     begin = _BEGIN[isolation, read_only]
+
+    def once(conn: psycopg.Connection[TupleRow]) -> T:
+        return _run_once(conn, work, begin, operation)
+
+    return _try_until_done(supplier, once, attempts_max, operation, retries)
+
+
+def run_statement(
+    supplier: Supplier,
+    work: Callable[[psycopg.Connection[TupleRow]], T],
+    *,
+    isolation: Isolation = Isolation.READ_COMMITTED,
+    attempts_max: int = 10,
+    operation: str = "statement",
+    retries: Retries = RETRIES,
+) -> T:
+    """Runs `work`, which executes exactly one statement, in one round trip; returns what it returned.
+
+    At read committed the statement is a transaction of its own, without BEGIN and COMMIT; at other levels
+    this is `run_transaction`. Conflicts, and a connection that was dead before the statement was sent, are
+    tried again likewise, with the same errors. A connection that dies later is CommitOutcomeUnknown, since
+    the server says that the statement is complete before it commits it.
+    """
+    if isolation is not Isolation.READ_COMMITTED:
+        return run_transaction(
+            supplier,
+            work,
+            isolation=isolation,
+            attempts_max=attempts_max,
+            operation=operation,
+            retries=retries,
+        )
+
+    def once(conn: psycopg.Connection[TupleRow]) -> T:
+        return _run_statement_once(conn, work, operation)
+
+    return _try_until_done(supplier, once, attempts_max, operation, retries)
+
+
+def _try_until_done(
+    supplier: Supplier,
+    once: Callable[[psycopg.Connection[TupleRow]], T],
+    attempts_max: int,
+    operation: str,
+    retries: Retries,
+) -> T:
     for attempt in range(1, attempts_max + 1):
         try:
             with supplier.connection() as conn:
-                return _run_once(conn, work, begin, operation)
+                return once(conn)
         except (*CONFLICTS, _ConnectionLost) as error:
             reason = error.__cause__ or error if isinstance(error, _ConnectionLost) else error
+            logger.info(
+                "%s: attempt %d of %d failed: %s", operation, attempt, attempts_max, _first_line(reason)
+            )
             if attempt == attempts_max:
+                retries.add(operation, "exhausted")
                 raise TooManyRetries(
                     f"{operation} was tried {attempts_max} times; nothing was applied; the last failure: "
                     f"{_first_line(reason)}"
                 ) from reason
-            logger.info(
-                "%s: attempt %d of %d failed: %s", operation, attempt, attempts_max, _first_line(reason)
-            )
             retries.add(operation)
+        except CommitOutcomeUnknown as error:
+            logger.warning("%s: attempt %d of %d: %s", operation, attempt, attempts_max, _first_line(error))
+            retries.add(operation, "unknown")
+            raise
         except errors.ReadOnlySqlTransaction as error:
             raise InstanceReadOnly(
                 f"{operation}: the instance was opened read-only, or its database only takes reads"
@@ -106,7 +167,7 @@ def run_transaction(
 
 
 class _ConnectionLost(Exception):
-    """The connection died before COMMIT was sent, so the server rolls back."""
+    """The connection died before COMMIT, or a lone statement, was sent, so nothing is applied."""
 
 
 def _run_once(
@@ -127,6 +188,19 @@ def _run_once(
     return result
 
 
+def _run_statement_once(
+    conn: psycopg.Connection[TupleRow], work: Callable[[psycopg.Connection[TupleRow]], T], operation: str
+) -> T:
+    if not is_alive(conn):
+        raise _ConnectionLost("the connection died before the statement")
+    try:
+        return work(conn)
+    except BaseException as error:
+        if conn.pgconn.transaction_status == TransactionStatus.IDLE:
+            raise  # the server is ready for another: it rolled back, or had nothing to do with the error
+        raise _unknown_outcome(conn, error, operation, "the statement") from error
+
+
 def _commit(conn: psycopg.Connection[TupleRow], operation: str) -> None:
     if not is_alive(conn):
         raise _ConnectionLost("the connection died before COMMIT")
@@ -142,12 +216,18 @@ def _commit(conn: psycopg.Connection[TupleRow], operation: str) -> None:
     except BaseException as error:
         if _answered(conn, error):
             raise
-        conn.close()
-        if not isinstance(error, Exception):
-            raise  # Ctrl-C is the user's, and its outcome is unknown to them anyway
-        raise CommitOutcomeUnknown(
-            f"the connection died between COMMIT and its answer: {operation} is applied, or it is not"
-        ) from error
+        raise _unknown_outcome(conn, error, operation, "COMMIT") from error
+
+
+def _unknown_outcome(
+    conn: psycopg.Connection[Any], error: BaseException, operation: str, sent: str
+) -> CommitOutcomeUnknown:
+    conn.close()
+    if not isinstance(error, Exception):
+        raise error  # Ctrl-C is the user's, and its outcome is unknown to them anyway
+    return CommitOutcomeUnknown(
+        f"the connection died between {sent} and its answer: {operation} is applied, or it is not"
+    )
 
 
 def _answered(conn: psycopg.Connection[Any], error: BaseException) -> bool:
