@@ -88,10 +88,16 @@ class PartitionStore:
         return self.tree().leaves
 
     def split(
-        self, partition_id: str, point: KeyValue, field: str | None = None
+        self,
+        partition_id: str,
+        point: KeyValue,
+        field: str | None = None,
+        *,
+        conn: psycopg.Connection[Any] | None = None,
     ) -> tuple[Partition, Partition]:
         """Divides a leaf: keys whose `field` (default: the first row key) is below `point` go left.
 
+        `conn` is inside a transaction that the split becomes part of.
         Raises `PartitionNotFound`, `PartitionNotActive` when it was divided already, and `InvalidRange` when
         the point is not one of the field's values inside the partition, above its minimum.
         """
@@ -107,6 +113,8 @@ class PartitionStore:
             self._execute(conn, "add_epoch", epoch=epoch, sealed=[partition_id], created=created)
             return left, right
 
+        if conn is not None:
+            return work(conn)
         return run_transaction(self._supplier, work, operation="split partition")
 
     def leaf_rows(self, row_count_min: int) -> list[LeafRows]:
