@@ -1,11 +1,11 @@
-"""Why a request of a batch was refused: looked up only after the statement has refused it."""
+"""Why a part of an update was refused: looked up only after the statement has refused it.
+
+`None` when nothing speaks against it any more: the state has changed meanwhile, and it is worth another try.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
-
-import psycopg
 
 from dormouse.errors import (
     DormouseError,
@@ -17,17 +17,15 @@ from dormouse.errors import (
     FileReferenceNotFound,
     NewReferenceSameAsInput,
 )
-from dormouse.model.file_reference import ReplaceFileReferencesRequest, SplitFileReferenceRequest
-from dormouse.model.table import TableRecord
+from dormouse.model.file_reference import (
+    AssignJobIdRequest,
+    ReplaceFileReferencesRequest,
+    SplitFileReferenceRequest,
+    is_text,
+)
 
 State = tuple[bool, bool, str | None]
 """Whether the file is tracked, whether the reference is there, and its job."""
-
-
-class _Store(Protocol):
-    table: TableRecord
-
-    def _states(self, conn: psycopg.Connection[Any], keys: Sequence[tuple[str, str]]) -> list[State]: ...
 
 
 def outputs_among_inputs(
@@ -40,37 +38,49 @@ def outputs_among_inputs(
     }
 
 
-def replacement(
-    store: _Store, conn: psycopg.Connection[Any], request: ReplaceFileReferencesRequest
-) -> DormouseError:
-    keys = [(request.partition_id, name) for name in request.input_filenames]
-    if request.new_reference is not None:
-        keys.append((request.partition_id, request.new_reference.filename))
-    states = store._states(conn, keys)
-    about = (request.partition_id, request.job_id)
-    for (_, name), (tracked, found, job_id) in zip(keys, states, strict=True):
-        if name not in request.input_filenames:
-            continue
-        if not tracked:
-            return FileNotFound(store.table.name, name, *about)
+def impossible_names(table: str, filenames: Sequence[str]) -> dict[int, DormouseError]:
+    """Files that cannot be: PostgreSQL could not hold their names."""
+    return {n: FileNotFound(table, name) for n, name in enumerate(filenames) if not is_text(name)}
+
+
+def assignment(table: str, request: AssignJobIdRequest, states: Sequence[State]) -> DormouseError | None:
+    """The states are of the request's references."""
+    for name, (_, found, job_id) in zip(request.filenames, states, strict=True):
         if not found:
-            return FileReferenceNotFound(store.table.name, name, *about)
+            return FileReferenceNotFound(table, name, request.partition_id, request.job_id)
+        if job_id is not None:
+            return FileReferenceAssignedToJob(table, name, request.partition_id, job_id)
+    return None
+
+
+def replacement(
+    table: str, request: ReplaceFileReferencesRequest, states: Sequence[State]
+) -> DormouseError | None:
+    """The states are of the inputs, and then of the output when there is one."""
+    about = (request.partition_id, request.job_id)
+    for name, (tracked, found, job_id) in zip(request.input_filenames, states, strict=False):
+        if not tracked:
+            return FileNotFound(table, name, *about)
+        if not found:
+            return FileReferenceNotFound(table, name, *about)
         if job_id != request.job_id:
-            return FileReferenceNotAssignedToJob(store.table.name, name, *about)
-    return FileAlreadyExists(store.table.name, keys[-1][1], *about)
+            return FileReferenceNotAssignedToJob(table, name, *about)
+    if request.new_reference is not None and states[-1][0]:
+        return FileAlreadyExists(table, request.new_reference.filename, *about)
+    return None
 
 
-def split(store: _Store, conn: psycopg.Connection[Any], request: SplitFileReferenceRequest) -> DormouseError:
+def split(table: str, request: SplitFileReferenceRequest, states: Sequence[State]) -> DormouseError | None:
+    """The states are of the old reference, and then of the new ones."""
     old = request.old_reference
-    keys = [(r.partition_id, r.filename) for r in (old, *request.new_references)]
-    (tracked, found, job_id), *targets = store._states(conn, keys)
+    (tracked, found, job_id), *targets = states
     if not tracked:
-        return FileNotFound(store.table.name, old.filename, old.partition_id)
+        return FileNotFound(table, old.filename, old.partition_id)
     if not found:
-        return FileReferenceNotFound(store.table.name, old.filename, old.partition_id)
+        return FileReferenceNotFound(table, old.filename, old.partition_id)
     if job_id is not None:
-        return FileReferenceAssignedToJob(store.table.name, old.filename, old.partition_id, job_id)
+        return FileReferenceAssignedToJob(table, old.filename, old.partition_id, job_id)
     for new, (_, exists, _) in zip(request.new_references, targets, strict=True):
         if exists:
-            return FileReferenceAlreadyExists(store.table.name, new.filename, new.partition_id)
-    return FileReferenceNotFound(store.table.name, old.filename, old.partition_id)
+            return FileReferenceAlreadyExists(table, new.filename, new.partition_id)
+    return None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Any
 
+from dormouse.files.arrays import booleans, bytes_, integers, texts, words
 from dormouse.model.file_reference import (
+    AssignJobIdRequest,
     FileReference,
     FileWithReferences,
     ReplaceFileReferencesRequest,
@@ -18,66 +19,99 @@ from dormouse.model.file_reference import (
 Parameters = dict[str, Any]
 
 
-@lru_cache(maxsize=100_000)
 def narrow_id(text: str) -> uuid.UUID:
     """A file's or commit's id in the database: 128 bits of BLAKE2b, narrow and known without a look-up."""
-    return uuid.UUID(bytes=hashlib.blake2b(text.encode(), digest_size=16).digest())
+    return uuid.UUID(hex=narrow_hex(text))
+
+
+def narrow_hex(text: str) -> str:
+    """A narrow id in hexadecimal, as it stands in arrays."""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def reference_arrays(prefix: str, references: Sequence[FileReference]) -> Parameters:
     columns = {
-        "partition_ids": [r.partition_id for r in references],
-        "file_ids": [narrow_id(r.filename) for r in references],
-        "filenames": [r.filename for r in references],
-        "row_counts": [r.row_count for r in references],
-        "approximate": [r.count_approximate for r in references],
-        "only": [r.only_contains_data_for_this_partition for r in references],
+        "partition_ids": texts([r.partition_id for r in references]),
+        "file_ids": words([narrow_hex(r.filename) for r in references]),
+        "filenames": texts([r.filename for r in references]),
+        "row_counts": integers([r.row_count for r in references]),
+        "approximate": booleans([r.count_approximate for r in references]),
+        "only": booleans([r.only_contains_data_for_this_partition for r in references]),
     }
     return {f"{prefix}_{name}": values for name, values in columns.items()}
 
 
-def file_arrays(files: Sequence[FileWithReferences]) -> Parameters:
+def file_arrays(commits: Sequence[int], files: Sequence[FileWithReferences]) -> Parameters:
+    """Files, each of the commit of its number."""
+    references = [(n, reference) for n, f in zip(commits, files, strict=True) for reference in f.references]
     return {
-        "file_ids": [narrow_id(f.filename) for f in files],
-        "filenames": [f.filename for f in files],
-        "byte_counts": [f.byte_count for f in files],
-        "row_counts": [f.row_count for f in files],
-        "min_keys": [f.min_key for f in files],
-        "max_keys": [f.max_key for f in files],
-        "referenced": [bool(f.references) for f in files],
-        **reference_arrays("ref", [reference for f in files for reference in f.references]),
+        "commits": integers(commits),
+        "file_ids": words([narrow_hex(f.filename) for f in files]),
+        "filenames": texts([f.filename for f in files]),
+        "byte_counts": integers([f.byte_count for f in files]),
+        "row_counts": integers([f.row_count for f in files]),
+        "min_keys": bytes_([f.min_key for f in files]),
+        "max_keys": bytes_([f.max_key for f in files]),
+        "referenced": booleans([bool(f.references) for f in files]),
+        "ref_commits": integers([n for n, _ in references]),
+        **reference_arrays("ref", [reference for _, reference in references]),
     }
 
 
 def key_arrays(keys: Iterable[tuple[str, str]]) -> Parameters:
     """(partition id, filename) pairs."""
     listed = list(keys)
-    return {"partition_ids": [p for p, _ in listed], "file_ids": [narrow_id(f) for _, f in listed]}
-
-
-def replace_arrays(requests: Sequence[ReplaceFileReferencesRequest]) -> Parameters:
-    inputs = [(n, r, name) for n, r in enumerate(requests) for name in r.input_filenames]
-    outputs = [(n, r, r.new_reference) for n, r in enumerate(requests) if r.new_reference is not None]
-    files = [request.new_file for _, request, _ in outputs]
     return {
-        "requests": [n for n, _, _ in inputs],
-        "job_ids": [r.job_id for _, r, _ in inputs],
-        **key_arrays((r.partition_id, name) for _, r, name in inputs),
-        "out_requests": [n for n, _, _ in outputs],
-        **reference_arrays("out", [reference for _, _, reference in outputs]),
-        "out_byte_counts": [f and f.byte_count for f in files],
-        "out_min_keys": [f and f.min_key for f in files],
-        "out_max_keys": [f and f.max_key for f in files],
+        "partition_ids": texts([p for p, _ in listed]),
+        "file_ids": words([narrow_hex(f) for _, f in listed]),
     }
 
 
-def split_arrays(requests: Sequence[SplitFileReferenceRequest]) -> Parameters:
-    targets = [(n, new) for n, request in enumerate(requests) for new in request.new_references]
+def assign_arrays(commits: Sequence[int], requests: Sequence[AssignJobIdRequest]) -> Parameters:
     return {
-        "requests": list(range(len(requests))),
+        "commits": integers(commits),
+        "partition_ids": texts([r.partition_id for r in requests]),
+        "job_ids": texts([r.job_id for r in requests]),
+        "files": texts([_file_ids(r.filenames) for r in requests]),
+    }
+
+
+def replace_arrays(commits: Sequence[int], requests: Sequence[ReplaceFileReferencesRequest]) -> Parameters:
+    outputs = [(n, r, r.new_reference) for n, r in enumerate(requests, 1) if r.new_reference is not None]
+    files = [request.new_file for _, request, _ in outputs]
+    return {
+        "commits": integers(commits),
+        "partition_ids": texts([r.partition_id for r in requests]),
+        "job_ids": texts([r.job_id for r in requests]),
+        "inputs": texts([_file_ids(r.input_filenames) for r in requests]),
+        "out_requests": integers([n for n, _, _ in outputs]),
+        **reference_arrays("out", [reference for _, _, reference in outputs]),
+        "out_byte_counts": integers([f.byte_count if f else None for f in files]),
+        "out_min_keys": bytes_([f.min_key if f else None for f in files]),
+        "out_max_keys": bytes_([f.max_key if f else None for f in files]),
+    }
+
+
+def split_arrays(commits: Sequence[int], requests: Sequence[SplitFileReferenceRequest]) -> Parameters:
+    news = [request.new_references for request in requests]
+    return {
+        "commits": integers(commits),
         **key_arrays((r.old_reference.partition_id, r.old_reference.filename) for r in requests),
-        "new_requests": [n for n, _ in targets],
-        **reference_arrays("new", [new for _, new in targets]),
+        "filenames": texts([r.old_reference.filename for r in requests]),
+        "targets": texts([texts([new.partition_id for new in group]) for group in news]),
+        "row_counts": texts([integers([new.row_count for new in group]) for group in news]),
+        "approximate": texts([booleans([new.count_approximate for new in group]) for group in news]),
+        "only": texts(
+            [booleans([new.only_contains_data_for_this_partition for new in group]) for group in news]
+        ),
+    }
+
+
+def forget_arrays(commits: Sequence[int], filenames: Sequence[str]) -> Parameters:
+    return {
+        "commits": integers(commits),
+        "file_ids": words([narrow_hex(name) for name in filenames]),
+        "filenames": texts(filenames),
     }
 
 
@@ -93,3 +127,7 @@ def reference_from_row(row: Sequence[Any]) -> FileReference:
         count_approximate=approximate,
         only_contains_data_for_this_partition=only,
     )
+
+
+def _file_ids(filenames: Iterable[str]) -> str:
+    return words([narrow_hex(name) for name in filenames])

@@ -48,6 +48,9 @@ class _Properties(BaseModel):
         None, description="e.g. 'sum(count), max(last_seen)'; a total that LONG cannot hold is an error"
     )
     filter: str | None = Field(None, description="e.g. 'age_off(time, 86400000)'")
+    salt_buckets: int = Field(
+        128, ge=1, le=32_767, description="rows that a file's count is split over (layout salted_counts)"
+    )
     commit: Literal["async", "sync"] = "async"
     isolation: Literal["read committed", "serializable"] = "read committed"
 

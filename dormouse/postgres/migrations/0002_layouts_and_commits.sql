@@ -9,15 +9,22 @@ alter table file_reference
     add column file_byte_count bigint,
     add column file_row_count bigint,
     add column file_min_key bytea,
-    add column file_max_key bytea;
+    add column file_max_key bytea,
+    add column file_added_at timestamptz,
+    -- nothing refers to the file, as far as collection has seen; an index on the time alone, which every
+    -- assignment changes, would make it write all indexes
+    add column file_unreferenced boolean;
 
 -- Layout salted_counts: how many references a file has, split over rows so that commits rarely meet in one.
 create table file_count (
     table_id integer not null,
     file_id uuid not null,
-    -- a hash of the partition id; -1: the file itself, with its name and facts, and no count
+    -- a hash of the partition id; -1: the file itself, with its name and facts
     salt smallint not null,
-    count integer not null,
+    -- of the file itself: null, or 0 when it was added without references
+    count integer,
+    -- indexed in place of the count, so that a change of the count alone writes no index
+    is_zero boolean generated always as (count <= 0) stored,
     changed_at timestamptz not null default clock_timestamp(),
     filename text collate "C",
     byte_count bigint,
@@ -25,11 +32,23 @@ create table file_count (
     min_key bytea,
     max_key bytea,
     constraint file_count_pkey primary key (file_id, salt, table_id),
-    constraint file_count_file_is_named check ((salt = -1) = (filename is not null))
+    constraint file_count_file_is_named check ((salt = -1) = (filename is not null)),
+    constraint file_count_salts_count check (salt = -1 or count is not null)
 ) partition by list (table_id);
 -- what may be collectable
-create index file_count_zero on file_count (file_id) where count <= 0 and salt >= 0;
+create index file_count_zero on file_count (file_id) where is_zero;
 
+-- Every file of every table, whatever the layout.
+create view tracked_file as
+select table_id, file_id from file
+union all
+select table_id, file_id from file_count where salt = -1
+union all
+select table_id, file_id from file_reference where partition_id = '';
+
+-- a foreign key's check locks the table's row, in which all its commits would meet
+alter table applied_commit drop constraint applied_commit_table_id_fkey;
+alter table compaction_job drop constraint compaction_job_table_id_fkey;
 -- what the commit changes, as a hash: the same id with other content is a mistake
 alter table applied_commit add column content uuid;
 

@@ -1,0 +1,50 @@
+"""A commit: changes that are applied together, once for each commit id; and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dormouse.errors import DormouseError
+
+Kind = Literal[
+    "add_files",
+    "assign_job_ids",
+    "replace_file_references",
+    "split_file_references",
+    "delete_collected_files",
+]
+State = Literal["applied", "applied_before", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Changes of one kind to one table.
+
+    `items` are FileWithReferences, AssignJobIdRequest, ReplaceFileReferencesRequest,
+    SplitFileReferenceRequest or filenames, as the kind says. The id is kept for ever, unless the commit
+    `expires`: then garbage collection forgets it after `history_retention_seconds`. When the id was applied
+    before, `same_content` tells a repetition from another commit that was given the same id by mistake.
+    """
+
+    items: Sequence[Any]
+    commit_id: str | None = None
+    expires: bool = True
+    same_content: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """What became of a commit.
+
+    `failed` has the items that were refused, by number, with the error of each. A commit is refused when
+    nothing of it was applied; replacements and splits succeed alone, all else of a commit together.
+    """
+
+    state: State
+    failed: tuple[tuple[int, DormouseError], ...] = ()
+
+    @property
+    def error(self) -> DormouseError | None:
+        return self.failed[0][1] if self.failed else None

@@ -1,0 +1,219 @@
+"""How updates are applied: a batch of commits is one statement, whatever its size.
+
+The checks are part of the statement, and each commit of a batch is applied or refused alone. Only commits
+that want the same reference or file go into statements after each other, in one transaction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import errors as pg
+
+from dormouse.errors import CommitIdReused, DormouseError, FileAlreadyExists, FileHasReferences, FileNotFound
+from dormouse.files.arrays import booleans, integers, texts, words
+from dormouse.files.commit import Commit, CommitResult, Kind
+from dormouse.files.operations import OPERATIONS, Operation
+from dormouse.files.parameters import Parameters, narrow_hex
+from dormouse.files.reads import FileReferenceReads
+from dormouse.model.file_reference import check_text
+from dormouse.postgres.transaction import run_statement
+
+ROUNDS_MAX = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """What is applied or refused as one: an item of a commit, or all its items."""
+
+    commit: int
+    first: int
+    items: Sequence[Any]
+
+
+class Updates(FileReferenceReads):
+    """The store's updates, as commits."""
+
+    def apply(
+        self, kind: Kind, commits: Sequence[Commit], *, conn: psycopg.Connection[Any] | None = None
+    ) -> list[CommitResult]:
+        """Applies commits of one kind; gives what became of each.
+
+        One does not harm another. Without `conn` the batch is one transaction; with it, part of that one.
+        Raises what `run_transaction` raises; then nothing was applied, or nobody knows.
+        """
+        operation = OPERATIONS[kind]
+        batch = _Batch(self, operation, commits)
+        runs = list(batch.runs())
+        if conn is None and len(runs) == 1:
+            batch.apply(runs[0], None)
+            return batch.results()
+
+        def work(c: psycopg.Connection[Any]) -> list[CommitResult]:
+            again = _Batch(self, operation, commits)
+            for run in runs:
+                again.apply(run, c)
+            return again.results()
+
+        return self._run(work, operation.statement, conn) if runs else batch.results()
+
+    def _apply_once(
+        self, operation: Operation, values: Parameters, conn: psycopg.Connection[Any] | None
+    ) -> Sequence[Any]:
+        properties = self.table.properties
+        values |= {
+            "salt_buckets": properties.salt_buckets,
+            "kept_seconds": properties.history_retention_seconds,
+        }
+
+        def work(c: psycopg.Connection[Any]) -> Sequence[Any]:
+            row: Sequence[Any] = self._execute(c, operation.statement, values).fetchall()[0]
+            return row
+
+        return self._run(work, operation.statement, conn, run=run_statement)
+
+
+class _Batch:
+    """Commits of one kind on their way."""
+
+    def __init__(self, store: Updates, operation: Operation, commits: Sequence[Commit]) -> None:
+        self._store = store
+        self._operation = operation
+        self._commits = commits
+        self._applied: set[int] = set()
+        self._before: set[int] = set()
+        self._failed: dict[int, dict[int, DormouseError]] = defaultdict(dict)
+        self._ids = {n: commit.commit_id for n, commit in enumerate(commits) if commit.commit_id is not None}
+        for commit_id in self._ids.values():
+            check_text("commit_id", commit_id)
+        self._units = [unit for n in range(len(commits)) for unit in self._checked(n)]
+
+    def runs(self) -> Iterator[list[_Unit]]:
+        """The units in runs that touch nothing twice, almost always one."""
+        run: list[_Unit] = []
+        seen: set[Any] = set()
+        senders: dict[str, int] = {}
+        touches = self._operation.touches
+        for unit in self._units:
+            touched = {each for item in unit.items for each in touches(item)}
+            commit_id = self._ids.get(unit.commit)
+            if commit_id is not None and senders.setdefault(commit_id, unit.commit) != unit.commit:
+                touched.update(seen)
+            if not seen.isdisjoint(touched):
+                yield run
+                run, seen, senders = [], set(), {} if commit_id is None else {commit_id: unit.commit}
+            run.append(unit)
+            seen |= touched
+        if run:
+            yield run
+
+    def apply(self, units: list[_Unit], conn: psycopg.Connection[Any] | None) -> None:
+        """One statement; another only for what was applied before, or has changed while it was explained."""
+        for _ in range(ROUNDS_MAX):
+            if not units:
+                return
+            units = self._round(units, conn)
+        raise pg.SerializationFailure("what the commits change is being changed by others all the time")
+
+    def results(self) -> list[CommitResult]:
+        return [self._result(number) for number in range(len(self._commits))]
+
+    def _checked(self, number: int) -> list[_Unit]:
+        """The units of a commit that are worth sending."""
+        items = self._commits[number].items
+        failed = self._operation.check(self._store.table.name, items)
+        self._failed[number].update(failed)
+        if self._operation.alone:
+            return [_Unit(number, n, (item,)) for n, item in enumerate(items) if n not in failed]
+        if failed:
+            return []
+        if not items and (self._operation.statement != "add_files" or number not in self._ids):
+            self._applied.add(number)  # an empty update writes nothing
+            return []
+        return [_Unit(number, 0, items)]
+
+    def _round(self, units: list[_Unit], conn: psycopg.Connection[Any] | None) -> list[_Unit]:
+        """Sends units; gives those that are to be sent again."""
+        commits = list(dict.fromkeys(unit.commit for unit in units))
+        row = self._store._apply_once(self._operation, self._values(units, commits), conn)
+        verdict, before, reused, _, *refusals = row
+        if before or reused:
+            done = {commits[n - 1] for n in (*before, *reused)}
+            self._before |= {commits[n - 1] for n in before}
+            for number in (commits[n - 1] for n in reused):
+                self._failed[number][0] = CommitIdReused(
+                    f"commit id {self._ids[number]!r} is that of another commit to table "
+                    f"{self._store.table.name!r}, which is applied; nothing of this one was applied"
+                )
+            return [unit for unit in units if unit.commit not in done]
+        self._applied |= {unit.commit for unit, ok in zip(units, verdict, strict=True) if ok}
+        refused = [unit for unit, ok in zip(units, verdict, strict=True) if not ok]
+        if not refused:
+            return []
+        return self._named(units, refusals[0]) if refusals else self._explained(refused, conn)
+
+    def _values(self, units: list[_Unit], commits: list[int]) -> Parameters:
+        numbers = {commit: n for n, commit in enumerate(commits, 1)}
+        items = [(numbers[unit.commit], item) for unit in units for item in unit.items]
+        arrays = self._operation.arrays([n for n, _ in items], [item for _, item in items])
+        sent = [
+            (n, self._commits[c]) for c, n in numbers.items() if c in self._ids and c not in self._applied
+        ]
+        ids = [commit.commit_id or "" for _, commit in sent]
+        return {
+            **arrays,
+            "count": len(commits),
+            "sent": integers([n for n, _ in sent]),
+            "commit_keys": words([narrow_hex(commit_id) for commit_id in ids]),
+            "commit_ids": texts(ids),
+            "contents": words(
+                [self._content(commit) if commit.same_content else "null" for _, commit in sent]
+            ),
+            "expire": booleans([commit.expires for _, commit in sent]),
+        }
+
+    def _content(self, commit: Commit) -> str:
+        parts = [self._operation.statement]
+        for item in commit.items:
+            parts += self._operation.fingerprint(item)
+        return hashlib.blake2b("\x1f".join(parts).encode(), digest_size=16).hexdigest()
+
+    def _named(self, units: list[_Unit], refusals: list[list[Any]] | None) -> list[_Unit]:
+        """The statement itself has named the files that it refused, by commit."""
+        kind = {(): FileAlreadyExists, (True,): FileHasReferences, (False,): FileNotFound}
+        for number, filename, *tracked in refusals or ():
+            unit = units[number - 1]
+            names = [getattr(item, "filename", item) for item in unit.items]
+            error = kind[tuple(tracked)](self._store.table.name, filename)
+            self._failed[unit.commit][names.index(filename)] = error
+        return []
+
+    def _explained(self, units: list[_Unit], conn: psycopg.Connection[Any] | None) -> list[_Unit]:
+        """Why units were refused; gives those that nothing speaks against any more."""
+        keys = [key for unit in units for item in unit.items for key in self._operation.keys(item)]
+        states = iter(self._store._states(keys, conn))
+        again = []
+        for unit in units:
+            errors = {}
+            for number, item in enumerate(unit.items, unit.first):
+                known = [next(states) for _ in self._operation.keys(item)]
+                error = self._operation.diagnose(self._store.table.name, item, known)
+                if error is not None:
+                    errors[number] = error
+            self._failed[unit.commit].update(errors)
+            if not errors:
+                again.append(unit)
+        return again
+
+    def _result(self, number: int) -> CommitResult:
+        failed = tuple(sorted(self._failed[number].items()))
+        if number in self._before:
+            return CommitResult("applied_before")
+        if number in self._applied or not self._commits[number].items:
+            return CommitResult("applied", failed)
+        return CommitResult("refused", failed)
