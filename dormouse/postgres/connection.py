@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import select
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from enum import StrEnum
+from itertools import count
 from typing import Any, Protocol
 from weakref import WeakSet
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
-from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
-from dormouse.errors import ConnectionsExhausted, InstanceError, InvalidInput
+from dormouse.errors import ConnectionsExhausted, InstanceError
+from dormouse.postgres.backoff import backoff_seconds
+from dormouse.postgres.opening import Connection, Unavailable, connect, describe, is_alive, parameters
+from dormouse.postgres.pool import Pool, PoolClosed, PoolTimeout
+from dormouse.postgres.queries import load
 
-POSTGRES_VERSION_MIN = 150000
-"""PostgreSQL 15, as `server_version_num` writes it."""
+logger = logging.getLogger(__name__)
 
 CHECK_AFTER_IDLE_SECONDS = 1.0
 """A connection that rested longer is asked whether it is alive before it is lent again."""
 
-PREPARED_MAX = 500
-"""A table has about twenty statements, and a committer meets many tables."""
+_HAS_ROOM = load(__package__, "connection")["has_room"].on()
 
-_CONNECT: dict[str, Any] = {"autocommit": True, "prepare_threshold": 2}
 _DEFAULTS = {
     "connect_timeout": 10,
     # A peer that vanished without a word is noticed within about a minute.
@@ -52,7 +53,8 @@ class Supplier(Protocol):
     def connection(self) -> AbstractContextManager[psycopg.Connection[TupleRow]]:
         """Lends a connection until the context ends.
 
-        Raises InstanceError when the server cannot be reached, ConnectionsExhausted when none became free.
+        Raises InstanceError when the server cannot be reached, ConnectionsExhausted when none became free
+        within `wait_seconds_max`.
         """
         ...
 
@@ -61,20 +63,12 @@ class Supplier(Protocol):
         ...
 
 
-class _Connection(psycopg.Connection[TupleRow]):
-    """A connection that knows since when it has rested in the pool."""
-
-    rested_since: float = float("inf")
-
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self.prepared_max = PREPARED_MAX
-
-
 class ConnectionSupplier:
     """Lends pooled connections: at most `connections_max`, closed after `idle_seconds_max` without use.
 
-    A connection that died in the pool is replaced before it is lent. A forked child gets a pool of its own.
+    Borrowers wait in the order in which they came. They also wait while the server has too many connections
+    or restarts. A connection that died in the pool is replaced before it is lent. A forked child gets a pool
+    of its own.
     """
 
     def __init__(
@@ -94,8 +88,9 @@ class ConnectionSupplier:
         self._connections_max = connections_max
         self._idle_seconds_max = idle_seconds_max
         self._wait_seconds_max = wait_seconds_max
+        self._reached_before = False
         self._lock = threading.Lock()
-        self._pool: ConnectionPool[_Connection] | None = None
+        self._pool: Pool | None = None
         self._closed = False
         _suppliers.add(self)
 
@@ -106,8 +101,7 @@ class ConnectionSupplier:
         try:
             yield conn
         finally:
-            conn.rested_since = time.monotonic()
-            pool.putconn(conn)
+            pool.give_back(conn)
 
     def close(self) -> None:
         with self._lock:
@@ -116,48 +110,47 @@ class ConnectionSupplier:
         if pool is not None:
             pool.close()
 
-    def _open_pool(self) -> ConnectionPool[_Connection]:
+    def _open_pool(self) -> Pool:
         if (pool := self._pool) is not None:
             return pool
         with self._lock:
             if self._closed:
                 raise InstanceError("the instance is closed")
             if self._pool is None:
-                # The pool would try for wait_seconds_max; a wrong address should be reported at once.
-                connect(self._conninfo).close()
-                self._pool = self._new_pool()
+                self._pool = Pool(
+                    self._connect, size_max=self._connections_max, idle_seconds_max=self._idle_seconds_max
+                )
             return self._pool
 
-    def _new_pool(self) -> ConnectionPool[_Connection]:
-        return ConnectionPool(
-            self._conninfo,
-            connection_class=_Connection,
-            kwargs=_CONNECT,
-            min_size=0,
-            max_size=self._connections_max,
-            timeout=self._wait_seconds_max,
-            # The pool closes one unused connection per max_idle; so all are gone after idle_seconds_max.
-            max_idle=self._idle_seconds_max / self._connections_max,
-            reconnect_timeout=self._wait_seconds_max,
-            open=True,
-        )
-
-    def _borrow(self, pool: ConnectionPool[_Connection]) -> _Connection:
-        deadline = time.monotonic() + self._wait_seconds_max
-        while True:
-            try:
-                conn = pool.getconn(timeout=max(deadline - time.monotonic(), 0.001))
-            except PoolTimeout:
-                raise self._exhausted() from None
-            except PoolClosed:
-                raise InstanceError("the instance is closed") from None
-            if is_alive(conn, ask=time.monotonic() - conn.rested_since > CHECK_AFTER_IDLE_SECONDS):
-                return conn
+    def _connect(self) -> Connection:
+        conn = connect(self._conninfo, reached_before=self._reached_before)
+        try:
+            (conn.is_spare,) = conn.execute(_HAS_ROOM).fetchone() or (True,)
+        except BaseException as error:
             conn.close()
-            pool.putconn(conn)
+            if isinstance(error, psycopg.OperationalError):
+                raise Unavailable(f"{describe(self._conninfo)} ended the connection at once") from error
+            raise
+        self._reached_before = True
+        return conn
+
+    def _borrow(self, pool: Pool) -> Connection:
+        deadline = time.monotonic() + self._wait_seconds_max
+        try:
+            conn = pool.take(deadline)
+            while not is_alive(conn, ask=time.monotonic() - conn.rested_since > CHECK_AFTER_IDLE_SECONDS):
+                conn = pool.replace(conn, deadline)
+        except PoolTimeout:
+            raise self._exhausted() from None
+        except PoolClosed:
+            raise InstanceError("the instance is closed") from None
+        except Unavailable as error:
+            raise error.after(self._wait_seconds_max) from None
+        return conn
 
     def _exhausted(self) -> ConnectionsExhausted:
-        connect(self._conninfo).close()  # raises when it is the server that is gone
+        with suppress(Unavailable):
+            connect(self._conninfo).close()  # raises when it is the server that is gone
         return ConnectionsExhausted(
             f"none of the {self._connections_max} connections to {describe(self._conninfo)} became free "
             f"within {self._wait_seconds_max:g} s; raise connections_max or run fewer operations at once"
@@ -176,6 +169,7 @@ class OneShotConnectionSupplier:
         self,
         dsn: str,
         *,
+        wait_seconds_max: float = 30,
         application_name: str = "dormouse",
         read_only: bool = False,
         isolation: Isolation = Isolation.READ_COMMITTED,
@@ -183,13 +177,13 @@ class OneShotConnectionSupplier:
         self._conninfo = session_conninfo(
             dsn, application_name=application_name, read_only=read_only, isolation=isolation
         )
+        self._wait_seconds_max = wait_seconds_max
+        self._reached_before = False
         self._closed = False
 
     @contextmanager
     def connection(self) -> Iterator[psycopg.Connection[TupleRow]]:
-        if self._closed:
-            raise InstanceError("the instance is closed")
-        conn = connect(self._conninfo)
+        conn = self._connect()
         try:
             yield conn
         finally:
@@ -198,24 +192,28 @@ class OneShotConnectionSupplier:
     def close(self) -> None:
         self._closed = True
 
-
-def connect(conninfo: str) -> psycopg.Connection[TupleRow]:
-    """A connection in autocommit mode, or InstanceError in one line that never has the password."""
-    try:
-        conn = _Connection.connect(conninfo, **_CONNECT)
-    except psycopg.OperationalError as error:
-        reason = " ".join(str(error).split())
-        raise InstanceError(f"cannot connect to {describe(conninfo)}: {reason}") from None
-    if conn.info.server_version < POSTGRES_VERSION_MIN:
-        version = conn.info.server_version // 10000
-        conn.close()
-        raise InstanceError(f"{describe(conninfo)} is version {version}; Dormouse needs 15 or later")
-    return conn
+    def _connect(self) -> Connection:
+        deadline = time.monotonic() + self._wait_seconds_max
+        for attempt in count(1):
+            if self._closed:
+                break
+            try:
+                conn = connect(self._conninfo, reached_before=self._reached_before)
+            except Unavailable as error:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    raise error.after(self._wait_seconds_max) from None
+                logger.info("attempt %d: %s", attempt, error)
+                time.sleep(min(backoff_seconds(attempt), remaining))
+            else:
+                self._reached_before = True
+                return conn
+        raise InstanceError("the instance is closed")
 
 
 def session_conninfo(dsn: str, *, application_name: str, read_only: bool, isolation: Isolation) -> str:
     """The DSN with the session's settings, which take no round trip when they travel with the connection."""
-    given = _parameters(dsn)
+    given = parameters(dsn)
     settings = {
         "search_path": "dormouse",  # pg_catalog is searched first, without being named
         "timezone": "UTC",
@@ -229,47 +227,6 @@ def session_conninfo(dsn: str, *, application_name: str, read_only: bool, isolat
     options.insert(0, str(given.get("options") or ""))
     defaults = {"application_name": application_name, **_DEFAULTS}
     return make_conninfo("", **{**defaults, **given, "options": " ".join(options).strip()})
-
-
-def describe(conninfo: str) -> str:
-    """The server and the database that a connection string means; never its password."""
-    given = _parameters(conninfo)
-    host = given.get("host") or given.get("hostaddr") or "the local socket"
-    port = f":{given['port']}" if given.get("port") else ""
-    database = given.get("dbname") or given.get("user") or "of the user's name"
-    return f"PostgreSQL at {host}{port}, database {database!r}"
-
-
-def is_alive(conn: psycopg.Connection[Any], *, ask: bool = False) -> bool:
-    """Whether the connection works as far as this side can see; `ask` takes a round trip to be sure."""
-    if conn.closed:
-        return False
-    try:
-        if _has_something_to_read(conn):
-            conn.pgconn.consume_input()
-            ask = True  # a farewell, or only a notice: one question tells them apart
-        if ask:
-            conn.execute("")
-    except psycopg.OperationalError:
-        return False
-    return not conn.closed
-
-
-def _has_something_to_read(conn: psycopg.Connection[Any]) -> bool:
-    """An idle server says nothing, unless it is going away."""
-    poll = select.poll()
-    poll.register(conn.fileno(), select.POLLIN)
-    return bool(poll.poll(0))
-
-
-def _parameters(dsn: str) -> dict[str, Any]:
-    try:
-        return conninfo_to_dict(dsn)
-    except psycopg.ProgrammingError:
-        # The reason would quote the text, and the text may hold a password.
-        raise InvalidInput(
-            "the DSN is not a PostgreSQL connection string; write postgresql://user@host:port/database"
-        ) from None
 
 
 def _escaped(value: str) -> str:

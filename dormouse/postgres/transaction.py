@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections import Counter
@@ -16,14 +15,13 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
 from dormouse.errors import CommitFailed, CommitOutcomeUnknown, InstanceReadOnly, TooManyRetries
-from dormouse.postgres.connection import Isolation, Supplier, is_alive
+from dormouse.postgres.backoff import backoff_seconds
+from dormouse.postgres.connection import Isolation, Supplier
+from dormouse.postgres.opening import is_alive
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-BACKOFF_SECONDS_MIN = 0.005
-BACKOFF_SECONDS_MAX = 1.0
 
 CONFLICTS = (errors.SerializationFailure, errors.DeadlockDetected)
 """SQLSTATE 40001 and 40P01: the server rolled back, and the same work may succeed when tried again."""
@@ -162,7 +160,7 @@ def _try_until_done(
                 f"{operation}: the instance was opened read-only, or its database only takes reads"
             ) from error
         # Outside the handler: the connection is back with its supplier while this thread waits.
-        time.sleep(_backoff_seconds(attempt))
+        time.sleep(backoff_seconds(attempt))
     raise ValueError("attempts_max must be at least 1")
 
 
@@ -255,12 +253,6 @@ def _roll_back(conn: psycopg.Connection[Any]) -> None:
         conn.execute("rollback", prepare=False)
     except psycopg.Error:
         conn.close()
-
-
-def _backoff_seconds(attempt: int) -> float:
-    """Full jitter: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/"""
-    ceiling = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS_MIN * 2**attempt)
-    return random.uniform(0, ceiling)  # noqa: S311
 
 
 def _first_line(error: BaseException) -> str:

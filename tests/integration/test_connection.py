@@ -16,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 from dormouse.errors import ConnectionsExhausted, InstanceError, InvalidInput
 from dormouse.postgres import ConnectionSupplier, Isolation, OneShotConnectionSupplier, Supplier
 from dormouse.postgres import connection as connection_module
+from dormouse.postgres import opening
 
 SUPPLIERS: list[Callable[..., Supplier]] = [ConnectionSupplier, OneShotConnectionSupplier]
 
@@ -292,7 +293,7 @@ def test_a_malformed_dsn_is_refused_without_quoting_it(dsn: str) -> None:
 
 @pytest.fixture
 def _newer_minimum(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(connection_module, "POSTGRES_VERSION_MIN", 990000)
+    monkeypatch.setattr(opening, "POSTGRES_VERSION_MIN", 990000)
     return
 
 

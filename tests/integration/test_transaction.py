@@ -13,8 +13,9 @@ import pytest
 from counters import Connection, increment, value
 
 from dormouse.errors import CommitFailed, ConnectionsExhausted, TooManyRetries
-from dormouse.postgres import ConnectionSupplier, Isolation, Retries, run_transaction
+from dormouse.postgres import ConnectionSupplier, Isolation, Retries, run_statement, run_transaction
 from dormouse.postgres import transaction as transaction_module
+from dormouse.postgres.backoff import BACKOFF_SECONDS_MAX, backoff_seconds
 
 
 def test_the_work_is_committed_and_its_result_returned(counted: ConnectionSupplier) -> None:
@@ -169,10 +170,10 @@ def test_no_attempt_at_all_is_a_mistake(supplier: ConnectionSupplier) -> None:
 
 
 def test_backoff_is_jittered_grows_and_is_bounded() -> None:
-    early = [transaction_module._backoff_seconds(1) for _ in range(50)]
-    late = [transaction_module._backoff_seconds(30) for _ in range(50)]
+    early = [backoff_seconds(1) for _ in range(50)]
+    late = [backoff_seconds(30) for _ in range(50)]
     assert len(set(early)) > 1
-    assert max(early) <= 0.01 < max(late) <= transaction_module.BACKOFF_SECONDS_MAX
+    assert max(early) <= 0.01 < max(late) <= BACKOFF_SECONDS_MAX
 
 
 def test_a_waiting_retry_holds_no_connection(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +189,7 @@ def test_a_waiting_retry_holds_no_connection(dsn: str, monkeypatch: pytest.Monke
             with supplier.connection():
                 return 0
 
-        monkeypatch.setattr(transaction_module, "_backoff_seconds", backoff)
+        monkeypatch.setattr(transaction_module, "backoff_seconds", backoff)
         run_transaction(supplier, work)
 
 

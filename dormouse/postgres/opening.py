@@ -1,0 +1,183 @@
+"""How a connection is opened, and why it was not: by SQLSTATE, since texts are in the server's language."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import socket
+import time
+from typing import Any
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import TupleRow
+
+from dormouse.errors import ConnectionsExhausted, DormouseError, InstanceError, InvalidInput
+
+POSTGRES_VERSION_MIN = 150000
+"""PostgreSQL 15, as `server_version_num` writes it."""
+
+PREPARE_THRESHOLD = 2
+PREPARED_MAX = 500
+"""A table has about twenty statements, and a committer meets many tables."""
+
+_DIAGNOSIS_SECONDS_MAX = 5.0
+_CONNECTED = "00000"
+_CROWDED = ("53300", _CONNECTED)
+_RESTARTING = ("57P01", "57P02", "57P03")
+_ERROR_RESPONSE = re.compile(
+    rb'^B\t[^\t]*\tErrorResponse\t S "[^"]*" V "[^"]*" C "([0-9A-Z]{5})"', re.MULTILINE
+)
+
+
+class Connection(psycopg.Connection[TupleRow]):
+    """A connection that knows since when it has been open, and has rested in a pool (`time.monotonic`)."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.prepared_max = PREPARED_MAX
+        self.open_since = time.monotonic()
+        self.rested_since = float("inf")
+        self.is_spare = True
+        """Whether the server has so many more that this one may be kept for later."""
+
+    def __del__(self, *_: Any) -> None:
+        """A pooled connection ends with the program, which is nothing to warn of."""
+
+
+class Unavailable(InstanceError):
+    """The server takes no connection now, and may take one soon."""
+
+    def __init__(self, message: str, conninfo: str = "", *, crowded: bool = False) -> None:
+        super().__init__(message)
+        self._conninfo = conninfo
+        self._crowded = crowded
+
+    def after(self, seconds: float) -> DormouseError:
+        """What to raise when it took none for so long."""
+        if self._crowded:
+            return ConnectionsExhausted(
+                f"{describe(self._conninfo)} had no connection to spare for {seconds:g} s; raise its "
+                "max_connections, or run fewer processes at once"
+            )
+        return InstanceError(f"{self} (for {seconds:g} s)")
+
+
+def connect(conninfo: str, *, reached_before: bool = False) -> Connection:
+    """A connection in autocommit mode.
+
+    Raises Unavailable when the server has too many connections, starts, stops, or, if it was reached before,
+    does not answer; else InstanceError. Each is one line that never has the password.
+    """
+    try:
+        conn = Connection.connect(conninfo, autocommit=True, prepare_threshold=PREPARE_THRESHOLD)
+    except psycopg.OperationalError as error:
+        message = f"cannot connect to {describe(conninfo)}: {' '.join(str(error).split())}"
+        state = None if isinstance(error, psycopg.errors.ConnectionTimeout) else _sqlstate(conninfo)
+        if state in _CROWDED or (state is None and _is_backlog_full(conninfo)):
+            raise Unavailable(message, conninfo, crowded=True) from None
+        if state in _RESTARTING or (state is None and reached_before):
+            raise Unavailable(message, conninfo) from None
+        raise InstanceError(message) from None
+    if conn.info.server_version < POSTGRES_VERSION_MIN:
+        version = conn.info.server_version // 10000
+        conn.close()
+        raise InstanceError(f"{describe(conninfo)} is version {version}; Dormouse needs 15 or later")
+    return conn
+
+
+def describe(conninfo: str) -> str:
+    """The server and the database that a connection string means; never its password."""
+    given = parameters(conninfo)
+    host = given.get("host") or given.get("hostaddr") or "the local socket"
+    port = f":{given['port']}" if given.get("port") else ""
+    database = given.get("dbname") or given.get("user") or "of the user's name"
+    return f"PostgreSQL at {host}{port}, database {database!r}"
+
+
+def parameters(dsn: str) -> dict[str, Any]:
+    """The parts of a connection string; InvalidInput when it is none."""
+    try:
+        return conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        # The reason would quote the text, and the text may hold a password.
+        raise InvalidInput(
+            "the DSN is not a PostgreSQL connection string; write postgresql://user@host:port/database"
+        ) from None
+
+
+def is_alive(conn: psycopg.Connection[Any], *, ask: bool = False) -> bool:
+    """Whether the connection works as far as this side can see; `ask` takes a round trip to be sure."""
+    if conn.closed:
+        return False
+    try:
+        if _has_something_to_read(conn):
+            conn.pgconn.consume_input()
+            ask = True  # a farewell, or only a notice: one question tells them apart
+        if ask:
+            conn.execute("")
+    except psycopg.OperationalError:
+        return False
+    return not conn.closed
+
+
+def _has_something_to_read(conn: psycopg.Connection[Any]) -> bool:
+    """An idle server says nothing, unless it is going away."""
+    poll = select.poll()
+    poll.register(conn.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _sqlstate(conninfo: str) -> str | None:
+    """Why the server refuses connections; 00000 when it takes them again, None when it does not answer.
+
+    libpq keeps the SQLSTATE of a failed connect to itself, but (since 18) writes it to its trace.
+    """
+    trace = os.memfd_create("libpq-trace")
+    try:
+        if _connects(conninfo, trace):
+            return _CONNECTED
+        found = _ERROR_RESPONSE.findall(os.pread(trace, 1_000_000, 0))
+        return found[-1].decode() if found else None
+    finally:
+        os.close(trace)
+
+
+def _connects(conninfo: str, trace: int) -> bool:
+    deadline = time.monotonic() + _DIAGNOSIS_SECONDS_MAX
+    conn = pq.PGconn.connect_start(conninfo.encode())
+    try:
+        conn.trace(os.dup(trace))
+        conn.set_trace_flags(pq.Trace.SUPPRESS_TIMESTAMPS)
+        while conn.status != pq.ConnStatus.BAD and time.monotonic() < deadline:
+            status = conn.connect_poll()
+            if status not in (pq.PollingStatus.READING, pq.PollingStatus.WRITING):
+                return bool(status == pq.PollingStatus.OK)
+            poll = select.poll()
+            poll.register(
+                conn.socket, select.POLLIN if status == pq.PollingStatus.READING else select.POLLOUT
+            )
+            poll.poll(max(deadline - time.monotonic(), 0) * 1000)
+        return False
+    finally:
+        conn.untrace()  # writes what it still has
+        conn.finish()
+
+
+def _is_backlog_full(conninfo: str) -> bool:
+    """Whether so many connect at once that the server's Unix socket takes no more, as TCP never says."""
+    given = parameters(conninfo)
+    folder = str(given.get("host") or "")
+    if not folder.startswith("/"):
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(f"{folder}/.s.PGSQL.{given.get('port') or 5432}")
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return True
