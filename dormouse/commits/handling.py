@@ -1,0 +1,77 @@
+"""What becomes of a batch of messages: the same for a committer and for a lambda."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from dormouse.commits.apply import apply
+from dormouse.commits.outcomes import CommitOutcome, error_class, is_for_later, text_of
+from dormouse.commits.queue import Message
+from dormouse.commits.requests import Envelope, commit_id_of, decode
+from dormouse.commits.status import settle
+from dormouse.commits.tables import Tables
+from dormouse.errors import DormouseError
+
+RECEIVES_MAX = 10
+
+Fate = Literal["done", "later", "bury"]
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """A message, its outcome, and what to do with it now."""
+
+    message: Message
+    outcome: CommitOutcome
+    fate: Fate
+
+
+class Handler:
+    """Applies the requests of messages, and keeps why one was refused where its submitter finds it.
+
+    `follow` gives the body that a message stands for: its own, or that of the object that it points to. What
+    waits for its inputs, or fails, at `receives_max` deliveries is refused.
+    """
+
+    def __init__(
+        self, tables: Tables, follow: Callable[[str], str], *, receives_max: int = RECEIVES_MAX
+    ) -> None:
+        self._tables = tables
+        self._follow = follow
+        self._receives_max = receives_max
+
+    def handle(self, messages: Sequence[Message]) -> list[Handled]:
+        """What became of each, in their order. Raises only when a refusal could not be kept."""
+        read = [self._read(message) for message in messages]
+        envelopes = [item for item in read if isinstance(item, Envelope)]
+        applied = iter(apply(self._tables, envelopes))
+        handled = [
+            self._fate_of(message, next(applied)) if isinstance(item, Envelope) else item
+            for message, item in zip(messages, read, strict=True)
+        ]
+        settle(self._tables.supplier, [item.outcome for item in handled])
+        return handled
+
+    def _read(self, message: Message) -> Envelope | Handled:
+        try:
+            return decode(self._follow(message.body))
+        except DormouseError as error:
+            later = is_for_later(error)
+            outcome = CommitOutcome(
+                commit_id_of(message.body) or "",
+                "",
+                "try_later" if later else "rejected",
+                text_of(error),
+                error_class(error),
+            )
+            return Handled(message, outcome, "later" if later else "bury")
+
+    def _fate_of(self, message: Message, outcome: CommitOutcome) -> Handled:
+        if outcome.state != "try_later":
+            return Handled(message, outcome, "done")
+        if message.receive_count < self._receives_max or not outcome.was_tried:
+            return Handled(message, outcome, "later")
+        times = f"tried {message.receive_count} times, the last time: {outcome.error}"
+        return Handled(message, replace(outcome, state="rejected", error=times), "bury")

@@ -1,0 +1,15 @@
+-- name: record
+-- Records a commit that is about to be applied; gives nothing when its id is recorded already.
+insert into applied_commit (table_id, commit_key, commit_id, content, expires_at)
+values (
+    %(table_id)s, %(commit_key)s, %(commit_id)s, %(content)s,
+    clock_timestamp() + make_interval(secs => %(kept_seconds)s::float8)
+)
+on conflict do nothing
+returning commit_key;
+
+-- name: recorded
+-- Whether a recorded commit had the same content.
+select content is not distinct from %(content)s::uuid as same
+from applied_commit
+where table_id = %(table_id)s and commit_key = %(commit_key)s;

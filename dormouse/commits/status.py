@@ -1,0 +1,83 @@
+"""What became of commits, for those who submitted them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dormouse.commits.outcomes import CommitOutcome
+from dormouse.files.parameters import narrow_id
+from dormouse.model.file_reference import check_text, is_text
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import run_statement
+
+REJECTED_KEPT_SECONDS = 30 * 86_400.0
+_QUERIES = load(__package__ or "", "status")
+
+
+@dataclass(frozen=True, slots=True)
+class CommitStatus:
+    """The state of a commit.
+
+    `applied` with an `error`: a part of it was refused, or another request came with the same id. `unknown`:
+    never sent, or in a queue that cannot be asked (SQS).
+    """
+
+    commit_id: str
+    state: Literal["applied", "rejected", "pending", "unknown"]
+    error: str | None = None
+
+
+def commit_statuses(supplier: Supplier, commit_ids: Sequence[str]) -> list[CommitStatus]:
+    """The state of each, in their order; one query."""
+    for commit_id in commit_ids:
+        check_text("commit_id", commit_id)
+    values = {"commit_keys": [narrow_id(commit_id) for commit_id in commit_ids]}
+    rows = run_statement(
+        supplier, lambda conn: conn.execute(_QUERIES["statuses"].on(), values).fetchall(), operation="status"
+    )
+    return [_status(name, *row) for name, row in zip(commit_ids, rows, strict=True)]
+
+
+def _status(commit_id: str, applied: bool, pending: bool, error: str | None) -> CommitStatus:
+    if applied:
+        return CommitStatus(commit_id, "applied", error)
+    if pending:
+        return CommitStatus(commit_id, "pending", error)
+    return CommitStatus(commit_id, "unknown" if error is None else "rejected", error)
+
+
+def settle(supplier: Supplier, outcomes: Iterable[CommitOutcome]) -> None:
+    """Keeps what was refused where the submitter finds it; one statement."""
+    refused = {o.commit_id: o for o in outcomes if o.error and o.state != "try_later" and _is_id(o.commit_id)}
+    applied = {o.commit_id for o in outcomes if o.state == "applied"} - refused.keys()
+    if not refused and not applied:
+        return
+    rows = sorted((narrow_id(name), name, outcome) for name, outcome in refused.items())
+    values = {
+        "applied_keys": [narrow_id(commit_id) for commit_id in applied],
+        "commit_keys": [key for key, _, _ in rows],
+        "commit_ids": [name for _, name, _ in rows],
+        "table_ids": [outcome.table_id for _, _, outcome in rows],
+        "error_classes": [outcome.error_class for _, _, outcome in rows],
+        "errors": [outcome.error for _, _, outcome in rows],
+    }
+    run_statement(
+        supplier, lambda conn: conn.execute(_QUERIES["settle"].on(), values), operation="settle commits"
+    )
+
+
+def forget_rejected(supplier: Supplier) -> None:
+    """Forgets refused commits of long ago."""
+    values = {"kept_seconds": REJECTED_KEPT_SECONDS}
+    run_statement(
+        supplier,
+        lambda conn: conn.execute(_QUERIES["forget_rejected"].on(), values),
+        operation="forget rejected",
+    )
+
+
+def _is_id(commit_id: str) -> bool:
+    return bool(commit_id) and is_text(commit_id)

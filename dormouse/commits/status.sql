@@ -1,0 +1,36 @@
+-- name: statuses
+-- What became of some commits, in their order: applied to any table, pending in the queue, refused and why.
+select
+    exists (
+        select from tables t
+        cross join lateral (
+            -- a look-up in the primary key for each table, and never a scan
+            select from applied_commit c
+            where c.table_id = t.table_id and c.commit_key = k.commit_key
+            limit 1
+        ) a
+    ) as applied,
+    exists (select from commit_message m where m.commit_key = k.commit_key) as pending,
+    r.error
+from unnest(%(commit_keys)s::uuid[]) with ordinality k (commit_key, number)
+left join rejected_commit r on r.commit_key = k.commit_key
+order by k.number;
+
+-- name: settle
+-- Keeps why commits were refused, and forgets it of those that are applied after all.
+with applied as (
+    delete from rejected_commit where commit_key = any(%(applied_keys)s::uuid[])
+)
+insert into rejected_commit (commit_key, commit_id, table_id, error_class, error)
+select *
+from unnest(
+    %(commit_keys)s::uuid[], %(commit_ids)s::text[], %(table_ids)s::integer[], %(error_classes)s::text[],
+    %(errors)s::text[]
+)
+on conflict (commit_key) do update set
+    table_id = excluded.table_id, error_class = excluded.error_class, error = excluded.error,
+    rejected_at = clock_timestamp();
+
+-- name: forget_rejected
+-- Forgets refused commits that nobody has asked for in a long time.
+delete from rejected_commit where rejected_at < clock_timestamp() - make_interval(secs => %(kept_seconds)s::float8);

@@ -1,0 +1,92 @@
+"""The tables that commit requests are for: looked up once a batch, and kept as long as they do not change."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from dormouse.files.store import FileReferenceStore
+from dormouse.model.file_reference import is_text
+from dormouse.model.properties import TableProperties
+from dormouse.model.schema import Schema
+from dormouse.model.table import TableRecord
+from dormouse.partitions.store import PartitionStore
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import run_statement
+
+KEPT_MAX = 10_000
+_INTEGER_MAX = (1 << 31) - 1
+_QUERIES = load(__package__ or "", "tables")
+
+
+@dataclass(frozen=True, slots=True)
+class CommitTable:
+    """What applies the requests of one table."""
+
+    record: TableRecord
+    store: FileReferenceStore
+    partitions: PartitionStore
+
+
+class Tables:
+    """The tables of an instance, as a committer sees them. Threads may share one."""
+
+    def __init__(self, supplier: Supplier) -> None:
+        self.supplier = supplier
+        self._lock = threading.Lock()
+        self._kept: dict[int, tuple[str, CommitTable]] = {}
+
+    def named(self, wanted: Iterable[tuple[int | None, str]]) -> dict[tuple[int | None, str], CommitTable]:
+        """The tables, by (id, name); an id is stronger than its name, which may be from before a rename.
+
+        Tables that do not exist are left out.
+        """
+        keys = set(wanted)
+        ids = [key for key, _ in keys if key is not None and 0 < key <= _INTEGER_MAX]
+        names = [name for key, name in keys if key is None and is_text(name)]
+        if not ids and not names:
+            return {}
+        values = {"table_ids": ids, "names": names}
+        rows = self._rows("tables_named", values)
+        known = self._current({table_id: version for table_id, _, version in rows})
+        by_name = {name: known[table_id] for table_id, name, _ in rows if table_id in known}
+        found = {key: known.get(key[0]) if key[0] is not None else by_name.get(key[1]) for key in keys}
+        return {key: table for key, table in found.items() if table is not None}
+
+    def _current(self, versions: dict[int, str]) -> dict[int, CommitTable]:
+        """The tables of these ids; only those that changed since are read again."""
+        with self._lock:
+            kept = {key: self._kept.get(key) for key in versions}
+        known = {key: item[1] for key, item in kept.items() if item and item[0] == versions[key]}
+        changed = [key for key in versions if key not in known]
+        if not changed:
+            return known
+        fresh = {
+            row[1]: (row[0], self._table(row))
+            for row in self._rows("tables_with_ids", {"table_ids": changed})
+        }
+        with self._lock:
+            if len(self._kept) + len(fresh) > KEPT_MAX:
+                self._kept.clear()
+            self._kept.update(fresh)
+        return {**known, **{key: table for key, (_, table) in fresh.items()}}
+
+    def _table(self, row: Any) -> CommitTable:
+        _, table_id, name, schema, properties, layout, created_at = row
+        record = TableRecord(
+            table_id, name, Schema.from_json(schema), TableProperties(**properties), layout, created_at
+        )
+        return CommitTable(
+            record, FileReferenceStore(self.supplier, record), PartitionStore(self.supplier, record)
+        )
+
+    def _rows(self, query: str, values: dict[str, Any]) -> list[Any]:
+        def work(conn: psycopg.Connection[Any]) -> list[Any]:
+            return conn.execute(_QUERIES[query].on(), values).fetchall()
+
+        return run_statement(self.supplier, work, operation="tables of commits")
