@@ -11,8 +11,9 @@ from contextlib import closing, suppress
 import psycopg
 import pytest
 from counters import Connection, increment, value
+from psycopg.pq import TransactionStatus
 
-from dormouse.errors import CommitFailed, ConnectionsExhausted, TooManyRetries
+from dormouse.errors import CommitFailed, ConnectionsExhausted, InstanceReadOnly, TooManyRetries
 from dormouse.postgres import ConnectionSupplier, Isolation, Retries, run_statement, run_transaction
 from dormouse.postgres import transaction as transaction_module
 from dormouse.postgres.backoff import BACKOFF_SECONDS_MAX, backoff_seconds
@@ -120,6 +121,7 @@ def test_serialization_failures_are_tried_again_until_all_are_applied(
     assert value(counted) == 24
     assert retries.count("count up") == retries.count() == len(caplog.records) > 0
     assert retries.by_operation() == {"count up": retries.count()}
+    assert retries.snapshot() == {"count up": {"retries": retries.count(), "exhausted": 0, "unknown": 0}}
     assert "count up: attempt 1 of 200 failed: SerializationFailure" in caplog.text
 
 
@@ -149,6 +151,7 @@ def test_deadlocks_are_tried_again(counted: ConnectionSupplier) -> None:
 
 def test_retries_are_bounded(counted: ConnectionSupplier) -> None:
     attempts = []
+    retries = Retries()
 
     def work(conn: Connection) -> None:
         attempts.append(1)
@@ -158,8 +161,9 @@ def test_retries_are_bounded(counted: ConnectionSupplier) -> None:
     with pytest.raises(
         TooManyRetries, match=r"add files was tried 3 times; nothing was applied.*no luck"
     ) as caught:
-        run_transaction(counted, work, attempts_max=3, operation="add files")
+        run_transaction(counted, work, attempts_max=3, operation="add files", retries=retries)
     assert len(attempts) == 3
+    assert retries.snapshot() == {"add files": {"retries": 2, "exhausted": 1, "unknown": 0}}
     assert isinstance(caught.value.__cause__, psycopg.errors.SerializationFailure)
     assert value(counted) == 0
 
@@ -200,3 +204,79 @@ def test_an_exhausted_supplier_is_reported_as_it_is(dsn: str) -> None:
         pytest.raises(ConnectionsExhausted),
     ):
         run_transaction(supplier, lambda conn: None)
+
+
+@pytest.mark.parametrize("isolation", list(Isolation))
+def test_a_statement_is_committed_and_its_result_returned(
+    counted: ConnectionSupplier, isolation: Isolation
+) -> None:
+    def work(conn: Connection) -> tuple[object, ...] | None:
+        return conn.execute("""
+            update counter set n = n + 1 where id = 1
+            returning n, current_setting('transaction_isolation')""").fetchone()
+
+    assert run_statement(counted, work, isolation=isolation) == (1, isolation.value)
+    assert value(counted) == 1
+
+
+def test_a_statement_at_read_committed_is_a_transaction_of_its_own(counted: ConnectionSupplier) -> None:
+    def status(conn: Connection) -> TransactionStatus:
+        increment(conn)
+        return TransactionStatus(conn.pgconn.transaction_status)
+
+    assert run_statement(counted, status) == TransactionStatus.IDLE
+    assert run_statement(counted, status, isolation=Isolation.SERIALIZABLE) == TransactionStatus.INTRANS
+    assert value(counted) == 2
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), CommitFailed("mine"), SystemExit(3)])
+def test_an_error_after_the_statement_is_no_unknown_outcome(
+    counted: ConnectionSupplier, error: BaseException
+) -> None:
+    def work(conn: Connection) -> None:
+        increment(conn)
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        run_statement(counted, work)
+    assert caught.value is error
+    assert value(counted) == 1
+
+
+def test_a_failed_statement_propagates_unchanged(counted: ConnectionSupplier) -> None:
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        run_statement(counted, lambda conn: conn.execute("insert into counter values (1, 0)"))
+
+
+@pytest.mark.parametrize("state", ["40001", "40P01"])
+def test_a_statement_that_lost_to_others_is_tried_again(counted: ConnectionSupplier, state: str) -> None:
+    """Whatever the text: servers speak many languages."""
+    retries = Retries()
+    with counted.connection() as conn:
+        conn.execute("create sequence luck")
+
+    def work(conn: Connection) -> None:
+        conn.execute(f"""
+            do $$ begin
+                update counter set n = n + 1 where id = 1;
+                if nextval('luck') < 3 then
+                    raise exception 'konnte Zugriff nicht serialisieren' using errcode = '{state}';
+                end if;
+            end $$""")
+
+    run_statement(counted, work, operation="add files", retries=retries)
+    assert (value(counted), retries.count("add files")) == (1, 2)
+
+
+def test_a_read_only_database_is_reported(dsn: str) -> None:
+    with (
+        closing(ConnectionSupplier(dsn, read_only=True)) as supplier,
+        pytest.raises(InstanceReadOnly, match=r"^add files: "),
+    ):
+        run_statement(supplier, lambda conn: conn.execute("create table t ()"), operation="add files")
+
+
+def test_plans_do_not_depend_on_the_values(supplier: ConnectionSupplier) -> None:
+    with supplier.connection() as conn:
+        assert conn.execute("show plan_cache_mode").fetchone() == ("force_generic_plan",)
+        assert (conn.prepare_threshold, conn.prepared_max) == (2, 500)

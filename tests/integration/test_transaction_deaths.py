@@ -9,15 +9,22 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 
 import psycopg
 import pytest
 from counters import Connection, increment, value
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from state import wait_until
 
 from dormouse.errors import CommitOutcomeUnknown, TooManyRetries
-from dormouse.postgres import ConnectionSupplier, OneShotConnectionSupplier, Retries, run_transaction
+from dormouse.postgres import (
+    ConnectionSupplier,
+    OneShotConnectionSupplier,
+    Retries,
+    run_statement,
+    run_transaction,
+)
 
 
 def terminate(dsn: str, pid: int) -> None:
@@ -110,19 +117,35 @@ def test_a_death_during_commit_leaves_the_outcome_unknown(counted: ConnectionSup
     assert value(counted) == 0
 
 
-def test_ctrl_c_during_commit_is_not_taken_for_a_failed_commit(counted: ConnectionSupplier) -> None:
+@contextmanager
+def interrupted_asleep(dsn: str) -> Iterator[None]:
+    """Sends SIGINT to this process when a backend of the database sleeps."""
+    sleeping = "select exists (select from pg_stat_activity where wait_event = 'PgSleep' and datname = %s)"
+
+    def interrupt() -> None:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            wait_until(lambda: conn.execute(sleeping, [conn.info.dbname]).fetchone() == (True,))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    yield
+    thread.join()
+
+
+def test_ctrl_c_during_commit_is_not_taken_for_a_failed_commit(dsn: str, counted: ConnectionSupplier) -> None:
     at_commit(counted, "perform pg_sleep(20)")
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_asleep(dsn), pytest.raises(KeyboardInterrupt):
         run_transaction(counted, increment)
     assert value(counted) == 0
 
 
 class CuttingProxy:
-    """Stands between client and server, and cuts the connection when the server answers COMMIT."""
+    """Stands between client and server, and cuts the connection when the server answers COMMIT, say."""
 
-    def __init__(self, server: str) -> None:
+    def __init__(self, server: str, answer: bytes = b"COMMIT\x00") -> None:
         self._server = server
+        self._answer = answer
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._serve, daemon=True).start()
@@ -140,7 +163,7 @@ class CuttingProxy:
 
     def _copy(self, source: socket.socket, target: socket.socket) -> None:
         try:
-            while (data := source.recv(65536)) and b"COMMIT\x00" not in data:
+            while (data := source.recv(65536)) and self._answer not in data:
                 target.sendall(data)
         except OSError:
             pass
@@ -190,4 +213,99 @@ run_transaction(OneShotConnectionSupplier(sys.argv[1]), work)
         assert process.stdout.readline() == b"updated\n"
         process.kill()
     run_transaction(counted, increment)
+    assert value(counted) == 1
+
+
+def test_a_statement_whose_connection_was_dead_before_is_sent_on_another(
+    dsn: str, counted: ConnectionSupplier
+) -> None:
+    with counted.connection() as conn:
+        pid = conn.info.backend_pid
+    terminate(dsn, pid)
+    run_statement(counted, increment)
+    assert value(counted) == 1
+
+
+class Careless:
+    """Lends connections without looking whether they live."""
+
+    def __init__(self, supplier: ConnectionSupplier, dsn: str) -> None:
+        self._supplier = supplier
+        self._dsn = dsn
+        self.lent = 0
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        with self._supplier.connection() as conn:
+            self.lent += 1
+            if self.lent == 1:
+                terminate(self._dsn, conn.info.backend_pid)
+            yield conn
+
+    def close(self) -> None:
+        """The supplier is another's."""
+
+
+def test_a_statement_is_not_sent_on_a_connection_that_is_seen_to_be_dead(
+    dsn: str, counted: ConnectionSupplier
+) -> None:
+    retries = Retries()
+    supplier = Careless(counted, dsn)
+    run_statement(supplier, increment, retries=retries)
+    assert (supplier.lent, retries.count(), value(counted)) == (2, 1, 1)
+
+
+def test_a_death_during_a_statement_leaves_the_outcome_unknown(counted: ConnectionSupplier) -> None:
+    retries = Retries()
+    with pytest.raises(CommitOutcomeUnknown, match="between the statement and its answer: add files"):
+        run_statement(
+            counted,
+            lambda conn: conn.execute("select pg_terminate_backend(pg_backend_pid()), pg_sleep(20)"),
+            operation="add files",
+            retries=retries,
+        )
+    assert retries.snapshot() == {"add files": {"retries": 0, "exhausted": 0, "unknown": 1}}
+
+
+def test_a_statement_that_fails_as_it_commits_is_no_unknown_outcome(counted: ConnectionSupplier) -> None:
+    at_commit(counted, "raise unique_violation")
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        run_statement(counted, increment)
+    assert value(counted) == 0
+
+
+def test_a_death_while_a_statement_is_committed_leaves_the_outcome_unknown(
+    counted: ConnectionSupplier,
+) -> None:
+    """The server has said that the statement is complete."""
+    at_commit(counted, "perform pg_terminate_backend(pg_backend_pid())")
+    with pytest.raises(CommitOutcomeUnknown):
+        run_statement(counted, increment)
+    assert value(counted) == 0
+
+
+def test_a_statement_whose_answer_is_lost_is_applied_and_not_repeated(
+    dsn: str, counted: ConnectionSupplier
+) -> None:
+    server = conninfo_to_dict(dsn)
+    proxy = CuttingProxy(f"{server['host']}/.s.PGSQL.{server['port']}", b"UPDATE 1\x00")
+    runs = []
+
+    def work(conn: Connection) -> None:
+        runs.append(1)
+        increment(conn)
+
+    with (
+        closing(proxy),
+        closing(ConnectionSupplier(make_conninfo(dsn, host="127.0.0.1", port=proxy.port))) as supplier,
+        pytest.raises(CommitOutcomeUnknown),
+    ):
+        run_statement(supplier, work)
+    assert (len(runs), value(counted)) == (1, 1)
+
+
+def test_ctrl_c_during_a_statement_is_the_user_s(dsn: str, counted: ConnectionSupplier) -> None:
+    with interrupted_asleep(dsn), pytest.raises(KeyboardInterrupt):
+        run_statement(counted, lambda conn: conn.execute("select pg_sleep(20)"))
+    run_statement(counted, increment)
     assert value(counted) == 1
