@@ -22,6 +22,8 @@ from dormouse.model.file_reference import (
 from dormouse.model.keys import KeyValue
 
 VERSION = 1
+POINTER = "pointer"
+"""The type of a message whose body is an object: `commits.pointers`."""
 BODY_BYTES_MAX = 64 * 2**20
 """A request as JSON; larger ones are refused: send several."""
 POINT_BYTES_MAX = 2**20
@@ -195,6 +197,11 @@ def decode(body: str | bytes) -> Envelope:
     try:
         kind = required(fields, "type", _WHAT)
         form = _FORMS.get(kind) if isinstance(kind, str) else None
+        if kind == POINTER:
+            raise InvalidInput(
+                f"its body, the object {shown(fields.get('object'))}, is gone: another delivery of it was "
+                "answered before, or the object was removed and it must be sent again"
+            )
         if form is None:
             raise InvalidInput(f"the type {shown(kind)} is not known; known are {', '.join(_FORMS)}")
         encoding.check_keys(_WHAT, fields, form.keys)

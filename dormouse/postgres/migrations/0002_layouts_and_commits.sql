@@ -67,21 +67,21 @@ create index rejected_commit_at on rejected_commit (rejected_at);
 
 -- The commit queue of instances that have no other.
 create table commit_message (
-    message_id uuid not null default gen_random_uuid(),
     queue smallint not null,
+    -- of the commit id; of the body itself when that names none
     commit_key uuid not null,
+    message_id uuid not null default gen_random_uuid(),
     body text not null,
     sent_at timestamptz not null default clock_timestamp(),
     -- taken by a committer until then, or to be tried again then
     visible_at timestamptz not null default clock_timestamp(),
     receive_count integer not null default 0,
-    constraint commit_message_pkey primary key (queue, message_id)
+    -- also tells whether a commit is pending
+    constraint commit_message_pkey primary key (commit_key, message_id)
 );
 alter table commit_message set (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 -- what can be received, oldest first
 create index commit_message_visible on commit_message (queue, visible_at);
--- whether a commit is pending
-create index commit_message_commit on commit_message (commit_key);
 
 -- Messages that could not be handled.
 create table dead_commit_message (

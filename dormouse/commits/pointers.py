@@ -1,0 +1,148 @@
+"""Messages too large for a queue: the body is an object, and a pointer to it travels.
+
+Each message has an object of its own, which goes when the message goes; that of a dead letter stays.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import uuid4
+
+from dormouse.commits.queue import CommitQueue, Message, QueueDepth
+from dormouse.commits.requests import BODY_BYTES_MAX, POINTER, VERSION, commit_id_of
+from dormouse.errors import (
+    InvalidCommitRequest,
+    ObjectAlreadyExists,
+    ObjectNotFound,
+    ObjectStoreError,
+)
+from dormouse.files.parameters import narrow_id
+from dormouse.objects import ObjectStore
+
+OBJECT_PREFIX = "commits/"
+RETRY_SECONDS = 5.0
+_OBJECT_NAME = re.compile(r"commits/[0-9a-f]{32}-[0-9a-f]{32}\.json")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PointedMessage(Message):
+    """A message whose body was an object."""
+
+    pointer: str
+    object_name: str
+
+
+class PointerQueue:
+    """A `CommitQueue` that sends what is too large for another one as a pointer to the object store."""
+
+    def __init__(self, queue: CommitQueue, objects: ObjectStore) -> None:
+        self._queue = queue
+        self._objects = objects
+
+    @property
+    def body_bytes_max(self) -> int:
+        return BODY_BYTES_MAX
+
+    def send(self, bodies: Sequence[str]) -> None:
+        """Send messages; first the objects are written, so that no pointer leads nowhere."""
+        self._queue.send([body if self._fits(body) else self._put(body) for body in bodies])
+
+    def receive(self, limit: int, wait_seconds: float = 0.0) -> list[Message]:
+        return self.resolve(self._queue.receive(limit, wait_seconds))
+
+    def resolve(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages with their objects as bodies; those whose object cannot be read now are tried again later.
+
+        A pointer whose object is gone stays as it is: `decode` says what that means.
+        """
+        found, later = list[Message](), list[Message]()
+        for message in messages:
+            name = object_of(message.body)
+            try:
+                found.append(message if name is None else self._follow(message, name))
+            except ObjectNotFound:
+                found.append(message)
+            except ObjectStoreError as error:
+                logger.warning("a commit request waits for its object: %s", error)
+                later.append(message)
+        if later:
+            self._queue.retry_later(later, RETRY_SECONDS)
+        return found
+
+    def delete(self, messages: Sequence[Message]) -> None:
+        """The messages first: a pointer must not outlive its object."""
+        self._queue.delete(messages)
+        names = [message.object_name for message in messages if isinstance(message, PointedMessage)]
+        for name, why in self._objects.delete(names) if names else ():
+            logger.warning("%s is not needed and could not be deleted: %s", name, why)
+
+    def retry_later(self, messages: Sequence[Message], seconds: float) -> None:
+        self._queue.retry_later(messages, seconds)
+
+    def bury(self, messages: Sequence[Message], reason: str) -> None:
+        """A dead letter is the pointer, and its object is kept."""
+        self._queue.bury([_as_sent(message) for message in messages], reason)
+
+    def depth(self) -> QueueDepth:
+        return self._queue.depth()
+
+    def _fits(self, body: str) -> bool:
+        bytes_max = self._queue.body_bytes_max
+        return len(body) * 4 <= bytes_max or len(body.encode(errors="replace")) <= bytes_max
+
+    def _put(self, body: str) -> str:
+        """Writes the body's object; gives the pointer."""
+        commit_id = commit_id_of(body)
+        name = f"{OBJECT_PREFIX}{narrow_id(commit_id or body).hex}-{uuid4().hex}.json"
+        try:
+            data = body.encode()
+        except UnicodeEncodeError:
+            raise InvalidCommitRequest("a message must be text without lone surrogates") from None
+        if len(data) > BODY_BYTES_MAX:
+            raise InvalidCommitRequest(
+                f"a commit request of {len(data)} bytes is too large; "
+                f"send several of at most {BODY_BYTES_MAX} bytes"
+            )
+        try:
+            self._objects.put(name, data)
+        except ObjectAlreadyExists:
+            # the store's client tried again a write that had succeeded
+            if self._objects.get(name) != data:
+                raise
+        pointer = {"version": VERSION, "type": POINTER, "commit_id": commit_id, "object": name}
+        return json.dumps(pointer, separators=(",", ":"))
+
+    def _follow(self, message: Message, name: str) -> Message:
+        if self._objects.size(name) > BODY_BYTES_MAX:
+            return message  # not written by us
+        try:
+            body = self._objects.get(name).decode()
+        except UnicodeDecodeError:
+            return message
+        return PointedMessage(
+            body, message.receipt, message.receive_count, message.sent_at, message.body, name
+        )
+
+
+def object_of(body: str) -> str | None:
+    """The object that a pointer names; None for every other message, and for objects that are no bodies."""
+    if not body.startswith(f'{{"version":{VERSION},"type":"{POINTER}",'):
+        return None
+    try:
+        name = json.loads(body).get("object")
+    except (ValueError, RecursionError):
+        return None
+    # a forged pointer must not have us read, or delete, a table's data
+    return name if isinstance(name, str) and _OBJECT_NAME.fullmatch(name) else None
+
+
+def _as_sent(message: Message) -> Message:
+    if not isinstance(message, PointedMessage):
+        return message
+    return Message(message.pointer, message.receipt, message.receive_count, message.sent_at)

@@ -1,0 +1,279 @@
+"""The commit queue in PostgreSQL, for instances that have no other.
+
+Senders insert, receivers take with `FOR UPDATE SKIP LOCKED`; who finds nothing sleeps until it is notified.
+Source: procrastinate's and River's job tables. All times are the database's clock.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+from psycopg import errors
+
+from dormouse.commits.queue import Message, QueueDepth
+from dormouse.commits.requests import commit_id_of
+from dormouse.errors import CommitOutcomeUnknown, CommitQueueError, InvalidCommitRequest, InvalidInput
+from dormouse.files.parameters import narrow_id
+from dormouse.model.file_reference import is_text
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import CONFLICTS, run_statement
+
+BODY_BYTES_MAX = 8 * 2**20
+QUEUE_MAX = (1 << 15) - 1
+HIDDEN_SECONDS_MAX = 900.0
+"""A message is hidden for at most so long; what is hidden for longer is so by a clock that ran back."""
+WAIT_SECONDS_MAX = 60.0
+POLL_SECONDS = 0.25
+"""How late a message can be whose sender just missed that somebody began to wait."""
+COUNTED_MAX = 100_000
+REASON_CHARACTERS_MAX = 10_000
+ATTEMPTS_MAX = 3
+_LOOK_BEHIND_SECONDS = 1.0
+_LOOK_EVERYWHERE_SECONDS = 1.0
+_UNDO_JUMP_SECONDS = 10.0
+
+logger = logging.getLogger(__name__)
+_QUERIES = load(__package__ or "", "postgres_queue")
+_Values = dict[str, Any]
+
+
+class PostgresQueue:
+    """A `CommitQueue` in the instance's database; `queue` is its number, 0 to 32,767.
+
+    Depth is exact up to `COUNTED_MAX` messages. Besides `CommitQueueError`, it raises what the supplier does.
+    """
+
+    def __init__(
+        self,
+        supplier: Supplier,
+        queue: int = 0,
+        *,
+        visibility_seconds: float = 60.0,
+        body_bytes_max: int = BODY_BYTES_MAX,
+    ) -> None:
+        if not 0 <= queue <= QUEUE_MAX:
+            raise InvalidInput(f"a commit queue's number is from 0 to {QUEUE_MAX}, not {queue}")
+        _check_hidden("visibility_seconds", visibility_seconds)
+        self._supplier = supplier
+        self._queue = queue
+        self._visibility_seconds = visibility_seconds
+        self._body_bytes_max = body_bytes_max
+        self._channel = f"dormouse_commits_{queue}"
+        self._sight = _Sight()
+
+    @property
+    def body_bytes_max(self) -> int:
+        return self._body_bytes_max
+
+    def send(self, bodies: Sequence[str], *, conn: psycopg.Connection[Any] | None = None) -> None:
+        """Send messages, all or none; with `conn`, as part of its transaction.
+
+        `CommitOutcomeUnknown` when the connection died meanwhile: sending them again does no harm.
+        """
+        if not bodies:
+            return
+        for body in bodies:
+            self._check_body(body)
+        values: _Values = {
+            "queue": self._queue,
+            "channel": self._channel,
+            "commit_keys": [commit_key(body) for body in bodies],
+            "bodies": list(bodies),
+        }
+        if conn is not None:
+            conn.execute(_QUERIES["send"].on(), values)
+        else:
+            self._run("send", values)
+
+    def receive(self, limit: int, wait_seconds: float = 0.0) -> list[Message]:
+        if limit < 1:
+            raise InvalidInput(f"limit must be at least 1, not {limit}")
+        with self._errors():
+            if self._sight.should_undo_jump():
+                jump = {"queue": self._queue, "hidden_seconds_max": HIDDEN_SECONDS_MAX}
+                self._run("undo_clock_jump", jump)
+            values = self._receive_values(limit)
+            rows = run_statement(
+                self._supplier,
+                lambda conn: conn.execute(_QUERIES["receive"].on(), values).fetchall(),
+                operation="receive commits",
+            )
+            messages = self._messages(rows)
+            if messages or wait_seconds <= 0:
+                return messages
+            with self._supplier.connection() as conn:
+                return self._wait(conn, limit, min(wait_seconds, WAIT_SECONDS_MAX))
+
+    def delete(self, messages: Sequence[Message]) -> None:
+        if messages:
+            self._again("delete", _deliveries(messages))
+
+    def retry_later(self, messages: Sequence[Message], seconds: float) -> None:
+        _check_hidden("seconds", seconds)
+        if messages:
+            self._again("retry_later", {**_deliveries(messages), "seconds": seconds})
+
+    def bury(self, messages: Sequence[Message], reason: str) -> None:
+        """Moves them to the table `dead_commit_message`."""
+        if messages:
+            text = reason.replace("\0", "�").encode(errors="replace").decode()[:REASON_CHARACTERS_MAX]
+            self._again("bury", {**_deliveries(messages), "reason": text})
+
+    def depth(self) -> QueueDepth:
+        values = {"queue": self._queue, "counted_max": COUNTED_MAX}
+        ((messages, oldest_seconds),) = self._run("depth", values)
+        return QueueDepth(messages, max(oldest_seconds, 0.0), approximate=messages >= COUNTED_MAX)
+
+    def _wait(self, conn: psycopg.Connection[Any], limit: int, seconds: float) -> list[Message]:
+        """Sleeps until a message can be taken, on a connection that listens."""
+        deadline = time.monotonic() + seconds
+        with self._listening(conn, seconds):
+            while True:
+                messages = self._look(conn, limit)
+                left = deadline - time.monotonic()
+                if messages or left <= 0:
+                    return messages
+                for _ in conn.notifies(timeout=min(left, POLL_SECONDS), stop_after=1):
+                    pass
+
+    @contextmanager
+    def _listening(self, conn: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
+        values = {"queue": self._queue, "waiter": uuid4(), "seconds": seconds}
+        try:
+            conn.execute(_QUERIES["listen"].on(channel=self._channel))
+            conn.execute(_QUERIES["announce"].on(), values)
+            yield
+        finally:
+            try:
+                conn.execute(_QUERIES["leave"].on(), values)
+                conn.execute(_QUERIES["unlisten"].on())
+            except psycopg.Error:
+                conn.close()  # its row is found stale by the next that waits
+
+    def _look(self, conn: psycopg.Connection[Any], limit: int) -> list[Message]:
+        values = self._receive_values(limit)
+        try:
+            return self._messages(conn.execute(_QUERIES["receive"].on(), values).fetchall())
+        except CONFLICTS:
+            return []  # the next look is not far
+
+    def _receive_values(self, limit: int) -> _Values:
+        return {
+            "queue": self._queue,
+            "since": self._sight.since(),
+            "limit": limit,
+            "visibility_seconds": self._visibility_seconds,
+        }
+
+    def _messages(self, rows: list[Any]) -> list[Message]:
+        rows.sort(key=lambda row: row[0])
+        if rows:
+            self._sight.saw(rows[0][0])
+        return [Message(row[5], f"{row[1].hex}.{row[2].hex}.{row[3]}", row[3], row[4]) for row in rows]
+
+    def _run(self, query: str, values: _Values) -> list[Any]:
+        def work(conn: psycopg.Connection[Any]) -> list[Any]:
+            cursor = conn.execute(_QUERIES[query].on(), values)
+            return cursor.fetchall() if cursor.description else []
+
+        with self._errors():
+            return run_statement(self._supplier, work, operation=f"commit queue {query}")
+
+    def _again(self, query: str, values: _Values) -> None:
+        """Runs what does no harm when it runs twice."""
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            try:
+                self._run(query, values)
+            except CommitOutcomeUnknown:
+                if attempt == ATTEMPTS_MAX:
+                    raise
+            else:
+                return
+
+    def _check_body(self, body: str) -> None:
+        if not is_text(body):
+            raise InvalidCommitRequest("a message must be text without NUL and lone surrogates")
+        if len(body) * 4 > self._body_bytes_max and (size := len(body.encode())) > self._body_bytes_max:
+            raise InvalidCommitRequest(
+                f"a message of {size} bytes is too large for {self._name}: at most {self._body_bytes_max}"
+            )
+
+    @property
+    def _name(self) -> str:
+        return f"commit queue {self._queue} in PostgreSQL"
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (errors.UndefinedTable, errors.InvalidSchemaName) as error:
+            raise CommitQueueError(
+                f"{self._name} does not exist: the database is not an instance's, or not migrated"
+            ) from error
+        except errors.InsufficientPrivilege as error:
+            raise CommitQueueError(f"{self._name} denies access: {_line(error)}") from error
+        except psycopg.Error as error:
+            raise CommitQueueError(f"{self._name} failed: {_line(error)}") from error
+
+
+class _Sight:
+    """From where in time a queue is looked at: what was received is dead weight in its index until vacuum.
+
+    Mostly it is looked at from a little before the last message received; now and then everywhere, for what
+    a long transaction sent, or a clock that ran back.
+    """
+
+    def __init__(self) -> None:
+        self._since = "-infinity"
+        self._everywhere_at = self._undone_at = float("-inf")
+
+    def since(self) -> str:
+        now = time.monotonic()
+        if now - self._everywhere_at < _LOOK_EVERYWHERE_SECONDS:
+            return self._since
+        self._everywhere_at = now
+        return "-infinity"
+
+    def saw(self, visible_at: Any) -> None:
+        self._since = (visible_at - timedelta(seconds=_LOOK_BEHIND_SECONDS)).isoformat()
+
+    def should_undo_jump(self) -> bool:
+        now = time.monotonic()
+        if now - self._undone_at < _UNDO_JUMP_SECONDS:
+            return False
+        self._undone_at = now
+        return True
+
+
+def commit_key(body: str) -> UUID:
+    """Under what a message is found; one that names no commit is found by itself."""
+    return narrow_id(commit_id_of(body) or body)
+
+
+def _deliveries(messages: Sequence[Message]) -> _Values:
+    receipts = sorted(message.receipt.split(".") for message in messages)
+    try:
+        return {
+            "commit_keys": [UUID(key) for key, _, _ in receipts],
+            "message_ids": [UUID(message_id) for _, message_id, _ in receipts],
+            "receive_counts": [int(count) for _, _, count in receipts],
+        }
+    except ValueError:
+        raise InvalidInput("a receipt is not one of a commit queue in PostgreSQL") from None
+
+
+def _check_hidden(what: str, seconds: float) -> None:
+    if not 0 <= seconds <= HIDDEN_SECONDS_MAX:
+        raise InvalidInput(f"{what} must be from 0 to {HIDDEN_SECONDS_MAX:g}, not {seconds!r}")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,100 @@
+-- name: send
+-- Adds messages, and wakes the committers that sleep; a notification makes commits queue up, so only then.
+with sent as (
+    insert into commit_message (queue, commit_key, body)
+    select %(queue)s, commit_key, body
+    from unnest(%(commit_keys)s::uuid[], %(bodies)s::text[]) as m (commit_key, body)
+)
+select pg_notify(%(channel)s, '')
+from commit_waiter
+where queue = %(queue)s and waits_until > clock_timestamp()
+limit 1;
+
+-- name: receive
+-- Takes visible messages, oldest first, that nobody else is taking, and hides them for a while.
+with taken as materialized (
+    select ctid, visible_at
+    from commit_message
+    where queue = %(queue)s
+        -- the index is not walked through what was received and is not vacuumed yet
+        and visible_at >= %(since)s::timestamptz
+        and visible_at <= statement_timestamp()
+    order by visible_at
+    limit %(limit)s
+    for update skip locked
+)
+update commit_message m
+set visible_at = clock_timestamp() + make_interval(secs => %(visibility_seconds)s),
+    receive_count = m.receive_count + 1
+from taken
+where m.ctid = taken.ctid
+returning taken.visible_at, m.commit_key, m.message_id, m.receive_count, m.sent_at, m.body;
+
+-- name: undo_clock_jump
+-- Shows what is hidden although it never was received, or for longer than anything is: the clock ran back.
+update commit_message
+set visible_at = statement_timestamp()
+where queue = %(queue)s
+    and visible_at > statement_timestamp()
+    and (receive_count = 0 or visible_at > statement_timestamp() + make_interval(secs => %(hidden_seconds_max)s));
+
+-- name: delete
+-- Forgets messages, each only if its delivery is still the last one.
+delete from commit_message m
+using unnest(%(commit_keys)s::uuid[], %(message_ids)s::uuid[], %(receive_counts)s::integer[])
+    as d (commit_key, message_id, receive_count)
+where m.commit_key = d.commit_key and m.message_id = d.message_id and m.receive_count = d.receive_count;
+
+-- name: retry_later
+-- Hides messages for so long from now, each only if its delivery is still the last one.
+update commit_message m
+set visible_at = clock_timestamp() + make_interval(secs => %(seconds)s)
+from unnest(%(commit_keys)s::uuid[], %(message_ids)s::uuid[], %(receive_counts)s::integer[])
+    as d (commit_key, message_id, receive_count)
+where m.commit_key = d.commit_key and m.message_id = d.message_id and m.receive_count = d.receive_count;
+
+-- name: bury
+-- Moves messages to the dead letters, each only if its delivery is still the last one.
+with gone as (
+    delete from commit_message m
+    using unnest(%(commit_keys)s::uuid[], %(message_ids)s::uuid[], %(receive_counts)s::integer[])
+        as d (commit_key, message_id, receive_count)
+    where m.commit_key = d.commit_key and m.message_id = d.message_id and m.receive_count = d.receive_count
+    returning m.*
+)
+insert into dead_commit_message (message_id, queue, commit_key, body, sent_at, receive_count, reason)
+select message_id, queue, commit_key, body, sent_at, receive_count, %(reason)s
+from gone;
+
+-- name: depth
+-- How many messages there are, as far as they are counted, and the age of the oldest of these.
+select count(*), coalesce(extract(epoch from clock_timestamp() - min(sent_at)), 0)::double precision
+from (
+    select sent_at
+    from commit_message
+    where queue = %(queue)s
+    order by visible_at
+    limit %(counted_max)s
+) as counted;
+
+-- name: listen
+-- Has this session notified of messages.
+listen {channel};
+
+-- name: unlisten
+-- Has this session notified of nothing.
+unlisten *;
+
+-- name: announce
+-- Tells senders that a committer sleeps; forgets those that died asleep.
+with stale as (
+    delete from commit_waiter
+    where queue = %(queue)s
+        and waits_until not between clock_timestamp() - interval '1 minute' and clock_timestamp() + interval '5 minutes'
+)
+insert into commit_waiter (queue, waiter, waits_until)
+values (%(queue)s, %(waiter)s, clock_timestamp() + make_interval(secs => %(seconds)s));
+
+-- name: leave
+-- A committer is awake.
+delete from commit_waiter where queue = %(queue)s and waiter = %(waiter)s;
