@@ -36,7 +36,8 @@ Keys = list[tuple[str, str]]
 class Operation:
     """One kind of update.
 
-    `alone`: items of a commit succeed alone, else all of them or none. `touches` gives what an item changes:
+    `alone`: items of a commit succeed alone, else all of them or none. `names_refused`: the statement itself
+    names the files that it refused, in its last column. `touches` gives what an item changes:
     two items that touch the same cannot be in one statement. `keys` are the references (partition id,
     filename) whose states explain a refusal, to `diagnose`.
     """
@@ -47,6 +48,7 @@ class Operation:
     fingerprint: Callable[[Any], Iterable[str]]
     check: Callable[[str, Sequence[Any]], dict[int, DormouseError]]
     alone: bool = False
+    names_refused: bool = False
     keys: Callable[[Any], Keys] = lambda item: []
     diagnose: Callable[[str, Any, Sequence[diagnosis.State]], DormouseError | None] = lambda *_: None
 
@@ -126,7 +128,9 @@ def first_doubled(items: Sequence[Any]) -> Any:
 
 
 OPERATIONS: dict[Kind, Operation] = {
-    "add_files": Operation("add_files", file_arrays, _files_touched, _file_fingerprint, _check_files),
+    "add_files": Operation(
+        "add_files", file_arrays, _files_touched, _file_fingerprint, _check_files, names_refused=True
+    ),
     "assign_job_ids": Operation(
         "assign",
         assign_arrays,
@@ -157,6 +161,11 @@ OPERATIONS: dict[Kind, Operation] = {
         diagnose=diagnosis.split,
     ),
     "delete_collected_files": Operation(
-        "forget", forget_arrays, lambda name: [name], lambda name: [name], diagnosis.impossible_names
+        "forget",
+        forget_arrays,
+        lambda name: [name],
+        lambda name: [name],
+        diagnosis.impossible_names,
+        names_refused=True,
     ),
 }

@@ -87,6 +87,7 @@ class _Batch:
         self._commits = commits
         self._applied: set[int] = set()
         self._before: set[int] = set()
+        self._asked: set[int] = set()
         self._failed: dict[int, dict[int, DormouseError]] = defaultdict(dict)
         self._ids = {n: commit.commit_id for n, commit in enumerate(commits) if commit.commit_id is not None}
         for commit_id in self._ids.values():
@@ -141,7 +142,7 @@ class _Batch:
         """Sends units; gives those that are to be sent again."""
         commits = list(dict.fromkeys(unit.commit for unit in units))
         row = self._store._apply_once(self._operation, self._values(units, commits), conn)
-        verdict, before, reused, _, *refusals = row
+        verdict, before, reused = row[:3]
         if before or reused:
             done = {commits[n - 1] for n in (*before, *reused)}
             self._before |= {commits[n - 1] for n in before}
@@ -153,9 +154,16 @@ class _Batch:
             return [unit for unit in units if unit.commit not in done]
         self._applied |= {unit.commit for unit, ok in zip(units, verdict, strict=True) if ok}
         refused = [unit for unit, ok in zip(units, verdict, strict=True) if not ok]
+        unsure = {unit.commit for unit in refused if unit.commit in self._ids} - self._asked - self._applied
+        if unsure:
+            # whoever made this one wait may have applied the same commit: a second look will see it
+            self._asked |= unsure
+            return refused
         if not refused:
             return []
-        return self._named(units, refusals[0]) if refusals else self._explained(refused, conn)
+        return (
+            self._named(units, row[-1]) if self._operation.names_refused else self._explained(refused, conn)
+        )
 
     def _values(self, units: list[_Unit], commits: list[int]) -> Parameters:
         numbers = {commit: n for n, commit in enumerate(commits, 1)}
@@ -183,10 +191,10 @@ class _Batch:
             parts += self._operation.fingerprint(item)
         return hashlib.blake2b("\x1f".join(parts).encode(), digest_size=16).hexdigest()
 
-    def _named(self, units: list[_Unit], refusals: list[list[Any]] | None) -> list[_Unit]:
+    def _named(self, units: list[_Unit], refusals: list[list[Any]]) -> list[_Unit]:
         """The statement itself has named the files that it refused, by commit."""
         kind = {(): FileAlreadyExists, (True,): FileHasReferences, (False,): FileNotFound}
-        for number, filename, *tracked in refusals or ():
+        for number, filename, *tracked in refusals:
             unit = units[number - 1]
             names = [getattr(item, "filename", item) for item in unit.items]
             error = kind[tuple(tracked)](self._store.table.name, filename)
