@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from dormouse.catalog import Catalog
+from dormouse.commits.committer import Committer, CommitterOptions
+from dormouse.commits.service import CommitService
+from dormouse.commits.status import CommitStatus
 from dormouse.context import TableContext
 from dormouse.errors import (
     InstanceError,
@@ -34,6 +37,7 @@ from dormouse.table import Table
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from dormouse.commits.requests import CommitRequest
     from dormouse.query import PlanSummary
 
 MARKER = "instance.json"
@@ -51,6 +55,7 @@ class Instance:
         settings: Settings,
         *,
         read_only: bool = False,
+        committer: bool = False,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._dsn = dsn
@@ -67,6 +72,7 @@ class Instance:
         )
         self._attempts = WriteAttempts(self._supplier, objects)
         self._catalog = Catalog(self._supplier, self._attempts)
+        self._commits = CommitService(self._supplier, objects, settings, committer=committer)
 
     def open(self, *, writers_are_dead: bool = False) -> Self:
         """Migrates the database, and checks that it and the object store belong together."""
@@ -82,8 +88,9 @@ class Instance:
         return self
 
     def close(self) -> None:
-        """Gives connections back; an embedded database stops when nobody else uses it."""
+        """Ends committers and gives connections back; an embedded database stops when nobody else uses it."""
         self._closed = True
+        self._commits.close()
         self._supplier.close()
         on_close, self._on_close = self._on_close, lambda: None
         on_close()
@@ -161,6 +168,42 @@ class Instance:
         from dormouse.query import explain_sql
 
         return explain_sql(self._contexts(), statement)
+
+    def submit(
+        self, requests: Iterable[CommitRequest], *, waiting: Callable[[str], object] | None = None
+    ) -> None:
+        """Sends commit requests (`dormouse.commits.requests`) to the queue; a committer applies them.
+
+        A table is known by its id from here on, whatever its name will be. Waits while the queue is above its
+        high mark, and tells `waiting` why. When it raises, some may have been sent: sending all of them again
+        applies each once.
+
+        Raises `TableNotFound`, `InvalidCommitRequest`, `CommitQueueFull` and `CommitQueueError`.
+        """
+        self._check_writable()
+        self._commits.submit(requests, waiting)
+
+    def committer(self, *, concurrency: int = 2, batch_max: int = 500, receives_max: int = 10) -> Committer:
+        """What applies requests: `run()` until it is stopped, or `drain()` until the queue is empty.
+
+        It takes at most `batch_max` requests at once, works on `concurrency` batches at a time, and rejects a
+        request whose inputs were not there at `receives_max` tries.
+        """
+        self._check_writable()
+        return self._commits.committer(CommitterOptions(concurrency, batch_max, receives_max))
+
+    def commit_status(self, commit_id: str) -> CommitStatus:
+        """What became of a commit."""
+        return self._commits.statuses([commit_id])[0]
+
+    def wait_for_commits(self, commit_ids: Sequence[str], *, seconds_max: float = 60) -> list[CommitStatus]:
+        """What became of commits, when each is applied or rejected, or the time is over."""
+        return self._commits.wait_for(commit_ids, seconds_max)
+
+    @property
+    def commits(self) -> CommitService:
+        """The commit queues: how deep they are, and what could not be handled."""
+        return self._commits
 
     def change_properties(
         self, table: TableRecord, change: Callable[[TableProperties], TableProperties]

@@ -25,11 +25,14 @@ MARKER = "dormouse.json"
 _TEMPORARY = ".dormouse-"
 
 
-def local(path: str | os.PathLike[str], *, read_only: bool = False) -> Instance:
+def local(path: str | os.PathLike[str], *, read_only: bool = False, committer: bool = False) -> Instance:
     """Opens the instance of a folder, and makes it when the folder is new or empty; a context manager.
 
     Processes that open the same folder share its database, which stops when the last one leaves. With
     `DORMOUSE_DSN` an existing PostgreSQL is used instead, and the folder holds the objects alone.
+
+    With `committer`, what is submitted is applied at once, by a thread that begins with the first `submit`
+    and ends with the instance; otherwise by whoever runs a committer: `instance.committer().drain()`.
 
     Raises `InvalidName`, `NotAnInstance`, `InstanceLocked`, `InstanceReadOnly`, `InstanceTooNew` or
     `InstanceError`.
@@ -38,8 +41,9 @@ def local(path: str | os.PathLike[str], *, read_only: bool = False) -> Instance:
     settings = load_settings()
     prepare(folder, read_only=read_only)
     if settings.dsn is not None:
-        return _opened(Instance(settings.dsn, open_store(folder / "objects"), settings, read_only=read_only))
-    return _with_own_server(folder, settings, read_only=read_only)
+        objects = open_store(folder / "objects")
+        return _opened(Instance(settings.dsn, objects, settings, read_only=read_only, committer=committer))
+    return _with_own_server(folder, settings, read_only=read_only, committer=committer)
 
 
 def _folder(path: str | os.PathLike[str]) -> Path:
@@ -54,7 +58,7 @@ def _folder(path: str | os.PathLike[str]) -> Path:
         raise InstanceError(f"cannot use {text}: {error}") from None
 
 
-def _with_own_server(folder: Path, settings: Settings, *, read_only: bool) -> Instance:
+def _with_own_server(folder: Path, settings: Settings, *, read_only: bool, committer: bool) -> Instance:
     try:
         from dormouse.embedded_postgres import EmbeddedPostgres
     except ModuleNotFoundError as error:
@@ -63,7 +67,9 @@ def _with_own_server(folder: Path, settings: Settings, *, read_only: bool) -> In
     dsn = server.start()
     try:
         objects = open_store(folder / "objects")
-        instance = Instance(dsn, objects, settings, read_only=read_only, on_close=server.stop)
+        instance = Instance(
+            dsn, objects, settings, read_only=read_only, committer=committer, on_close=server.stop
+        )
     except BaseException:
         server.stop()
         raise

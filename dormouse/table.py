@@ -132,26 +132,37 @@ class Table:
         *,
         engine: Engine = "auto",
         progress: Callable[[int, int, int], None] | None = None,
+        waiting: Callable[[str], object] | None = None,
     ) -> CompactionReport:
         """One round of compaction: makes jobs and runs what is due; gives what it did.
 
-        `progress` is called with the jobs done, all jobs of the round, and the rows merged.
+        `progress` is called with the jobs done, all jobs of the round, and the rows merged. First it waits
+        while the commit queue is above its high mark, tells `waiting` why, and raises `CommitQueueFull`.
         """
         from dormouse.compaction import compact
 
         self._check_writable()
+        self._wait_for_queue(waiting)
         return compact(self._context, engine=engine, progress=progress)
 
-    def split(self) -> SplitReport:
-        """One round of splits: leaves over the threshold, and references pushed down by one level."""
+    def split(self, *, waiting: Callable[[str], object] | None = None) -> SplitReport:
+        """One round of splits: leaves over the threshold, and references pushed down by one level.
+
+        Waits for the commit queue as `compact` does.
+        """
         from dormouse.splitting import split
 
         self._check_writable()
+        self._wait_for_queue(waiting)
         return split(self._context)
 
-    def collect_garbage(self) -> GarbageReport:
-        """One round of garbage collection: deletes files a while after their last reference went."""
+    def collect_garbage(self, *, waiting: Callable[[str], object] | None = None) -> GarbageReport:
+        """One round of garbage collection: deletes files a while after their last reference went.
+
+        Waits for the commit queue as `compact` does.
+        """
         self._check_writable()
+        self._wait_for_queue(waiting)
         return self._context.garbage.collect()
 
     def garbage_ready(self) -> Iterator[str]:
@@ -188,6 +199,9 @@ class Table:
             compaction_jobs=self._context.jobs.count()[0],
             **counts,  # type: ignore[arg-type]
         )
+
+    def _wait_for_queue(self, waiting: Callable[[str], object] | None) -> None:
+        self._instance.commits.wait_for_room(self._context.table.table_id, waiting)
 
     def _check_writable(self) -> None:
         if self._read_only:

@@ -181,12 +181,14 @@ class _TableBatch:
     def _outcome(self, request: CommitRequest, result: CommitResult) -> CommitOutcome:
         if result.state != "refused":
             return self._answer(request, result.state, _first_of(result, len(request.items)))
-        errors = [error for _, error in result.failed]
+        for_later: list[DormouseError] = []
+        for_ever: list[DormouseError] = []
+        for _, error in result.failed:
+            (for_later if self._is_for_later(error) else for_ever).append(error)
         # items that succeed alone are worth a try as long as one is; the others only together
-        enough = any if request.kind in _ITEMS_ALONE else all
-        if enough(self._is_for_later(error) for error in errors):
-            return self._answer(request, "try_later", next(e for e in errors if is_for_later(e)))
-        return self._answer(request, "rejected", next(e for e in errors if not self._is_for_later(e)))
+        if for_ever and not (for_later and request.kind in _ITEMS_ALONE):
+            return self._answer(request, "rejected", for_ever[0])
+        return self._answer(request, "try_later", for_later[0] if for_later else None)
 
     def _failed(self, request: CommitRequest, error: Exception) -> CommitOutcome:
         return _answered(request, self._table.record.table_id, error)

@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,13 +60,12 @@ class Committer:
         self,
         tables: Tables,
         queues: Sequence[CommitQueue],
-        follow: Callable[[str], str],
         options: CommitterOptions | None = None,
     ) -> None:
         self._options = options or CommitterOptions()
         self._tables = tables
         self._queues = queues
-        self._handler = Handler(tables, follow, receives_max=self._options.receives_max)
+        self._handler = Handler(tables, receives_max=self._options.receives_max)
         self._tally = Tally()
         # a thread for each queue at least, so that none is forgotten; of them so many apply at once
         self._threads = max(self._options.concurrency, len(queues))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from dormouse.commits.apply import apply
-from dormouse.commits.outcomes import CommitOutcome, error_class, is_for_later, text_of
+from dormouse.commits.outcomes import CommitOutcome, error_class, text_of
+from dormouse.commits.pointers import object_of
 from dormouse.commits.queue import Message
 from dormouse.commits.requests import Envelope, commit_id_of, decode
-from dormouse.commits.status import settle
+from dormouse.commits.status import commit_statuses, settle
 from dormouse.commits.tables import Tables
-from dormouse.errors import DormouseError
+from dormouse.errors import InvalidCommitRequest
 
 RECEIVES_MAX = 10
 
@@ -31,15 +32,11 @@ class Handled:
 class Handler:
     """Applies the requests of messages, and keeps why one was refused where its submitter finds it.
 
-    `follow` gives the body that a message stands for: its own, or that of the object that it points to. What
-    waits for its inputs, or fails, at `receives_max` deliveries is refused.
+    What waits for its inputs, or fails, at `receives_max` deliveries is refused.
     """
 
-    def __init__(
-        self, tables: Tables, follow: Callable[[str], str], *, receives_max: int = RECEIVES_MAX
-    ) -> None:
+    def __init__(self, tables: Tables, *, receives_max: int = RECEIVES_MAX) -> None:
         self._tables = tables
-        self._follow = follow
         self._receives_max = receives_max
 
     def handle(self, messages: Sequence[Message]) -> list[Handled]:
@@ -56,17 +53,17 @@ class Handler:
 
     def _read(self, message: Message) -> Envelope | Handled:
         try:
-            return decode(self._follow(message.body))
-        except DormouseError as error:
-            later = is_for_later(error)
-            outcome = CommitOutcome(
-                commit_id_of(message.body) or "",
-                "",
-                "try_later" if later else "rejected",
-                text_of(error),
-                error_class(error),
-            )
-            return Handled(message, outcome, "later" if later else "bury")
+            return decode(message.body)
+        except InvalidCommitRequest as error:
+            commit_id = commit_id_of(message.body)
+            if commit_id is not None and object_of(message.body) is not None and self._is_applied(commit_id):
+                # its object went with an earlier delivery
+                return Handled(message, CommitOutcome(commit_id, "", "applied_before"), "done")
+            outcome = CommitOutcome(commit_id or "", "", "rejected", text_of(error), error_class(error))
+            return Handled(message, outcome, "bury")
+
+    def _is_applied(self, commit_id: str) -> bool:
+        return commit_statuses(self._tables.supplier, [commit_id])[0].state == "applied"
 
     def _fate_of(self, message: Message, outcome: CommitOutcome) -> Handled:
         if outcome.state != "try_later":

@@ -10,6 +10,6 @@ returning commit_key;
 
 -- name: recorded
 -- Whether a recorded commit had the same content.
-select content is not distinct from %(content)s::uuid as same
+select content is null or content = %(content)s::uuid as same
 from applied_commit
 where table_id = %(table_id)s and commit_key = %(commit_key)s;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 
 from dormouse.commits.outcomes import CommitOutcome
@@ -30,6 +31,18 @@ class CommitStatus:
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that could not be handled, and why; `body` is its beginning."""
+
+    queue: int
+    reason: str
+    receive_count: int
+    sent_at: datetime
+    buried_at: datetime
+    body: str
+
+
 def commit_statuses(supplier: Supplier, commit_ids: Sequence[str]) -> list[CommitStatus]:
     """The state of each, in their order; one query."""
     for commit_id in commit_ids:
@@ -47,6 +60,16 @@ def _status(commit_id: str, applied: bool, pending: bool, error: str | None) -> 
     if pending:
         return CommitStatus(commit_id, "pending", error)
     return CommitStatus(commit_id, "unknown" if error is None else "rejected", error)
+
+
+def dead_letters(supplier: Supplier, limit: int) -> list[DeadLetter]:
+    """The last of them, newest first."""
+    rows = run_statement(
+        supplier,
+        lambda conn: conn.execute(_QUERIES["dead_letters"].on(), {"limit": limit}).fetchall(),
+        operation="dead letters",
+    )
+    return [DeadLetter(*row) for row in rows]
 
 
 def settle(supplier: Supplier, outcomes: Iterable[CommitOutcome]) -> None:

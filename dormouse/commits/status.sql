@@ -34,3 +34,10 @@ on conflict (commit_key) do update set
 -- name: forget_rejected
 -- Forgets refused commits that nobody has asked for in a long time.
 delete from rejected_commit where rejected_at < clock_timestamp() - make_interval(secs => %(kept_seconds)s::float8);
+
+-- name: dead_letters
+-- The last messages that could not be handled.
+select queue, reason, receive_count, sent_at, buried_at, left(body, 200)
+from dead_commit_message
+order by buried_at desc
+limit %(limit)s;

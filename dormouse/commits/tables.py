@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -20,6 +21,9 @@ from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import run_statement
 
 KEPT_MAX = 10_000
+TRUSTED_SECONDS = 5.0
+"""How late a change of a table's properties may be noticed."""
+
 _INTEGER_MAX = (1 << 31) - 1
 _QUERIES = load(__package__ or "", "tables")
 
@@ -33,13 +37,22 @@ class CommitTable:
     partitions: PartitionStore
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A table as its row said that had this version, which it still had when it was checked."""
+
+    version: str
+    table: CommitTable
+    checked_at: float
+
+
 class Tables:
     """The tables of an instance, as a committer sees them. Threads may share one."""
 
     def __init__(self, supplier: Supplier) -> None:
         self.supplier = supplier
         self._lock = threading.Lock()
-        self._kept: dict[int, tuple[str, CommitTable]] = {}
+        self._kept: dict[int, _Kept] = {}
 
     def named(self, wanted: Iterable[tuple[int | None, str]]) -> dict[tuple[int | None, str], CommitTable]:
         """The tables, by (id, name); an id is stronger than its name, which may be from before a rename.
@@ -47,34 +60,37 @@ class Tables:
         Tables that do not exist are left out.
         """
         keys = set(wanted)
-        ids = [key for key, _ in keys if key is not None and 0 < key <= _INTEGER_MAX]
+        fresh = self._checked_lately({key for key, _ in keys if key is not None})
+        ids = [key for key, _ in keys if key is not None and key not in fresh and 0 < key <= _INTEGER_MAX]
         names = [name for key, name in keys if key is None and is_text(name)]
-        if not ids and not names:
-            return {}
-        values = {"table_ids": ids, "names": names}
-        rows = self._rows("tables_named", values)
-        known = self._current({table_id: version for table_id, _, version in rows})
+        rows = self._rows("tables_named", {"table_ids": ids, "names": names}) if ids or names else []
+        known = {**fresh, **self._current({table_id: version for table_id, _, version in rows})}
         by_name = {name: known[table_id] for table_id, name, _ in rows if table_id in known}
         found = {key: known.get(key[0]) if key[0] is not None else by_name.get(key[1]) for key in keys}
         return {key: table for key, table in found.items() if table is not None}
 
+    def _checked_lately(self, ids: set[int]) -> dict[int, CommitTable]:
+        """What need not be asked for: an id stays a table's, and its store notices when it is dropped."""
+        since = time.monotonic() - TRUSTED_SECONDS
+        with self._lock:
+            kept = {key: self._kept[key] for key in ids if key in self._kept}
+        return {key: item.table for key, item in kept.items() if item.checked_at > since}
+
     def _current(self, versions: dict[int, str]) -> dict[int, CommitTable]:
         """The tables of these ids; only those that changed since are read again."""
+        now = time.monotonic()
         with self._lock:
-            kept = {key: self._kept.get(key) for key in versions}
-        known = {key: item[1] for key, item in kept.items() if item and item[0] == versions[key]}
+            kept = {key: item for key in versions if (item := self._kept.get(key))}
+        known = {key: item for key, item in kept.items() if item.version == versions[key]}
         changed = [key for key in versions if key not in known]
-        if not changed:
-            return known
-        fresh = {
-            row[1]: (row[0], self._table(row))
-            for row in self._rows("tables_with_ids", {"table_ids": changed})
-        }
+        rows = self._rows("tables_with_ids", {"table_ids": changed}) if changed else []
+        current = {key: replace(item, checked_at=now) for key, item in known.items()}
+        current |= {row[1]: _Kept(row[0], self._table(row), now) for row in rows}
         with self._lock:
-            if len(self._kept) + len(fresh) > KEPT_MAX:
+            if len(self._kept) + len(current) > KEPT_MAX:
                 self._kept.clear()
-            self._kept.update(fresh)
-        return {**known, **{key: table for key, (_, table) in fresh.items()}}
+            self._kept.update(current)
+        return {key: item.table for key, item in current.items()}
 
     def _table(self, row: Any) -> CommitTable:
         _, table_id, name, schema, properties, layout, created_at = row

@@ -1,0 +1,158 @@
+"""The commit queues of an instance: how requests get in, who applies them, and what became of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import islice
+from typing import get_args
+from weakref import WeakSet
+
+from dormouse.commits.backpressure import Gate, Marks, Waiting
+from dormouse.commits.committer import Committer, CommitterOptions
+from dormouse.commits.pointers import PointerQueue
+from dormouse.commits.postgres_queue import PostgresQueue
+from dormouse.commits.queue import CommitQueue, QueueDepth
+from dormouse.commits.requests import CommitRequest, encode
+from dormouse.commits.routing import queue_number
+from dormouse.commits.status import CommitStatus, DeadLetter, commit_statuses, dead_letters
+from dormouse.commits.tables import Tables
+from dormouse.errors import InvalidCommitRequest, TableNotFound
+from dormouse.objects import ObjectStore
+from dormouse.postgres.connection import Supplier
+from dormouse.settings import Settings
+
+SEND_BATCH_MAX = 1_000
+STATUS_SECONDS_MIN, STATUS_SECONDS_MAX = 0.005, 0.5
+_REQUESTS = get_args(CommitRequest)
+
+
+class CommitService:
+    """Submits requests, makes committers, and tells what became of requests."""
+
+    def __init__(
+        self, supplier: Supplier, objects: ObjectStore, settings: Settings, *, committer: bool = False
+    ) -> None:
+        self._supplier = supplier
+        self._objects = objects
+        self._settings = settings
+        self._tables = Tables(supplier)
+        self._committers: WeakSet[Committer] = WeakSet()
+        self._own_wanted = committer
+        self._own: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @cached_property
+    def queues(self) -> Sequence[CommitQueue]:
+        """The queues, by number."""
+        found: list[CommitQueue] = []
+        if urls := self._settings.commit_queue_urls:
+            from dormouse.commits.sqs_queue import SqsQueue
+
+            found += [SqsQueue(url) for url in urls]
+        else:
+            found += [PostgresQueue(self._supplier, number) for number in range(self._settings.queues)]
+        return [PointerQueue(queue, self._objects) for queue in found]
+
+    def submit(self, requests: Iterable[CommitRequest], waiting: Waiting | None = None) -> None:
+        """Sends requests to the queues of their tables; see `Instance.submit`."""
+        if isinstance(requests, _REQUESTS):
+            raise InvalidCommitRequest("submit takes a list of requests: write [request]")
+        pending = iter(requests)
+        while batch := list(islice(pending, SEND_BATCH_MAX)):
+            for number, bodies in self._bodies(batch).items():
+                self._gates[number].admit(len(bodies), waiting)
+                self.queues[number].send(bodies)
+            self._start_own()
+
+    def committer(self, options: CommitterOptions) -> Committer:
+        """One that serves all the queues."""
+        made = Committer(self._tables, self.queues, options)
+        self._committers.add(made)
+        return made
+
+    def statuses(self, commit_ids: Sequence[str]) -> list[CommitStatus]:
+        """The state of each commit, in their order."""
+        return commit_statuses(self._supplier, commit_ids)
+
+    def wait_for(self, commit_ids: Sequence[str], seconds_max: float) -> list[CommitStatus]:
+        """The states, once none is pending or unknown, or the time is over."""
+        deadline, pause = time.monotonic() + seconds_max, STATUS_SECONDS_MIN
+        while True:
+            found = self.statuses(commit_ids)
+            left = deadline - time.monotonic()
+            if left <= 0 or all(status.state in {"applied", "rejected"} for status in found):
+                return found
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, STATUS_SECONDS_MAX)
+
+    def wait_for_room(self, table_id: int, waiting: Waiting | None = None) -> None:
+        """Waits while the table's queue is above its high mark; raises `CommitQueueFull`."""
+        self._job_gates[queue_number(table_id, self._settings.queues)].wait(waiting)
+
+    def depths(self) -> list[QueueDepth]:
+        """How much waits in each queue."""
+        return [queue.depth() for queue in self.queues]
+
+    def dead_letters(self, limit: int) -> list[DeadLetter]:
+        """The last messages that could not be handled; those of SQS are in its own dead-letter queue."""
+        return dead_letters(self._supplier, limit)
+
+    def close(self) -> None:
+        """Ends this instance's committers, when they have finished what they hold."""
+        with self._lock:
+            self._closed = True
+            own = self._own
+        for committer in list(self._committers):
+            committer.close()
+        if own is not None:
+            own.join()
+
+    @cached_property
+    def _gates(self) -> Sequence[Gate]:
+        """For senders: only the number of messages counts."""
+        marks = Marks(
+            messages_max=self._settings.commit_queue_messages_max,
+            age_seconds_max=float("inf"),
+            wait_seconds_max=self._settings.commit_queue_wait_seconds_max,
+        )
+        return [Gate(queue.depth, marks) for queue in self.queues]
+
+    @cached_property
+    def _job_gates(self) -> Sequence[Gate]:
+        marks = Marks(
+            messages_max=self._settings.commit_queue_messages_max,
+            age_seconds_max=self._settings.commit_queue_age_seconds_max,
+            wait_seconds_max=self._settings.commit_queue_wait_seconds_max,
+        )
+        return [Gate(queue.depth, marks) for queue in self.queues]
+
+    def _bodies(self, requests: Sequence[CommitRequest]) -> dict[int, list[str]]:
+        for request in requests:
+            if not isinstance(request, _REQUESTS):
+                raise InvalidCommitRequest(
+                    f"submit takes requests of dormouse.commits.requests, not {type(request).__name__}"
+                )
+        tables = self._tables.named((None, request.table) for request in requests)
+        bodies: dict[int, list[str]] = defaultdict(list)
+        for request in requests:
+            table = tables.get((None, request.table))
+            if table is None:
+                raise TableNotFound(f"table {request.table!r} does not exist")
+            table_id = table.record.table_id
+            number = queue_number(table_id, self._settings.queues)
+            bodies[number].append(encode(request, table_id=table_id))
+        return bodies
+
+    def _start_own(self) -> None:
+        if not self._own_wanted:
+            return
+        with self._lock:
+            if self._own is None and not self._closed:
+                committer = self.committer(CommitterOptions())
+                self._own = threading.Thread(target=committer.run, name="committer", daemon=True)
+                self._own.start()
