@@ -12,6 +12,7 @@ from psycopg.types.json import Jsonb
 
 from dormouse.errors import TableAlreadyExists, TableNotFound
 from dormouse.files.attempts import WriteAttempts
+from dormouse.files.conversion import convert
 from dormouse.files.layout import layout as known_layout
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.file_reference import is_text
@@ -84,33 +85,55 @@ class Catalog:
         """
 
         def work(conn: psycopg.Connection[Any]) -> TableRecord:
-            key = {"table_id": table.table_id}
-            row = conn.execute(_QUERIES["table_to_change"].on(), key).fetchone()
-            if row is None:
-                raise TableNotFound(f"table {table.name!r} does not exist any more")
-            now = _record(row)
+            now = self._held(conn, table)
             changed = replace(now, properties=change(now.properties))
-            conn.execute(_QUERIES["set_properties"].on(), {**_columns(changed), **key})
+            values = {**_columns(changed), "table_id": now.table_id}
+            conn.execute(_QUERIES["set_properties"].on(), values)
             return changed
 
         return run_transaction(self._supplier, work, operation="set_properties")
 
+    def convert_layout(self, table: TableRecord, layout: str) -> TableRecord:
+        """Changes how a table's files are tracked; changes nothing when they are tracked so already.
+
+        Waits until nobody uses the table; others wait, and then follow. Raises `InvalidInput` for an unknown
+        layout, `TableNotFound` when the table was dropped.
+        """
+        target = known_layout(layout).name
+
+        def work(conn: psycopg.Connection[Any]) -> TableRecord:
+            now = self._held(conn, table)
+            if now.layout != target:
+                convert(conn, now, target)
+                conn.execute(_QUERIES["set_layout"].on(), {"table_id": now.table_id, "layout": target})
+            return replace(now, layout=target)
+
+        return run_transaction(self._supplier, work, operation="convert layout")
+
     def drop(self, name: str) -> TableRecord:
         """Drops a table; its objects are left to `WriteAttempts.collect_abandoned`."""
-        table = self.get(name)
+        found = self.get(name)
 
-        def work(conn: psycopg.Connection[Any]) -> None:
-            if conn.execute(_QUERIES["remove"].on(), {"table_id": table.table_id}).fetchone() is None:
-                raise TableNotFound(f"table {name!r} does not exist any more")
+        def work(conn: psycopg.Connection[Any]) -> TableRecord:
+            table = self._held(conn, found)
+            conn.execute(_QUERIES["remove"].on(), {"table_id": table.table_id})
             FileReferenceStore(self._supplier, table).drop(conn)
             self._attempts.abandon_table(conn, table)
+            return table
 
-        run_transaction(self._supplier, work, operation="drop table")
-        return table
+        return run_transaction(self._supplier, work, operation="drop table")
 
     def instance_id(self) -> str:
         """The id that database and object store share."""
         return str(self._rows("instance_id")[0][0])
+
+    @staticmethod
+    def _held(conn: psycopg.Connection[Any], table: TableRecord) -> TableRecord:
+        """The table as it is now, until the transaction's end; `TableNotFound` when it was dropped."""
+        row = conn.execute(_QUERIES["table_to_change"].on(), {"table_id": table.table_id}).fetchone()
+        if row is None:
+            raise TableNotFound(f"table {table.name!r} does not exist any more")
+        return _record(row)
 
     def _rows(self, query: str, **values: Any) -> list[Any]:
         with self._supplier.connection() as conn:

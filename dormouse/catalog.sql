@@ -28,9 +28,13 @@ for no key update;
 -- Replaces a table's properties.
 update tables set properties = %(properties)s where table_id = %(table_id)s;
 
+-- name: set_layout
+-- Says how a table's references and files are stored from now on.
+update tables set layout = %(layout)s where table_id = %(table_id)s;
+
 -- name: remove
 -- Removes a table, with all that only belongs to it.
-delete from tables where table_id = %(table_id)s returning table_id;
+delete from tables where table_id = %(table_id)s;
 
 -- name: instance_id
 -- Which instance this database is.

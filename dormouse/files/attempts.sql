@@ -31,7 +31,7 @@ order by finished_at;
 
 -- name: tracked
 -- Which of some files the table has.
-select file_id from file where table_id = %(table_id)s and file_id = any(%(file_ids)s);
+select file_id from tracked_file where table_id = %(table_id)s and file_id = any(%(file_ids)s);
 
 -- name: abandon
 -- An attempt commits nothing any more; its objects are to be deleted. Gives nothing when it has committed.

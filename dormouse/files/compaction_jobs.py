@@ -12,7 +12,7 @@ from typing import Any, Literal
 import psycopg
 from psycopg import errors as pg
 
-from dormouse.files.reads import dropped_tables
+from dormouse.files.own_tables import OwnTables
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import Supplier
@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 LEASE_SECONDS = 6 * 3600.0
 Fate = Literal["retry", "given_up", "superseded"]
-_OWN = ("file_reference", "file")
 _QUERIES = load(__package__ or "", "compaction_jobs")
 
 
@@ -66,6 +65,7 @@ class CompactionJobs:
     def __init__(self, supplier: Supplier, table: TableRecord, store: FileReferenceStore) -> None:
         self._supplier = supplier
         self._table = table
+        self._own = OwnTables(supplier, table)
         self._store = store
 
     def create(self) -> int:
@@ -77,16 +77,18 @@ class CompactionJobs:
             "size_ratio": properties.size_ratio,
             "jobs_max": properties.compaction_jobs_max,
         }
-        query = self._on(f"create_{properties.compaction_strategy}")
+        name = f"create_{properties.compaction_strategy}"
 
         def work(conn: psycopg.Connection[Any]) -> int:
+            query = self._own.on(name)
             jobs, whole = conn.execute(query, values).fetchall()[0]
             if not whole:
                 raise pg.SerializationFailure("another transaction assigned some of the files meanwhile")
             return int(jobs)
 
-        with dropped_tables(self._table):
-            return run_transaction(self._supplier, work, operation="create compaction jobs")
+        return self._own.following(
+            lambda: run_transaction(self._supplier, work, operation="create compaction jobs")
+        )
 
     def take(
         self,
@@ -113,11 +115,11 @@ class CompactionJobs:
 
     def _lease(self, limit: int, lease_seconds: float) -> list[CompactionJob]:
         values = {"table_id": self._table.table_id, "limit": limit, "lease_seconds": lease_seconds}
-        query = self._on("take")
-        with dropped_tables(self._table):
-            rows = run_transaction(
-                self._supplier, lambda conn: conn.execute(query, values).fetchall(), operation="take jobs"
-            )
+
+        def work(conn: psycopg.Connection[Any]) -> list[Any]:
+            return conn.execute(self._own.on("take"), values).fetchall()
+
+        rows = self._own.following(lambda: run_transaction(self._supplier, work, operation="take jobs"))
         return [_job(list(group)) for _, group in groupby(rows, key=itemgetter(0, 1))]
 
     def _is_hopeless(self, job: CompactionJob) -> bool:
@@ -164,10 +166,12 @@ class CompactionJobs:
 
     def due(self) -> DueJobs:
         """What could be taken now."""
-        query = _QUERIES["due"].on(**{kind: f"{kind}_{self._table.table_id}" for kind in _OWN})
-        with dropped_tables(self._table), self._supplier.connection() as conn:
-            row = conn.execute(query, {"table_id": self._table.table_id}).fetchall()[0]
-        return DueJobs(*map(int, row))
+
+        def answer() -> Sequence[Any]:
+            with self._supplier.connection() as conn:
+                return conn.execute(self._own.on("due"), {"table_id": self._table.table_id}).fetchall()[0]
+
+        return DueJobs(*map(int, self._own.following(answer)))
 
     def count(self) -> tuple[int, int]:
         """How many jobs there are, and how many of them are being run."""
@@ -182,10 +186,6 @@ class CompactionJobs:
             "partition_id": job.partition_id,
             "attempt": job.attempt,
         }
-
-    def _on(self, name: str) -> Any:
-        query = _QUERIES[name].including(claim=_QUERIES["claim"])
-        return query.on(file_reference=f"file_reference_{self._table.table_id}")
 
 
 def _job(rows: Sequence[Any]) -> CompactionJob:

@@ -104,7 +104,7 @@ select count(distinct j.job_id), coalesce(sum(r.row_count), 0),
     coalesce(sum(r.row_count::float8 * coalesce(f.byte_count / nullif(f.row_count, 0)::float8, 100)), 0)
 from compaction_job j
 left join {file_reference} r on r.partition_id = j.partition_id and r.job_id = j.job_id
-left join {file} f on f.file_id = r.file_id
+left join ({file_facts}) f on f.file_id = r.file_id
 where j.table_id = %(table_id)s and j.leased_until < clock_timestamp();
 
 -- name: count

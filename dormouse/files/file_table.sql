@@ -1,17 +1,37 @@
--- name: create
--- Makes a table's own partitions of the references and the files.
-create table {file_reference} (like file_reference including all);
+-- name: create_files
+-- Part of making a table: its own partition of the files.
 create table {file} (like file including all);
-alter table {file_reference} set (fillfactor = 85, autovacuum_vacuum_scale_factor = 0.05);
 alter table {file} set (fillfactor = 90);
-alter table file_reference attach partition {file_reference} for values in ({table_id});
-alter table file attach partition {file} for values in ({table_id});
+alter table file attach partition {file} for values in ({table_id})
+
+-- name: drop_files
+-- What of the files is gone after a conversion to another layout.
+drop table {file};
+
+-- name: adopt
+-- Part of a conversion: tracks the files of fact.
+insert into {file} (
+    table_id, file_id, filename, byte_count, row_count, min_key, max_key, added_at, unreferenced_at
+)
+select %(table_id)s, file_id, filename, byte_count, row_count, min_key, max_key, added_at,
+    coalesce(unreferenced_at, 'infinity')
+from fact
+
+-- name: lock
+-- Waits for all who use a table's own tables, and keeps others out.
+lock table {file_reference}, {file} in access exclusive mode;
 
 -- name: drop
 -- Drops a table's own partitions of the references and the files. Waits for their readers first: dropping
 -- locks the parents as well, which other tables need to be made.
-lock table {file_reference}, {file} in access exclusive mode;
+{lock}
 drop table {file_reference}, {file};
+
+-- name: file_facts
+-- Part of a query: every tracked file with its facts.
+select f.file_id, f.filename, f.byte_count, f.row_count, f.min_key, f.max_key, f.added_at,
+    nullif(f.unreferenced_at, 'infinity') as unreferenced_at
+from {file} f
 
 -- name: track
 -- Part of an update: tracks the files of new_file that are not tracked yet.
@@ -29,54 +49,29 @@ returning f.file_id
 -- Part of a query: whether the file o.file_id is tracked.
 select from {file} f where f.file_id = o.file_id
 
+-- name: live
+-- Part of a query: whether the reference r is one, and no marker.
+true
+
+-- name: lock_file
+-- Part of an update: holds the file i.file_id, if it is tracked.
+select true as found from {file} f where f.file_id = i.file_id for update
+
+-- name: forget_files
+-- Part of an update: forgets the files of gone.
+delete from {file} f using gone g where f.file_id = g.file_id
+
+-- name: counts_added
+-- Part of an update: counts what was added; this layout has no counts.
+counted as (select 1 where false)
+
+-- name: counts_changed
+-- Part of an update: counts what was removed and added; this layout has no counts.
+counted as (select 1 where false)
+
 -- name: forget_all
 -- Part of a query: forgets every file.
 delete from {file}
-
--- name: referenced_files
--- Every referenced file with its facts and references, by filename and partition.
-select f.filename as f_filename, f.byte_count, f.row_count as f_row_count, f.min_key, f.max_key,
-    f.added_at, {reference_columns}
-from {file_reference} r
-join {file} f using (file_id)
-order by f.filename, r.partition_id;
-
--- name: files_in
--- The files of some partitions with their facts and their references there, by filename and partition.
-select f.filename as f_filename, f.byte_count, f.row_count as f_row_count, f.min_key, f.max_key,
-    f.added_at, {reference_columns}
-from {file_reference} r
-join {file} f using (file_id)
-where r.partition_id = any(%(partition_ids)s)
-order by f.filename, r.partition_id;
-
--- name: unreferenced_files
--- The first files by name that nothing refers to.
-select f.filename, f.byte_count, f.row_count, f.min_key, f.max_key,
-    nullif(f.unreferenced_at, 'infinity') as unreferenced_at
-from {file} f
-where not exists (select from {file_reference} r where r.file_id = f.file_id)
-order by f.filename
-limit %(limit)s;
-
--- name: has_files
--- Whether any file is tracked.
-select exists (select from {file});
-
--- name: counts
--- How many references, rows, files and bytes there are, and whether the rows are counted exactly.
-select r.count, r.row_count, r.exact, f.count, f.byte_count, u.count
-from (
-    select count(*), coalesce(sum(row_count), 0)::bigint as row_count,
-        coalesce(not bool_or(count_approximate), true) as exact
-    from {file_reference}
-) r, (
-    select count(*), coalesce(sum(byte_count), 0)::bigint as byte_count
-    from {file} f
-    where exists (select from {file_reference} r where r.file_id = f.file_id)
-) f, (
-    select count(*) from {file} f where not exists (select from {file_reference} r where r.file_id = f.file_id)
-) u;
 
 -- name: stamp_unreferenced
 -- Garbage collection, stage one: stamps files whose last reference went since the last run, with that moment.
@@ -133,26 +128,3 @@ from (
 where not exists (select from {file_reference} r where r.file_id = ready.file_id offset 0)
 order by file_id
 limit %(limit)s;
-
--- name: forget
--- Forgets files that nothing refers to; gives those that are unknown or referenced.
-with input as materialized (
-    select *
-    from unnest(%(file_ids)s::uuid[], %(filenames)s::text[]) as t (file_id, filename)
-    order by file_id
-), locked as materialized (
-    select i.file_id, i.filename, l.found
-    from input i
-    left join lateral (
-        select true as found from {file} f where f.file_id = i.file_id for update
-    ) l on true
-), refused as materialized (
-    select filename, found is not null as tracked
-    from locked
-    where found is null or exists (select from {file_reference} r where r.file_id = locked.file_id)
-), forgotten as (
-    delete from {file} f
-    using locked l
-    where f.file_id = l.file_id and not exists (select from refused)
-)
-select filename, tracked from refused order by filename;

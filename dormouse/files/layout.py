@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -9,12 +10,26 @@ from psycopg import sql
 
 from dormouse.errors import InvalidInput
 from dormouse.postgres.queries import Queries, Query, load
+from dormouse.postgres.statements import Statement
 
-LAYOUTS = ("file_table",)
 # parts that a layout supplies to the store's statements; all its other queries are whole statements
-_PARTS = ("track", "is_tracked", "forget_all")
-_SHARED_PARTS = ("removal", "into_references", "reference_columns")
-_STORE = load(__package__ or "", "store")
+_PARTS = (
+    "live", "track", "is_tracked", "lock_file", "forget_files", "counts_added", "counts_changed",
+    "forget_all", "file_facts", "create_files", "lock",
+)  # fmt: skip
+_SHARED_PARTS = (
+    "commits", "applied", "recorded", "outcome", "removal", "into_references", "reference_columns",
+)  # fmt: skip
+# names that differ: who does not know of a conversion cannot write into the wrong tables
+_TABLES = {
+    "file_table": {"file_reference": "file_reference", "file": "file"},
+    "salted_counts": {"file_reference": "salted_reference", "file_count": "file_count"},
+    "dummy_reference": {"file_reference": "marked_reference"},
+}
+_STORE, _READS, _JOBS, _LAYOUT = (
+    load(__package__ or "", name) for name in ("store", "reads", "compaction_jobs", "layout")
+)
+LAYOUTS = tuple(_TABLES)
 
 
 @dataclass(frozen=True)
@@ -28,24 +43,44 @@ class Layout:
     def queries(self) -> dict[str, Query]:
         parts = {name: self.own[name] for name in _PARTS}
         parts |= {name: _STORE[name] for name in _SHARED_PARTS}
-        return {name: query.including(**parts) for name, query in {**_STORE, **self.own}.items()}
+        parts |= {"claim": _JOBS["claim"]}
+        whole = {**_STORE, **_READS, **_JOBS, **_LAYOUT, **self.own}
+        return {name: query.including(**parts) for name, query in whole.items()}
+
+    def tables(self, table_id: int) -> dict[str, str]:
+        """The names of one table's own PostgreSQL tables, by the identifiers that stand for them in SQL."""
+        return {kind: f"{name}_{table_id}" for kind, name in _TABLES[self.name].items()}
+
+    def names(self, table_id: int) -> dict[str, str]:
+        """As `tables`, with the names of what else is made with them."""
+        tables = self.tables(table_id)
+        return {**tables, "unreferenced": f"{tables['file_reference']}_unreferenced"}
 
     def on(self, name: str, table_id: int) -> sql.Composed:
         """A statement on one table's own PostgreSQL tables."""
-        return self._on(self.queries[name], table_id)
+        return composed(self.queries[name], self.names(table_id))
+
+    def statement(self, name: str, table_id: int) -> Statement:
+        """As `on`, for what runs often."""
+        return _statement(self.name, name, table_id)
 
     def create(self, table_id: int) -> sql.Composed:
         """Makes one table's own PostgreSQL tables."""
-        return self._on(self.queries["create"].literally(table_id=table_id), table_id)
+        return composed(self.queries["create"].literally(table_id=table_id), self.names(table_id))
 
-    @staticmethod
-    def _on(query: Query, table_id: int) -> sql.Composed:
-        own_tables = {kind: f"{kind}_{table_id}" for kind in ("file_reference", "file")}
-        return query.on(**{kind: own_tables[kind] for kind in query.identifiers})
+
+def composed(query: Query, names: Mapping[str, str]) -> sql.Composed:
+    """A query on those of the names that stand in it."""
+    return query.on(**{kind: names[kind] for kind in query.identifiers})
 
 
 @lru_cache
 def layout(name: str) -> Layout:
     if name not in LAYOUTS:
-        raise InvalidInput(f"layout {name!r} is not known; use {' or '.join(LAYOUTS)}")
+        raise InvalidInput(f"layout {name!r} is not known; use {', '.join(LAYOUTS[:-1])} or {LAYOUTS[-1]}")
     return Layout(name, load(__package__ or "", name))
+
+
+@lru_cache(maxsize=10_000)
+def _statement(layout_name: str, name: str, table_id: int) -> Statement:
+    return Statement(layout(layout_name).on(name, table_id))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
@@ -13,8 +13,8 @@ from uuid import UUID
 import psycopg
 from psycopg import errors as pg
 
-from dormouse.errors import TableNotFound
-from dormouse.files.layout import layout
+from dormouse.files.layout import Layout
+from dormouse.files.own_tables import OwnTables, dropped_tables
 from dormouse.files.parameters import Parameters, key_arrays, reference_from_row
 from dormouse.model.file_reference import AllFiles, FileReference, FileWithReferences, is_text
 from dormouse.model.table import TableRecord
@@ -29,10 +29,17 @@ class FileReferenceReads:
     """The reads of one table's file reference store; each sees one consistent snapshot."""
 
     def __init__(self, supplier: Supplier, table: TableRecord) -> None:
-        self.table = table
         self._supplier = supplier
-        self._layout = layout(table.layout)
+        self._own = OwnTables(supplier, table)
         self._isolation = Isolation(table.properties.isolation)
+
+    @property
+    def table(self) -> TableRecord:
+        return self._own.table
+
+    @property
+    def _layout(self) -> Layout:
+        return self._own.layout
 
     def file_references(self) -> Iterator[FileReference]:
         """All references, by partition then filename; streamed, and bounded in memory."""
@@ -52,8 +59,12 @@ class FileReferenceReads:
     ) -> list[FileWithReferences]:
         """The files that some partitions refer to, by name, with their references on those alone."""
         values = {"partition_ids": list(partition_ids)}
-        rows = self._run(lambda c: self._execute(c, "files_in", values).fetchall(), "files_in", conn)
-        return [_file(group) for _, group in groupby(rows, key=itemgetter(0))]
+
+        def work(c: psycopg.Connection[Any]) -> list[FileWithReferences]:
+            rows = self._execute(c, "files_in", values).fetchall()
+            return [_file(group) for _, group in groupby(rows, key=itemgetter(0))]
+
+        return self._run(work, "files_in", conn)
 
     def partition_to_filenames(self) -> dict[str, list[str]]:
         """The filenames of each partition; partitions without files are absent."""
@@ -80,8 +91,11 @@ class FileReferenceReads:
             files += [_unreferenced_file(row) for row in unreferenced[:max_unreferenced]]
             return AllFiles(tuple(files), more_than_max=len(unreferenced) > max_unreferenced)
 
-        return run_transaction(
-            self._supplier, work, isolation=Isolation.REPEATABLE_READ, read_only=True, operation="all_files"
+        snapshot = Isolation.REPEATABLE_READ
+        return self._own.following(
+            lambda: run_transaction(
+                self._supplier, work, isolation=snapshot, read_only=True, operation="all_files"
+            )
         )
 
     def counts(self) -> dict[str, int | bool]:
@@ -94,55 +108,62 @@ class FileReferenceReads:
         return not self._rows("has_files")[0][0]
 
     def _states(
-        self, conn: psycopg.Connection[Any], keys: Sequence[tuple[str, str]]
+        self, keys: Sequence[tuple[str, str]], conn: psycopg.Connection[Any] | None = None
     ) -> list[tuple[bool, bool, str | None]]:
-        return self._execute(conn, "reference_states", key_arrays(keys)).fetchall()
+        """Of (partition id, filename): whether the file is tracked, the reference is there, and its job."""
+        arrays = key_arrays(keys)
+        return self._run(
+            lambda c: self._execute(c, "reference_states", arrays).fetchall(), "reference_states", conn
+        )
 
     def _rows(self, name: str, **values: Any) -> list[Any]:
         return self._run(lambda conn: self._execute(conn, name, values).fetchall(), name, None)
 
     def _stream(self, name: str, values: Parameters) -> Iterator[Sequence[Any]]:
-        query = self._layout.on(name, self.table.table_id)
-        with (
-            dropped_tables(self.table),
-            self._supplier.connection() as conn,
-            conn.transaction(),
-            conn.cursor(name=f"dormouse_{name}") as cursor,
-        ):
-            cursor.itersize = PAGE_ROWS
-            cursor.execute(query, {**values, "table_id": self.table.table_id})
+        cursor, stack = self._own.following(lambda: self._open(name, values))
+        with dropped_tables(self.table), stack:
             yield from cursor
+
+    def _open(self, name: str, values: Parameters) -> tuple[psycopg.ServerCursor[Any], ExitStack]:
+        with ExitStack() as stack:
+            conn = stack.enter_context(self._supplier.connection())
+            stack.enter_context(conn.transaction())
+            cursor = stack.enter_context(conn.cursor(name=f"dormouse_{name}"))
+            cursor.itersize = PAGE_ROWS
+            cursor.execute(self._own.on(name), self._values(values))
+            return cursor, stack.pop_all()
 
     def _execute(
         self, conn: psycopg.Connection[Any], name: str, values: Mapping[str, Any]
     ) -> psycopg.Cursor[Any]:
-        query = self._layout.on(name, self.table.table_id)
-        return conn.execute(query, {**values, "table_id": self.table.table_id})
+        return self._own.statement(name).execute(conn, self._values(values))
+
+    def _values(self, values: Mapping[str, Any]) -> Parameters:
+        """With what the parts of every layout take."""
+        table = self.table
+        return {**values, "table_id": table.table_id, "salt_buckets": table.properties.salt_buckets}
 
     def _run(
         self,
         work: Callable[[psycopg.Connection[Any]], T],
         operation: str,
         conn: psycopg.Connection[Any] | None,
+        *,
+        run: Callable[..., T] = run_transaction,
     ) -> T:
-        with dropped_tables(self.table):
+        def once() -> T:
             if conn is not None:
                 return work(conn)
-            return run_transaction(self._supplier, work, isolation=self._isolation, operation=operation)
+            return run(self._supplier, work, isolation=self._isolation, operation=operation)
 
-
-@contextmanager
-def dropped_tables(table: TableRecord) -> Iterator[None]:
-    """Says that the table is gone, when its PostgreSQL tables are."""
-    try:
-        yield
-    except (pg.UndefinedTable, pg.ForeignKeyViolation):
-        raise TableNotFound(f"table {table.name!r} does not exist any more") from None
+        return self._own.following(once, conn)
 
 
 def _file(rows: Iterable[Sequence[Any]]) -> FileWithReferences:
     listed = list(rows)
     filename, byte_count, row_count, min_key, max_key, added_at = listed[0][:6]
+    if filename is None:
+        raise pg.SerializationFailure("the layout was converted after the transaction's snapshot")
     return FileWithReferences(
         filename=filename,
         references=tuple(reference_from_row(row[6:]) for row in listed),

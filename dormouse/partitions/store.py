@@ -10,8 +10,9 @@ from typing import Any
 import psycopg
 
 from dormouse.errors import InvalidKey, InvalidRange, PartitionNotActive, PartitionNotFound, TableNotFound
+from dormouse.files.layout import composed
+from dormouse.files.own_tables import OwnTables, dropped_tables
 from dormouse.files.parameters import reference_from_row
-from dormouse.files.reads import dropped_tables
 from dormouse.model.file_reference import SplitFileReferenceRequest, is_text
 from dormouse.model.keys import KeyValue
 from dormouse.model.partition_tree import (
@@ -46,6 +47,7 @@ class PartitionStore:
     def __init__(self, supplier: Supplier, table: TableRecord) -> None:
         self._supplier = supplier
         self._table = table
+        self._own = OwnTables(supplier, table)
         self._schema = table.schema
         self._tree: PartitionTree | None = None
 
@@ -119,17 +121,14 @@ class PartitionStore:
 
     def leaf_rows(self, row_count_min: int) -> list[LeafRows]:
         """The leaves that have at least so many rows."""
-        with self._supplier.connection() as conn:
-            rows = self._execute(conn, "row_counts", row_count_min=row_count_min).fetchall()
-        return [LeafRows(*row) for row in rows]
+        return [LeafRows(*row) for row in self._rows("row_counts", row_count_min=row_count_min)]
 
     def references_above_leaves(self) -> Iterator[SplitFileReferenceRequest]:
         """How to push down, by one level, the unassigned references of partitions that were divided."""
         after = ("", "")
         while True:
             values = {"after_partition": after[0], "after_filename": after[1], "limit": PAGE_ROWS}
-            with self._supplier.connection() as conn:
-                rows = self._execute(conn, "references_above_leaves", **values).fetchall()
+            rows = self._rows("references_above_leaves", **values)
             if not rows:
                 return
             for left_id, right_id, *columns in rows:
@@ -176,8 +175,16 @@ class PartitionStore:
         }
 
     def _execute(self, conn: psycopg.Connection[Any], name: str, **values: Any) -> psycopg.Cursor[Any]:
-        query = _QUERIES[name]
-        own = {"file_reference": f"file_reference_{self._table.table_id}"}
-        identifiers = {kind: own[kind] for kind in query.identifiers}
         with dropped_tables(self._table):
-            return conn.execute(query.on(**identifiers), {**values, "table_id": self._table.table_id})
+            return conn.execute(_QUERIES[name].on(), {**values, "table_id": self._table.table_id})
+
+    def _rows(self, name: str, **values: Any) -> list[Any]:
+        """Of a query on the table's own tables."""
+        key = {**values, "table_id": self._table.table_id}
+
+        def answer() -> list[Any]:
+            query = composed(_QUERIES[name], self._own.names)
+            with self._supplier.connection() as conn:
+                return conn.execute(query, key).fetchall()
+
+        return self._own.following(answer)

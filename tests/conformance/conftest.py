@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from dormouse.context import TableContext
+from dormouse.files.layout import LAYOUTS
 from dormouse.files.store import FileReferenceStore
 
-LAYOUTS = ["file_table"]
 ISOLATIONS = ["read committed", "serializable"]
 
 

@@ -78,7 +78,8 @@ def test_a_run_that_comes_late_still_times_from_the_removal(store: FileReference
     store.add_files([ref("a")])
     remove(store, "a")
     after = clock(store)
-    assert store.stamp_unreferenced() == 1
+    stages = 1 if store.table.layout == "salted_counts" else 2
+    assert store.stamp_unreferenced() == stages - 1
     assert ready(store, after) == ["a"]
     assert store.stamp_unreferenced() == 0
 

@@ -1,0 +1,140 @@
+-- name: create_files
+-- Part of making a table: finds the markers of files that nothing refers to.
+create index {unreferenced} on {file_reference} (file_id) where file_unreferenced
+
+-- name: drop_files
+-- What of the files is gone after a conversion to another layout.
+delete from {file_reference} where partition_id = '';
+drop index {unreferenced};
+
+-- name: adopt
+-- Part of a conversion: tracks the files of fact.
+insert into {file_reference} (
+    table_id, partition_id, file_id, filename, row_count, count_approximate, only_contains_data_for_this_partition,
+    last_updated, file_byte_count, file_row_count, file_min_key, file_max_key, file_added_at, file_unreferenced
+)
+select %(table_id)s, '', file_id, filename, 0, false, false, coalesce(unreferenced_at, 'infinity'),
+    byte_count, row_count, min_key, max_key, added_at, unreferenced_at is not null
+from fact
+
+-- name: lock
+-- Waits for all who use a table's own tables, and keeps others out.
+lock table {file_reference} in access exclusive mode;
+
+-- name: drop
+-- Drops a table's own partition of the references. Waits for its readers first: dropping locks the parent as
+-- well, which other tables need to be made.
+{lock}
+drop table {file_reference};
+
+-- name: live
+-- Part of a query: whether the reference r is one, and no marker, which is on the partition that none can be.
+r.partition_id <> ''
+
+-- name: file_facts
+-- Part of a query: every tracked file with its facts.
+select f.file_id, f.filename, f.file_byte_count as byte_count, f.file_row_count as row_count,
+    f.file_min_key as min_key, f.file_max_key as max_key, f.file_added_at as added_at,
+    nullif(f.last_updated, 'infinity') as unreferenced_at
+from {file_reference} f
+where f.partition_id = ''
+
+-- name: track
+-- Part of an update: tracks the files of new_file that are not tracked yet.
+insert into {file_reference} as f (
+    table_id, partition_id, file_id, filename, row_count, count_approximate, only_contains_data_for_this_partition,
+    last_updated, file_byte_count, file_row_count, file_min_key, file_max_key, file_added_at, file_unreferenced
+)
+select %(table_id)s, '', file_id, filename, 0, false, false,
+    case when referenced then 'infinity' else clock_timestamp() end,
+    byte_count, row_count, min_key, max_key, clock_timestamp(), not referenced
+from new_file
+order by file_id
+on conflict do nothing
+returning f.file_id
+
+-- name: is_tracked
+-- Part of a query: whether the file o.file_id is tracked.
+select from {file_reference} f where f.partition_id = '' and f.file_id = o.file_id
+
+-- name: lock_file
+-- Part of an update: holds the file i.file_id, if it is tracked.
+select true as found from {file_reference} f where f.partition_id = '' and f.file_id = i.file_id for update
+
+-- name: forget_files
+-- Part of an update: forgets the files of gone.
+delete from {file_reference} f using gone g where f.partition_id = '' and f.file_id = g.file_id
+
+-- name: forget_all
+-- Part of a query: forgets every file.
+delete from {file_reference} where partition_id = ''
+
+-- name: counts_added
+-- Part of an update: counts what was added; this layout has no counts.
+counted as (select 1 where false)
+
+-- name: counts_changed
+-- Part of an update: counts what was removed and added; this layout has no counts.
+counted as (select 1 where false)
+
+-- name: stamp_unreferenced
+-- Garbage collection, stage one: stamps the markers of files whose last reference went since the last run.
+with state as materialized (
+    -- not "for update": commits with an id take the row's key in share mode
+    select collected_till from tables where table_id = %(table_id)s for no key update
+), gone as (
+    select g.file_id, max(g.removed_at) as removed_at
+    from state s
+    cross join lateral (
+        select file_id, removed_at
+        from removed_reference
+        where table_id = %(table_id)s
+            and removed_xid >= pg_snapshot_xmin(s.collected_till)
+            and not pg_visible_in_snapshot(removed_xid, s.collected_till)
+    ) g
+    group by g.file_id
+), free as materialized (
+    -- "offset 0" and the array below keep to the indexes, where joins would read whole tables
+    select *
+    from gone
+    where not exists (
+        select from {file_reference} r where r.file_id = gone.file_id and r.partition_id <> '' offset 0
+    )
+), stamped as (
+    update {file_reference} f
+    set last_updated = free.removed_at, file_unreferenced = true
+    from free
+    where f.partition_id = '' and f.file_id = any(array(select file_id from free)) and f.file_id = free.file_id
+        and f.last_updated = 'infinity'
+    returning f.file_id
+), remembered as (
+    update tables set collected_till = pg_current_snapshot() where table_id = %(table_id)s
+)
+select count(*) from stamped;
+
+-- name: ready_for_gc
+-- A page of the files whose last reference went before a time, stamped or not yet, by id.
+select file_id, filename
+from (
+    select f.file_id, f.filename
+    from {file_reference} f
+    where f.file_unreferenced and f.last_updated < %(before)s and f.file_id > %(after)s
+    union all
+    select f.file_id, f.filename
+    from (
+        select file_id
+        from removed_reference r, (select collected_till from tables where table_id = %(table_id)s) s
+        where r.table_id = %(table_id)s and r.file_id > %(after)s
+            and r.removed_xid >= pg_snapshot_xmin(s.collected_till)
+            and not pg_visible_in_snapshot(r.removed_xid, s.collected_till)
+        group by file_id
+        having max(removed_at) < %(before)s
+    ) gone
+    join {file_reference} f using (file_id)
+    where f.partition_id = '' and f.last_updated = 'infinity'
+) ready
+where not exists (
+    select from {file_reference} r where r.file_id = ready.file_id and r.partition_id <> '' offset 0
+)
+order by file_id
+limit %(limit)s;

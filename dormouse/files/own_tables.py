@@ -1,0 +1,109 @@
+"""Where a table's own PostgreSQL tables are: whoever uses them follows when the layout is converted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import errors as pg
+from psycopg import sql
+
+from dormouse.errors import TableNotFound
+from dormouse.files.layout import Layout, layout
+from dormouse.model.table import TableRecord
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import load
+from dormouse.postgres.statements import Statement
+
+T = TypeVar("T")
+LOOKUPS_MAX = 5
+
+logger = logging.getLogger(__name__)
+_QUERIES = load(__package__ or "", "own_tables")
+
+
+class OwnTables:
+    """The own PostgreSQL tables of one table, as its layout names them. Safe to share between threads."""
+
+    def __init__(self, supplier: Supplier, table: TableRecord) -> None:
+        self._supplier = supplier
+        self._state = (table, layout(table.layout))
+        self._outdated = False
+
+    @property
+    def table(self) -> TableRecord:
+        """The table, with the layout that it has as far as is known here."""
+        return self._state[0]
+
+    @property
+    def layout(self) -> Layout:
+        return self._state[1]
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The names of the own tables, by the identifiers that stand for them in SQL."""
+        table, known = self._state
+        return known.names(table.table_id)
+
+    def on(self, name: str) -> sql.Composed:
+        """A statement of the layout on the table's own tables."""
+        table, known = self._state
+        return known.on(name, table.table_id)
+
+    def statement(self, name: str) -> Statement:
+        """As `on`, for what runs often."""
+        table, known = self._state
+        return known.statement(name, table.table_id)
+
+    def following(self, work: Callable[[], T], conn: psycopg.Connection[Any] | None = None) -> T:
+        """Does the work, again when the layout was converted meanwhile; `TableNotFound` when it is gone.
+
+        With `conn`, of the caller's transaction, that is tried again: `SerializationFailure` tells so.
+        """
+        if conn is not None:
+            return self._following_within(conn, work)
+        with dropped_tables(self.table):
+            for _ in range(LOOKUPS_MAX):
+                try:
+                    return work()
+                except pg.UndefinedTable:
+                    # outside the transaction that failed: its connection is back
+                    with self._supplier.connection() as other:
+                        self._look_up(other)
+            return work()
+
+    def _following_within(self, conn: psycopg.Connection[Any], work: Callable[[], T]) -> T:
+        with dropped_tables(self.table):
+            if self._outdated:
+                self._look_up(conn)
+                self._outdated = False
+            try:
+                return work()
+            except pg.UndefinedTable as error:
+                # the transaction is over: the layout is looked up when it is tried again
+                self._outdated = True
+                raise pg.SerializationFailure(
+                    f"table {self.table.name!r} was dropped, or its layout was converted meanwhile"
+                ) from error
+
+    def _look_up(self, conn: psycopg.Connection[Any]) -> None:
+        table = self.table
+        row = conn.execute(_QUERIES["layout"].on(), {"table_id": table.table_id}).fetchone()
+        if row is None:
+            raise TableNotFound(f"table {table.name!r} does not exist any more")
+        if row[0] != table.layout:
+            logger.info("table %s: its layout is %s now, no longer %s", table.name, row[0], table.layout)
+            self._state = (replace(table, layout=row[0]), layout(row[0]))
+
+
+@contextmanager
+def dropped_tables(table: TableRecord) -> Iterator[None]:
+    """Says that the table is gone, when its PostgreSQL tables are."""
+    try:
+        yield
+    except (pg.UndefinedTable, pg.ForeignKeyViolation):
+        raise TableNotFound(f"table {table.name!r} does not exist any more") from None

@@ -1,0 +1,48 @@
+-- name: referenced_files
+-- Every referenced file with its facts and references, by filename and partition.
+select f.filename as f_filename, f.byte_count, f.row_count as f_row_count, f.min_key, f.max_key,
+    f.added_at, {reference_columns}
+from {file_reference} r
+-- a snapshot from before a conversion has the references, but not the facts: that must show
+left join ({file_facts}) f using (file_id)
+where {live}
+order by f.filename, r.partition_id;
+
+-- name: files_in
+-- The files of some partitions with their facts and their references there, by filename and partition.
+select f.filename as f_filename, f.byte_count, f.row_count as f_row_count, f.min_key, f.max_key,
+    f.added_at, {reference_columns}
+from {file_reference} r
+left join ({file_facts}) f using (file_id)
+where r.partition_id = any(%(partition_ids)s) and {live}
+order by f.filename, r.partition_id;
+
+-- name: unreferenced_files
+-- The first files by name that nothing refers to.
+select f.filename, f.byte_count, f.row_count, f.min_key, f.max_key, f.unreferenced_at
+from ({file_facts}) f
+where not exists (select from {file_reference} r where r.file_id = f.file_id and {live})
+order by f.filename
+limit %(limit)s;
+
+-- name: has_files
+-- Whether any file is tracked.
+select exists ({file_facts});
+
+-- name: counts
+-- How many references, rows, files and bytes there are, and whether the rows are counted exactly.
+select r.count, r.row_count, r.exact, f.count, f.byte_count, u.count
+from (
+    select count(*), coalesce(sum(row_count), 0)::bigint as row_count,
+        coalesce(not bool_or(count_approximate), true) as exact
+    from {file_reference} r
+    where {live}
+) r, (
+    select count(*), coalesce(sum(byte_count), 0)::bigint as byte_count
+    from ({file_facts}) f
+    where exists (select from {file_reference} r where r.file_id = f.file_id and {live})
+) f, (
+    select count(*)
+    from ({file_facts}) f
+    where not exists (select from {file_reference} r where r.file_id = f.file_id and {live})
+) u;

@@ -1,0 +1,136 @@
+-- name: create_files
+-- Part of making a table: its own partition of the counts.
+create table {file_count} (like file_count including all);
+alter table {file_count} set (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05);
+alter table file_count attach partition {file_count} for values in ({table_id})
+
+-- name: drop_files
+-- What of the files is gone after a conversion to another layout.
+drop table {file_count};
+
+-- name: adopt
+-- Part of a conversion: tracks the files of fact, and counts their references.
+insert into {file_count} (
+    table_id, file_id, salt, count, changed_at, filename, byte_count, row_count, min_key, max_key
+)
+select %(table_id)s, file_id, -1, null::integer, added_at, filename, byte_count, row_count, min_key, max_key
+from fact
+union all
+select %(table_id)s, file_id, 0, 0, coalesce(unreferenced_at, clock_timestamp()), null, null, null, null, null
+from fact
+where not exists (select from {file_reference} r where r.file_id = fact.file_id and r.partition_id <> '')
+union all
+select %(table_id)s, file_id, (hashtextextended(partition_id, 0) & 9223372036854775807) % %(salt_buckets)s::bigint as salt,
+    count(*), clock_timestamp(), null, null, null, null, null
+from {file_reference}
+where partition_id <> ''
+group by file_id, salt
+
+-- name: lock
+-- Waits for all who use a table's own tables, and keeps others out.
+lock table {file_reference}, {file_count} in access exclusive mode;
+
+-- name: drop
+-- Drops a table's own partitions of the references and the counts. Waits for their readers first: dropping
+-- locks the parents as well, which other tables need to be made.
+{lock}
+drop table {file_reference}, {file_count};
+
+-- name: live
+-- Part of a query: whether the reference r is one, and no marker.
+true
+
+-- name: file_facts
+-- Part of a query: every tracked file with its facts.
+select f.file_id, f.filename, f.byte_count, f.row_count, f.min_key, f.max_key, f.changed_at as added_at,
+    (
+        select case when sum(c.count) = 0 then max(c.changed_at) end
+        from {file_count} c
+        where c.file_id = f.file_id
+    ) as unreferenced_at
+from {file_count} f
+where f.salt = -1
+
+-- name: track
+-- Part of an update: tracks the files of new_file that are not tracked yet.
+insert into {file_count} as f (table_id, file_id, salt, count, filename, byte_count, row_count, min_key, max_key)
+select %(table_id)s, file_id, -1, case when not referenced then 0 end, filename, byte_count, row_count,
+    min_key, max_key
+from new_file
+order by file_id
+on conflict do nothing
+returning f.file_id
+
+-- name: is_tracked
+-- Part of a query: whether the file o.file_id is tracked.
+select from {file_count} f where f.file_id = o.file_id and f.salt = -1
+
+-- name: lock_file
+-- Part of an update: holds the file i.file_id, if it is tracked.
+select true as found from {file_count} f where f.file_id = i.file_id and f.salt = -1 for update
+
+-- name: forget_files
+-- Part of an update: forgets the files of gone.
+delete from {file_count} f using gone g where f.file_id = g.file_id
+
+-- name: forget_all
+-- Part of a query: forgets every file.
+delete from {file_count}
+
+-- name: counts_added
+-- Part of an update: counts the references that were added, in the order of the counts, as none may deadlock.
+counted as (
+    insert into {file_count} as f (table_id, file_id, salt, count)
+    select %(table_id)s, file_id,
+        (hashtextextended(partition_id, 0) & 9223372036854775807) % %(salt_buckets)s::bigint as salt, count(*)
+    from added
+    group by file_id, salt
+    order by file_id, salt
+    on conflict (file_id, salt, table_id) do update
+    set count = f.count + excluded.count, changed_at = clock_timestamp()
+)
+
+-- name: counts_changed
+-- Part of an update: counts the references that were removed and added, in the order of the counts.
+counted as (
+    insert into {file_count} as f (table_id, file_id, salt, count)
+    select %(table_id)s, file_id, salt, sum(change)
+    from (
+        select file_id, change,
+            (hashtextextended(partition_id, 0) & 9223372036854775807) % %(salt_buckets)s::bigint as salt
+        from (
+            select partition_id, file_id, -1 as change from removed
+            union all
+            select partition_id, file_id, 1 from added
+        ) changed
+    ) salted
+    group by file_id, salt
+    having sum(change) <> 0
+    order by file_id, salt
+    on conflict (file_id, salt, table_id) do update
+    set count = f.count + excluded.count, changed_at = clock_timestamp()
+)
+
+-- name: stamp_unreferenced
+-- Garbage collection needs no stage one: the counts tell. The log of removals is not needed for it.
+with remembered as (
+    update tables set collected_till = pg_current_snapshot() where table_id = %(table_id)s
+)
+select 0;
+
+-- name: ready_for_gc
+-- A page of the files whose last reference went before a time, by id.
+select z.file_id, s.filename
+from (
+    select distinct file_id from {file_count} where is_zero and file_id > %(after)s order by file_id
+) z
+cross join lateral (
+    -- one snapshot decides: what has no reference never gets one again
+    select sum(count) as count, max(changed_at) as changed_at, max(filename) as filename
+    from {file_count} f
+    where f.file_id = z.file_id
+) s
+where s.count = 0 and s.changed_at < %(before)s
+    and not exists (select from {file_reference} r where r.file_id = z.file_id offset 0)
+order by z.file_id
+limit %(limit)s;
