@@ -127,18 +127,24 @@ def new_table(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) -
 
 
 @pytest.fixture(scope="session")
-def s3_endpoint() -> Iterator[str]:
-    """The URL of an S3 that has one bucket."""
+def aws_endpoint() -> Iterator[str]:
+    """The URL of an AWS on loopback."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     assert server._server is not None
     server._server.app = one_at_a_time(server._server.app)
-    endpoint = "http://{}:{}".format(*server.get_host_and_port())
+    yield "http://{}:{}".format(*server.get_host_and_port())
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint(aws_endpoint: str) -> str:
+    """The URL of an S3 that has one bucket."""
+    endpoint = aws_endpoint
     keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
     boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **keys).create_bucket(Bucket=BUCKET)
-    yield endpoint
-    server.stop()
+    return endpoint
 
 
 @pytest.fixture
@@ -156,6 +162,28 @@ def s3_options(s3_endpoint: str, tmp_path: Path) -> dict[str, str]:
 def s3_store(s3_options: dict[str, str]) -> ObjectStore:
     """An empty store of the test's own, below a prefix."""
     return open_store(f"s3://{BUCKET}/{uuid4().hex}/lake", **s3_options)
+
+
+@pytest.fixture
+def sqs_options(aws_endpoint: str) -> dict[str, str]:
+    return {
+        "endpoint": aws_endpoint,
+        "region": "us-east-1",
+        "access_key_id": "test",
+        "secret_access_key": "test",
+    }
+
+
+@pytest.fixture
+def new_sqs_queue(aws_endpoint: str) -> Callable[..., str]:
+    """Makes a standard queue with the attributes given, and returns its URL."""
+    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+    client = boto3.client("sqs", endpoint_url=aws_endpoint, region_name="us-east-1", **keys)
+
+    def create(**attributes: str) -> str:
+        return str(client.create_queue(QueueName=f"q{uuid4().hex}", Attributes=attributes)["QueueUrl"])
+
+    return create
 
 
 def one_at_a_time(app: Callable[..., Any]) -> Callable[..., Any]:
