@@ -1,0 +1,1 @@
+"""How many commits can one table take? Dormouse's state store beside other open table formats."""

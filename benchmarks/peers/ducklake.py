@@ -1,0 +1,131 @@
+"""DuckLake, its catalog in PostgreSQL; the extensions come from wheels and are loaded without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.peer import (
+    FILES_PER_COMPACTION,
+    Peer,
+    Steps,
+    file_bytes,
+    refused_on,
+    small_rows,
+    tiny_rows,
+)
+
+_DATABASE = "peer_ducklake"
+
+
+class DuckLake(Peer):
+    """Its defaults: ten retries, after 100 ms and half as long again each time.
+
+    Inlining is off, for what is compared is files: an inlined row would leave none.
+    """
+
+    name = "ducklake"
+    label = "DuckLake on PostgreSQL"
+
+    def version(self) -> str:
+        import duckdb
+
+        with _loaded() as connection:
+            found = connection.execute(
+                "select extension_version from duckdb_extensions() where extension_name = 'ducklake'"
+            ).fetchone()
+        return f"DuckDB {duckdb.__version__}, ducklake {found[0]}"
+
+    def set_up(self) -> None:
+        import psycopg
+
+        with psycopg.connect(self.place.dsn, autocommit=True) as conn:
+            conn.execute(f"create database {_DATABASE}")
+        with self._attached():
+            pass
+
+    def create(self, table: str, partitions: int = 1) -> None:
+        with self._attached() as connection:
+            connection.execute(f"create table {table} (part bigint, key bigint, payload blob)")
+            connection.execute(f"alter table {table} set partitioned by (part)")
+
+    @contextmanager
+    def appender(self, table: str, writer: int) -> Iterator[Steps]:
+        import duckdb
+
+        with self._attached() as connection:
+            connection.register("tiny", tiny_rows(-1 - writer))
+
+            def step(_: int) -> int:
+                with refused_on(duckdb.TransactionException):
+                    connection.execute(f"insert into {table} select * from tiny")
+                return 1
+
+            yield Steps(step)
+
+    def fill(self, table: str, partitions: dict[int, int]) -> None:
+        import pyarrow as pa
+
+        with self._attached() as connection:
+            for number in range(FILES_PER_COMPACTION):
+                rows = [small_rows(partition, worker, number) for partition, worker in partitions.items()]
+                connection.register("small", pa.concat_tables(rows))
+                connection.execute(f"insert into {table} select * from small")
+
+    @contextmanager
+    def compactor(self, table: str, worker: int, partitions: range) -> Iterator[Steps]:
+        """It has no filter on partitions; so each worker chooses by the size that only its files have."""
+        import duckdb
+
+        low, high = file_bytes(worker)
+        with self._attached() as connection:
+
+            def step(_: int) -> int:
+                with refused_on(duckdb.TransactionException):
+                    merged = connection.execute(
+                        f"call ducklake_merge_adjacent_files('lake', '{table}', max_compacted_files => 1, "
+                        f"min_file_size => {low}, max_file_size => {high})"
+                    ).fetchall()
+                if [row[2:] for row in merged] != [(FILES_PER_COMPACTION, 1)]:
+                    raise RuntimeError(f"DuckLake merged something else: {merged}")
+                return 1
+
+            yield Steps(step)
+
+    def conflicts(self) -> int:
+        """Rolled back transactions of its database: each is a try that lost."""
+        import psycopg
+
+        with psycopg.connect(self.place.dsn, autocommit=True) as conn:
+            found = conn.execute(
+                "select xact_rollback from pg_stat_database where datname = %s", [_DATABASE]
+            ).fetchone()
+        return int(found[0]) if found else 0
+
+    @contextmanager
+    def _attached(self) -> Iterator[Any]:
+        with _loaded() as connection:
+            target = f"ducklake:postgres:{self.place.database(_DATABASE)}"
+            folder = self.place.folder / "ducklake"
+            connection.execute(
+                f"attach '{target}' as lake (data_path '{folder}/', data_inlining_row_limit 0)"
+            )
+            connection.execute("use lake")
+            yield connection
+
+
+@contextmanager
+def _loaded() -> Iterator[Any]:
+    import duckdb
+    import duckdb_extension_ducklake
+    import duckdb_extension_postgres_scanner
+
+    # a thread each: there are more writers than cores, and the files are tiny
+    with duckdb.connect(config={"threads": 1}) as connection:
+        connection.execute("set enable_progress_bar = false")
+        for package in (duckdb_extension_postgres_scanner, duckdb_extension_ducklake):
+            (extension,) = Path(str(package.__file__)).parent.rglob("*.duckdb_extension")
+            connection.execute(f"load '{extension}'")
+        yield connection

@@ -1,0 +1,193 @@
+"""Dormouse: each writer commits by itself, one commit at a time, with a commit id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from time import sleep
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from benchmarks.peers.peer import FILES_PER_COMPACTION, Opener, Peer, Refused, Steps, refused_on, small_rows
+
+if TYPE_CHECKING:
+    from dormouse.instance import Instance
+    from dormouse.model.file_reference import FileReference
+    from dormouse.table import Table
+
+_LOOK_SECONDS = 0.01
+
+
+class Dormouse(Peer):
+    """Its default layout and isolation."""
+
+    name = "dormouse"
+    label = "Dormouse, synchronous"
+
+    def version(self) -> str:
+        from importlib.metadata import version
+
+        return f"Dormouse {version('dormouse')}"
+
+    def set_up(self) -> None:
+        import psycopg
+
+        with psycopg.connect(self.place.dsn, autocommit=True) as conn:
+            conn.execute(f"create database peer_{self.name}")
+        self.open().close()
+
+    def open(self) -> Instance:
+        import dormouse as dm
+
+        return dm.connect(self.place.database(f"peer_{self.name}"), f"file://{self._folder}")
+
+    def create(self, table: str, partitions: int = 1) -> None:
+        import dormouse as dm
+
+        schema = dm.Schema([dm.Field("part", dm.LONG)], [], [dm.Field("payload", dm.BYTES)])
+        with self.open() as instance:
+            instance.create_table(table, schema, split_points=range(1, partitions))
+
+    @contextmanager
+    def appender(self, table: str, writer: int) -> Iterator[Steps]:
+        from dormouse.errors import CommitFailed
+        from dormouse.files.store import FileReferenceStore
+        from dormouse.postgres.transaction import RETRIES
+
+        with self.open() as instance:
+            files: FileReferenceStore = instance.table(table).files
+            leaf = _leaves(instance.table(table))[0]
+
+            def step(_: int) -> int:
+                name = f"{table}/{uuid4().hex}.parquet"
+                with refused_on(CommitFailed):
+                    files.add_files([_reference(name, leaf, rows=1)], commit_id=name)
+                return 1
+
+            yield Steps(step, retries=RETRIES.count)
+
+    def fill(self, table: str, partitions: dict[int, int]) -> None:
+        import pyarrow.parquet as pq
+
+        with self.open() as instance:
+            opened = instance.table(table)
+            leaves = _leaves(opened)
+            references = []
+            (self._folder / table).mkdir()
+            for partition, worker in partitions.items():
+                for number in range(FILES_PER_COMPACTION):
+                    name, rows = (
+                        f"{table}/{partition}-{number}.parquet",
+                        small_rows(partition, worker, number),
+                    )
+                    pq.write_table(rows, self._folder / name)
+                    references.append(_reference(name, leaves[partition], rows.num_rows))
+            opened.files.add_files(references)
+
+    @contextmanager
+    def compactor(self, table: str, worker: int, partitions: range) -> Iterator[Steps]:
+        """Looks the files up, claims them, merges them, commits: what the others do in one call."""
+        from dormouse.errors import CommitFailed
+        from dormouse.model.file_reference import AssignJobIdRequest, ReplaceFileReferencesRequest
+        from dormouse.postgres.transaction import RETRIES
+
+        with self.open() as instance:
+            opened = instance.table(table)
+            leaves = _leaves(opened)
+
+            def step(number: int) -> int:
+                leaf, job = leaves[partitions[number]], uuid4().hex
+                inputs = [reference.filename for reference in opened.files.file_references_in([leaf])]
+                if len(inputs) != FILES_PER_COMPACTION:
+                    raise RuntimeError(f"a partition has {len(inputs)} files to compact")
+                output = f"{table}/{job}.parquet"
+                claim = AssignJobIdRequest(job_id=job, partition_id=leaf, filenames=tuple(inputs))
+                with refused_on(CommitFailed):
+                    opened.files.assign_job_ids([claim])
+                    done = ReplaceFileReferencesRequest(
+                        job_id=job,
+                        partition_id=leaf,
+                        input_filenames=claim.filenames,
+                        new_reference=_reference(output, leaf, self._merge(inputs, output)),
+                    )
+                    opened.files.replace_file_references([done], commit_id=job)
+                return 1
+
+            yield Steps(step, retries=RETRIES.count)
+
+    def _merge(self, inputs: list[str], output: str) -> int:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        rows = pa.concat_tables([pq.ParquetFile(self._folder / name).read() for name in inputs])
+        pq.write_table(rows, self._folder / output)
+        return int(rows.num_rows)
+
+    @property
+    def _folder(self) -> Path:
+        return self.place.folder / self.name
+
+
+class DormouseCommitter(Dormouse):
+    """Writers submit one request at a time; a committer in a process of its own applies them.
+
+    The rate is of what is applied; the latencies are those of submitting.
+    """
+
+    name = "committer"
+    label = "Dormouse, through the queue"
+
+    @contextmanager
+    def appender(self, table: str, writer: int) -> Iterator[Steps]:
+        from dormouse.commits.requests import AddFiles
+        from dormouse.model.file_reference import group_by_file
+
+        with self.open() as instance:
+            leaf = _leaves(instance.table(table))[0]
+
+            def step(_: int) -> int:
+                name = f"{table}/{uuid4().hex}.parquet"
+                files = tuple(group_by_file([_reference(name, leaf, rows=1)]))
+                instance.submit([AddFiles(commit_id=name, table=table, files=files)])
+                return 1
+
+            yield Steps(step)
+
+    def committers(self, table: str) -> list[Opener]:
+        return [self._committer]
+
+    @contextmanager
+    def _committer(self) -> Iterator[Steps]:
+        with self.open() as instance:
+            committer = instance.committer()
+            running = Thread(target=committer.run)
+            running.start()
+            told = {"applied": 0, "rejected": 0}
+
+            def step(_: int) -> int:
+                sleep(_LOOK_SECONDS)
+                metrics = committer.metrics()
+                if metrics.rejected > told["rejected"]:
+                    told["rejected"] += 1
+                    raise Refused("the committer rejected it")
+                more, told["applied"] = metrics.applied - told["applied"], metrics.applied
+                return more
+
+            try:
+                yield Steps(step)
+            finally:
+                committer.close()
+                running.join()
+            instance.committer().drain()  # the next run begins with an empty queue
+
+
+def _leaves(table: Table) -> list[str]:
+    return [leaf.partition_id for leaf in table.partitions.tree().leaves]
+
+
+def _reference(name: str, leaf: str, rows: int) -> FileReference:
+    from dormouse.model.file_reference import FileReference
+
+    return FileReference(filename=name, partition_id=leaf, row_count=rows)
