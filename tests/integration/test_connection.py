@@ -14,9 +14,8 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from dormouse.errors import ConnectionsExhausted, InstanceError, InvalidInput
-from dormouse.postgres import ConnectionSupplier, Isolation, OneShotConnectionSupplier, Supplier
+from dormouse.postgres import ConnectionSupplier, Isolation, OneShotConnectionSupplier, Supplier, opening
 from dormouse.postgres import connection as connection_module
-from dormouse.postgres import opening
 
 SUPPLIERS: list[Callable[..., Supplier]] = [ConnectionSupplier, OneShotConnectionSupplier]
 
