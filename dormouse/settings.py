@@ -64,9 +64,6 @@ class Settings(BaseSettings):
     commit_queue_wait_seconds_max: float = Field(default=300, ge=0)
     """How long work waits for the queue to get shorter, before it fails."""
 
-    objects: Annotated[str | None, Optional] = None
-    """The URL of the object store of a lambda: s3://bucket/prefix or file:///path."""
-
     spark_master: Annotated[str | None, Optional] = None
     """The Spark master; None means every core of this machine: `local[*]`."""
 
@@ -104,6 +101,28 @@ def load_settings(**overrides: Any) -> Settings:
     """The settings of the environment, but for the overrides; raises InvalidInput that names the bad ones."""
     try:
         return Settings(**overrides)
+    except ValidationError as error:
+        raise InvalidInput("; ".join(_line(one) for one in error.errors())) from None
+
+
+class LambdaSettings(BaseSettings):
+    """What a lambda needs to know of its instance; build it with `load_lambda_settings`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="ignore", hide_input_in_errors=True
+    )
+
+    dsn: str = Field(repr=False, min_length=1)
+    """The instance's PostgreSQL."""
+
+    objects: str = Field(min_length=1)
+    """The instance's object store: s3://bucket/prefix or file:///path."""
+
+
+def load_lambda_settings() -> LambdaSettings:
+    """The settings of a lambda's environment; raises InvalidInput that names the bad and missing ones."""
+    try:
+        return LambdaSettings()
     except ValidationError as error:
         raise InvalidInput("; ".join(_line(one) for one in error.errors())) from None
 

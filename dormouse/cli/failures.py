@@ -50,7 +50,7 @@ def report(error: BaseException, *, debug: bool) -> int:
     error = _came[0] if _came else error
     if debug:
         traceback.print_exception(error)
-    _say(_message(error, debug=debug))
+    say(_message(error, debug=debug))
     return exit_code_of(error)
 
 
@@ -63,7 +63,7 @@ def complain(error: Any) -> int:
         return BAD_USAGE
     context = getattr(error, "ctx", None)
     where = f" (see {context.command_path} --help)" if context is not None else ""
-    _say(error.format_message().rstrip(".") + where)
+    say(error.format_message().rstrip(".") + where)
     return int(error.exit_code)
 
 
@@ -126,7 +126,8 @@ def _message(error: BaseException, *, debug: bool) -> str:
     return f"unexpected {type(error).__name__}: {error}{hint}"
 
 
-def _say(message: str) -> None:
+def say(message: str) -> None:
+    """One line on stderr."""
     line = " ".join(message.split())
     with suppress(OSError, ValueError):
         sys.stderr.write(f"dormouse: {line}\n")

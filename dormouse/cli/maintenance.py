@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dormouse.cli.data import Engine
+from dormouse.cli.failures import say
 from dormouse.cli.session import Session, verb
 from dormouse.cli.wording import plural
 from dormouse.errors import JobFailed
@@ -35,7 +36,7 @@ def compact(
 
     with session.open() as instance, progress(f"compact {table}", unit="jobs") as moved:
         report = instance.table(table).compact(
-            engine=engine.value, progress=lambda done, total, rows: moved(done, total)
+            engine=engine.value, progress=lambda done, total, rows: moved(done, total), waiting=say
         )
     session.show(
         report,
@@ -53,7 +54,7 @@ def compact(
 def split(session: Session, table: Name) -> None:
     """One round of splits: divide leaves over the threshold, and push references down by one level."""
     with session.open() as instance:
-        report = instance.table(table).split()
+        report = instance.table(table).split(waiting=say)
     session.show(
         report,
         lambda: (
@@ -75,7 +76,7 @@ def gc(
             ready = list(found.garbage_ready())
             session.show({"would_delete": ready}, lambda: "\n".join(ready) or "nothing would be deleted")
             return
-        report = found.collect_garbage()
+        report = found.collect_garbage(waiting=say)
     kept = {name for name, _ in report.failed}
     session.show(
         report,

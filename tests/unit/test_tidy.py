@@ -187,7 +187,7 @@ def test_every_module_is_imported_by_another() -> None:
     """Or is an entry point, or is started by its name; what only a test imports is dead."""
     named = {
         (path, f"{name}.")
-        for path in MODULES.values()
+        for path in (*MODULES.values(), *python_files("lambdas"))
         for name in (*(name for name, _ in imports(path)), *strings(path))
     }
     alive = {

@@ -1,0 +1,146 @@
+"""`dormouse committer`, `commit-status` and `queue`."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dormouse.cli.failures import say
+from dormouse.cli.session import Session, verb
+from dormouse.cli.wording import plural
+
+if TYPE_CHECKING:
+    from dormouse.commits.committer import Committer
+    from dormouse.commits.metrics import CommitterMetrics
+    from dormouse.commits.outcomes import CommitOutcome
+    from dormouse.commits.queue import QueueDepth
+    from dormouse.commits.status import DeadLetter
+
+PROGRESS_SECONDS = 10.0
+DEAD_LETTERS_SHOWN = 20
+
+
+def add_to(app: typer.Typer) -> None:
+    verb(app, "committer", example="dormouse committer --concurrency 4")(committer)
+    verb(app, "commit-status", example="dormouse commit-status ingest:2026-01-31")(commit_status)
+    verb(app, "queue", example="dormouse queue --json")(queue)
+
+
+def committer(
+    session: Session,
+    drain: Annotated[
+        bool, typer.Option("--drain", "--once", help="Apply what is there, and end when the queue is empty.")
+    ] = False,
+    concurrency: Annotated[int, typer.Option(help="How many batches are applied at once.")] = 2,
+    batch: Annotated[int, typer.Option(help="How many requests a batch has at most.")] = 500,
+) -> None:
+    """Apply the commit requests of the queue, until Ctrl-C or SIGTERM: then finish what is begun."""
+    with session.open() as instance:
+        found = instance.committer(concurrency=concurrency, batch_max=batch)
+        if drain:
+            outcomes = found.drain()
+            session.show(
+                {"metrics": found.metrics(), "outcomes": [asdict(outcome) for outcome in outcomes]},
+                lambda: "\n".join([*_refused(outcomes), str(found.metrics())]),
+            )
+            return
+        with _stop_on_signals() as stop, _progress(found):
+            say(
+                f"the committer runs, with batches of up to {plural(batch, 'request')}, {concurrency} at "
+                "once; Ctrl-C ends it"
+            )
+            metrics = found.run(stop)
+    session.show(metrics, lambda: f"ended: {metrics}")
+
+
+def commit_status(
+    session: Session,
+    commit_id: Annotated[
+        str, typer.Argument(help="The id that the request was sent with.", show_default=False)
+    ],
+) -> None:
+    """What became of a commit: applied, rejected and why, pending, or unknown."""
+    with session.open(read_only=True) as instance:
+        found = instance.commit_status(commit_id)
+    session.show(found, lambda: found.state if found.error is None else f"{found.state}: {found.error}")
+
+
+def queue(
+    session: Session,
+    dead: Annotated[int, typer.Option(help="How many dead letters are shown.")] = DEAD_LETTERS_SHOWN,
+) -> None:
+    """How deep the commit queue is, and which messages could not be handled, and why."""
+    with session.open(read_only=True) as instance:
+        depths, letters = instance.commits.depths(), instance.commits.dead_letters(dead)
+    answer = {"queues": [asdict(depth) for depth in depths], "dead_letters": [asdict(one) for one in letters]}
+    session.show(answer, lambda: _picture(depths, letters))
+
+
+def _refused(outcomes: Sequence[CommitOutcome]) -> Iterator[str]:
+    for outcome in outcomes:
+        if outcome.error is not None:
+            yield f"{outcome.commit_id}: {outcome.state}: {outcome.error}"
+
+
+def _picture(depths: Sequence[QueueDepth], letters: Sequence[DeadLetter]) -> Any:
+    from rich.console import Group
+
+    from dormouse.console import count, grid
+
+    rows = [
+        (number, count(depth.messages, exact=not depth.approximate), f"{depth.oldest_seconds:.0f} s")
+        for number, depth in enumerate(depths)
+    ]
+    parts: list[Any] = [grid(("queue", "messages", "oldest"), rows)]
+    if letters:
+        shown = [(f"{one.buried_at:%Y-%m-%d %H:%M:%S}", one.reason, one.body) for one in letters]
+        parts.append(grid(("dead since", "reason", "message"), shown))
+    return Group(*parts, *(() if letters else ("no dead letters",)))
+
+
+@contextmanager
+def _stop_on_signals() -> Iterator[threading.Event]:
+    """Ctrl-C and SIGTERM end it in order; a second one at once."""
+    stop = threading.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def end(number: int, frame: object) -> None:
+        stop.set()
+        for each in numbers:
+            signal.signal(each, before[each])
+
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield stop
+    finally:
+        for number in numbers:
+            signal.signal(number, before[number])
+
+
+@contextmanager
+def _progress(committer: Committer) -> Iterator[None]:
+    """A line on stderr now and then, when there is news."""
+    ended = threading.Event()
+
+    def tell() -> None:
+        said: CommitterMetrics = committer.metrics()
+        while not ended.wait(PROGRESS_SECONDS):
+            if (now := committer.metrics()).batches != said.batches:
+                said = now
+                say(f"so far {now}")
+
+    teller = threading.Thread(target=tell, name="committer-progress", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()

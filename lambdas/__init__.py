@@ -1,0 +1,1 @@
+"""The AWS lambdas: each parses its event, makes one call, and answers."""
