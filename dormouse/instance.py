@@ -211,6 +211,10 @@ class Instance:
         """Changes a table's properties; users call `Table.set_properties`."""
         return self._context(self._catalog.change_properties(table, change))
 
+    def convert_layout(self, table: TableRecord, layout: str) -> TableContext:
+        """Changes how a table's files are tracked; users call `Table.convert_layout`."""
+        return self._context(self._catalog.convert_layout(table, layout))
+
     def _table(self, record: TableRecord) -> Table:
         return Table(self, self._context(record), read_only=self._read_only)
 

@@ -70,6 +70,11 @@ class Table:
         return self._context.properties
 
     @property
+    def layout(self) -> str:
+        """How its files are tracked, as far as is known here."""
+        return self.files.table.layout
+
+    @property
     def files(self) -> FileReferenceStore:
         """Which files hold the table, and which partitions refer to them."""
         return self._context.store
@@ -187,6 +192,17 @@ class Table:
 
         self._context = self._instance.change_properties(self._context.table, change)
         return self.properties
+
+    def convert_layout(self, layout: str) -> bool:
+        """Changes how the files are tracked: `file_table`, `salted_counts` or `dummy_reference`.
+
+        One transaction, which waits until nobody uses the table, and is waited for; other processes' tables
+        follow. False when they are tracked so already. Raises `InvalidInput` for an unknown layout.
+        """
+        self._check_writable()
+        before = self.layout
+        self._context = self._instance.convert_layout(self._context.table, layout)
+        return self.layout != before
 
     def status(self) -> TableStatus:
         """What the table consists of now."""

@@ -51,6 +51,9 @@ def create(
     ] = None,
     split_point: Annotated[Many, typer.Option(help="Divide it from the start, on the first row key.")] = None,
     property: Annotated[Many, typer.Option(help="name=value; see docs for the names.")] = None,
+    layout: Annotated[
+        str, typer.Option(help="How files are tracked: file_table, salted_counts or dummy_reference.")
+    ] = "file_table",
 ) -> None:
     """Make a table. Types: int long string bytes; values also double boolean timestamp list<t> map<k,v>."""
     from dormouse.model.properties import TableProperties
@@ -59,7 +62,9 @@ def create(
     given = {key: item for key, item in parse_properties(property or []).items() if item is not None}
     points = parse_split_points(fields, split_point or [])
     with session.open(create=True) as instance:
-        table = instance.create_table(name, fields, split_points=points, properties=TableProperties(**given))
+        table = instance.create_table(
+            name, fields, layout=layout, split_points=points, properties=TableProperties(**given)
+        )
         leaves = len(points) + 1
         session.show(describe(table), lambda: f"table {name} is made, of {plural(leaves, 'partition')}")
 
@@ -115,6 +120,34 @@ def rename(
     session.show({"table": new_name, "was": name}, lambda: f"table {name} is now {new_name}")
 
 
+@verb(app, "convert-layout", example="dormouse table convert-layout flights salted_counts")
+def convert_layout(
+    session: Session,
+    name: Name,
+    layout: Annotated[
+        str,
+        typer.Argument(
+            help="The layout to have: file_table, salted_counts or dummy_reference.", show_default=False
+        ),
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be converted, and change nothing.")
+    ] = False,
+) -> None:
+    """Change how a table's files are tracked, in one transaction. Whoever uses the table waits meanwhile."""
+    from dormouse.files.layout import layout as known_layout
+
+    target = known_layout(layout).name
+    with session.open(read_only=dry_run) as instance:
+        table = instance.table(name)
+        before, files = table.layout, table.status().files
+        converted = not dry_run and table.convert_layout(target)
+    answer = {"table": name, "was": before, "layout": target, "converted": converted}
+    did = f"{'would convert' if dry_run else 'converted'} table {name} of {plural(files, 'file')}"
+    same = f"table {name} has the layout {target} already; nothing is changed"
+    session.show(answer, lambda: same if before == target else f"{did} from {before} to {target}")
+
+
 @verb(app, "set", example="dormouse table set flights split_threshold_rows=1000000 compression=")
 def set_(
     session: Session,
@@ -139,6 +172,7 @@ def describe(table: Table) -> dict[str, Any]:
 
     return {
         **asdict(table.status()),
+        "layout": table.layout,
         "schema": table.schema.to_json(),
         "properties": table.properties.model_dump(),
         "leaf_partitions": [
@@ -179,7 +213,7 @@ def _picture(table: Table) -> Any:
     return Group(
         f"{table.name}: {count(status.row_count, exact=status.rows_exact)} rows, "
         f"{byte_size(status.byte_count)} in {plural(status.files, 'file')}, "
-        f"{plural(status.references, 'reference')}",
+        f"{plural(status.references, 'reference')}; layout {table.layout}",
         grid(("column", "type", "part"), columns),
         *[f"{name}={value}" for name, value in changed.items()],
         partition_tree(table.partitions.tree(), leaf, leaves_max=LEAVES_SHOWN_MAX),

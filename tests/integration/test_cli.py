@@ -267,9 +267,31 @@ def test_the_instance_can_be_named_by_the_environment(
     assert (tmp_path / "mine" / "dormouse.json").exists()
 
 
+def test_a_table_is_converted_to_another_layout(loaded: Cli) -> None:
+    convert = ("table", "convert-layout", "flights")
+    rows = loaded("query", "flights", "--json").json
+    assert loaded("table", "show", "flights", "--json").json["layout"] == "file_table"
+    dry = loaded(*convert, "salted_counts", "--dry-run").out
+    assert "would convert table flights" in dry and "from file_table to salted_counts" in dry
+    assert "layout file_table" in loaded("table", "show", "flights").out
+    assert loaded(*convert, "salted_counts", "--json").json == {
+        "table": "flights", "was": "file_table", "layout": "salted_counts", "converted": True
+    }  # fmt: skip
+    assert "layout salted_counts" in loaded("table", "show", "flights").out
+    assert loaded("query", "flights", "--json").json == rows
+    assert_one_line(
+        loaded(*convert, "salt"), 2, "layout 'salt' is not known; use file_table, salted_counts or"
+    )
+    same = loaded(*convert, "salted_counts")
+    assert (same.code, same.out.count("\n")) == (0, 1)
+    assert "has the layout salted_counts already" in same.out
+
+
 def test_help_has_an_example_for_every_verb(cli: Cli) -> None:
     verbs = ["demo", "ingest", "query", "sql", "compact", "split", "gc", "status"]
-    verbs += [f"table {name}" for name in ("create", "list", "show", "drop", "rename", "set")]
+    verbs += [
+        f"table {name}" for name in ("create", "list", "show", "drop", "rename", "set", "convert-layout")
+    ]
     for verb in verbs:
         assert f"Example: dormouse {verb}" in " ".join(cli(*verb.split(), "--help", on=()).out.split())
 
