@@ -20,7 +20,7 @@ from dormouse.postgres.queries import load
 from dormouse.postgres.statements import Statement
 
 T = TypeVar("T")
-LOOKUPS_MAX = 5
+LOOKUPS_MAX = 20
 
 logger = logging.getLogger(__name__)
 _QUERIES = load(__package__ or "", "own_tables")
