@@ -1,4 +1,4 @@
-"""Folders of servers, and counters to update."""
+"""Folders of servers, counters to update, and commit queues."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from queues import queue_numbers
 
 from dormouse import embedded_server
+from dormouse.commits.postgres_queue import PostgresQueue
 from dormouse.embedded_postgres import EmbeddedPostgres
 from dormouse.postgres import ConnectionSupplier
 
@@ -43,3 +45,25 @@ def counted(supplier: ConnectionSupplier) -> ConnectionSupplier:
         conn.execute("create table counter (id integer primary key, n integer not null)")
         conn.execute("insert into counter values (1, 0), (2, 0)")
     return supplier
+
+
+@pytest.fixture
+def number() -> int:
+    """The number of a queue of the test's own, in the shared database."""
+    return next(queue_numbers)
+
+
+@pytest.fixture
+def dsn_of_all(shared_supplier: tuple[str, ConnectionSupplier]) -> str:
+    return shared_supplier[0]
+
+
+@pytest.fixture
+def lender(shared_supplier: tuple[str, ConnectionSupplier]) -> ConnectionSupplier:
+    return shared_supplier[1]
+
+
+@pytest.fixture
+def queue(lender: ConnectionSupplier, number: int) -> PostgresQueue:
+    """An empty queue in the shared database."""
+    return PostgresQueue(lender, number)

@@ -1,0 +1,373 @@
+"""Commit requests: every value survives the journey, and nothing malformed gets in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import FrozenInstanceError
+from datetime import UTC, timedelta, timezone
+from typing import Any, get_args
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from dormouse.commits.requests import (
+    BODY_BYTES_MAX,
+    AddFiles,
+    AssignJobIds,
+    CommitRequest,
+    DeleteCollectedFiles,
+    Envelope,
+    ReplaceFileReferences,
+    SplitFileReferences,
+    SplitPartition,
+    commit_id_of,
+    decode,
+    encode,
+)
+from dormouse.commits.routing import queue_number
+from dormouse.errors import InvalidCommitRequest, InvalidInput
+from dormouse.model.file_reference import (
+    COUNT_MAX,
+    AssignJobIdRequest,
+    FileReference,
+    FileWithReferences,
+    ReplaceFileReferencesRequest,
+    SplitFileReferenceRequest,
+)
+
+PATIENT = settings(deadline=None, suppress_health_check=list(HealthCheck))
+CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+NAMES = st.text(CHARACTERS, min_size=1, max_size=40)
+FILENAMES = NAMES | st.just("𝔻" * 256) | st.just('\ufffe\uffff\x7f\x01"\\/') | st.just("é" * 512)
+COUNTS = st.integers(0, COUNT_MAX)
+ZONES = st.none() | st.just(UTC) | st.just(timezone(timedelta(hours=-9, minutes=-30)))
+TIMES = st.none() | st.datetimes(timezones=ZONES, allow_imaginary=False)
+COMMON = {"commit_id": NAMES, "table": NAMES}
+
+
+def references(filename: Any = FILENAMES, partition_id: Any = NAMES) -> st.SearchStrategy[FileReference]:
+    return st.builds(
+        FileReference,
+        filename=filename,
+        partition_id=partition_id,
+        row_count=COUNTS,
+        job_id=st.none() | NAMES,
+        last_updated=TIMES,
+        count_approximate=st.booleans(),
+        only_contains_data_for_this_partition=st.booleans(),
+    )
+
+
+def files(filename: Any = FILENAMES) -> st.SearchStrategy[FileWithReferences]:
+    def of(name: str) -> st.SearchStrategy[FileWithReferences]:
+        return st.builds(
+            FileWithReferences,
+            filename=st.just(name),
+            references=st.lists(references(st.just(name)), max_size=3),
+            byte_count=st.none() | COUNTS,
+            row_count=st.none() | COUNTS,
+            min_key=st.none() | st.binary(max_size=20),
+            max_key=st.none() | st.binary(max_size=20),
+            last_updated=TIMES,
+        )
+
+    return filename.flatmap(of)
+
+
+@st.composite
+def replacements(draw: st.DrawFn) -> ReplaceFileReferencesRequest:
+    partition_id = draw(NAMES)
+    new = draw(st.none() | references(partition_id=st.just(partition_id)))
+    return ReplaceFileReferencesRequest(
+        job_id=draw(NAMES),
+        partition_id=partition_id,
+        input_filenames=tuple(draw(st.lists(FILENAMES, min_size=1, max_size=3, unique=True))),
+        new_reference=new,
+        new_file=None if new is None else draw(st.none() | files(st.just(new.filename))),
+    )
+
+
+@st.composite
+def splits(draw: st.DrawFn) -> SplitFileReferenceRequest:
+    old = draw(references())
+    partitions = draw(st.lists(NAMES, min_size=1, max_size=3, unique=True))
+    new = [draw(references(st.just(old.filename), st.just(name))) for name in partitions]
+    return SplitFileReferenceRequest(old_reference=old, new_references=tuple(new))
+
+
+ASSIGNMENTS = st.builds(
+    AssignJobIdRequest,
+    job_id=NAMES,
+    partition_id=NAMES,
+    filenames=st.lists(FILENAMES, min_size=1, max_size=3, unique=True),
+)
+REQUESTS = st.one_of(
+    st.builds(
+        AddFiles, **COMMON, files=st.lists(files(), min_size=1, max_size=3), attempt_id=st.none() | NAMES
+    ),
+    st.builds(AssignJobIds, **COMMON, requests=st.lists(ASSIGNMENTS, min_size=1, max_size=2)),
+    st.builds(ReplaceFileReferences, **COMMON, requests=st.lists(replacements(), min_size=1, max_size=2)),
+    st.builds(SplitFileReferences, **COMMON, requests=st.lists(splits(), min_size=1, max_size=2)),
+    st.builds(DeleteCollectedFiles, **COMMON, filenames=st.lists(FILENAMES, min_size=1, max_size=3)),
+    st.builds(
+        SplitPartition,
+        **COMMON,
+        partition_id=NAMES,
+        point=st.integers(-(1 << 63), (1 << 63) - 1)
+        | st.text(st.characters(exclude_categories=["Cs"]))
+        | st.binary(),
+        field=st.none() | NAMES,
+    ),
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def delete(**more: Any) -> DeleteCollectedFiles:
+    return DeleteCollectedFiles(**{"commit_id": "c1", "table": "t", "filenames": ("f",), **more})
+
+
+def body(request: CommitRequest | None = None, **changes: Any) -> str:
+    fields = json.loads(encode(request or delete()))
+    return json.dumps({**fields, **changes})
+
+
+def refusal(text: str | bytes) -> str:
+    with pytest.raises(InvalidCommitRequest) as caught:
+        decode(text)
+    said = str(caught.value)
+    assert "\n" not in said
+    assert len(said) < 1_000
+    said.encode()
+    return said
+
+
+def test_every_type_is_covered() -> None:
+    kinds = {kind.kind for kind in get_args(CommitRequest)}
+    assert kinds == {
+        "add_files",
+        "assign_job_ids",
+        "replace_file_references",
+        "split_file_references",
+        "delete_collected_files",
+        "split_partition",
+    }
+
+
+@PATIENT
+@given(REQUESTS, st.none() | st.integers(0, (1 << 31) - 1))
+def test_every_request_survives_the_journey(request: CommitRequest, table_id: int | None) -> None:
+    text = encode(request, table_id=table_id)
+    assert text.isascii()
+    assert "\n" not in text
+    assert decode(text) == decode(text.encode()) == Envelope(request, table_id)
+    again = decode(text).request
+    assert type(again) is type(request)
+    assert again.items == request.items or isinstance(request, SplitPartition)
+    assert commit_id_of(text) == request.commit_id
+
+
+@PATIENT
+@given(st.binary() | st.text() | JSON.map(json.dumps))
+@example(b"\xff\xfe")
+@example("[" * 100_000)
+@example('{"a":' * 100_000)
+@example("1" * 100_000)
+@example('{"version":1e400}')
+@example('{"version":NaN}')
+@example('"\\ud800"')
+def test_garbage_is_refused_in_one_line(text: str | bytes) -> None:
+    refusal(text)
+
+
+@PATIENT
+@given(REQUESTS, st.data())
+def test_a_request_with_anything_put_in_its_place_is_refused_or_read(
+    request: CommitRequest, data: st.DataObject
+) -> None:
+    """Any value anywhere in the JSON is replaced by any other."""
+    fields = json.loads(encode(request, table_id=7))
+    place: Any = fields
+    while True:
+        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+        inner = place[key]
+        if isinstance(inner, dict | list) and inner and data.draw(st.booleans()):
+            place = inner
+        else:
+            place[key] = data.draw(JSON)
+            break
+    try:
+        decode(json.dumps(fields))
+    except InvalidCommitRequest as error:
+        assert "\n" not in str(error)
+
+
+@PATIENT
+@given(REQUESTS, st.integers(min_value=0))
+def test_a_request_cut_short_is_refused(request: CommitRequest, where: int) -> None:
+    text = encode(request)
+    refusal(text[: where % len(text)])
+
+
+def test_a_later_version_asks_for_an_upgrade() -> None:
+    said = "version 7 of a commit request is not known; this Dormouse reads version 1: upgrade it"
+    assert refusal(body(version=7, novelty=1)) == said
+    assert "so large a number" in refusal(body(version=10**4000))
+    assert "version" in refusal(body(version=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"type": "drop_table"}, "the type 'drop_table' is not known; known are add_files, "),
+        ({"type": ["add_files"]}, "the type ['add_files'] is not known"),
+        ({"colour": 1}, "the request has the unknown key 'colour'"),
+        ({"files": []}, "the request has the unknown key 'files'"),
+        ({"commit_id": ""}, "commit_id must be a non-empty string"),
+        ({"commit_id": 5}, "commit_id must be a non-empty string, not 5"),
+        ({"commit_id": "x" * 257}, "must have at most 256 bytes"),
+        ({"table": None}, "the table's name must be a non-empty string, not None"),
+        ({"table_id": "7"}, "table_id must be a whole number"),
+        ({"table_id": -1}, "table_id must be a whole number"),
+        ({"table_id": True}, "table_id must be a whole number"),
+        ({"table_id": 1 << 31}, "table_id must be a whole number"),
+        ({"filenames": "f"}, "filenames must be a list of strings, not 'f'"),
+        ({"filenames": {"f": 1}}, "filenames must be a list of strings"),
+        ({"filenames": [1]}, "filenames must be a list of strings"),
+        ({"filenames": []}, "filenames must not be empty"),
+        ({"filenames": ["\ud800"]}, "is not valid Unicode"),
+        ({"filenames": ["a\0b"]}, "no NUL"),
+        ({"filenames": ["x" * 1_025]}, "must have at most 1024 bytes"),
+    ],
+)
+def test_a_wrong_field_is_named(changes: dict[str, Any], said: str) -> None:
+    assert said in refusal(body(**changes))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"row_count": -1}, "row_count"),
+        ({"row_count": 1.0}, "row_count"),
+        ({"row_count": 1 << 63}, "row_count"),
+        ({"byte_count": "1"}, "byte_count"),
+        ({"min_key": "not base64!"}, "min_key must be bytes in base64"),
+        ({"max_key": 1}, "max_key must be bytes in base64"),
+        ({"last_updated": "yesterday"}, "last_updated must be a time like"),
+        ({"last_updated": 0}, "last_updated must be a time like"),
+        ({"references": {}}, "a file's references must be a list"),
+        ({"references": [1]}, "a file's reference must be a JSON object"),
+        ({"references": [{"partition_id": "p"}]}, "a file reference has no 'row_count'"),
+        ({"references": [{"row_count": 1}]}, "a file reference has no 'partition_id'"),
+        (
+            {"references": [{"partition_id": "p", "row_count": 1, "filename": "g"}]},
+            "the unknown key 'filename'",
+        ),
+        (
+            {"references": [{"partition_id": "p", "row_count": 1, "count_approximate": 1}]},
+            "true or false, not 1",
+        ),
+    ],
+)
+def test_a_wrong_field_of_a_file_is_named(wrong: dict[str, Any], said: str) -> None:
+    request = AddFiles(commit_id="c1", table="t", files=(FileWithReferences(filename="f"),))
+    text = body(request, files=[{"filename": "f", **wrong}])
+    assert said in refusal(text)
+    assert refusal(text).startswith("commit request 'c1': ")
+
+
+@pytest.mark.parametrize(
+    "point", [7, "b", None, {"int": "7"}, {"int": True}, {"str": 7}, {"bytes": "?"}, {"int": 1 << 63}, {}]
+)
+def test_a_wrong_split_point_is_refused(point: Any) -> None:
+    request = SplitPartition(commit_id="c1", table="t", partition_id="root", point=7)
+    assert "point must" in refusal(body(request, point=point))
+
+
+@pytest.mark.parametrize("key", ["version", "type", "commit_id", "table", "filenames"])
+def test_a_missing_field_is_named(key: str) -> None:
+    fields = json.loads(encode(delete()))
+    del fields[key]
+    assert key in refusal(json.dumps(fields))
+
+
+def test_a_key_that_is_there_twice_is_refused() -> None:
+    assert "a key is there twice" in refusal(body()[:-1] + ', "table": "other"}')
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read() -> None:
+    assert f"at most {BODY_BYTES_MAX} bytes" in refusal(" " * (BODY_BYTES_MAX + 1))
+
+
+def test_a_request_that_is_too_large_is_not_encoded() -> None:
+    names = [f"{n:06}" + "𝔻" * 200 for n in range(30_000)]
+    with pytest.raises(InvalidCommitRequest, match=f"send several, each of at most {BODY_BYTES_MAX} bytes"):
+        encode(delete(filenames=names))
+
+
+def test_a_pointer_whose_object_is_gone_says_so() -> None:
+    text = '{"version":1,"type":"pointer","commit_id":"c1","object":"commits/x.json"}'
+    assert refusal(text).startswith("commit request 'c1': its body, the object 'commits/x.json', is gone")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: delete(commit_id="\ud800"), "is not valid Unicode"),
+        (lambda: delete(filenames="f"), "must be a tuple of str, not 'f'"),
+        (lambda: delete(filenames=5), "must be a tuple of str, not 5"),
+        (lambda: delete(filenames=[b"f"]), "must hold str, not b'f'"),
+        (lambda: AddFiles(commit_id="c1", table="t", files=["f"]), "files must hold FileWithReferences"),
+        (lambda: AssignJobIds(commit_id="c1", table="t", requests=()), "requests must not be empty"),
+        (
+            lambda: SplitPartition(commit_id="c1", table="t", partition_id="p", point=10**5_000),
+            "point must fit in 64 bits",
+        ),
+        (
+            lambda: SplitPartition(commit_id="c1", table="t", partition_id="p", point=True),
+            "point must be an int, a str or bytes",
+        ),
+        (
+            lambda: SplitPartition(commit_id="c1", table="t", partition_id="p", point="\ud800"),
+            "is not valid Unicode",
+        ),
+    ],
+)
+def test_a_request_is_checked_when_it_is_made(make: Any, said: str) -> None:
+    with pytest.raises(InvalidCommitRequest) as caught:
+        make()
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("facts", [{"min_key": "text"}, {"max_key": 7}, {"last_updated": "today"}])
+def test_a_fact_of_a_wrong_type_is_not_encoded(facts: dict[str, Any]) -> None:
+    request = AddFiles(commit_id="c1", table="t", files=[FileWithReferences(filename="f", **facts)])
+    with pytest.raises(InvalidCommitRequest, match=f"commit request 'c1': {next(iter(facts))} must be"):
+        encode(request)
+
+
+def test_a_request_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        delete().table = "other"  # type: ignore[misc]
+
+
+def test_the_commit_id_is_found_without_reading_all() -> None:
+    assert commit_id_of(encode(delete(commit_id='a"\\\n𝔻'))) == 'a"\\\n𝔻'
+    assert commit_id_of('{"commit_id": "late", "version": 1}') == "late"
+    for text in ("", "{}", "garbage", '{"version":1,"commit_id":7}', '{"version":1,"commit_id":"\\ud800"}'):
+        assert commit_id_of(text) is None
+
+
+def test_tables_are_spread_over_queues_the_same_everywhere() -> None:
+    assert [queue_number(table_id, 4) for table_id in (1, 2, 3, 4, 5)] == [0, 1, 2, 3, 1]
+    assert {queue_number(table_id, 1) for table_id in range(100)} == {0}
+    counts = [sum(queue_number(t, 4) == n for t in range(1_000)) for n in range(4)]
+    assert min(counts) > 150
+
+
+def test_an_invalid_request_is_an_invalid_input() -> None:
+    assert issubclass(InvalidCommitRequest, InvalidInput)
