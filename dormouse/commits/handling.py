@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -14,6 +15,7 @@ from dormouse.commits.requests import Envelope, commit_id_of, decode
 from dormouse.commits.status import commit_statuses, settle
 from dormouse.commits.tables import Tables
 from dormouse.errors import InvalidCommitRequest
+from dormouse.model.file_reference import check_text
 
 RECEIVES_MAX = 10
 
@@ -55,7 +57,7 @@ class Handler:
         try:
             return decode(message.body)
         except InvalidCommitRequest as error:
-            commit_id = commit_id_of(message.body)
+            commit_id = _commit_id(message.body)
             if commit_id is not None and object_of(message.body) is not None and self._is_applied(commit_id):
                 # its object went with an earlier delivery
                 return Handled(message, CommitOutcome(commit_id, "", "applied_before"), "done")
@@ -72,3 +74,15 @@ class Handler:
             return Handled(message, outcome, "later")
         times = f"tried {message.receive_count} times, the last time: {outcome.error}"
         return Handled(message, replace(outcome, state="rejected", error=times), "bury")
+
+
+def _commit_id(body: str) -> str | None:
+    """The commit id of a body that cannot be read otherwise, such as one of a later version."""
+    if (found := commit_id_of(body)) is not None:
+        return found
+    try:
+        commit_id = json.loads(body)["commit_id"]
+        check_text("commit_id", commit_id)
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return None
+    return str(commit_id)

@@ -1,0 +1,35 @@
+"""Short words for tests of commits: requests, and an instance in the shared database's style."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+from dormouse.commits.requests import AddFiles, AssignJobIds, CommitRequest, ReplaceFileReferences
+from tests.state import assign, file, ref, replace
+
+_ids = itertools.count(1)
+
+
+def add(table: str, name: str, commit_id: str | None = None, rows: int = 100, **more: Any) -> AddFiles:
+    files = (file(name, ref(name, "root", rows)),)
+    return AddFiles(commit_id=commit_id or f"add {name}", table=table, files=files, **more)
+
+
+def assignment(table: str, job: str, *names: str, commit_id: str | None = None) -> AssignJobIds:
+    requests = (assign(job, "root", *names),)
+    return AssignJobIds(commit_id=commit_id or f"assign {job}", table=table, requests=requests)
+
+
+def replacement(
+    table: str, job: str, names: Iterable[str], output: str | None, commit_id: str | None = None
+) -> ReplaceFileReferences:
+    requests = (replace(job, names, output),)
+    return ReplaceFileReferences(commit_id=commit_id or f"replace {job}", table=table, requests=requests)
+
+
+def compaction(table: str, number: int) -> list[CommitRequest]:
+    """All that a compaction of one file of 100 rows sends, the last first: the queue is not ordered."""
+    old, new, job = f"old {number}", f"new {number}", f"job {number}"
+    return [replacement(table, job, [old], new), assignment(table, job, old), add(table, old)]

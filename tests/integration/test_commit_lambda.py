@@ -1,0 +1,118 @@
+"""The commit lambda: a batch of SQS records, answered record by record, with nothing kept between calls."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dormouse as dm
+from dormouse.commits.requests import CommitRequest, encode
+from dormouse.errors import InvalidCommitRequest, InvalidInput
+from dormouse.instance import Instance
+from lambdas.commit import handler
+from tests.commits import add, assignment, compaction, replacement
+from tests.state import live, query, wait_until
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
+    """The instance of the lambda's environment."""
+    url = (tmp_path / "objects").as_uri()
+    monkeypatch.setenv("DORMOUSE_DSN", dsn)
+    monkeypatch.setenv("DORMOUSE_OBJECTS", url)
+    with dm.connect(dsn, url) as instance:
+        instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        yield instance
+
+
+def record(message_id: str, body: CommitRequest | str, receives: int = 1) -> dict[str, Any]:
+    return {
+        "messageId": message_id,
+        "body": body if isinstance(body, str) else encode(body),
+        "attributes": {"ApproximateReceiveCount": str(receives), "SentTimestamp": "1700000000000"},
+        "eventSource": "aws:sqs",
+    }
+
+
+def again(*records: dict[str, Any]) -> list[str]:
+    """The records that the lambda wants to see again."""
+    return [item["itemIdentifier"] for item in handler({"Records": list(records)}, None)["batchItemFailures"]]
+
+
+def test_only_what_must_be_tried_later_comes_again(instance: Instance) -> None:
+    assert again(
+        record("1", replacement("t", "j", ["none"], "x")),
+        record("2", add("t", "a")),
+        record("3", add("t", "a", "taken")),
+        record("4", add("nowhere", "b")),
+    ) == ["1"]
+    assert [name for _, name, _, _ in live(instance.table("t").files)] == ["a"]
+    assert instance.commit_status("taken").state == "rejected"
+    assert instance.commit_status("add b").state == "rejected"
+
+
+def test_a_record_delivered_twice_is_applied_once(instance: Instance) -> None:
+    assert again(record("1", add("t", "a")), record("2", add("t", "a"))) == []
+    assert again(record("1", add("t", "a"), 2)) == []
+    assert instance.commit_status("add a").error is None
+
+
+def test_records_that_need_each_other_are_applied_together(instance: Instance) -> None:
+    assert again(*(record(str(n), request) for n, request in enumerate(compaction("t", 1)))) == []
+    assert [name for _, name, _, _ in live(instance.table("t").files)] == ["new 1"]
+
+
+def test_after_the_last_delivery_it_is_rejected_and_acknowledged(instance: Instance) -> None:
+    assert again(record("1", assignment("t", "j", "none"), 9)) == ["1"]
+    assert again(record("1", assignment("t", "j", "none"), 10)) == []
+    status = instance.commit_status("assign j")
+    assert status.state == "rejected" and "tried 10 times" in str(status.error)
+
+
+def test_what_names_no_commit_is_left_to_the_dead_letter_queue(instance: Instance) -> None:
+    """Nobody would find its refusal, so it is not acknowledged."""
+    unknown = encode(add("t", "a")).replace('"add_files"', '"odd"')
+    assert again(record("1", "nonsense"), record("2", unknown), record("3", add("t", "b"))) == ["1"]
+    assert instance.commit_status("add a").state == "rejected"
+
+
+def test_no_connection_outlives_the_call(instance: Instance) -> None:
+    """The server needs a moment to notice that one was closed."""
+    assert again(record("1", add("t", "a"))) == []
+    text = "select count(*) from pg_stat_activity where application_name = 'dormouse-commit'"
+    wait_until(lambda: query(instance._supplier, text) == [(0,)], seconds_max=60)
+
+
+def test_a_database_that_is_away_has_every_record_come_again(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DORMOUSE_DSN", "postgresql://nobody@127.0.0.1:1/none")
+    assert again(record("1", add("t", "a"), 50), record("2", add("t", "b"))) == ["1", "2"]
+
+
+def test_what_is_not_an_event_of_sqs_is_refused(instance: Instance) -> None:
+    with pytest.raises(InvalidCommitRequest, match="not an event of SQS"):
+        handler({"Records": [{"body": "x"}]}, None)
+
+
+def test_a_missing_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DORMOUSE_OBJECTS", raising=False)
+    monkeypatch.setenv("DORMOUSE_DSN", "postgresql://h/d")
+    with pytest.raises(InvalidInput, match="DORMOUSE_OBJECTS"):
+        handler({"Records": []}, None)
+
+
+def test_the_lambda_loads_no_heavy_library() -> None:
+    heavy = {"pyarrow", "datafusion", "pyspark", "numpy", "boto3"}
+    script = f"import lambdas.commit, sys; print(*{heavy!r} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []
