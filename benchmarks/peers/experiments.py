@@ -23,6 +23,7 @@ class Plan:
     seconds: float = 4.0
     seconds_elsewhere: float = 4.0
     """With other numbers of writers than those where the sides are compared."""
+    seconds_grown: float = 4.0
     grace_seconds: float = 6.0
     grown_commits: int = 2_000
     growth_seconds_max: float = 300.0
@@ -35,11 +36,12 @@ class Plan:
 
 QUICK = Plan(
     rounds=1,
-    seconds=1.5,
+    seconds=1.3,
     seconds_elsewhere=0.5,
+    seconds_grown=0.6,
     grace_seconds=0.3,
     grown_commits=100,
-    growth_seconds_max=0.7,
+    growth_seconds_max=0.6,
     partitions=12,
 )
 
@@ -101,23 +103,23 @@ def _turns(peers: Sequence[Peer], rounds: int) -> Iterator[tuple[int, Peer]]:
 def append(peer: Peer, table: str, writers: int, plan: Plan) -> Result:
     """So many writers on a new table."""
     peer.create(table)
-    return _append(peer, table, writers, plan)
+    return _append(peer, table, writers, plan, plan.seconds_for(writers))
 
 
 def grow(peer: Peer, plan: Plan) -> Grown:
     """The writers' rate on a new table; then one writer commits until it has grown; then again."""
     peer.create("grown")
-    new = _append(peer, "grown", AT_WRITERS, plan)
+    new = _append(peer, "grown", AT_WRITERS, plan, plan.seconds_grown)
     missing = max(plan.grown_commits - new.commits, 0)
     alone = [Task(partial(peer.appender, "grown", AT_WRITERS), steps_max=missing)]
     helpers = [Task(opener) for opener in peer.committers("grown")]
     tallies = run_together(alone + helpers, plan.growth_seconds_max, plan.grace_seconds)
     between = summary(tallies[:1], plan.growth_seconds_max).commits
-    return Grown(new, _append(peer, "grown", AT_WRITERS, plan), new.commits + between)
+    return Grown(new, _append(peer, "grown", AT_WRITERS, plan, plan.seconds_grown), new.commits + between)
 
 
-def _append(peer: Peer, table: str, writers: int, plan: Plan) -> Result:
-    seconds, before = plan.seconds_for(writers), peer.conflicts()
+def _append(peer: Peer, table: str, writers: int, plan: Plan, seconds: float) -> Result:
+    before = peer.conflicts()
     tasks = [Task(partial(peer.appender, table, number)) for number in range(writers)]
     helpers = [Task(opener) for opener in peer.committers(table)]
     tallies = run_together(tasks + helpers, seconds, plan.grace_seconds)

@@ -21,7 +21,18 @@ START_SECONDS_MAX = 120.0
 _TOGETHER_SECONDS = 0.1
 
 _processes = multiprocessing.get_context("forkserver")
-_PRELOADED = ["dormouse", "duckdb", "deltalake", "pyiceberg.catalog.sql", "pyarrow.parquet", "psycopg2"]
+_PRELOADED = [
+    "benchmarks.peers.__main__",
+    "dormouse.commits.requests",
+    "duckdb",
+    "duckdb_extension_ducklake",
+    "duckdb_extension_postgres_scanner",
+    "deltalake.writer",
+    "pyarrow.dataset",
+    "pyiceberg.catalog.sql",
+    "pyiceberg.io.pyarrow",
+    "sqlalchemy.dialects.postgresql.psycopg2",
+]
 
 
 @dataclass(frozen=True)
