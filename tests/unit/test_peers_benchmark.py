@@ -1,0 +1,100 @@
+"""The comparison's figures and arguments; nothing is measured here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers.__main__ import parse
+from benchmarks.peers.experiments import COMPACTORS, WRITERS, Compactions, Grown, Measured
+from benchmarks.peers.figures import figures
+from benchmarks.peers.report import table
+from benchmarks.peers.together import Done, Result, Tally, summary
+
+NAMES = ("dormouse", "committer", "ducklake", "delta", "pyiceberg")
+
+
+def result(commits: int, refused: int = 0) -> Result:
+    return Result(2.0, commits, (0.001, 0.002), refused, retries=None, unfinished=0)
+
+
+def side(commits: int, *, compactions: int | None = None, refused: int = 0) -> Measured:
+    measured = Measured({writers: [result(commits, refused)] for writers in WRITERS})
+    measured.grown = Grown(result(commits), result(commits // 2), 2_000)
+    if compactions is not None:
+        both = Compactions(result(compactions, refused), result(7))
+        measured.compactions = {workers: [both] for workers in COMPACTORS}
+    return measured
+
+
+def made_up() -> dict[str, Measured]:
+    return {
+        "dormouse": side(4_000, compactions=400),
+        "committer": side(8_000),
+        "ducklake": side(200, compactions=40, refused=3),
+        "delta": side(100, compactions=20),
+        "pyiceberg": side(0),
+    }
+
+
+def test_the_ratios_are_ours_to_theirs_and_the_failures_are_ours() -> None:
+    found = figures(made_up())
+    assert {name: found[name] for name in list(found)[:12]} == {
+        "vs_ducklake_8": 20.0,
+        "vs_delta_8": 40.0,
+        "vs_pyiceberg_8": 4_000.0,  # none in the time counts as one
+        "failed": 0,
+        "vs_ducklake_8_committer": 40.0,
+        "vs_delta_8_committer": 80.0,
+        "vs_pyiceberg_8_committer": 8_000.0,
+        "failed_committer": 0,
+        "compactions_vs_ducklake_8": 10.0,
+        "compactions_vs_delta_8": 20.0,
+        "compaction_failures": 0,
+        "commits_per_s_dormouse_1": 2_000.0,
+    }
+    assert found["failed_ducklake_8"] == 3
+    assert found["compaction_failures_ducklake_8"] == 3
+
+
+def test_the_table_has_every_side() -> None:
+    shown = table(figures(made_up()), {name: f"side {name}" for name in NAMES})
+    assert all(shown.count(f"side {name}") >= 2 for name in NAMES)
+
+
+def test_only_what_ended_in_time_counts_and_less_time_when_all_was_done() -> None:
+    late = Tally(done=[Done(0.5, 0.5, 1), Done(2.5, 2.0, 1)])
+    assert (summary([late], 2.0).commits, summary([late], 2.0).per_second) == (1, 0.5)
+    early = Tally(done=[Done(0.5, 0.5, 1), Done(1.0, 0.5, 3)], exhausted=True)
+    assert (summary([early], 2.0).commits, summary([early], 2.0).seconds) == (4, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--slow"], "unrecognized arguments: --slow"),
+        (["--plot", "rates.txt"], "--plot rates.txt: the file's name must end in .svg or .png"),
+        (["--plot", "nowhere/rates.svg"], "there is no folder nowhere"),
+    ],
+)
+def test_wrong_arguments_get_one_clear_line(
+    given: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(given)
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_missing_package_is_named_with_what_installs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "benchmarks.peers.__main__.find_spec", lambda name: None if name == "duckdb" else name
+    )
+    with pytest.raises(SystemExit):
+        parse(["--quick", "--plot", str(Path("rates.svg"))])
+    says = capsys.readouterr().err.splitlines()[-1]
+    assert "not installed: duckdb;" in says
+    assert "dormouse[local,query,benchmark]" in says
