@@ -1,0 +1,1 @@
+"""How many commits can the state store apply?"""

