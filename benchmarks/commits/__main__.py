@@ -8,12 +8,14 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from benchmarks.commits import replacing
 from benchmarks.commits.bench import QUICK, Bench, Plan
+from benchmarks.commits.profiling import profile
 from benchmarks.harness import orderly_end
 from benchmarks.state_tables import open_tables
 
@@ -26,6 +28,11 @@ PARTS: dict[str, Callable[[Bench], Mapping[str, Any]]] = {
 def main() -> None:
     orderly_end()
     arguments = _arguments()
+    if arguments.profile:
+        plan = QUICK if arguments.quick else Plan()
+        with opened(plan, arguments.layout) as bench:
+            print(profile(bench, batch=500, batches=plan.profiled_batches))
+        return
     found = run(QUICK if arguments.quick else Plan(), arguments.only or list(PARTS), arguments.layout)
     print(json.dumps(found) if arguments.json else json.dumps(found, indent=1))
 
@@ -37,11 +44,22 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .svg or .png")
     parser.add_argument("--only", action="append", choices=list(PARTS), help="a part; may be repeated")
     parser.add_argument("--layout", default="file_table", help="of the tables [file_table]")
+    parser.add_argument("--profile", action="store_true", help="instead: where the time of a batch goes")
     return parser.parse_args()
 
 
 def run(plan: Plan, parts: list[str], layout: str) -> dict[str, Any]:
     """Every figure, by name."""
+    found: dict[str, Any] = {}
+    with opened(plan, layout) as bench:
+        for part in parts:
+            found |= PARTS[part](bench)
+    return found
+
+
+@contextmanager
+def opened(plan: Plan, layout: str) -> Iterator[Bench]:
+    """A server of its own, gone at the end."""
     from dormouse.embedded_postgres import EmbeddedPostgres
     from dormouse.postgres import migrate
 
@@ -51,11 +69,7 @@ def run(plan: Plan, parts: list[str], layout: str) -> dict[str, Any]:
     ):
         migrate(server.dsn)
         with open_tables(server.dsn, str(Path(folder) / "objects")) as tables:
-            bench = Bench(server.dsn, Path(folder), tables, plan, layout)
-            found: dict[str, Any] = {}
-            for part in parts:
-                found |= PARTS[part](bench)
-    return found
+            yield Bench(server.dsn, Path(folder), tables, plan, layout)
 
 
 if __name__ == "__main__":

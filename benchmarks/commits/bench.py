@@ -33,6 +33,7 @@ class Plan:
     tables: tuple[int, ...] = (1, 10, 1_000)
     jobs_over_tables: int = 12_000
     latencies: int = 300
+    profiled_batches: int = 20
 
 
 QUICK = Plan(
@@ -48,6 +49,7 @@ QUICK = Plan(
     tables=(1, 10, 100),
     jobs_over_tables=1_000,
     latencies=50,
+    profiled_batches=6,
 )
 
 

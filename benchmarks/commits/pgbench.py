@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,7 +54,7 @@ class Pgbench:
 
     def prepare(self, jobs: Sequence[int]) -> None:
         """Keeps the values of these jobs, numbered from 0, for pgbench to fetch."""
-        listed = _values_of(self._dsn, self._table, jobs)
+        listed = values_of(self._dsn, self._table, [[job] for job in jobs])
         names = list(listed[0])
         with psycopg.connect(self._dsn, autocommit=True) as conn:
             columns = ", ".join(f"{name} text" for name in names)
@@ -125,19 +125,22 @@ class _Noting(FileReferenceStore):
         raise _Noted(self._values(values))
 
 
-def _values_of(dsn: str, table: StateTable, jobs: Sequence[int]) -> list[Mapping[str, Any]]:
+def values_of(dsn: str, table: StateTable, batches: Iterable[Sequence[int]]) -> list[Mapping[str, Any]]:
+    """The values of the replace statement, by name, as the store would send them for each batch of jobs."""
     statement = layout(table.record.layout).on("replace", table.record.table_id).as_string(None)
-    names = dict.fromkeys(_PLACEHOLDER.findall(statement))
+    names = dict.fromkeys(name for name in _PLACEHOLDER.findall(statement) if name)
     supplier = ConnectionSupplier(dsn, connections_max=1)
     found: list[Mapping[str, Any]] = []
     try:
         store = _Noting(supplier, table.record)
-        for job in jobs:
+        for jobs in batches:
             try:
-                store.apply("replace_file_references", [Commit([table.request(job)], table.commit_id(job))])
+                store.apply(
+                    "replace_file_references",
+                    [Commit([table.request(job)], table.commit_id(job)) for job in jobs],
+                )
             except _Noted as noted:
-                values = noted.args[0]
-                found.append({name: values[name] for name in names if name})
+                found.append({name: noted.args[0][name] for name in names})
     finally:
         supplier.close()
     return found
