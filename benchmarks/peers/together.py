@@ -132,6 +132,11 @@ def _started(tasks: Sequence[Task], seconds: float, grace_seconds: float) -> Ite
             worker.start()
             theirs.close()
         yield [ours for ours, _ in pairs]
+    except BaseException:
+        for worker in workers:
+            if worker.pid is not None:
+                worker.kill()
+        raise
     finally:
         for worker, (ours, _) in zip(workers, pairs, strict=True):
             ours.close()
@@ -222,9 +227,13 @@ class _Answer:
                 return
             self._sent = True
             self.tally.retries, self.tally.unfinished = self._retries(), unfinished
-            self._pipe.send(self.tally)
+            with suppress(BrokenPipeError):  # the benchmark ended
+                self._pipe.send(self.tally)
 
     def _give_up(self) -> None:
-        if not self._sent:
+        if self._sent:
+            return
+        try:
             self.send(unfinished=1)
+        finally:
             os._exit(0)  # the step is in a library's hands and cannot be ended otherwise
