@@ -15,11 +15,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
 
 from dormouse.commits.handling import RECEIVES_MAX, Handled, Handler
 from dormouse.commits.metrics import CommitterMetrics, Tally
 from dormouse.commits.outcomes import CommitOutcome, text_of
-from dormouse.commits.queue import CommitQueue
+from dormouse.commits.queue import CommitQueue, Message
 from dormouse.commits.status import forget_rejected
 from dormouse.commits.tables import Tables
 from dormouse.errors import DormouseError, InvalidInput
@@ -107,8 +109,12 @@ class Committer:
         `CommitQueueError` and `InstanceError`.
         """
         outcomes: list[CommitOutcome] = []
+        put_off = [_PutOff(queue) for queue in self._queues]
         with self._reporting(), ThreadPoolExecutor(self._threads, "committer") as pool:
-            loops = [pool.submit(self._drain, queue) for queue in self._queue_of_each_thread()]
+            loops = [
+                pool.submit(self._drain, queue, put_off[number % len(put_off)])
+                for number, queue in enumerate(self._queue_of_each_thread())
+            ]
         for loop in loops:
             outcomes += loop.result()
         return outcomes
@@ -136,20 +142,29 @@ class Committer:
                 )
                 self._closed.wait(pause)
 
-    def _drain(self, queue: CommitQueue) -> list[CommitOutcome]:
+    def _drain(self, queue: CommitQueue, put_off: _PutOff) -> list[CommitOutcome]:
         outcomes: list[CommitOutcome] = []
         while True:
-            batch = self._batch(queue, RETRY_SECONDS_MIN, RETRY_SECONDS_MAX_OF_DRAIN)
+            batch = self._batch(queue, RETRY_SECONDS_MIN, RETRY_SECONDS_MAX_OF_DRAIN, put_off)
             outcomes += [item.outcome for item in batch if item.fate != "later"]
             if not batch and queue.depth().messages == 0:
                 return outcomes
 
-    def _batch(self, queue: CommitQueue, wait_seconds: float, retry_seconds_max: float) -> list[Handled]:
+    def _batch(
+        self,
+        queue: CommitQueue,
+        wait_seconds: float,
+        retry_seconds_max: float,
+        put_off: _PutOff | None = None,
+    ) -> list[Handled]:
         messages = queue.receive(self._options.batch_max, wait_seconds)
         if not messages:
             return []
         with self._permits:
-            handled = self._handler.handle(messages)
+            hopeless = partial(put_off.are_all_but, messages) if put_off is not None else lambda: False
+            handled = self._handler.handle(messages, hopeless)
+        if put_off is not None:
+            put_off.update(handled)  # before another thread can receive them again
         self._acknowledge(queue, handled, retry_seconds_max)
         self._tally.add(handled)
         for item in handled:
@@ -199,6 +214,27 @@ class Committer:
             forget_rejected(self._tables.supplier)
         except DormouseError as error:
             logger.info("refused commits of long ago are forgotten later: %s", error)
+
+
+class _PutOff:
+    """The messages of a queue that are to be tried again: when there are no others, trying is no use."""
+
+    def __init__(self, queue: CommitQueue) -> None:
+        self._queue = queue
+        self._lock = threading.Lock()
+        self._known: set[tuple[str, datetime]] = set()
+
+    def are_all_but(self, messages: Sequence[Message]) -> bool:
+        """Whether the queue has no others than these and those that were put off."""
+        with self._lock:
+            known = self._known.union((message.body, message.sent_at) for message in messages)
+        return self._queue.depth().messages <= len(known)
+
+    def update(self, handled: Sequence[Handled]) -> None:
+        with self._lock:
+            for item in handled:
+                key = (item.message.body, item.message.sent_at)
+                (self._known.add if item.fate == "later" else self._known.discard)(key)
 
 
 def _backoff(receives: int, seconds_max: float) -> float:

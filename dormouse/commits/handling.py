@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Literal
 
 from dormouse.commits.apply import apply
@@ -18,6 +19,10 @@ from dormouse.errors import InvalidCommitRequest
 from dormouse.model.file_reference import check_text
 
 RECEIVES_MAX = 10
+PATIENCE_SECONDS = 150.0
+"""What a request needs may be with a committer that died: its messages stay hidden for so long at most."""
+
+PATIENCE_RECEIVES = 4  # times as many as the limit, whatever the clocks say
 
 Fate = Literal["done", "later", "bury"]
 
@@ -34,20 +39,23 @@ class Handled:
 class Handler:
     """Applies the requests of messages, and keeps why one was refused where its submitter finds it.
 
-    What waits for its inputs, or fails, at `receives_max` deliveries is refused.
+    What waits for its inputs, or fails, at `receives_max` deliveries is refused when it is so old that
+    nothing it needs can still be hidden, or when `hopeless` knows that nothing else is in the queue.
     """
 
     def __init__(self, tables: Tables, *, receives_max: int = RECEIVES_MAX) -> None:
         self._tables = tables
         self._receives_max = receives_max
 
-    def handle(self, messages: Sequence[Message]) -> list[Handled]:
+    def handle(
+        self, messages: Sequence[Message], hopeless: Callable[[], bool] = lambda: False
+    ) -> list[Handled]:
         """What became of each, in their order. Raises only when a refusal could not be kept."""
         read = [self._read(message) for message in messages]
         envelopes = [item for item in read if isinstance(item, Envelope)]
         applied = iter(apply(self._tables, envelopes))
         handled = [
-            self._fate_of(message, next(applied)) if isinstance(item, Envelope) else item
+            self._fate_of(message, next(applied), hopeless) if isinstance(item, Envelope) else item
             for message, item in zip(messages, read, strict=True)
         ]
         settle(self._tables.supplier, [item.outcome for item in handled])
@@ -67,13 +75,18 @@ class Handler:
     def _is_applied(self, commit_id: str) -> bool:
         return commit_statuses(self._tables.supplier, [commit_id])[0].state == "applied"
 
-    def _fate_of(self, message: Message, outcome: CommitOutcome) -> Handled:
+    def _fate_of(self, message: Message, outcome: CommitOutcome, hopeless: Callable[[], bool]) -> Handled:
         if outcome.state != "try_later":
             return Handled(message, outcome, "done")
-        if message.receive_count < self._receives_max or not outcome.was_tried:
+        spent = message.receive_count >= self._receives_max and outcome.was_tried
+        if not spent or not (self._is_old(message) or hopeless()):
             return Handled(message, outcome, "later")
         times = f"tried {message.receive_count} times, the last time: {outcome.error}"
         return Handled(message, replace(outcome, state="rejected", error=times), "bury")
+
+    def _is_old(self, message: Message) -> bool:
+        age = (datetime.now(UTC) - message.sent_at).total_seconds()
+        return age > PATIENCE_SECONDS or message.receive_count >= PATIENCE_RECEIVES * self._receives_max
 
 
 def _commit_id(body: str) -> str | None:

@@ -110,6 +110,21 @@ def test_inputs_that_never_come_are_rejected_at_last_and_buried(instance: Instan
     assert letter.reason == outcome.error
 
 
+def test_inputs_that_a_dead_committer_holds_are_waited_for(instance: Instance) -> None:
+    """However often they are missed meanwhile; they come again when it is taken for dead."""
+    instance.submit([add("t", "old 1")])
+    assert len(instance.commits.queues[0].receive(1, 0)) == 1
+    instance.submit(compaction("t", 1)[:2])
+    committer, outcomes = instance.committer(receives_max=2), list[CommitOutcome]()
+    thread = threading.Thread(target=lambda: outcomes.extend(committer.drain()))
+    thread.start()
+    wait_until(lambda: committer.metrics().try_later >= 10, seconds_max=60)
+    query(instance._supplier, "update commit_message set visible_at = clock_timestamp()")
+    thread.join(60)
+    assert [o.state for o in outcomes] == ["applied"] * 3
+    assert files_of(instance) == ["new 1"]
+
+
 def test_a_later_success_of_a_rejected_commit_forgets_the_refusal(instance: Instance) -> None:
     drained(instance, replacement("t", "job 1", ["old 1"], "new 1"), receives_max=1)
     assert instance.commit_status("replace job 1").state == "rejected"
