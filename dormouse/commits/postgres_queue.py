@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import chain, repeat
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -32,7 +33,8 @@ HIDDEN_SECONDS_MAX = 900.0
 """A message is hidden for at most so long; what is hidden for longer is so by a clock that ran back."""
 WAIT_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.25
-"""How late a message can be whose sender just missed that somebody began to wait."""
+FIRST_POLLS_SECONDS = (0.005, 0.02)
+"""A sender may just miss that somebody began to wait; its message is seen soon after."""
 COUNTED_MAX = 100_000
 REASON_CHARACTERS_MAX = 10_000
 ATTEMPTS_MAX = 3
@@ -136,13 +138,14 @@ class PostgresQueue:
         """Sleeps until a message can be taken, on a connection that listens."""
         deadline = time.monotonic() + seconds
         with self._listening(conn, seconds):
-            while True:
+            for pause in chain(FIRST_POLLS_SECONDS, repeat(POLL_SECONDS)):
                 messages = self._look(conn, limit)
                 left = deadline - time.monotonic()
                 if messages or left <= 0:
                     return messages
-                for _ in conn.notifies(timeout=min(left, POLL_SECONDS), stop_after=1):
+                for _ in conn.notifies(timeout=min(left, pause), stop_after=1):
                     pass
+        raise AssertionError("it polls until the deadline")
 
     @contextmanager
     def _listening(self, conn: psycopg.Connection[Any], seconds: float) -> Iterator[None]:

@@ -52,6 +52,7 @@ def test_who_waits_is_notified(
     wait_until(lambda: waiters(lender, number) == 1 and query(lender, asleep)[0][0], WAIT_SECONDS)
     with receiver(dsn_of_all, "queue.send(['a'])", number, 1) as process:
         assert process.wait(WAIT_SECONDS) == 0
+    wait_until(lambda: outcome, 30)  # the wait itself would look again only at its end
     thread.join(WAIT_SECONDS)
     assert outcome == [["a"]]
     assert waiters(lender, number) == 0
