@@ -112,7 +112,7 @@ def grow(peer: Peer, plan: Plan) -> Grown:
     new = _append(peer, "grown", AT_WRITERS, plan, plan.seconds_grown)
     missing = max(plan.grown_commits - new.commits, 0)
     alone = [Task(partial(peer.appender, "grown", AT_WRITERS), steps_max=missing)]
-    helpers = [Task(opener) for opener in peer.committers("grown")]
+    helpers = [Task(opener, helper=True) for opener in peer.committers("grown")]
     tallies = run_together(alone + helpers, plan.growth_seconds_max, plan.grace_seconds)
     between = summary(tallies[:1], plan.growth_seconds_max).commits
     return Grown(new, _append(peer, "grown", AT_WRITERS, plan, plan.seconds_grown), new.commits + between)
@@ -121,7 +121,7 @@ def grow(peer: Peer, plan: Plan) -> Grown:
 def _append(peer: Peer, table: str, writers: int, plan: Plan, seconds: float) -> Result:
     before = peer.conflicts()
     tasks = [Task(partial(peer.appender, table, number)) for number in range(writers)]
-    helpers = [Task(opener) for opener in peer.committers(table)]
+    helpers = [Task(opener, helper=True) for opener in peer.committers(table)]
     tallies = run_together(tasks + helpers, seconds, plan.grace_seconds)
     result = summary(tallies[:writers], seconds)
     if helpers:

@@ -37,10 +37,14 @@ _PRELOADED = [
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker does: steps until the time is over, or so many have succeeded."""
+    """What a worker does: steps until the time is over, or so many have succeeded.
+
+    A `helper` goes on until all the others are done.
+    """
 
     open: Opener
     steps_max: int | None = None
+    helper: bool = False
 
 
 class Done(NamedTuple):
@@ -101,7 +105,14 @@ def run_together(tasks: Sequence[Task], seconds: float, grace_seconds: float) ->
         start = time.monotonic() + _TOGETHER_SECONDS
         for pipe in pipes:
             pipe.send(start)
-        return [_check(_answer(pipe, seconds + grace_seconds + START_SECONDS_MAX)) for pipe in pipes]
+        patience = seconds + grace_seconds + START_SECONDS_MAX
+        answers: dict[int, Tally] = {}
+        # helpers come last, and are told that the others are done
+        for number in sorted(range(len(tasks)), key=lambda n: tasks[n].helper):
+            if tasks[number].helper:
+                pipes[number].send(None)
+            answers[number] = _check(_answer(pipes[number], patience))
+        return [answers[number] for number in range(len(tasks))]
 
 
 def summary(tallies: Sequence[Tally], seconds: float) -> Result:
@@ -175,9 +186,13 @@ def _work(pipe: Connection, task: Task, seconds: float, grace_seconds: float) ->
         with task.open() as steps:
             pipe.send(Tally())
             start = float(pipe.recv())
-            answer.watch(steps, start + seconds + grace_seconds)
+            deadline = start + seconds
             time.sleep(max(0.0, start - time.monotonic()))
-            _step_until(start, seconds, task, steps, answer.tally)
+            if task.helper:
+                _step_while(lambda: not pipe.poll(), start, task, steps, answer.tally)
+            else:
+                answer.watch(steps, deadline + grace_seconds)
+                _step_while(lambda: time.monotonic() < deadline, start, task, steps, answer.tally)
             answer.send()
     except (EOFError, BrokenPipeError):
         pass  # the benchmark ended
@@ -186,12 +201,13 @@ def _work(pipe: Connection, task: Task, seconds: float, grace_seconds: float) ->
         answer.send()
 
 
-def _step_until(start: float, seconds: float, task: Task, steps: Steps, tally: Tally) -> None:
+def _step_while(goes_on: Callable[[], bool], start: float, task: Task, steps: Steps, tally: Tally) -> None:
     number = 0
-    while (began := time.monotonic()) < start + seconds:
+    while goes_on():
         if task.steps_max is not None and number >= task.steps_max:
             tally.exhausted = True
             return
+        began = time.monotonic()
         try:
             commits = steps.step(number)
         except Refused:
