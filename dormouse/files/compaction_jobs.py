@@ -87,7 +87,7 @@ class CompactionJobs:
             return int(jobs)
 
         return self._own.following(
-            lambda: run_transaction(self._supplier, work, operation="create compaction jobs")
+            lambda: run_transaction(self._supplier, work, scans=True, operation="create compaction jobs")
         )
 
     def take(
@@ -167,11 +167,14 @@ class CompactionJobs:
     def due(self) -> DueJobs:
         """What could be taken now."""
 
-        def answer() -> Sequence[Any]:
-            with self._supplier.connection() as conn:
-                return conn.execute(self._own.on("due"), {"table_id": self._table.table_id}).fetchall()[0]
+        def work(conn: psycopg.Connection[Any]) -> Sequence[Any]:
+            rows = conn.execute(self._own.on("due"), {"table_id": self._table.table_id}).fetchall()
+            return list(rows[0])
 
-        return DueJobs(*map(int, self._own.following(answer)))
+        found = self._own.following(
+            lambda: run_transaction(self._supplier, work, scans=True, operation="due jobs")
+        )
+        return DueJobs(*map(int, found))
 
     def count(self) -> tuple[int, int]:
         """How many jobs there are, and how many of them are being run."""

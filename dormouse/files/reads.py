@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -68,7 +69,7 @@ class FileReferenceReads:
 
     def partition_to_filenames(self) -> dict[str, list[str]]:
         """The filenames of each partition; partitions without files are absent."""
-        return dict(self._rows("partition_to_filenames"))
+        return dict(self._rows("partition_to_filenames", scans=True))
 
     def files_ready_for_gc(self, before: datetime) -> Iterator[str]:
         """Files whose last reference went strictly before a time.
@@ -94,14 +95,14 @@ class FileReferenceReads:
         snapshot = Isolation.REPEATABLE_READ
         return self._own.following(
             lambda: run_transaction(
-                self._supplier, work, isolation=snapshot, read_only=True, operation="all_files"
+                self._supplier, work, isolation=snapshot, read_only=True, scans=True, operation="all_files"
             )
         )
 
     def counts(self) -> dict[str, int | bool]:
         """How many files, references, rows and bytes there are, and whether the rows are counted exactly."""
         names = ("references", "row_count", "rows_exact", "files", "byte_count", "unreferenced_files")
-        return dict(zip(names, self._rows("counts")[0], strict=True))
+        return dict(zip(names, self._rows("counts", scans=True)[0], strict=True))
 
     def has_no_files(self) -> bool:
         """Whether nothing is tracked; files without references are tracked too."""
@@ -116,8 +117,9 @@ class FileReferenceReads:
             lambda c: self._execute(c, "reference_states", arrays).fetchall(), "reference_states", conn
         )
 
-    def _rows(self, name: str, **values: Any) -> list[Any]:
-        return self._run(lambda conn: self._execute(conn, name, values).fetchall(), name, None)
+    def _rows(self, name: str, *, scans: bool = False, **values: Any) -> list[Any]:
+        run = partial(run_transaction, scans=True) if scans else run_transaction
+        return self._run(lambda conn: self._execute(conn, name, values).fetchall(), name, None, run=run)
 
     def _stream(self, name: str, values: Parameters) -> Iterator[Sequence[Any]]:
         cursor, stack = self._own.following(lambda: self._open(name, values))

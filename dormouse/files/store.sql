@@ -13,6 +13,7 @@ sent as materialized (
         select a.content
         from applied_commit a
         where a.table_id = %(table_id)s and a.commit_key = s.commit_key
+        offset 0  -- so that it stays a look-up for each
     ) b
 )
 
@@ -90,10 +91,10 @@ with {commits}, input as materialized (
     cross join lateral unnest(q.files::uuid[]) as f (file_id)
     order by q.partition_id collate "C", f.file_id
 ), locked as materialized (
-    select i.*, l.ok is not null as ok
+    select i.commit, i.job_id, l.place, l.place is not null as ok
     from input i
     left join lateral (
-        select true as ok
+        select r.ctid as place
         from {file_reference} r
         where r.partition_id = i.partition_id and r.file_id = i.file_id and r.job_id is null
         for update
@@ -105,11 +106,14 @@ with {commits}, input as materialized (
     ) commits
 ), applied as (
     select ok from verdict
+), taken as materialized (
+    select place, job_id from locked where (select ok from verdict)[commit]
 ), assigned as (
     update {file_reference} r
-    set job_id = l.job_id, last_updated = clock_timestamp()
-    from locked l
-    where (select ok from verdict)[l.commit] and r.partition_id = l.partition_id and r.file_id = l.file_id
+    set job_id = t.job_id, last_updated = clock_timestamp()
+    from taken t
+    where r.ctid = t.place
+    returning 1
 ), claimed as (
     insert into compaction_job (table_id, job_id, partition_id)
     select distinct %(table_id)s::integer, job_id, partition_id
@@ -118,7 +122,9 @@ with {commits}, input as materialized (
     where (select ok from verdict)[commit]
     on conflict do nothing
 ), {recorded}
-select {outcome};
+select {outcome},
+    case when (select count(*) from assigned) < (select count(*) from taken)
+        then lost_race('another transaction changed a reference') end;
 
 -- name: replace
 -- Replaces each job's inputs by its output, for the requests that are valid.
@@ -141,10 +147,10 @@ with {commits}, request as materialized (
     ) as t (number, partition_id, file_id, filename, row_count, count_approximate, only_contains_data,
             byte_count, min_key, max_key)
 ), locked as materialized (
-    select i.number, l.ok is not null as ok
+    select i.number, l.place, l.place is not null as ok
     from input i
     left join lateral (
-        select true as ok
+        select r.ctid as place
         from {file_reference} r
         where r.partition_id = i.partition_id and r.file_id = i.file_id and r.job_id = i.job_id
         for update
@@ -181,7 +187,9 @@ with {commits}, request as materialized (
 ), {recorded}
 select {outcome},
     case when (select count(distinct file_id) from tracked) < (select count(*) from new_file)
-        then lost_race('another transaction adds the same file') end;
+        then lost_race('another transaction adds the same file') end,
+    case when (select count(*) from removed) < (select count(*) from taken)
+        then lost_race('another transaction changed a reference') end;
 
 -- name: split
 -- Replaces unassigned references by others to the same files, for the requests that are valid.
@@ -199,10 +207,10 @@ with {commits}, input as materialized (
         i.targets::text[], i.row_counts::bigint[], i.approximate::boolean[], i.only_contains::boolean[]
     ) as t (partition_id, row_count, count_approximate, only_contains_data)
 ), locked as materialized (
-    select i.number, l.ok is not null as ok
+    select i.number, l.place, l.place is not null as ok
     from input i
     left join lateral (
-        select true as ok
+        select r.ctid as place
         from {file_reference} r
         where r.partition_id = i.partition_id and r.file_id = i.file_id and r.job_id is null
         for update
@@ -234,7 +242,9 @@ with {commits}, input as materialized (
 ), {counts_changed}, {recorded}
 select {outcome},
     case when (select count(*) from added) < (select count(*) from target where (select ok from verdict)[number])
-        then lost_race('another transaction adds the same reference') end;
+        then lost_race('another transaction adds the same reference') end,
+    case when (select count(*) from removed) < (select count(*) from taken)
+        then lost_race('another transaction changed a reference') end;
 
 -- name: forget
 -- Forgets files that nothing refers to, for the commits of which none is unknown or referenced; gives those.
@@ -286,12 +296,13 @@ applied as materialized (
 )
 
 -- name: removal
--- Part of an update: removes the references that valid requests take, and logs them.
-removed as (
+-- Part of an update: removes the references that valid requests take, by their places, and logs them. One that
+-- was changed just before it was locked is elsewhere in this snapshot: the final select tells.
+taken as materialized (
+    select place from locked where (select ok from verdict)[number]
+), removed as (
     delete from {file_reference} r
-    using input i
-    where (select ok from verdict)[i.number]
-        and r.partition_id = i.partition_id and r.file_id = i.file_id
+    where r.ctid = any(array(select place from taken))
     returning r.*
 ), logged as (
     insert into removed_reference (

@@ -25,6 +25,9 @@ from dormouse.postgres.queries import load
 
 logger = logging.getLogger(__name__)
 
+SCAN_SETTINGS = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin")
+"""What sessions do without, as all that runs often looks rows up by keys."""
+
 CHECK_AFTER_IDLE_SECONDS = 1.0
 """A connection that rested longer is asked whether it is alive before it is lent again."""
 
@@ -222,6 +225,8 @@ def session_conninfo(dsn: str, *, application_name: str, read_only: bool, isolat
         "jit": "off",  # compiling costs more than our short statements
         # Plans of statements over arrays must not depend on the arrays that came first.
         "plan_cache_mode": "force_generic_plan",
+        # Nor on how small a table was when they were made: see `scans` of run_transaction.
+        **dict.fromkeys(SCAN_SETTINGS, "off"),
     }
     options = [f"-c {name}={_escaped(value)}" for name, value in settings.items()]
     options.insert(0, str(given.get("options") or ""))

@@ -16,7 +16,7 @@ from psycopg.rows import TupleRow
 
 from dormouse.errors import CommitFailed, CommitOutcomeUnknown, InstanceReadOnly, TooManyRetries
 from dormouse.postgres.backoff import backoff_seconds
-from dormouse.postgres.connection import Isolation, Supplier
+from dormouse.postgres.connection import SCAN_SETTINGS, Isolation, Supplier
 from dormouse.postgres.opening import is_alive
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ _BEGIN = {
     for isolation in Isolation
     for read_only in (False, True)
 }
+_WITH_SCANS = "".join(f"; set local {name} = on" for name in SCAN_SETTINGS)
 
 
 class Retries:
@@ -75,6 +76,7 @@ def run_transaction(
     isolation: Isolation = Isolation.READ_COMMITTED,
     attempts_max: int = 10,
     read_only: bool = False,
+    scans: bool = False,
     operation: str = "transaction",
     retries: Retries = RETRIES,
 ) -> T:
@@ -84,11 +86,14 @@ def run_transaction(
     again after a serialization failure, a deadlock, or a connection that died before COMMIT was sent. An
     error that `work` raises rolls back and propagates unchanged.
 
+    `scans`: its statements read much of a table, and the planner may scan, hash and merge. Other statements
+    look rows up by keys, whatever the statistics say: a plan made while a table was small outlives that.
+
     Raises TooManyRetries after `attempts_max` attempts, CommitOutcomeUnknown when the connection died between
     COMMIT and its answer, CommitFailed when `work` hid a failed statement or ended the transaction itself,
     InstanceReadOnly when the database only takes reads; and what `Supplier.connection` raises.
     """
-    begin = _BEGIN[isolation, read_only]
+    begin = _BEGIN[isolation, read_only] + (_WITH_SCANS if scans else "")
 
     def once(conn: psycopg.Connection[TupleRow]) -> T:
         return _run_once(conn, work, begin, operation)
