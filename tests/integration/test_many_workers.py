@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,13 +15,15 @@ from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
+from embedded import postmaster
 from psycopg.conninfo import make_conninfo
 from state import wait_until
 
 from dormouse.embedded_postgres import EmbeddedPostgres
-from dormouse.errors import ConnectionsExhausted
+from dormouse.errors import ConnectionsExhausted, InstanceError
 from dormouse.postgres import (
     ConnectionSupplier,
     OneShotConnectionSupplier,
@@ -29,6 +32,7 @@ from dormouse.postgres import (
 )
 
 SUPPLIERS: list[Callable[..., Supplier]] = [ConnectionSupplier, OneShotConnectionSupplier]
+Restartable = tuple[str, Callable[[], None], Callable[[], str]]
 WAIT_SECONDS_MAX = 120.0
 """Far more than it takes: the machine may be busy."""
 
@@ -247,3 +251,47 @@ def test_an_old_connection_is_not_kept(crowded_dsn: str, monkeypatch: pytest.Mon
         with supplier.connection() as conn:
             pass
         assert conn.closed
+
+
+@pytest.fixture
+def restartable(server_folder: Path) -> Iterator[Restartable]:
+    """A server that was reached before: its DSN, how to stop it, how to start it again."""
+    with ExitStack() as stack:
+
+        def start() -> str:
+            return stack.enter_context(EmbeddedPostgres(server_folder)).dsn
+
+        def stop() -> None:
+            process = postmaster(server_folder)
+            process.send_signal(signal.SIGQUIT)
+            psutil.wait_procs([process], timeout=WAIT_SECONDS_MAX)
+
+        dsn = start()
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            conn.execute("create table done (worker integer primary key)")
+        yield dsn, stop, start
+
+
+@pytest.mark.parametrize("kind", SUPPLIERS)
+def test_a_server_that_is_restarted_is_waited_for_once_it_was_reached(
+    kind: Callable[..., Supplier], restartable: Restartable
+) -> None:
+    dsn, stop, start = restartable
+    patient, hasty = kind(dsn, wait_seconds_max=WAIT_SECONDS_MAX), kind(dsn, wait_seconds_max=0.2)
+    with closing(patient), closing(hasty), closing(kind(dsn, wait_seconds_max=WAIT_SECONDS_MAX)) as stranger:
+        do(patient, 1)
+        do(hasty, 2)
+        stop()
+        with pytest.raises(InstanceError, match=r"^cannot connect to .* \(for 0\.2 s\)$"):
+            do(hasty, 3)
+        with pytest.raises(InstanceError, match=r"^cannot connect to .*(?<! s\))$"):
+            do(stranger, 3)
+        workers = [threading.Thread(target=do, args=(patient, n)) for n in range(10, 30)]
+        for worker in workers:
+            worker.start()
+        workers[0].join(0.2)
+        assert all(worker.is_alive() for worker in workers)
+        start()
+        for worker in workers:
+            worker.join(WAIT_SECONDS_MAX)
+    assert done(dsn) == 22
