@@ -1,6 +1,7 @@
 """Tables as they are when many compactions finish at once, made with COPY and never through the store.
 
-Each leaf has as many files as one job takes, each written by another ingest; all claimed by the leaf's job.
+Each leaf has files of as many ingests as one job takes; all claimed by the leaf's job. An ingest wrote a file
+for each leaf, or a single one that all leaves refer to.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class StateTable:
 
     record: TableRecord
     jobs: int
+    one_file_per_ingest: bool = False
 
     def partition_id(self, job: int) -> str:
         return f"0-{2 * job + 1}"
@@ -52,9 +54,9 @@ class StateTable:
         return str(self._id("job", job))
 
     def inputs(self, job: int) -> tuple[str, ...]:
-        partition = self.partition_id(job)
+        leaf = "all" if self.one_file_per_ingest else self.partition_id(job)
         return tuple(
-            f"{self.record.object_prefix}{self._id('ingest', ingest)}/{partition}.parquet"
+            f"{self.record.object_prefix}{self._id('ingest', ingest)}/{leaf}.parquet"
             for ingest in range(FILES_PER_JOB)
         )
 
@@ -109,11 +111,9 @@ class Tables:
     def empty(self, name: str, layout: str = "file_table", **properties: Any) -> TableRecord:
         return self._catalog.create(name, SCHEMA, TableProperties(**properties), layout)
 
-    def with_leaves(
-        self, name: str, jobs: int, layout: str = "file_table", *, assigned: bool = True, **properties: Any
-    ) -> StateTable:
-        """A table with a leaf, and its files, for each job; `assigned`: the files are the jobs'."""
-        (table,) = self.several([name], jobs, layout, assigned=assigned, **properties)
+    def with_leaves(self, name: str, jobs: int, layout: str = "file_table", **options: Any) -> StateTable:
+        """A table with a leaf, and its files, for each job; options as for `several`."""
+        (table,) = self.several([name], jobs, layout, **options)
         return table
 
     def several(
@@ -123,16 +123,21 @@ class Tables:
         layout: str = "file_table",
         *,
         assigned: bool = True,
+        one_file_per_ingest: bool = False,
         **properties: Any,
     ) -> list[StateTable]:
-        """Tables of so many jobs each."""
-        tables = [StateTable(self.empty(name, layout, **properties), jobs) for name in names]
+        """Tables of so many jobs each; `assigned`: the files are the jobs'."""
+        records = [self.empty(name, layout, **properties) for name in names]
+        tables = [StateTable(record, jobs, one_file_per_ingest) for record in records]
         with self._supplier.connection() as conn:
             for table in tables:
                 with conn.transaction():
                     _fill(conn, table, assigned=assigned)
         self.settle(tables)
         return tables
+
+    def drop(self, table: StateTable) -> None:
+        self._catalog.drop(table.record.name)
 
     def settle(self, tables: Sequence[StateTable]) -> None:
         """What autovacuum and the checkpointer would have done by the time the jobs end."""

@@ -1,0 +1,1 @@
+"""What happens when hundreds of compactions of one table commit at the same moment?"""
