@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 
+from dormouse.commits.backpressure import LOOKS_TO_BELIEVE
 from dormouse.commits.handling import RECEIVES_MAX, Handled, Handler
 from dormouse.commits.metrics import CommitterMetrics, Tally
 from dormouse.commits.outcomes import CommitOutcome, text_of
@@ -144,10 +145,13 @@ class Committer:
 
     def _drain(self, queue: CommitQueue, put_off: _PutOff) -> list[CommitOutcome]:
         outcomes: list[CommitOutcome] = []
+        empty = 0
         while True:
             batch = self._batch(queue, RETRY_SECONDS_MIN, RETRY_SECONDS_MAX_OF_DRAIN, put_off)
             outcomes += [item.outcome for item in batch if item.fate != "later"]
-            if not batch and queue.depth().messages == 0:
+            depth = None if batch else queue.depth()
+            empty = empty + 1 if depth is not None and depth.messages == 0 else 0
+            if depth is not None and empty >= (LOOKS_TO_BELIEVE if depth.approximate else 1):
                 return outcomes
 
     def _batch(
@@ -228,7 +232,8 @@ class _PutOff:
         """Whether the queue has no others than these and those that were put off."""
         with self._lock:
             known = self._known.union((message.body, message.sent_at) for message in messages)
-        return self._queue.depth().messages <= len(known)
+        depth = self._queue.depth()
+        return not depth.approximate and depth.messages <= len(known)
 
     def update(self, handled: Sequence[Handled]) -> None:
         with self._lock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -72,15 +72,16 @@ def dead_letters(supplier: Supplier, limit: int) -> list[DeadLetter]:
     return [DeadLetter(*row) for row in rows]
 
 
-def settle(supplier: Supplier, outcomes: Iterable[CommitOutcome]) -> None:
+def settle(supplier: Supplier, outcomes: Sequence[CommitOutcome]) -> None:
     """Keeps what was refused where the submitter finds it; one statement."""
     refused = {o.commit_id: o for o in outcomes if o.error and o.state != "try_later" and _is_id(o.commit_id)}
-    applied = {o.commit_id for o in outcomes if o.state == "applied"} - refused.keys()
+    applied = [o for o in outcomes if o.state == "applied" and o.commit_id not in refused]
     if not refused and not applied:
         return
     rows = sorted((narrow_id(name), name, outcome) for name, outcome in refused.items())
     values = {
-        "applied_keys": [narrow_id(commit_id) for commit_id in applied],
+        "applied_keys": [narrow_id(outcome.commit_id) for outcome in applied],
+        "applied_table_ids": [outcome.table_id for outcome in applied],
         "commit_keys": [key for key, _, _ in rows],
         "commit_ids": [name for _, name, _ in rows],
         "table_ids": [outcome.table_id for _, _, outcome in rows],

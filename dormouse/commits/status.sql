@@ -19,7 +19,9 @@ order by k.number;
 -- name: settle
 -- Keeps why commits were refused, and forgets it of those that are applied after all.
 with applied as (
-    delete from rejected_commit where commit_key = any(%(applied_keys)s::uuid[])
+    delete from rejected_commit r
+    using unnest(%(applied_keys)s::uuid[], %(applied_table_ids)s::integer[]) as a (commit_key, table_id)
+    where r.commit_key = a.commit_key and (r.table_id is null or r.table_id = a.table_id)
 )
 insert into rejected_commit (commit_key, commit_id, table_id, error_class, error)
 select *

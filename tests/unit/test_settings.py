@@ -11,7 +11,15 @@ from dormouse.settings import load_settings
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DSN", "CONNECTIONS_MAX", "SPARK_MASTER", "SPARK_DRIVER_MEMORY", "JAVA_HOME"):
+    for name in (
+        "DSN",
+        "CONNECTIONS_MAX",
+        "SPARK_MASTER",
+        "SPARK_DRIVER_MEMORY",
+        "JAVA_HOME",
+        "COMMIT_QUEUE",
+        "QUEUES",
+    ):
         monkeypatch.delenv(f"DORMOUSE_{name}", raising=False)
     monkeypatch.delenv("JAVA_HOME", raising=False)
 
@@ -42,6 +50,8 @@ def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -
         ("DORMOUSE_CONNECTIONS_MAX", "0"),
         ("DORMOUSE_CONNECTIONS_MAX", "x"),
         ("DORMOUSE_SPARK_DRIVER_MEMORY", "4gb"),
+        ("DORMOUSE_COMMIT_QUEUE", "queue"),
+        ("DORMOUSE_QUEUES", "0"),
     ],
 )
 def test_a_bad_setting_names_itself_in_one_line(
@@ -50,6 +60,14 @@ def test_a_bad_setting_names_itself_in_one_line(
     monkeypatch.setenv(variable, value)
     with pytest.raises(InvalidInput, match=rf"^the setting [a-z_]+ \({variable}\) is not valid: [^\n]+$"):
         load_settings()
+
+
+def test_each_commit_queue_has_its_url() -> None:
+    assert load_settings(commit_queue="postgres", queues=3).commit_queue_urls == ()
+    urls = ("https://a/1", "https://b/2")
+    assert load_settings(commit_queue=", ".join(urls), queues=2).commit_queue_urls == urls
+    with pytest.raises(InvalidInput, match="the URLs of 2 queues, not of 3"):
+        load_settings(commit_queue=",".join(urls), queues=3)
 
 
 def test_an_unknown_override_is_refused() -> None:

@@ -1,0 +1,65 @@
+"""The committer over queues in SQS: the same answers as over PostgreSQL's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import dormouse as dm
+from dormouse.errors import CommitQueueError
+from dormouse.instance import Instance, connect
+from tests.commits import add, compaction
+from tests.state import live
+
+NewQueue = Callable[..., str]
+
+
+@pytest.fixture
+def environment(sqs_options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a process on AWS has it."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", sqs_options["endpoint"])
+    monkeypatch.setenv("AWS_DEFAULT_REGION", sqs_options["region"])
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", sqs_options["access_key_id"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", sqs_options["secret_access_key"])
+
+
+@pytest.fixture
+def instance(
+    dsn: str, tmp_path: Path, new_sqs_queue: NewQueue, environment: None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Instance]:
+    """Its tables are spread over two queues."""
+    monkeypatch.setenv("DORMOUSE_COMMIT_QUEUE", f"{new_sqs_queue()}, {new_sqs_queue()}")
+    monkeypatch.setenv("DORMOUSE_QUEUES", "2")
+    with connect(dsn, (tmp_path / "objects").as_uri()) as instance:
+        yield instance
+
+
+def test_requests_travel_through_sqs_and_are_applied(instance: Instance) -> None:
+    names = [f"t{number}" for number in range(4)]
+    for name in names:
+        instance.create_table(name, dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        instance.submit(
+            [*compaction(name, 1), add(name, "a", f"a of {name}"), add(name, "a", f"b of {name}")]
+        )
+    assert all(depth.messages > 0 for depth in instance.commits.depths())
+    outcomes = instance.committer().drain()
+    assert len(outcomes) == 20
+    assert sorted(o.error_class for o in outcomes if o.state == "rejected") == ["FileAlreadyExists"] * 4
+    for name in names:
+        assert [file for _, file, _, _ in live(instance.table(name).files)] == ["a", "new 1"]
+    assert instance.commit_status("replace job 1").state == "applied"
+
+
+def test_a_queue_that_does_not_exist_is_one_clear_line(
+    dsn: str, tmp_path: Path, sqs_options: dict[str, str], environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{sqs_options['endpoint']}/123456789012/none"
+    monkeypatch.setenv("DORMOUSE_COMMIT_QUEUE", url)
+    with connect(dsn, (tmp_path / "objects").as_uri()) as instance:
+        instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        with pytest.raises(CommitQueueError, match=f"^[^\n]*{url}[^\n]*$"):
+            instance.submit([add("t", "a")])
+        with pytest.raises(CommitQueueError, match=url):
+            instance.committer().drain()
