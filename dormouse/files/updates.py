@@ -103,9 +103,8 @@ class _Batch:
         for unit in self._units:
             touched = {each for item in unit.items for each in touches(item)}
             commit_id = self._ids.get(unit.commit)
-            if commit_id is not None and senders.setdefault(commit_id, unit.commit) != unit.commit:
-                touched.update(seen)
-            if not seen.isdisjoint(touched):
+            again = commit_id is not None and senders.setdefault(commit_id, unit.commit) != unit.commit
+            if again or not seen.isdisjoint(touched):
                 yield run
                 run, seen, senders = [], set(), {} if commit_id is None else {commit_id: unit.commit}
             run.append(unit)
