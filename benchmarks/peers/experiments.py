@@ -125,8 +125,11 @@ def _append(peer: Peer, table: str, writers: int, plan: Plan, seconds: float) ->
     tallies = run_together(tasks + helpers, seconds, plan.grace_seconds)
     result = summary(tallies[:writers], seconds)
     if helpers:
-        applied = summary(tallies[writers:], seconds)
-        result = replace(result, commits=applied.commits, refused=result.refused + applied.refused)
+        # the time is that until all is applied
+        last = max((step.ended for tally in tallies[writers:] for step in tally.done), default=seconds)
+        applied = summary(tallies[writers:], max(seconds, last))
+        refused = result.refused + applied.refused
+        result = replace(result, commits=applied.commits, seconds=applied.seconds, refused=refused)
     after = peer.conflicts()
     return result if before is None or after is None else replace(result, retries=after - before)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Thread
 from time import sleep
@@ -13,6 +13,7 @@ from uuid import uuid4
 from benchmarks.peers.peer import FILES_PER_COMPACTION, Opener, Peer, Refused, Steps, refused_on, small_rows
 
 if TYPE_CHECKING:
+    from dormouse.commits.queue import CommitQueue
     from dormouse.instance import Instance
     from dormouse.model.file_reference import FileReference
     from dormouse.table import Table
@@ -41,7 +42,7 @@ class Dormouse(Peer):
     def open(self) -> Instance:
         import dormouse as dm
 
-        return dm.connect(self.place.database(f"peer_{self.name}"), f"file://{self._folder}")
+        return dm.connect(self._dsn, f"file://{self._folder}")
 
     def create(self, table: str, partitions: int = 1) -> None:
         import dormouse as dm
@@ -126,6 +127,10 @@ class Dormouse(Peer):
         return int(rows.num_rows)
 
     @property
+    def _dsn(self) -> str:
+        return self.place.database(f"peer_{self.name}")
+
+    @property
     def _folder(self) -> Path:
         return self.place.folder / self.name
 
@@ -133,7 +138,7 @@ class Dormouse(Peer):
 class DormouseCommitter(Dormouse):
     """Writers submit one request at a time; a committer in a process of its own applies them.
 
-    The rate is of what is applied; the latencies are those of submitting.
+    The rate is of what is applied, until nothing is left; the latencies are those of submitting.
     """
 
     name = "committer"
@@ -160,7 +165,10 @@ class DormouseCommitter(Dormouse):
 
     @contextmanager
     def _committer(self) -> Iterator[Steps]:
-        with self.open() as instance:
+        from dormouse.commits.postgres_queue import PostgresQueue
+        from dormouse.postgres.connection import ConnectionSupplier
+
+        with self.open() as instance, closing(ConnectionSupplier(self._dsn)) as supplier:
             committer = instance.committer()
             running = Thread(target=committer.run)
             running.start()
@@ -176,11 +184,21 @@ class DormouseCommitter(Dormouse):
                 return more
 
             try:
-                yield Steps(step)
+                yield Steps(step, is_idle=_emptied(PostgresQueue(supplier)))
             finally:
                 committer.close()
                 running.join()
-            instance.committer().drain()  # the next run begins with an empty queue
+
+
+def _emptied(queue: CommitQueue) -> Callable[[], bool]:
+    """Whether the queue is empty, and was at the last look: what was taken then is counted by now."""
+    looks = [False]
+
+    def is_idle() -> bool:
+        looks.append(queue.depth().messages == 0)
+        return all(looks[-2:])
+
+    return is_idle
 
 
 def _leaves(table: Table) -> list[str]:

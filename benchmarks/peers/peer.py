@@ -45,6 +45,8 @@ class Steps:
 
     step: Callable[[int], int]
     retries: Callable[[], int | None] = lambda: None
+    is_idle: Callable[[], bool] = lambda: True
+    """Whether a helper has done all that the others gave it."""
 
 
 Opener = Callable[[], AbstractContextManager[Steps]]

@@ -80,13 +80,15 @@ def plot(figures: Mapping[str, Any], labels: Mapping[str, str], path: Path) -> N
         (panes[0], "commits_per_s", WRITERS, "Appends to one table"),
         (panes[1], "compactions_per_s", COMPACTORS, "Compactions of one table, beside appends"),
     ):
-        for name, label in labels.items():
+        for number, (name, label) in enumerate(labels.items()):
             rates = [figures.get(f"{what}_{name}_{count}") for count in counts]
             if None not in rates:
-                pane.plot(counts, rates, marker="o", label=label)
+                pane.plot(counts, rates, marker="o", label=label, color=f"C{number}")
         pane.set(title=title, xlabel="workers", ylabel=f"{what.split('_')[0]} a second", yscale="log")
         pane.set_xscale("log", base=2)
         pane.set_xticks(counts, labels=map(str, counts))
         pane.grid(visible=True, which="both", alpha=0.3)
-    panes[0].legend(fontsize="small")
+    drawing.legend(
+        *panes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize="small"
+    )
     drawing.savefig(path)

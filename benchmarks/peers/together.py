@@ -39,7 +39,7 @@ _PRELOADED = [
 class Task:
     """What a worker does: steps until the time is over, or so many have succeeded.
 
-    A `helper` goes on until all the others are done.
+    A `helper` goes on until all the others are done, and what they left to it.
     """
 
     open: Opener
@@ -86,7 +86,7 @@ class Result:
         return self.commits / self.seconds
 
     def percentile(self, percent: int) -> float:
-        """Of the steps' seconds; the longest of all that ended or not."""
+        """Of the seconds of the steps that ended; the whole time when none did."""
         if len(self.latencies) < 2:
             return self.latencies[0] if self.latencies else self.seconds
         return statistics.quantiles(self.latencies, n=100, method="inclusive")[percent - 1]
@@ -189,7 +189,7 @@ def _work(pipe: Connection, task: Task, seconds: float, grace_seconds: float) ->
             deadline = start + seconds
             time.sleep(max(0.0, start - time.monotonic()))
             if task.helper:
-                _step_while(lambda: not pipe.poll(), start, task, steps, answer.tally)
+                _step_while(lambda: not (pipe.poll() and steps.is_idle()), start, task, steps, answer.tally)
             else:
                 answer.watch(steps, deadline + grace_seconds)
                 _step_while(lambda: time.monotonic() < deadline, start, task, steps, answer.tally)
