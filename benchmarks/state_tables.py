@@ -33,6 +33,9 @@ ROWS_PER_FILE = 100_000
 BYTES_PER_FILE = 4_000_000
 SCHEMA = Schema([Field("key", LONG)], [], [Field("value", LONG)])
 _KEY = bytes(range(9))
+_AUTOVACUUM_ROWS_MIN = 50
+"""Smaller tables are never vacuumed or analyzed of themselves."""
+
 _REFERENCES = (
     "copy {table} (table_id, partition_id, file_id, filename, row_count, count_approximate, "
     "only_contains_data_for_this_partition, job_id) from stdin"
@@ -130,10 +133,10 @@ class Tables:
         records = [self.empty(name, layout, **properties) for name in names]
         tables = [StateTable(record, jobs, one_file_per_ingest) for record in records]
         with self._supplier.connection() as conn:
-            for table in tables:
-                with conn.transaction():
+            with conn.transaction():
+                for table in tables:
                     _fill(conn, table, assigned=assigned)
-        self.settle(tables)
+        self.settle([table for table in tables if jobs * FILES_PER_JOB >= _AUTOVACUUM_ROWS_MIN])
         return tables
 
     def drop(self, table: StateTable) -> None:
@@ -141,13 +144,11 @@ class Tables:
 
     def settle(self, tables: Sequence[StateTable]) -> None:
         """What autovacuum and the checkpointer would have done by the time the jobs end."""
+        names = ["compaction_job", "partition", "applied_commit"]
+        for table in tables:
+            names += layout(table.record.layout).tables(table.record.table_id).values()
         with self._supplier.connection() as conn:
-            for table in tables:
-                record = table.record
-                for name in layout(record.layout).tables(record.table_id).values():
-                    conn.execute(f"vacuum analyze {name}")
-            for name in ("compaction_job", "partition", "applied_commit"):
-                conn.execute(f"vacuum analyze {name}")
+            conn.execute(f"vacuum analyze {', '.join(names)}")
             conn.execute("checkpoint")
 
     def count(self, query: str, *values: Any) -> int:
@@ -185,7 +186,7 @@ def _fill(conn: psycopg.Connection[Any], table: StateTable, *, assigned: bool) -
                 )
             )
     conn.execute(
-        "create temp table fact on commit drop as select distinct file_id, filename, "
+        "create temp table fact as select distinct file_id, filename, "
         "%s::bigint as byte_count, %s::bigint as row_count, %s::bytea as min_key, %s::bytea as max_key, "
         "now() as added_at, "
         f"null::timestamptz as unreferenced_at from {own}",
@@ -193,6 +194,7 @@ def _fill(conn: psycopg.Connection[Any], table: StateTable, *, assigned: bool) -
     )
     values = {"table_id": record.table_id, "salt_buckets": record.properties.salt_buckets}
     conn.execute(known.on("adopt", record.table_id), values)
+    conn.execute("drop table fact")
     conn.execute(
         "insert into partition (table_id, partition_id, created_epoch, min_keys, max_keys) "
         "select %s, '0-' || 2 * n + 1, 0, array[''::bytea], array[''::bytea] "

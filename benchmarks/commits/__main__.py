@@ -8,20 +8,27 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.commits import replacing
+from benchmarks.commits import kinds, queueing, replacing, spread
 from benchmarks.commits.bench import QUICK, Bench, Plan
 from benchmarks.commits.profiling import profile
 from benchmarks.harness import orderly_end
 from benchmarks.state_tables import open_tables
 
 PARTS: dict[str, Callable[[Bench], Mapping[str, Any]]] = {
-    "alone": replacing.alone,
     "batches": replacing.by_batch,
+    "alone": replacing.alone,
+    "adding": kinds.adding,
+    "assigning": kinds.assigning,
+    "creating_jobs": kinds.creating_jobs,
+    "idle_latency": queueing.idle_latency,
+    "queue": queueing.through_queue,
+    "tables": spread.over_tables,
 }
 
 
@@ -53,7 +60,9 @@ def run(plan: Plan, parts: list[str], layout: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with opened(plan, layout) as bench:
         for part in parts:
+            began = time.monotonic()
             found |= PARTS[part](bench)
+            found[f"seconds_{part}"] = round(time.monotonic() - began, 1)
     return found
 
 

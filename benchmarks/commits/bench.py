@@ -46,7 +46,6 @@ QUICK = Plan(
     add_commits=2,
     assignments=1_500,
     leaves=4_096,
-    tables=(1, 10, 100),
     jobs_over_tables=1_000,
     latencies=50,
     profiled_batches=6,

@@ -89,12 +89,13 @@ def _work_of(supplier: ConnectionSupplier, share: Share, jobs: Sequence[int]) ->
     tables = Tables(supplier)
     tables.named([(table.record.table_id, "")])
     return [
-        partial(_apply, tables, [table.envelope(job) for job in batch])
+        partial(apply_all, tables, [table.envelope(job) for job in batch])
         for batch in batches(jobs, share.batch)
     ]
 
 
-def _apply(tables: Tables, envelopes: Sequence[Envelope]) -> None:
+def apply_all(tables: Tables, envelopes: Sequence[Envelope]) -> None:
+    """Applies a batch; RuntimeError unless all of it is applied."""
     for outcome in apply(tables, envelopes):
         if outcome.state != "applied":
             raise RuntimeError(f"a commit is {outcome.state}: {outcome.error}")
