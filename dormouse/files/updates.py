@@ -128,14 +128,12 @@ class _Batch:
         items = self._commits[number].items
         failed = self._operation.check(self._store.table.name, items)
         self._failed[number].update(failed)
-        if self._operation.alone:
-            return [_Unit(number, n, (item,)) for n, item in enumerate(items) if n not in failed]
-        if failed:
-            return []
         if not items and (self._operation.statement != "add_files" or number not in self._ids):
             self._applied.add(number)  # an empty update writes nothing
             return []
-        return [_Unit(number, 0, items)]
+        if self._operation.alone:
+            return [_Unit(number, n, (item,)) for n, item in enumerate(items) if n not in failed]
+        return [] if failed else [_Unit(number, 0, items)]
 
     def _round(self, units: list[_Unit], conn: psycopg.Connection[Any] | None) -> list[_Unit]:
         """Sends units; gives those that are to be sent again."""
@@ -221,6 +219,6 @@ class _Batch:
         failed = tuple(sorted(self._failed[number].items()))
         if number in self._before:
             return CommitResult("applied_before")
-        if number in self._applied or not self._commits[number].items:
+        if number in self._applied:
             return CommitResult("applied", failed)
         return CommitResult("refused", failed)
