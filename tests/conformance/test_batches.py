@@ -216,6 +216,12 @@ def test_an_ingest_without_files_twice_in_one_batch(store: FileReferenceStore) -
     assert states(results) == ["applied", "applied_before"]
 
 
+def test_an_ingest_without_files_with_the_id_of_another_commit(store: FileReferenceStore) -> None:
+    store.apply("add_files", [Commit([file("a")], "c")])
+    (result,) = store.apply("add_files", [Commit([], "c")])
+    assert (result.state, type(result.error)) == ("refused", CommitIdReused)
+
+
 def test_commits_expire_or_not(store: FileReferenceStore) -> None:
     store.apply("add_files", [Commit([file("a")], "a"), Commit([file("b")], "b", expires=False)])
     text = """update applied_commit set expires_at = '-infinity'

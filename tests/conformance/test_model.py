@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from state import clock, query
 from store_model import Expected, StoreModel
 
@@ -29,10 +36,10 @@ from dormouse.model.file_reference import (
     SplitFileReferenceRequest,
 )
 
-FILES = ["a", "b", "c", "d", "e", "F", "\N{MOUSE} '\"\\{,}"]
-PARTITIONS = ["root", "L", "R", "Ünï\\\"{}' ,null"]
+FILES = ["a", "b", "c", "d", "e", "F", "g", "h", "i", "K", "l", "\N{MOUSE} '\"\\{,}"]
+PARTITIONS = ["root", "L", "R", "LL", "LR", "Ünï\\\"{}' ,null"]
 JOBS = ["j", "k", "NULL"]
-IDS = ["1", "2", "3", "'4'"]
+IDS = ["1", "2", "3", "'4'", "5", "6"]
 EVERYWHERE = [(partition, name) for partition in PARTITIONS for name in FILES]
 
 names = st.sampled_from(FILES)
@@ -58,63 +65,98 @@ class StoreMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.catalog.drop(self.context.table.name)
 
+    @initialize(partition=partitions)
+    def start(self, partition: str) -> None:
+        files = [
+            FileWithReferences(
+                filename=name,
+                references=tuple(
+                    FileReference(filename=name, partition_id=p, row_count=10) for p in {"root", partition}
+                ),
+            )
+            for name in FILES[:6]
+        ]
+        agree(self.store.apply("add_files", [Commit(files)]), self.model.apply("add_files", [Commit(files)]))
+
     @rule(data=st.data())
     def add(self, data: st.DataObject) -> None:
-        self.update(data, "add_files", lambda model: self.a_file(data), 0)
+        self.update(data, "add_files", lambda model: self.a_file(data, model), 0)
 
+    @precondition(lambda self: any(r.job_id is None for r in self.model.references.values()))
     @rule(data=st.data())
     def assign(self, data: st.DataObject) -> None:
         self.update(data, "assign_job_ids", lambda model: self.a_claim(data, model))
 
+    @precondition(lambda self: any(r.job_id for r in self.model.references.values()))
     @rule(data=st.data())
     def replace(self, data: st.DataObject) -> None:
         self.update(data, "replace_file_references", lambda model: self.a_replacement(data, model))
+
+    @precondition(lambda self: any(r.job_id is None for r in self.model.references.values()))
+    @rule(data=st.data())
+    def compact(self, data: st.DataObject) -> None:
+        """All the files of a partition that are free go, as one job."""
+        free = [key for key, found in self.model.references.items() if found.job_id is None]
+        partition = data.draw(st.sampled_from(sorted({partition for partition, _ in free})))
+        inputs = tuple(name for p, name in free if p == partition)
+        claim = AssignJobIdRequest(job_id="compact", partition_id=partition, filenames=inputs)
+        request = ReplaceFileReferencesRequest(
+            job_id="compact", partition_id=partition, input_filenames=inputs, new_reference=None
+        )
+        self.through_the_method("assign_job_ids", Commit([claim]))
+        self.through_the_method("replace_file_references", Commit([request]))
 
     @rule(data=st.data())
     def split(self, data: st.DataObject) -> None:
         self.update(data, "split_file_references", lambda model: self.a_split(data, model))
 
+    @precondition(lambda self: self.model.unreferenced())
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
         def a_name(model: StoreModel) -> str:
-            return data.draw(names | st.sampled_from(model.unreferenced() or FILES))
+            return mostly(data, model.unreferenced(), FILES)
 
         self.update(data, "delete_collected_files", a_name)
 
-    @rule(job_id=jobs)
-    def unassign(self, job_id: str) -> None:
+    @rule(data=st.data())
+    def tend(self, data: st.DataObject) -> None:
+        what = data.draw(st.sampled_from([self.unassign, self.stamp, self.check] * 3 + [self.clear]))
+        what(data)
+
+    def unassign(self, data: st.DataObject) -> None:
+        job_id = data.draw(jobs)
+        note(f"unassign {job_id}")
         self.store.unassign_job(job_id)
         self.model.unassign(job_id)
 
-    @rule()
-    def stamp(self) -> None:
+    def stamp(self, _: st.DataObject) -> None:
+        note("stamp")
         stamped = self.model.stamp()
         assert self.store.stamp_unreferenced() == (0 if self.layout == "salted_counts" else stamped)
 
-    @rule(layout=st.sampled_from(LAYOUTS))
-    def convert(self, layout: str) -> None:
-        if layout != self.layout:
-            self.model.stamp()
-        self.layout = self.catalog.convert_layout(self.context.table, layout).layout
+    def clear(self, _: st.DataObject) -> None:
+        note("clear")
+        self.store.clear()
+        self.model.clear()
 
-    @rule(surely=st.sampled_from([False] * 4 + [True]))
-    def clear(self, surely: bool) -> None:
-        if surely:
-            self.store.clear()
-            self.model.clear()
-
-    @rule(data=st.data())
     def check(self, data: st.DataObject) -> None:
         claims = [self.a_claim(data, self.model) for _ in range(data.draw(st.integers(0, 2)))]
         requests = [
             CheckAssignmentRequest(job_id=c.job_id, partition_id=c.partition_id, filenames=c.filenames)
             for c in claims
         ]
+        note(f"check {requests}")
         try:
             found: Any = self.store.is_assigned(requests)
         except DormouseError as error:
             found = type(error)
         assert found == self.model.is_assigned(requests)
+
+    @rule(layout=st.sampled_from(LAYOUTS))
+    def convert(self, layout: str) -> None:
+        if layout != self.layout:
+            self.model.stamp()
+        self.layout = self.catalog.convert_layout(self.context.table, layout).layout
 
     @invariant()
     def holds_what_the_model_holds(self) -> None:
@@ -167,13 +209,15 @@ class StoreMachine(RuleBasedStateMachine):
                 commits.append(data.draw(st.sampled_from(commits)))
                 continue
             size = data.draw(st.sampled_from([items_min, 1, 1, 2, 3]))
-            commit_id = data.draw(st.none() | st.sampled_from(IDS))
+            commit_id = data.draw(st.sampled_from([*[None] * 8, *IDS]))
             commit = Commit(
                 [draw(drawn) for _ in range(size)], commit_id, same_content=data.draw(st.booleans())
             )
             commits.append(commit)
             drawn.apply(kind, [commit])  # what comes later builds on it
-        way = data.draw(st.sampled_from(["apply", "method", "transaction", "rolled back"]), label="way")
+        way = data.draw(
+            st.sampled_from(["apply", "apply", "method", "method", "transaction", "rolled back"]), label="way"
+        )
         note(f"{way}: {kind} {commits}")
         if way == "method":
             self.through_the_method(kind, commits[0])
@@ -216,9 +260,11 @@ class StoreMachine(RuleBasedStateMachine):
         if not rolled_back:
             self.model = model
 
-    def a_file(self, data: st.DataObject) -> FileWithReferences:
-        name = data.draw(names)
-        here = data.draw(st.lists(partitions, max_size=3))
+    def a_file(self, data: st.DataObject, model: StoreModel) -> FileWithReferences:
+        name = mostly(data, [name for name in FILES if name not in model.files], FILES)
+        here = data.draw(
+            st.lists(partitions, max_size=3, unique=data.draw(st.sampled_from([True] * 9 + [False])))
+        )
         flags = st.booleans()
         references = [
             FileReference(
@@ -246,11 +292,11 @@ class StoreMachine(RuleBasedStateMachine):
         return AssignJobIdRequest(job_id=data.draw(jobs), partition_id=partition, filenames=inputs)
 
     def a_replacement(self, data: st.DataObject, model: StoreModel) -> ReplaceFileReferencesRequest:
-        job_id = data.draw(jobs)
+        job_id = mostly(data, sorted({r.job_id for r in model.references.values() if r.job_id}), JOBS)
         held = [key for key, found in model.references.items() if found.job_id == job_id]
         partition, inputs = self.some_keys(data, held)
         fresh = [name for name in FILES if name not in model.files]
-        output = data.draw(st.none() | names | st.sampled_from(fresh or FILES))
+        output = mostly(data, [*fresh, None], FILES)
         new = output and FileReference(filename=output, partition_id=partition, row_count=data.draw(rows))
         facts = output and FileWithReferences(filename=output, byte_count=data.draw(rows), min_key=b"\\")
         return ReplaceFileReferencesRequest(
@@ -263,9 +309,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     def a_split(self, data: st.DataObject, model: StoreModel) -> SplitFileReferenceRequest:
         free = [key for key, found in model.references.items() if found.job_id is None]
-        partition, name = data.draw(st.sampled_from(free or EVERYWHERE) | st.sampled_from(EVERYWHERE))
+        partition, name = mostly(data, free, EVERYWHERE)
         old = FileReference(filename=name, partition_id=partition, row_count=data.draw(rows))
-        targets = data.draw(st.lists(partitions, min_size=1, max_size=3, unique=True))
+        there = [p for p in PARTITIONS if (p, name) not in model.references]
+        targets = list(
+            dict.fromkeys(mostly(data, there, PARTITIONS) for _ in range(data.draw(st.integers(1, 3))))
+        )
         if len(targets) == 2:
             return SplitFileReferenceRequest.split_to_children(old, *targets)
         news = tuple(changed(old, partition_id=target, row_count=data.draw(rows)) for target in targets)
@@ -275,12 +324,18 @@ class StoreMachine(RuleBasedStateMachine):
         self, data: st.DataObject, wanted: Sequence[tuple[str, str]]
     ) -> tuple[str, tuple[str, ...]]:
         """Files of one partition: mostly of those wanted, sometimes with another."""
-        partition, name = data.draw(st.sampled_from(wanted or EVERYWHERE) | st.sampled_from(EVERYWHERE))
+        partition, name = mostly(data, wanted, EVERYWHERE)
         others = [f for p, f in wanted if p == partition and f != name]
         more = data.draw(st.lists(st.sampled_from(others), max_size=2, unique=True)) if others else []
-        if data.draw(st.sampled_from([False] * 4 + [True])):
+        if data.draw(st.sampled_from([False] * 9 + [True])):
             more.append(data.draw(names))
         return partition, tuple(dict.fromkeys([name, *more]))
+
+
+def mostly(data: st.DataObject, wanted: Sequence[Any], any_of: Sequence[Any]) -> Any:
+    """One of those wanted, when there are any, and now and then just any."""
+    surely = wanted and data.draw(st.sampled_from([True] * 9 + [False]))
+    return data.draw(st.sampled_from(wanted if surely else any_of))
 
 
 def agree(found: Sequence[CommitResult], expected: Sequence[Expected]) -> None:
