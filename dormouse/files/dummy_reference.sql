@@ -98,7 +98,7 @@ with state as materialized (
     select *
     from gone
     where not exists (
-        select from {file_reference} r where r.file_id = gone.file_id and r.partition_id <> '' offset 0
+        select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(gone.file_id) and r.file_id = gone.file_id and r.partition_id <> '' offset 0
     )
 ), stamped as (
     update {file_reference} f
@@ -134,7 +134,7 @@ from (
     where f.partition_id = '' and f.last_updated = 'infinity'
 ) ready
 where not exists (
-    select from {file_reference} r where r.file_id = ready.file_id and r.partition_id <> '' offset 0
+    select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(ready.file_id) and r.file_id = ready.file_id and r.partition_id <> '' offset 0
 )
 order by file_id
 limit %(limit)s;

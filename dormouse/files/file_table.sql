@@ -91,7 +91,7 @@ with state as materialized (
     group by g.file_id
 ), free as materialized (
     -- "offset 0" and the array below keep to the indexes, where joins would read whole tables
-    select * from gone where not exists (select from {file_reference} r where r.file_id = gone.file_id offset 0)
+    select * from gone where not exists (select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(gone.file_id) and r.file_id = gone.file_id offset 0)
 ), stamped as (
     update {file} f
     set unreferenced_at = free.removed_at
@@ -125,6 +125,6 @@ from (
     join {file} f using (file_id)
     where f.unreferenced_at = 'infinity'
 ) ready
-where not exists (select from {file_reference} r where r.file_id = ready.file_id offset 0)
+where not exists (select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(ready.file_id) and r.file_id = ready.file_id offset 0)
 order by file_id
 limit %(limit)s;

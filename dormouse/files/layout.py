@@ -17,17 +17,14 @@ _PARTS = (
     "live", "track", "is_tracked", "lock_file", "forget_files", "counts_added", "counts_changed",
     "forget_all", "file_facts", "create_files", "lock",
 )  # fmt: skip
-_SHARED_PARTS = (
-    "commits", "applied", "recorded", "outcome", "removal", "into_references", "reference_columns",
-)  # fmt: skip
 # names that differ: who does not know of a conversion cannot write into the wrong tables
 _TABLES = {
     "file_table": {"file_reference": "file_reference", "file": "file"},
     "salted_counts": {"file_reference": "salted_reference", "file_count": "file_count"},
     "dummy_reference": {"file_reference": "marked_reference"},
 }
-_STORE, _READS, _JOBS, _LAYOUT = (
-    load(__package__ or "", name) for name in ("store", "reads", "compaction_jobs", "layout")
+_STORE, _SHARED_PARTS, _READS, _JOBS, _LAYOUT = (
+    load(__package__ or "", name) for name in ("store", "parts", "reads", "compaction_jobs", "layout")
 )
 LAYOUTS = tuple(_TABLES)
 
@@ -42,8 +39,7 @@ class Layout:
     @cached_property
     def queries(self) -> dict[str, Query]:
         parts = {name: self.own[name] for name in _PARTS}
-        parts |= {name: _STORE[name] for name in _SHARED_PARTS}
-        parts |= {"claim": _JOBS["claim"]}
+        parts |= {**_SHARED_PARTS, "reference_columns": _READS["reference_columns"], "claim": _JOBS["claim"]}
         whole = {**_STORE, **_READS, **_JOBS, **_LAYOUT, **self.own}
         return {name: query.including(**parts) for name, query in whole.items()}
 

@@ -37,11 +37,13 @@ class Operation:
     """One kind of update.
 
     `alone`: items of a commit succeed alone, else all of them or none. `names_refused`: the statement itself
-    names the files that it refused, in its last column. `touches` gives what an item changes:
+    names the files that it refused, in its last column. `whole_statement`: a quicker one for batches in which
+    nothing is refused. `touches` gives what an item changes:
     two items that touch the same cannot be in one statement. `keys` are the references (partition id,
     filename) whose states explain a refusal, to `diagnose`.
     """
 
+    name: Kind
     statement: str
     arrays: Callable[[Sequence[int], Sequence[Any]], Parameters]
     touches: Callable[[Any], Collection[Any]]
@@ -49,6 +51,7 @@ class Operation:
     check: Callable[[str, Sequence[Any]], dict[int, DormouseError]]
     alone: bool = False
     names_refused: bool = False
+    whole_statement: str | None = None
     keys: Callable[[Any], Keys] = lambda item: []
     diagnose: Callable[[str, Any, Sequence[diagnosis.State]], DormouseError | None] = lambda *_: None
 
@@ -129,9 +132,16 @@ def first_doubled(items: Sequence[Any]) -> Any:
 
 OPERATIONS: dict[Kind, Operation] = {
     "add_files": Operation(
-        "add_files", file_arrays, _files_touched, _file_fingerprint, _check_files, names_refused=True
+        "add_files",
+        "add_files",
+        file_arrays,
+        _files_touched,
+        _file_fingerprint,
+        _check_files,
+        names_refused=True,
     ),
     "assign_job_ids": Operation(
+        "assign_job_ids",
         "assign",
         assign_arrays,
         _assigned_keys,
@@ -141,6 +151,7 @@ OPERATIONS: dict[Kind, Operation] = {
         diagnose=diagnosis.assignment,
     ),
     "replace_file_references": Operation(
+        "replace_file_references",
         "replace",
         replace_arrays,
         _replaced,
@@ -149,8 +160,10 @@ OPERATIONS: dict[Kind, Operation] = {
         alone=True,
         keys=_replace_keys,
         diagnose=diagnosis.replacement,
+        whole_statement="replace_whole",
     ),
     "split_file_references": Operation(
+        "split_file_references",
         "split",
         split_arrays,
         _split_keys,
@@ -161,6 +174,7 @@ OPERATIONS: dict[Kind, Operation] = {
         diagnose=diagnosis.split,
     ),
     "delete_collected_files": Operation(
+        "delete_collected_files",
         "forget",
         forget_arrays,
         lambda name: [name],

@@ -21,7 +21,7 @@ order by f.filename, r.partition_id;
 -- The first files by name that nothing refers to.
 select f.filename, f.byte_count, f.row_count, f.min_key, f.max_key, f.unreferenced_at
 from ({file_facts}) f
-where not exists (select from {file_reference} r where r.file_id = f.file_id and {live})
+where not exists (select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(f.file_id) and r.file_id = f.file_id and {live})
 order by f.filename
 limit %(limit)s;
 
@@ -40,9 +40,43 @@ from (
 ) r, (
     select count(*), coalesce(sum(byte_count), 0)::bigint as byte_count
     from ({file_facts}) f
-    where exists (select from {file_reference} r where r.file_id = f.file_id and {live})
+    where exists (select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(f.file_id) and r.file_id = f.file_id and {live})
 ) f, (
     select count(*)
     from ({file_facts}) f
-    where not exists (select from {file_reference} r where r.file_id = f.file_id and {live})
+    where not exists (select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(f.file_id) and r.file_id = f.file_id and {live})
 ) u;
+
+-- name: reference_columns
+-- Part of a query: the columns of a reference r.
+r.filename, r.partition_id, r.row_count, r.job_id, r.last_updated, r.count_approximate,
+r.only_contains_data_for_this_partition
+
+-- name: reference_states
+-- What is known of some references: their number, whether the file is tracked, the reference is there, its job.
+select exists ({is_tracked}) as tracked, r.file_id is not null as found, r.job_id
+from unnest(%(partition_ids)s::text[], %(file_ids)s::uuid[]) with ordinality o (partition_id, file_id, number)
+left join {file_reference} r on r.partition_id = o.partition_id and r.file_id = o.file_id
+order by o.number;
+
+-- name: references
+-- All references, by partition and filename.
+select {reference_columns} from {file_reference} r where {live} order by partition_id, filename;
+
+-- name: unassigned_references
+-- The references that no job holds, by partition and filename.
+select {reference_columns} from {file_reference} r where job_id is null and {live} order by partition_id, filename;
+
+-- name: references_in
+-- The references of some partitions, by partition and filename.
+select {reference_columns}
+from {file_reference} r
+where partition_id = any(%(partition_ids)s) and {live}
+order by partition_id, filename;
+
+-- name: partition_to_filenames
+-- The files of every partition that has some.
+select partition_id, array_agg(filename order by filename)
+from {file_reference} r
+where {live}
+group by partition_id;

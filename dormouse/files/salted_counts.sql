@@ -18,7 +18,7 @@ from fact
 union all
 select %(table_id)s, file_id, 0, 0, coalesce(unreferenced_at, clock_timestamp()), null, null, null, null, null
 from fact
-where not exists (select from {file_reference} r where r.file_id = fact.file_id and r.partition_id <> '')
+where not exists (select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(fact.file_id) and r.file_id = fact.file_id and r.partition_id <> '')
 union all
 select %(table_id)s, file_id, (hashtextextended(partition_id, 0) & 9223372036854775807) % %(salt_buckets)s::bigint as salt,
     count(*), clock_timestamp(), null, null, null, null, null
@@ -131,6 +131,6 @@ cross join lateral (
     where f.file_id = z.file_id
 ) s
 where s.count = 0 and s.changed_at < %(before)s
-    and not exists (select from {file_reference} r where r.file_id = z.file_id offset 0)
+    and not exists (select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(z.file_id) and r.file_id = z.file_id offset 0)
 order by z.file_id
 limit %(limit)s;

@@ -1,46 +1,6 @@
--- name: commits
--- Part of an update: the commits that have an id, by number, and those of them that are applied already.
-sent as materialized (
-    select *
-    from unnest(
-        %(sent)s::integer[], %(commit_keys)s::uuid[], %(commit_ids)s::text[], %(contents)s::uuid[],
-        %(expire)s::boolean[]
-    ) as t (commit, commit_key, commit_id, content, expires)
-), before as materialized (
-    select s.commit, coalesce(s.content = b.content, true) as same
-    from sent s
-    cross join lateral (
-        select a.content
-        from applied_commit a
-        where a.table_id = %(table_id)s and a.commit_key = s.commit_key
-        offset 0  -- so that it stays a look-up for each
-    ) b
-)
-
--- name: recorded
--- Part of an update: records what was applied, in the order of the keys.
-recorded as (
-    insert into applied_commit (table_id, commit_key, commit_id, content, expires_at)
-    select %(table_id)s, commit_key, commit_id, content,
-        case when expires then clock_timestamp() + make_interval(secs => %(kept_seconds)s::float8) end
-    from sent
-    where (select ok from applied)[commit]
-    order by commit_key
-    on conflict do nothing
-    returning commit_key
-)
-
--- name: outcome
--- Part of an update: what became of each unit and commit. Nothing is applied when a commit was applied before.
-(select ok from verdict) as applied,
-array(select commit from before where same) as before,
-array(select commit from before where not same) as reused,
-case when (select count(*) from recorded) < (select count(*) from sent where (select ok from applied)[commit])
-    then lost_race('another transaction applies the same commit') end
-
 -- name: add_files
 -- Adds files with their references, for the commits of which none is tracked; gives those that are.
-with {commits}, file as materialized (
+with {sent}, {before}, file as materialized (
     select *
     from unnest(
         %(commits)s::integer[], %(file_ids)s::uuid[], %(filenames)s::text[], %(byte_counts)s::bigint[],
@@ -84,7 +44,7 @@ select {outcome},
 
 -- name: assign
 -- Assigns references to jobs, in the order of their keys, for the commits of which none is missing or assigned.
-with {commits}, input as materialized (
+with {sent}, {before}, input as materialized (
     select q.commit, q.partition_id, q.job_id, f.file_id
     from unnest(%(commits)s::integer[], %(partition_ids)s::text[], %(job_ids)s::text[], %(files)s::text[])
         as q (commit, partition_id, job_id, files)
@@ -128,25 +88,7 @@ select {outcome},
 
 -- name: replace
 -- Replaces each job's inputs by its output, for the requests that are valid.
-with {commits}, request as materialized (
-    select *
-    from unnest(%(partition_ids)s::text[], %(job_ids)s::text[], %(inputs)s::text[])
-        with ordinality as t (partition_id, job_id, inputs, number)
-), input as materialized (
-    select q.number, q.partition_id, q.job_id, f.file_id
-    from request q
-    cross join lateral unnest(q.inputs::uuid[]) as f (file_id)
-    order by q.partition_id collate "C", f.file_id
-), output as materialized (
-    select *
-    from unnest(
-        %(out_requests)s::integer[], %(out_partition_ids)s::text[], %(out_file_ids)s::uuid[],
-        %(out_filenames)s::text[], %(out_row_counts)s::bigint[], %(out_approximate)s::boolean[],
-        %(out_only)s::boolean[], %(out_byte_counts)s::bigint[], %(out_min_keys)s::bytea[],
-        %(out_max_keys)s::bytea[]
-    ) as t (number, partition_id, file_id, filename, row_count, count_approximate, only_contains_data,
-            byte_count, min_key, max_key)
-), locked as materialized (
+with {sent}, {before}, {replacements}, locked as materialized (
     select i.number, l.place, l.place is not null as ok
     from input i
     left join lateral (
@@ -166,7 +108,7 @@ with {commits}, request as materialized (
         ) checks
         group by number
     ) requests
-), {applied}, {removal}, new_file as materialized (
+), {applied}, {taken}, {removed}, {logged}, new_file as materialized (
     select file_id, filename, byte_count, row_count, min_key, max_key, true as referenced
     from output
     where (select ok from verdict)[number]
@@ -191,9 +133,40 @@ select {outcome},
     case when (select count(*) from removed) < (select count(*) from taken)
         then lost_race('another transaction changed a reference') end;
 
+-- name: replace_whole
+-- As replace, when every request is valid; else nothing is done, and not_whole raised. Quicker, and when
+-- serializable without conflicts: it looks at nothing but what it changes.
+with {sent}, {replacements}, removed as (
+    delete from {file_reference} r
+    using input i
+    where r.partition_id = i.partition_id and r.file_id = i.file_id and r.job_id = i.job_id
+    returning r.*
+), {logged}, new_file as materialized (
+    select file_id, filename, byte_count, row_count, min_key, max_key, true as referenced from output
+), tracked as (
+    {track}
+), added as (
+    {into_references}
+    select %(table_id)s, partition_id, file_id, filename, row_count, count_approximate, only_contains_data
+    from output
+    on conflict do nothing
+    returning partition_id, file_id
+), {counts_changed}, finished as (
+    delete from compaction_job j
+    using request q
+    where j.table_id = %(table_id)s and j.job_id = q.job_id and j.partition_id = q.partition_id
+), applied as materialized (
+    select array_agg(true) as ok from generate_series(1, %(count)s::integer)
+), {recorded}
+select case when (select count(*) from removed) < (select count(*) from input)
+        or (select count(*) from tracked) < (select count(*) from output)
+        or (select count(*) from added) < (select count(*) from output)
+        or (select count(*) from recorded) < (select count(*) from sent)
+    then not_whole() end;
+
 -- name: split
 -- Replaces unassigned references by others to the same files, for the requests that are valid.
-with {commits}, input as materialized (
+with {sent}, {before}, input as materialized (
     select *
     from unnest(
         %(partition_ids)s::text[], %(file_ids)s::uuid[], %(filenames)s::text[], %(targets)s::text[],
@@ -232,7 +205,7 @@ with {commits}, input as materialized (
         ) checks
         group by number
     ) requests
-), {applied}, {removal}, added as (
+), {applied}, {taken}, {removed}, {logged}, added as (
     {into_references}
     select %(table_id)s, partition_id, file_id, filename, row_count, count_approximate, only_contains_data
     from target
@@ -248,7 +221,7 @@ select {outcome},
 
 -- name: forget
 -- Forgets files that nothing refers to, for the commits of which none is unknown or referenced; gives those.
-with {commits}, input as materialized (
+with {sent}, {before}, input as materialized (
     select *
     from unnest(%(commits)s::integer[], %(file_ids)s::uuid[], %(filenames)s::text[]) as t (commit, file_id, filename)
     order by file_id
@@ -262,7 +235,9 @@ with {commits}, input as materialized (
     select commit, filename, tracked
     from locked
     where not tracked
-        or exists (select from {file_reference} r where r.file_id = locked.file_id and {live} offset 0)
+        or exists (select from {file_reference} r
+            where uuid_hash(r.file_id) = uuid_hash(locked.file_id) and r.file_id = locked.file_id and {live}
+            offset 0)
 ), verdict as materialized (
     select array_agg(ok order by commit) as ok
     from (
@@ -283,47 +258,6 @@ with {commits}, input as materialized (
 ), {recorded}
 select {outcome}, null,
     (select jsonb_agg(jsonb_build_array(commit, filename, tracked) order by commit, filename) from refused) as refused;
-
--- name: applied
--- Part of an update: a commit is applied when one of its requests is.
-applied as materialized (
-    select array_agg(ok order by commit) as ok
-    from (
-        select t.commit, bool_or((select ok from verdict)[t.number]) as ok
-        from unnest(%(commits)s::integer[]) with ordinality as t (commit, number)
-        group by t.commit
-    ) commits
-)
-
--- name: removal
--- Part of an update: removes the references that valid requests take, by their places, and logs them. One that
--- was changed just before it was locked is elsewhere in this snapshot: the final select tells.
-taken as materialized (
-    select place from locked where (select ok from verdict)[number]
-), removed as (
-    delete from {file_reference} r
-    where r.ctid = any(array(select place from taken))
-    returning r.*
-), logged as (
-    insert into removed_reference (
-        table_id, partition_id, file_id, row_count, count_approximate,
-        only_contains_data_for_this_partition, added_xid
-    )
-    select table_id, partition_id, file_id, row_count, count_approximate,
-        only_contains_data_for_this_partition, added_xid
-    from removed
-)
-
--- name: into_references
--- Part of an update: where new references go, and their columns.
-insert into {file_reference} (
-    table_id, partition_id, file_id, filename, row_count, count_approximate, only_contains_data_for_this_partition
-)
-
--- name: reference_columns
--- Part of a query: the columns of a reference r.
-r.filename, r.partition_id, r.row_count, r.job_id, r.last_updated, r.count_approximate,
-r.only_contains_data_for_this_partition
 
 -- name: unassign_job
 -- Releases every reference that a job holds, and forgets the job. One that replaced a part of its inputs is
@@ -352,35 +286,6 @@ update {file_reference} r
 set job_id = null, last_updated = clock_timestamp()
 from locked l
 where r.partition_id = l.partition_id and r.file_id = l.file_id;
-
--- name: reference_states
--- What is known of some references: their number, whether the file is tracked, the reference is there, its job.
-select exists ({is_tracked}) as tracked, r.file_id is not null as found, r.job_id
-from unnest(%(partition_ids)s::text[], %(file_ids)s::uuid[]) with ordinality o (partition_id, file_id, number)
-left join {file_reference} r on r.partition_id = o.partition_id and r.file_id = o.file_id
-order by o.number;
-
--- name: references
--- All references, by partition and filename.
-select {reference_columns} from {file_reference} r where {live} order by partition_id, filename;
-
--- name: unassigned_references
--- The references that no job holds, by partition and filename.
-select {reference_columns} from {file_reference} r where job_id is null and {live} order by partition_id, filename;
-
--- name: references_in
--- The references of some partitions, by partition and filename.
-select {reference_columns}
-from {file_reference} r
-where partition_id = any(%(partition_ids)s) and {live}
-order by partition_id, filename;
-
--- name: partition_to_filenames
--- The files of every partition that has some.
-select partition_id, array_agg(filename order by filename)
-from {file_reference} r
-where {live}
-group by partition_id;
 
 -- name: is_applied
 -- Whether a commit is applied.

@@ -25,6 +25,8 @@ from dormouse.model.file_reference import check_text
 from dormouse.postgres.transaction import run_statement
 
 ROUNDS_MAX = 10
+NOT_WHOLE = "DM001"
+"""The SQLSTATE that `not_whole` raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +62,34 @@ class Updates(FileReferenceReads):
                 again.apply(run, c)
             return again.results()
 
-        return self._run(work, operation.statement, conn) if runs else batch.results()
+        return self._run(work, operation.name, conn) if runs else batch.results()
 
     def _apply_once(
         self, operation: Operation, values: Parameters, conn: psycopg.Connection[Any] | None
     ) -> Sequence[Any]:
-        properties = self.table.properties
-        values |= {
-            "salt_buckets": properties.salt_buckets,
-            "kept_seconds": properties.history_retention_seconds,
-        }
+        """One row: what became of each unit and commit."""
 
         def work(c: psycopg.Connection[Any]) -> Sequence[Any]:
             row: Sequence[Any] = self._execute(c, operation.statement, values).fetchall()[0]
             return row
 
-        return self._run(work, operation.statement, conn, run=run_statement)
+        return self._run(work, operation.name, conn, run=run_statement)
+
+    def _apply_whole(self, operation: Operation, values: Parameters) -> bool:
+        """Applies everything, or nothing and gives False."""
+        statement = operation.whole_statement or ""
+        try:
+            self._run(
+                lambda c: self._execute(c, statement, values).fetchall(),
+                operation.name,
+                None,
+                run=run_statement,
+            )
+        except psycopg.DatabaseError as error:
+            if error.sqlstate != NOT_WHOLE:
+                raise
+            return False
+        return True
 
 
 class _Batch:
@@ -114,6 +128,8 @@ class _Batch:
 
     def apply(self, units: list[_Unit], conn: psycopg.Connection[Any] | None) -> None:
         """One statement; another only for what was applied before, or has changed while it was explained."""
+        if conn is None and self._operation.whole_statement is not None and self._went_whole(units):
+            return
         for _ in range(ROUNDS_MAX):
             if not units:
                 return
@@ -134,6 +150,12 @@ class _Batch:
         if self._operation.alone:
             return [_Unit(number, n, (item,)) for n, item in enumerate(items) if n not in failed]
         return [] if failed else [_Unit(number, 0, items)]
+
+    def _went_whole(self, units: list[_Unit]) -> bool:
+        commits = list(dict.fromkeys(unit.commit for unit in units))
+        done = self._store._apply_whole(self._operation, self._values(units, commits))
+        self._applied |= set(commits if done else ())
+        return done
 
     def _round(self, units: list[_Unit], conn: psycopg.Connection[Any] | None) -> list[_Unit]:
         """Sends units; gives those that are to be sent again."""
@@ -173,6 +195,7 @@ class _Batch:
         return {
             **arrays,
             "count": len(commits),
+            "kept_seconds": self._store.table.properties.history_retention_seconds,
             "sent": integers([n for n, _ in sent]),
             "commit_keys": words([narrow_hex(commit_id) for commit_id in ids]),
             "commit_ids": texts(ids),

@@ -200,8 +200,13 @@ def test_every_module_is_imported_by_another() -> None:
 
 
 def test_every_query_is_used() -> None:
-    """A `-- name:` of a `.sql` file stands as a string in some module, if need be as f"create_{strategy}"."""
+    """A `-- name:` of a `.sql` file stands as a string in some module, if need be as f"create_{strategy}".
+
+    Or it is a part of another query, as `{name}`.
+    """
     used = [re.compile(pattern) for path in MODULES.values() for pattern in names_in_strings(path)]
+    queries = "".join(path.read_text("utf-8") for path in PACKAGE.rglob("*.sql"))
+    used += [re.compile(name) for name in re.findall(r"{(\w+)}", queries)]
     unused = [
         f"{path.relative_to(ROOT)}: {name}"
         for path in sorted(PACKAGE.rglob("*.sql"))

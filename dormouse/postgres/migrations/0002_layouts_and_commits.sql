@@ -15,6 +15,11 @@ alter table file_reference
     -- assignment changes, would make it write all indexes
     add column file_unreferenced boolean;
 
+-- Whether anything refers to a file. Of a hash: it is narrow, and no look-up of a reference by its key can be
+-- planned through it, where all jobs of a table would read the same pages, and conflict when serializable.
+drop index file_reference_file;
+create index file_reference_file on file_reference (uuid_hash(file_id));
+
 -- Layout salted_counts: how many references a file has, split over rows so that commits rarely meet in one.
 create table file_count (
     table_id integer not null,
@@ -107,5 +112,12 @@ create unlogged table commit_waiter (
 create function lost_race(what text) returns boolean language plpgsql volatile as $$
 begin
     raise serialization_failure using message = what;
+end
+$$;
+
+-- Ends the transaction, as not all of a batch can be applied: its requests must be looked at one by one.
+create function not_whole() returns boolean language plpgsql volatile as $$
+begin
+    raise exception using errcode = 'DM001', message = 'not all of the batch can be applied';
 end
 $$;

@@ -1,0 +1,109 @@
+-- name: sent
+-- Part of an update: the commits that have an id, by number.
+sent as materialized (
+    select *
+    from unnest(
+        %(sent)s::integer[], %(commit_keys)s::uuid[], %(commit_ids)s::text[], %(contents)s::uuid[],
+        %(expire)s::boolean[]
+    ) as t (commit, commit_key, commit_id, content, expires)
+)
+
+-- name: before
+-- Part of an update: the commits that are applied already.
+before as materialized (
+    select s.commit, coalesce(s.content = b.content, true) as same
+    from sent s
+    cross join lateral (
+        select a.content
+        from applied_commit a
+        where a.table_id = %(table_id)s and a.commit_key = s.commit_key
+        offset 0  -- so that it stays a look-up for each
+    ) b
+)
+
+-- name: recorded
+-- Part of an update: records what was applied, in the order of the keys.
+recorded as (
+    insert into applied_commit (table_id, commit_key, commit_id, content, expires_at)
+    select %(table_id)s, commit_key, commit_id, content,
+        case when expires then clock_timestamp() + make_interval(secs => %(kept_seconds)s::float8) end
+    from sent
+    where (select ok from applied)[commit]
+    order by commit_key
+    on conflict do nothing
+    returning commit_key
+)
+
+-- name: outcome
+-- Part of an update: what became of each unit and commit. Nothing is applied when a commit was applied before.
+(select ok from verdict) as applied,
+array(select commit from before where same) as before,
+array(select commit from before where not same) as reused,
+case when (select count(*) from recorded) < (select count(*) from sent where (select ok from applied)[commit])
+    then lost_race('another transaction applies the same commit') end
+
+-- name: replacements
+-- Part of an update: the requests to replace references, their inputs in the order of their keys, their outputs.
+request as materialized (
+    select *
+    from unnest(%(partition_ids)s::text[], %(job_ids)s::text[], %(inputs)s::text[])
+        with ordinality as t (partition_id, job_id, inputs, number)
+), input as materialized (
+    select q.number, q.partition_id, q.job_id, f.file_id
+    from request q
+    cross join lateral unnest(q.inputs::uuid[]) as f (file_id)
+    order by q.partition_id collate "C", f.file_id
+), output as materialized (
+    select *
+    from unnest(
+        %(out_requests)s::integer[], %(out_partition_ids)s::text[], %(out_file_ids)s::uuid[],
+        %(out_filenames)s::text[], %(out_row_counts)s::bigint[], %(out_approximate)s::boolean[],
+        %(out_only)s::boolean[], %(out_byte_counts)s::bigint[], %(out_min_keys)s::bytea[],
+        %(out_max_keys)s::bytea[]
+    ) as t (number, partition_id, file_id, filename, row_count, count_approximate, only_contains_data,
+            byte_count, min_key, max_key)
+)
+
+-- name: applied
+-- Part of an update: a commit is applied when one of its requests is.
+applied as materialized (
+    select array_agg(ok order by commit) as ok
+    from (
+        select t.commit, bool_or((select ok from verdict)[t.number]) as ok
+        from unnest(%(commits)s::integer[]) with ordinality as t (commit, number)
+        group by t.commit
+    ) commits
+)
+
+-- name: taken
+-- Part of an update: where the references are that valid requests take.
+taken as materialized (
+    select place from locked where (select ok from verdict)[number]
+)
+
+-- name: removed
+-- Part of an update: removes what is taken. A reference that was changed just before it was locked is elsewhere
+-- in this snapshot, and stays: the statement must compare the numbers.
+removed as (
+    delete from {file_reference} r
+    where r.ctid = any(array(select place from taken))
+    returning r.*
+)
+
+-- name: logged
+-- Part of an update: logs the references that were removed.
+logged as (
+    insert into removed_reference (
+        table_id, partition_id, file_id, row_count, count_approximate,
+        only_contains_data_for_this_partition, added_xid
+    )
+    select table_id, partition_id, file_id, row_count, count_approximate,
+        only_contains_data_for_this_partition, added_xid
+    from removed
+)
+
+-- name: into_references
+-- Part of an update: where new references go, and their columns.
+insert into {file_reference} (
+    table_id, partition_id, file_id, filename, row_count, count_approximate, only_contains_data_for_this_partition
+)
