@@ -38,9 +38,9 @@ class Operation:
 
     `alone`: items of a commit succeed alone, else all of them or none. `names_refused`: the statement itself
     names the files that it refused, in its last column. `whole_statement`: a quicker one for batches in which
-    nothing is refused. `touches` gives what an item changes:
-    two items that touch the same cannot be in one statement. `keys` are the references (partition id,
-    filename) whose states explain a refusal, to `diagnose`.
+    nothing is refused. `order`: by what items are sorted, where the statement does not sort. `touches` gives
+    what an item changes: two items that touch the same cannot be in one statement. `keys` are the references
+    (partition id, filename) whose states explain a refusal, to `diagnose`.
     """
 
     name: Kind
@@ -52,6 +52,7 @@ class Operation:
     alone: bool = False
     names_refused: bool = False
     whole_statement: str | None = None
+    order: Callable[[Any], str] | None = None
     keys: Callable[[Any], Keys] = lambda item: []
     diagnose: Callable[[str, Any, Sequence[diagnosis.State]], DormouseError | None] = lambda *_: None
 
@@ -161,6 +162,7 @@ OPERATIONS: dict[Kind, Operation] = {
         keys=_replace_keys,
         diagnose=diagnosis.replacement,
         whole_statement="replace_whole",
+        order=lambda request: str(request.partition_id),
     ),
     "split_file_references": Operation(
         "split_file_references",

@@ -130,4 +130,4 @@ def reference_from_row(row: Sequence[Any]) -> FileReference:
 
 
 def _file_ids(filenames: Iterable[str]) -> str:
-    return words([narrow_hex(name) for name in filenames])
+    return words(sorted([narrow_hex(name) for name in filenames]))

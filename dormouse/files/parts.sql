@@ -43,16 +43,14 @@ case when (select count(*) from recorded) < (select count(*) from sent where (se
     then lost_race('another transaction applies the same commit') end
 
 -- name: replacements
--- Part of an update: the requests to replace references, their inputs in the order of their keys, their outputs.
+-- Part of an update: the requests to replace references, their inputs, their outputs. Requests come in the order
+-- of their partitions and inputs in that of their ids, so that all lock references in one order.
 request as materialized (
     select *
     from unnest(%(partition_ids)s::text[], %(job_ids)s::text[], %(inputs)s::text[])
         with ordinality as t (partition_id, job_id, inputs, number)
 ), input as materialized (
-    select q.number, q.partition_id, q.job_id, f.file_id
-    from request q
-    cross join lateral unnest(q.inputs::uuid[]) as f (file_id)
-    order by q.partition_id collate "C", f.file_id
+    select number, partition_id, job_id, unnest(inputs::uuid[]) as file_id from request
 ), output as materialized (
     select *
     from unnest(

@@ -128,6 +128,9 @@ class _Batch:
 
     def apply(self, units: list[_Unit], conn: psycopg.Connection[Any] | None) -> None:
         """One statement; another only for what was applied before, or has changed while it was explained."""
+        order = self._operation.order
+        if order is not None:
+            units = sorted(units, key=lambda unit: order(unit.items[0]))
         if conn is None and self._operation.whole_statement is not None and self._went_whole(units):
             return
         for _ in range(ROUNDS_MAX):
