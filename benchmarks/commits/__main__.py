@@ -14,11 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import check_plot
 from benchmarks.commits import kinds, queueing, replacing, spread
 from benchmarks.commits.bench import QUICK, Bench, Plan
 from benchmarks.commits.profiling import profile
+from benchmarks.commits.report import plot, table
 from benchmarks.harness import orderly_end
-from benchmarks.state_tables import open_tables
+from benchmarks.state_tables import open_tables, own_database
+from dormouse.files.layout import LAYOUTS
 
 PARTS: dict[str, Callable[[Bench], Mapping[str, Any]]] = {
     "batches": replacing.by_batch,
@@ -32,27 +35,34 @@ PARTS: dict[str, Callable[[Bench], Mapping[str, Any]]] = {
 }
 
 
-def main() -> None:
+def main(given: list[str] | None = None) -> None:
     orderly_end()
-    arguments = _arguments()
+    arguments = parse(given)
     if arguments.profile:
         plan = QUICK if arguments.quick else Plan()
         with opened(plan, arguments.layout) as bench:
             print(profile(bench, batch=500, batches=plan.profiled_batches))
         return
     found = run(QUICK if arguments.quick else Plan(), arguments.only or list(PARTS), arguments.layout)
-    print(json.dumps(found) if arguments.json else json.dumps(found, indent=1))
+    if arguments.plot:
+        plot(found, arguments.plot)
+    print(json.dumps(found) if arguments.json else table(found))
 
 
-def _arguments() -> argparse.Namespace:
+def parse(given: list[str] | None = None) -> argparse.Namespace:
+    """The arguments; ends with one clear line when they are wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.commits", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the same figures in under a minute")
     parser.add_argument("--json", action="store_true", help="one object on one line")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .svg or .png")
     parser.add_argument("--only", action="append", choices=list(PARTS), help="a part; may be repeated")
-    parser.add_argument("--layout", default="file_table", help="of the tables [file_table]")
+    parser.add_argument("--layout", choices=LAYOUTS, default="file_table", help="of the tables [file_table]")
     parser.add_argument("--profile", action="store_true", help="instead: where the time of a batch goes")
-    return parser.parse_args()
+    arguments = parser.parse_args(given)
+    check_plot(parser, arguments.plot)
+    if arguments.plot and arguments.only and "batches" not in arguments.only:
+        parser.error("--plot draws the part batches: add --only batches")
+    return arguments
 
 
 def run(plan: Plan, parts: list[str], layout: str) -> dict[str, Any]:
@@ -70,15 +80,13 @@ def run(plan: Plan, parts: list[str], layout: str) -> dict[str, Any]:
 def opened(plan: Plan, layout: str) -> Iterator[Bench]:
     """A server of its own, gone at the end."""
     from dormouse.embedded_postgres import EmbeddedPostgres
-    from dormouse.postgres import migrate
 
     with (
         tempfile.TemporaryDirectory(prefix="dormouse-benchmark-") as folder,
-        EmbeddedPostgres(Path(folder) / "server") as server,
+        EmbeddedPostgres(Path(folder) / "server") as server,own_database(server.dsn) as dsn,
+        open_tables(dsn, str(Path(folder) / "objects")) as tables,
     ):
-        migrate(server.dsn)
-        with open_tables(server.dsn, str(Path(folder) / "objects")) as tables:
-            yield Bench(server.dsn, Path(folder), tables, plan, layout)
+        yield Bench(dsn, Path(folder), tables, plan, layout)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ _FEW, _MANY = 1, 1_000
 
 
 def over_tables(bench: Bench) -> dict[str, Any]:
-    """Each batch has commits to every table, as many to each; one committer, after its first to each table."""
+    """Each batch has as many commits to every table; one committer, after its first to each."""
     found: dict[str, Any] = {}
     for count in bench.plan.tables:
         jobs = max(1, bench.plan.jobs_over_tables // count)

@@ -19,7 +19,7 @@ from benchmarks.contention.experiment import QUICK, Plan, figures, measure
 from benchmarks.contention.report import plot, table
 from benchmarks.contention.storm import committers
 from benchmarks.harness import orderly_end
-from benchmarks.state_tables import open_tables
+from benchmarks.state_tables import open_tables, own_database
 
 
 def main(given: list[str] | None = None) -> None:
@@ -47,16 +47,15 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
 def run(plan: Plan, *, verbose: bool) -> dict[str, Any]:
     """Every figure, by name."""
     from dormouse.embedded_postgres import EmbeddedPostgres
-    from dormouse.postgres import migrate
 
     with (
         tempfile.TemporaryDirectory(prefix="dormouse-benchmark-") as folder,
-        EmbeddedPostgres(Path(folder) / "server") as server,
+        EmbeddedPostgres(Path(folder) / "server") as server,own_database(server.dsn) as dsn,
+        open_tables(dsn, str(Path(folder) / "objects")) as tables,
+        committers(dsn) as them,
     ):
-        migrate(server.dsn)
-        with open_tables(server.dsn, str(Path(folder) / "objects")) as tables, committers(server.dsn) as them:
-            tell = _tell if verbose and sys.stderr.isatty() else _tell_nobody
-            return figures(measure(tables, them, plan, tell), plan)
+        tell = _tell if verbose and sys.stderr.isatty() else _tell_nobody
+        return figures(measure(tables, them, plan, tell), plan)
 
 
 def _tell(text: str) -> None:

@@ -20,7 +20,7 @@ _LABELS = {
 def table(figures: Mapping[str, Any]) -> str:
     lines = [
         f"{figures['leaves']:,} jobs (serializable: {figures['leaves_serializable']:,}) of 11 files that all "
-        f"leaves share, one commit at a time; medians of {figures['rounds']} rounds, sums of retries and failures",
+        f"leaves share, one by one; medians of {figures['rounds']} rounds, retries and failures: sums",
         f"committers are threads of {figures['processes']} processes with {figures['connections_max']} "
         "connections each",
         f"{'layout':28}{'isolation':18}{'committers':>10}{'commits/s':>12}{'p50 ms':>10}{'p99 ms':>10}"

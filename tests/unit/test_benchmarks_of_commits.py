@@ -1,0 +1,87 @@
+"""The pure parts of the benchmarks of the state store."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.commits.__main__ import parse as parse_commits
+from benchmarks.commits.bench import median_of_ratios
+from benchmarks.commits.pgbench import as_script, read
+from benchmarks.commits.together import batches, divided
+from benchmarks.contention.__main__ import parse as parse_contention
+from benchmarks.contention.experiment import CASES, ISOLATIONS, VARIANTS, Plan, figures, turns
+from benchmarks.contention.storm import Storm, deal, merged
+
+_SAID = """
+number of transactions actually processed: 500/500
+number of failed transactions: 0 (0.000%)
+tps = 305.719149 (without initial connection time)
+statement latencies in milliseconds and failures:
+         0.001           0 \\set i :i + 1
+         0.198           0 select sent, commits from pgbench_1 where number = :number
+         3.072           0 with sent as materialized (
+"""
+
+
+def test_pgbench_runs_the_statement_with_its_own_variables() -> None:
+    assert as_script("select %(a)s::text[], 7 %% 2, %(b_1)s") == "select :a::text[], 7 % 2, :b_1"
+
+
+def test_pgbench_is_judged_by_its_statement_without_the_look_up() -> None:
+    found = read(_SAID, 500)
+    assert (found.tps, found.statement_ms) == (305.719149, 3.072)
+    assert found.statements_per_s(8) == pytest.approx(8_000 / 3.072)
+
+
+def test_a_transaction_that_pgbench_did_not_do_is_noticed() -> None:
+    with pytest.raises(RuntimeError, match="did 500 of 501"):
+        read(_SAID, 501)
+
+
+def test_a_batch_of_work_is_divided_without_loss() -> None:
+    assert divided(range(5), 2) == [[0, 2, 4], [1, 3]]
+    assert [list(each) for each in batches(range(5), 2)] == [[0, 1], [2, 3], [4]]
+
+
+def test_ratios_are_those_of_runs_side_by_side() -> None:
+    assert median_of_ratios([10, 1, 30], [10, 2, 10]) == 1
+
+
+def test_every_job_has_one_committer() -> None:
+    for committers in (1, 3, 500):
+        dealt = deal(256, committers)
+        assert len(dealt) == min(256, committers)
+        assert sorted(job for jobs in dealt for job in jobs) == list(range(256))
+
+
+def test_a_storm_lasts_from_its_first_process_to_its_last() -> None:
+    storm = merged([Storm(1.0, 2.0, [0.1, 0.3], ["a"], 2), Storm(1.5, 3.0, [0.2, 0.2], [], 1)])
+    assert (storm.per_second, storm.retries, storm.errors) == (2.0, 3, ["a"])
+    assert storm.percentile_ms(50) == pytest.approx(200)
+
+
+def test_every_case_has_its_turn_in_each_round() -> None:
+    rounds = list(turns(2))
+    assert sorted(case for number, case in rounds if number == 0) == sorted(CASES)
+    assert sorted(case for number, case in rounds if number == 1) == sorted(CASES)
+
+
+def test_contention_counts_failures_of_every_case() -> None:
+    storms = {case: [Storm(0.0, 2.0, [0.1] * 4, ["no"], 3)] for case in CASES}
+    found = figures(storms, Plan(rounds=1))
+    assert found["failed_jobs"] == len(CASES)
+    for variant in VARIANTS:
+        for suffix in ISOLATIONS.values():
+            assert found[f"retries_{variant}{suffix}"] == 3
+            assert found[f"commits_per_s_{variant}_500{suffix}"] == 2.0
+
+
+@pytest.mark.parametrize("parse", [parse_commits, parse_contention])
+def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_measured(
+    parse: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert callable(parse)
+    with pytest.raises(SystemExit) as ended:
+        parse(["--plot", "figure.txt"])
+    assert ended.value.code == 2
+    assert "must end in .svg or .png" in capsys.readouterr().err
