@@ -55,7 +55,7 @@ def prepared(store: FileReferenceStore, kind: Kind, commits: int = 7) -> list[An
 def bad_ones(store: FileReferenceStore, kind: Kind) -> dict[type[Exception], Any]:
     """An item for each error of the kind."""
     store.add_files([ref("bad"), ref("held"), ref("also held"), ref("split"), ref("split", "R")])
-    store.assign_job_ids([assign("holder", "root", "held", "also held")])
+    store.assign_job_ids([assign("holder", "root", "held", "also held"), assign("holder", "R", "split")])
     bad: dict[Kind, dict[type[Exception], Any]] = {
         "add_files": {
             FileAlreadyExists: file("bad"),

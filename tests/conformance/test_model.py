@@ -71,7 +71,8 @@ class StoreMachine(RuleBasedStateMachine):
             FileWithReferences(
                 filename=name,
                 references=tuple(
-                    FileReference(filename=name, partition_id=p, row_count=10) for p in {"root", partition}
+                    FileReference(filename=name, partition_id=p, row_count=10)
+                    for p in sorted({"root", partition})
                 ),
             )
             for name in FILES[:6]
@@ -106,6 +107,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.through_the_method("assign_job_ids", Commit([claim]))
         self.through_the_method("replace_file_references", Commit([request]))
 
+    @precondition(lambda self: self.model.references)
     @rule(data=st.data())
     def split(self, data: st.DataObject) -> None:
         self.update(data, "split_file_references", lambda model: self.a_split(data, model))
@@ -382,7 +384,7 @@ def compare(new_table: Callable[..., TableContext], layout: str, isolation: str,
 def test_the_store_does_what_the_model_does(
     new_table: Callable[..., TableContext], layout: str, isolation: str
 ) -> None:
-    compare(new_table, layout, isolation, derandomize=True, max_examples=8, stateful_step_count=20)
+    compare(new_table, layout, isolation, derandomize=True, max_examples=12, stateful_step_count=25)
 
 
 @pytest.mark.slow
