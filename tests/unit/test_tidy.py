@@ -32,7 +32,6 @@ STORES = {"files", "partitions", "catalog", "commits"}
 EMBEDDED = {"local", "embedded_postgres", "embedded_server"}
 HOMES = {
     "psycopg": {"postgres"} | STORES | EMBEDDED,
-    "psycopg_pool": {"postgres"},
     "boto3": {"commits"},
     "botocore": {"commits"},
     "obstore": {"objects"},
