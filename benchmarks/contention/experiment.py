@@ -60,7 +60,7 @@ class Plan:
         return self.leaves if isolation == "read committed" else self.leaves_serializable
 
 
-QUICK = Plan(leaves=256, leaves_serializable=64, rounds=1)
+QUICK = Plan(leaves=256, leaves_serializable=256, rounds=1)
 
 
 def measure(
