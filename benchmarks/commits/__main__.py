@@ -83,7 +83,8 @@ def opened(plan: Plan, layout: str) -> Iterator[Bench]:
 
     with (
         tempfile.TemporaryDirectory(prefix="dormouse-benchmark-") as folder,
-        EmbeddedPostgres(Path(folder) / "server") as server,own_database(server.dsn) as dsn,
+        EmbeddedPostgres(Path(folder) / "server") as server,
+        own_database(server.dsn) as dsn,
         open_tables(dsn, str(Path(folder) / "objects")) as tables,
     ):
         yield Bench(dsn, Path(folder), tables, plan, layout)

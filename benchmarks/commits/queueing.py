@@ -108,6 +108,6 @@ def _run(pipe: Connection, dsn: str, folder: str) -> None:
         pipe.send("ready")
         try:
             pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             stop.set()
         running.join()

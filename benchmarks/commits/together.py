@@ -156,7 +156,7 @@ def _work(pipe: Connection, dsn: str, share: Share) -> None:
 
     try:
         pipe.send(tuple(_committed(dsn, share, wait)))
-    except EOFError:
+    except (EOFError, ConnectionError):
         pass  # the benchmark ended
     except Exception as error:
         pipe.send(RuntimeError(f"{type(error).__name__}: {error}"))

@@ -50,7 +50,8 @@ def run(plan: Plan, *, verbose: bool) -> dict[str, Any]:
 
     with (
         tempfile.TemporaryDirectory(prefix="dormouse-benchmark-") as folder,
-        EmbeddedPostgres(Path(folder) / "server") as server,own_database(server.dsn) as dsn,
+        EmbeddedPostgres(Path(folder) / "server") as server,
+        own_database(server.dsn) as dsn,
         open_tables(dsn, str(Path(folder) / "objects")) as tables,
         committers(dsn) as them,
     ):

@@ -113,8 +113,8 @@ def _work(pipe: Connection, dsn: str) -> None:
         while True:
             table, dealt = pipe.recv()
             pipe.send(_run(supplier, table, dealt, pipe))
-    except (EOFError, BrokenPipeError):
-        pass
+    except (EOFError, ConnectionError):
+        pass  # the benchmark ended
     except Exception as error:
         pipe.send(RuntimeError(f"{type(error).__name__}: {error}"))
     finally:
