@@ -125,7 +125,7 @@ with {sent}, {before}, {replacements}, locked as materialized (
     delete from compaction_job j
     using request q
     where (select ok from verdict)[q.number]
-        and j.table_id = %(table_id)s and j.job_id = q.job_id and j.partition_id = q.partition_id
+        and j.table_id = %(table_id)s and j.job_id = q.job_id
 ), {recorded}
 select {outcome},
     case when (select count(distinct file_id) from tracked) < (select count(*) from new_file)
@@ -154,7 +154,7 @@ with {sent}, {replacements}, removed as (
 ), {counts_changed}, finished as (
     delete from compaction_job j
     using request q
-    where j.table_id = %(table_id)s and j.job_id = q.job_id and j.partition_id = q.partition_id
+    where j.table_id = %(table_id)s and j.job_id = q.job_id
 ), applied as materialized (
     select array_agg(true) as ok from generate_series(1, %(count)s::integer)
 ), {recorded}

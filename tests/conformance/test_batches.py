@@ -401,7 +401,6 @@ def test_commits_that_conflict_are_a_statement_for_each_of_them_at_most(
     assert len(sent) == 4
 
 
-@pytest.mark.xfail(strict=True, reason="the partition that has finished is not looked at")
 def test_a_job_that_replaced_a_part_on_one_partition_is_released_on_all(store: FileReferenceStore) -> None:
     store.add_files([ref("a", "L"), ref("b", "L"), ref("c", "R")])
     store.assign_job_ids([assign("j", "L", "a", "b"), assign("j", "R", "c")])
