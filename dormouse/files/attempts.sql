@@ -9,16 +9,16 @@ for key share
 returning attempt_id;
 
 -- name: finish
--- Ends an attempt in the transaction that commits what it wrote; gives nothing when it was abandoned.
+-- Ends attempts in the transaction that commits what they wrote; gives those that were not abandoned.
 delete from write_attempt
-where table_id = %(table_id)s and attempt_id = %(attempt_id)s
+where table_id = %(table_id)s and attempt_id = any(%(attempt_ids)s::uuid[])
     and abandoned_at is null and finished_at is null
 returning attempt_id;
 
 -- name: finish_for_now
--- As finish, but the attempt is remembered: others may still write objects that nobody wants.
+-- As finish, but the attempts are remembered: others may still write objects that nobody wants.
 update write_attempt set finished_at = clock_timestamp()
-where table_id = %(table_id)s and attempt_id = %(attempt_id)s
+where table_id = %(table_id)s and attempt_id = any(%(attempt_ids)s::uuid[])
     and abandoned_at is null and finished_at is null
 returning attempt_id;
 

@@ -40,7 +40,7 @@ from {file_reference} f
 where f.partition_id = ''
 
 -- name: track
--- Part of an update: tracks the files of new_file that are not tracked yet.
+-- Part of an update: tracks the files of new_file.
 insert into {file_reference} as f (
     table_id, partition_id, file_id, filename, row_count, count_approximate, only_contains_data_for_this_partition,
     last_updated, file_byte_count, file_row_count, file_min_key, file_max_key, file_added_at, file_unreferenced
@@ -50,8 +50,6 @@ select %(table_id)s, '', file_id, filename, 0, false, false,
     byte_count, row_count, min_key, max_key, clock_timestamp(), not referenced
 from new_file
 order by file_id
-on conflict do nothing
-returning f.file_id
 
 -- name: is_tracked
 -- Part of a query: whether the file o.file_id is tracked.

@@ -34,7 +34,7 @@ select f.file_id, f.filename, f.byte_count, f.row_count, f.min_key, f.max_key, f
 from {file} f
 
 -- name: track
--- Part of an update: tracks the files of new_file that are not tracked yet.
+-- Part of an update: tracks the files of new_file.
 insert into {file} as f (
     table_id, file_id, filename, byte_count, row_count, min_key, max_key, unreferenced_at
 )
@@ -42,8 +42,6 @@ select %(table_id)s, file_id, filename, byte_count, row_count, min_key, max_key,
     case when referenced then 'infinity' else clock_timestamp() end
 from new_file
 order by file_id
-on conflict do nothing
-returning f.file_id
 
 -- name: is_tracked
 -- Part of a query: whether the file o.file_id is tracked.

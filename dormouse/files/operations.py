@@ -69,6 +69,8 @@ def _file_fingerprint(file: FileWithReferences) -> Iterator[str]:
 
 def _check_files(table: str, files: Sequence[FileWithReferences]) -> dict[int, DormouseError]:
     failed: dict[int, DormouseError] = {}
+    if len({file.filename for file in files}) == len(files) and all(len(f.references) < 2 for f in files):
+        return failed
     names: set[str] = set()
     for number, file in enumerate(files):
         if file.filename in names:
@@ -140,6 +142,7 @@ OPERATIONS: dict[Kind, Operation] = {
         _file_fingerprint,
         _check_files,
         names_refused=True,
+        whole_statement="add_whole",
     ),
     "assign_job_ids": Operation(
         "assign_job_ids",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dormouse.files.arrays import booleans, bytes_, integers, texts, words
@@ -29,11 +29,15 @@ def narrow_hex(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def reference_arrays(prefix: str, references: Sequence[FileReference]) -> Parameters:
+def reference_arrays(
+    prefix: str, references: Sequence[FileReference], ids: Mapping[str, str] | None = None
+) -> Parameters:
+    """References as columns; `ids` has the narrow ids of their files, where they are known."""
+    names = [r.filename for r in references]
     columns = {
         "partition_ids": texts([r.partition_id for r in references]),
-        "file_ids": words([narrow_hex(r.filename) for r in references]),
-        "filenames": texts([r.filename for r in references]),
+        "file_ids": words([ids[name] for name in names] if ids else [narrow_hex(name) for name in names]),
+        "filenames": texts(names),
         "row_counts": integers([r.row_count for r in references]),
         "approximate": booleans([r.count_approximate for r in references]),
         "only": booleans([r.only_contains_data_for_this_partition for r in references]),
@@ -44,9 +48,10 @@ def reference_arrays(prefix: str, references: Sequence[FileReference]) -> Parame
 def file_arrays(commits: Sequence[int], files: Sequence[FileWithReferences]) -> Parameters:
     """Files, each of the commit of its number."""
     references = [(n, reference) for n, f in zip(commits, files, strict=True) for reference in f.references]
+    ids = {f.filename: narrow_hex(f.filename) for f in files}
     return {
         "commits": integers(commits),
-        "file_ids": words([narrow_hex(f.filename) for f in files]),
+        "file_ids": words([ids[f.filename] for f in files]),
         "filenames": texts([f.filename for f in files]),
         "byte_counts": integers([f.byte_count for f in files]),
         "row_counts": integers([f.row_count for f in files]),
@@ -54,7 +59,7 @@ def file_arrays(commits: Sequence[int], files: Sequence[FileWithReferences]) -> 
         "max_keys": bytes_([f.max_key for f in files]),
         "referenced": booleans([bool(f.references) for f in files]),
         "ref_commits": integers([n for n, _ in references]),
-        **reference_arrays("ref", [reference for _, reference in references]),
+        **reference_arrays("ref", [reference for _, reference in references], ids),
     }
 
 

@@ -21,18 +21,14 @@ before as materialized (
     ) b
 )
 
--- name: recorded
+-- name: record
 -- Part of an update: records what was applied, in the order of the keys.
-recorded as (
-    insert into applied_commit (table_id, commit_key, commit_id, content, expires_at)
-    select %(table_id)s, commit_key, commit_id, content,
-        case when expires then clock_timestamp() + make_interval(secs => %(kept_seconds)s::float8) end
-    from sent
-    where (select ok from applied)[commit]
-    order by commit_key
-    on conflict do nothing
-    returning commit_key
-)
+insert into applied_commit (table_id, commit_key, commit_id, content, expires_at)
+select %(table_id)s, commit_key, commit_id, content,
+    case when expires then clock_timestamp() + make_interval(secs => %(kept_seconds)s::float8) end
+from sent
+where (select ok from applied)[commit]
+order by commit_key
 
 -- name: outcome
 -- Part of an update: what became of each unit and commit. Nothing is applied when a commit was applied before.

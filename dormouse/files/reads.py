@@ -24,6 +24,8 @@ from dormouse.postgres.transaction import run_transaction
 
 T = TypeVar("T")
 PAGE_ROWS = 10_000
+ATTEMPTS_MAX = 30
+"""Of a transaction that loses to others: enough for hundreds that all want the same rows, when serializable."""
 
 
 class FileReferenceReads:
@@ -156,7 +158,13 @@ class FileReferenceReads:
         def once() -> T:
             if conn is not None:
                 return work(conn)
-            return run(self._supplier, work, isolation=self._isolation, operation=operation)
+            return run(
+                self._supplier,
+                work,
+                isolation=self._isolation,
+                attempts_max=ATTEMPTS_MAX,
+                operation=operation,
+            )
 
         return self._own.following(once, conn)
 

@@ -52,14 +52,12 @@ from {file_count} f
 where f.salt = -1
 
 -- name: track
--- Part of an update: tracks the files of new_file that are not tracked yet.
+-- Part of an update: tracks the files of new_file.
 insert into {file_count} as f (table_id, file_id, salt, count, filename, byte_count, row_count, min_key, max_key)
 select %(table_id)s, file_id, -1, case when not referenced then 0 end, filename, byte_count, row_count,
     min_key, max_key
 from new_file
 order by file_id
-on conflict do nothing
-returning f.file_id
 
 -- name: is_tracked
 -- Part of a query: whether the file o.file_id is tracked.

@@ -25,6 +25,8 @@ with {sent}, {before}, file as materialized (
     select * from file where (select ok from verdict)[commit]
 ), tracked as (
     {track}
+    on conflict do nothing
+    returning f.file_id
 ), added as (
     {into_references}
     select %(table_id)s, partition_id, file_id, filename, row_count, count_approximate, only_contains_data
@@ -36,7 +38,11 @@ with {sent}, {before}, file as materialized (
     where (select ok from verdict)[commit]
     on conflict do nothing
     returning partition_id, file_id
-), {counts_added}, {recorded}
+), {counts_added}, recorded as (
+    {record}
+    on conflict do nothing
+    returning commit_key
+)
 select {outcome},
     case when (select count(distinct file_id) from tracked) < (select count(*) from new_file)
         then lost_race('another transaction adds the same file') end,
@@ -81,7 +87,11 @@ with {sent}, {before}, input as materialized (
         as q (commit, partition_id, job_id)
     where (select ok from verdict)[commit]
     on conflict do nothing
-), {recorded}
+), recorded as (
+    {record}
+    on conflict do nothing
+    returning commit_key
+)
 select {outcome},
     case when (select count(*) from assigned) < (select count(*) from taken)
         then lost_race('another transaction changed a reference') end;
@@ -114,6 +124,8 @@ with {sent}, {before}, {replacements}, locked as materialized (
     where (select ok from verdict)[number]
 ), tracked as (
     {track}
+    on conflict do nothing
+    returning f.file_id
 ), added as (
     {into_references}
     select %(table_id)s, partition_id, file_id, filename, row_count, count_approximate, only_contains_data
@@ -126,7 +138,11 @@ with {sent}, {before}, {replacements}, locked as materialized (
     using request q
     where (select ok from verdict)[q.number]
         and j.table_id = %(table_id)s and j.job_id = q.job_id
-), {recorded}
+), recorded as (
+    {record}
+    on conflict do nothing
+    returning commit_key
+)
 select {outcome},
     case when (select count(distinct file_id) from tracked) < (select count(*) from new_file)
         then lost_race('another transaction adds the same file') end,
@@ -134,8 +150,8 @@ select {outcome},
         then lost_race('another transaction changed a reference') end;
 
 -- name: replace_whole
--- As replace, when every request is valid; else nothing is done, and not_whole raised. Quicker, and when
--- serializable without conflicts: it looks at nothing but what it changes.
+-- As replace, when every request is valid; else an error, not_whole or a unique violation, and nothing is done.
+-- Quicker, and when serializable with fewer conflicts: it looks at nothing but what it changes.
 with {sent}, {replacements}, removed as (
     delete from {file_reference} r
     using input i
@@ -149,20 +165,40 @@ with {sent}, {replacements}, removed as (
     {into_references}
     select %(table_id)s, partition_id, file_id, filename, row_count, count_approximate, only_contains_data
     from output
-    on conflict do nothing
     returning partition_id, file_id
 ), {counts_changed}, finished as (
-    delete from compaction_job j
-    using request q
-    where j.table_id = %(table_id)s and j.job_id = q.job_id
+    delete from compaction_job j using request q where j.table_id = %(table_id)s and j.job_id = q.job_id
 ), applied as materialized (
     select array_agg(true) as ok from generate_series(1, %(count)s::integer)
-), {recorded}
-select case when (select count(*) from removed) < (select count(*) from input)
-        or (select count(*) from tracked) < (select count(*) from output)
-        or (select count(*) from added) < (select count(*) from output)
-        or (select count(*) from recorded) < (select count(*) from sent)
-    then not_whole() end;
+), recorded as (
+    {record}
+)
+select case when (select count(*) from removed) < (select count(*) from input) then not_whole() end;
+
+-- name: add_whole
+-- As add_files, when no file is tracked; else a unique violation, and nothing is done. Quicker.
+with {sent}, new_file as materialized (
+    select *
+    from unnest(
+        %(file_ids)s::uuid[], %(filenames)s::text[], %(byte_counts)s::bigint[], %(row_counts)s::bigint[],
+        %(min_keys)s::bytea[], %(max_keys)s::bytea[], %(referenced)s::boolean[]
+    ) as t (file_id, filename, byte_count, row_count, min_key, max_key, referenced)
+), tracked as (
+    {track}
+), added as (
+    {into_references}
+    select %(table_id)s, *
+    from unnest(
+        %(ref_partition_ids)s::text[], %(ref_file_ids)s::uuid[], %(ref_filenames)s::text[],
+        %(ref_row_counts)s::bigint[], %(ref_approximate)s::boolean[], %(ref_only)s::boolean[]
+    )
+    returning partition_id, file_id
+), {counts_added}, applied as materialized (
+    select array_agg(true) as ok from generate_series(1, %(count)s::integer)
+), recorded as (
+    {record}
+)
+select 1;
 
 -- name: split
 -- Replaces unassigned references by others to the same files, for the requests that are valid.
@@ -212,7 +248,11 @@ with {sent}, {before}, input as materialized (
     where (select ok from verdict)[number]
     on conflict do nothing
     returning partition_id, file_id
-), {counts_changed}, {recorded}
+), {counts_changed}, recorded as (
+    {record}
+    on conflict do nothing
+    returning commit_key
+)
 select {outcome},
     case when (select count(*) from added) < (select count(*) from target where (select ok from verdict)[number])
         then lost_race('another transaction adds the same reference') end,
@@ -255,7 +295,11 @@ with {sent}, {before}, input as materialized (
     select file_id from locked where (select ok from verdict)[commit]
 ), forgotten as (
     {forget_files}
-), {recorded}
+), recorded as (
+    {record}
+    on conflict do nothing
+    returning commit_key
+)
 select {outcome}, null,
     (select jsonb_agg(jsonb_build_array(commit, filename, tracked) order by commit, filename) from refused) as refused;
 

@@ -85,6 +85,8 @@ class Updates(FileReferenceReads):
                 None,
                 run=run_statement,
             )
+        except pg.UniqueViolation:
+            return False
         except psycopg.DatabaseError as error:
             if error.sqlstate != NOT_WHOLE:
                 raise
@@ -110,6 +112,9 @@ class _Batch:
 
     def runs(self) -> Iterator[list[_Unit]]:
         """The units in runs that touch nothing twice, almost always one."""
+        if len(self._units) == 1:
+            yield self._units
+            return
         run: list[_Unit] = []
         seen: set[Any] = set()
         senders: dict[str, int] = {}

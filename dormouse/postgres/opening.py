@@ -20,7 +20,7 @@ POSTGRES_VERSION_MIN = 150000
 """PostgreSQL 15, as `server_version_num` writes it."""
 
 PREPARE_THRESHOLD = 2
-PREPARED_MAX = 500
+PREPARED_MAX = 2_000
 """A table has about twenty statements, and a committer meets many tables."""
 
 _DIAGNOSIS_SECONDS_MAX = 5.0
