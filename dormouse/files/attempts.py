@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -91,10 +91,19 @@ class WriteAttempts:
         With `leftovers` others may still write objects of the attempt, which are no part of the commit:
         `collect` looks for them when nobody can any more, after `attempt_expiry_seconds`.
         """
+        WriteAttempts.finish_all(conn, attempt.table_id, [attempt.attempt_id], leftovers=leftovers)
+
+    @staticmethod
+    def finish_all(
+        conn: psycopg.Connection[Any], table_id: int, attempt_ids: Sequence[str], *, leftovers: bool = False
+    ) -> None:
+        """As `finish`, for several attempts of a table; raises when any of them was abandoned."""
         query = _QUERIES["finish_for_now" if leftovers else "finish"]
-        if conn.execute(query.on(), attempt._key).fetchone() is None:
+        values = {"table_id": table_id, "attempt_ids": list(attempt_ids)}
+        if len(conn.execute(query.on(), values).fetchall()) < len(attempt_ids):
+            which = attempt_ids[0] if len(attempt_ids) == 1 else f"of {len(attempt_ids)}, one or more,"
             raise AttemptAbandoned(
-                f"attempt {attempt.attempt_id} took longer than attempt_expiry_seconds, or its table was "
+                f"attempt {which} took longer than attempt_expiry_seconds, or its table was "
                 "dropped; nothing was applied: run it again"
             )
 
