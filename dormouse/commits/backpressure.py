@@ -7,6 +7,7 @@ approximate, as those of SQS, are believed only when several looks agree.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -45,10 +46,10 @@ class Marks:
 
     def reason(self, depth: QueueDepth) -> str:
         about = "about " if depth.approximate else ""
+        age = f" and {self.age_seconds_max / 2:g} s" if math.isfinite(self.age_seconds_max) else ""
         return (
             f"the commit queue has {about}{depth.messages:,} messages, the oldest is "
-            f"{depth.oldest_seconds:.0f} s old; work goes on below {self.messages_max // 2:,} messages and "
-            f"{self.age_seconds_max / 2:g} s"
+            f"{depth.oldest_seconds:.0f} s old; work goes on at {self.messages_max // 2:,} messages{age}"
         )
 
 
