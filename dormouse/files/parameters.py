@@ -48,6 +48,7 @@ def reference_arrays(
 def file_arrays(commits: Sequence[int], files: Sequence[FileWithReferences]) -> Parameters:
     """Files, each of the commit of its number."""
     references = [(n, reference) for n, f in zip(commits, files, strict=True) for reference in f.references]
+    references.sort(key=lambda pair: pair[1].partition_id)  # neighbours in the index come together
     ids = {f.filename: narrow_hex(f.filename) for f in files}
     return {
         "commits": integers(commits),

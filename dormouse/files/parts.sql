@@ -81,8 +81,13 @@ taken as materialized (
 removed as (
     delete from {file_reference} r
     where r.ctid = any(array(select place from taken))
-    returning r.*
+    returning {removed_columns}
 )
+
+-- name: removed_columns
+-- Part of an update: what the log keeps of a reference r.
+r.table_id, r.partition_id, r.file_id, r.row_count, r.count_approximate, r.only_contains_data_for_this_partition,
+r.added_xid
 
 -- name: logged
 -- Part of an update: logs the references that were removed.
@@ -91,9 +96,7 @@ logged as (
         table_id, partition_id, file_id, row_count, count_approximate,
         only_contains_data_for_this_partition, added_xid
     )
-    select table_id, partition_id, file_id, row_count, count_approximate,
-        only_contains_data_for_this_partition, added_xid
-    from removed
+    select * from removed
 )
 
 -- name: into_references

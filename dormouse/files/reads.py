@@ -25,7 +25,7 @@ from dormouse.postgres.transaction import run_transaction
 T = TypeVar("T")
 PAGE_ROWS = 10_000
 ATTEMPTS_MAX = 30
-"""Of a transaction that loses to others: enough for hundreds that all want the same rows, when serializable."""
+"""Of a transaction that loses to others: enough when hundreds want the same rows, and serializable."""
 
 
 class FileReferenceReads:

@@ -156,7 +156,7 @@ with {sent}, {replacements}, removed as (
     delete from {file_reference} r
     using input i
     where r.partition_id = i.partition_id and r.file_id = i.file_id and r.job_id = i.job_id
-    returning r.*
+    returning {removed_columns}
 ), {logged}, new_file as materialized (
     select file_id, filename, byte_count, row_count, min_key, max_key, true as referenced from output
 ), tracked as (
