@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
-from dormouse.files.attempts import WriteAttempts
+from dormouse.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.files.compaction_jobs import CompactionJobs
 from dormouse.files.garbage import GarbageCollector
 from dormouse.files.store import FileReferenceStore
+from dormouse.model.file_reference import FileWithReferences, ReplaceFileReferencesRequest
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord
@@ -23,7 +25,10 @@ TASK_CONNECTIONS_MAX = 2
 
 @dataclass(frozen=True)
 class TableAddress:
-    """How another process, such as a Spark task, opens the same table. Has credentials: never log it."""
+    """How another process, such as a Spark task, opens the same table. Has credentials: never log it.
+
+    Whoever opens it has no commit queue, and commits synchronously, whatever the table's property says.
+    """
 
     dsn: str = field(repr=False)
     objects_url: str
@@ -42,14 +47,37 @@ class TableAddress:
             supplier.close()
 
 
+class JobCommits(Protocol):
+    """A commit queue, for jobs that wait until their commit is visible.
+
+    True when it is applied, and the attempt ended; False when another commit with the id was applied before.
+    Raises `InvalidCommitRequest` when nothing was sent, since it is too large for the queue or adds nothing;
+    `CommitRejected`, `AttemptAbandoned` and other `CommitFailed` when nothing is applied, nor will be; and
+    `CommitOutcomeUnknown` only when the database does not answer any more.
+    """
+
+    def add_files(
+        self, table: TableRecord, attempt: WriteAttempt, files: Sequence[FileWithReferences], commit_id: str
+    ) -> bool: ...
+
+    def replace_file_references(
+        self,
+        table: TableRecord,
+        attempt: WriteAttempt,
+        request: ReplaceFileReferencesRequest,
+        commit_id: str,
+    ) -> bool: ...
+
+
 @dataclass(frozen=True)
 class TableContext:
-    """The services of one table."""
+    """The services of one table; `commits` where a committer is known to run."""
 
     dsn: str = field(repr=False)
     supplier: Supplier
     objects: ObjectStore
     table: TableRecord
+    commits: JobCommits | None = field(default=None, repr=False, compare=False)
 
     @property
     def schema(self) -> Schema:
@@ -58,6 +86,11 @@ class TableContext:
     @property
     def properties(self) -> TableProperties:
         return self.table.properties
+
+    @property
+    def async_commits(self) -> JobCommits | None:
+        """The queue that jobs commit through; None: each commits in a transaction of its own."""
+        return self.commits if self.properties.commit == "async" else None
 
     @property
     def address(self) -> TableAddress:

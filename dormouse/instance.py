@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from dormouse.catalog import Catalog
 from dormouse.commits.committer import Committer, CommitterOptions
+from dormouse.commits.job_commits import QueuedJobCommits
 from dormouse.commits.service import CommitService
 from dormouse.commits.status import CommitStatus
 from dormouse.context import TableContext
@@ -73,6 +74,9 @@ class Instance:
         self._attempts = WriteAttempts(self._supplier, objects)
         self._catalog = Catalog(self._supplier, self._attempts)
         self._commits = CommitService(self._supplier, objects, settings, committer=committer)
+        self._job_commits: QueuedJobCommits | None = None
+        if self._commits.has_committer:
+            self._job_commits = QueuedJobCommits(self._commits.send, self._supplier, self._attempts)
 
     def open(self, *, writers_are_dead: bool = False) -> Self:
         """Migrates the database, and checks that it and the object store belong together."""
@@ -222,7 +226,7 @@ class Instance:
         return {record.name: self._context(record) for record in self._catalog.tables()}
 
     def _context(self, record: TableRecord) -> TableContext:
-        return TableContext(self._dsn, self._supplier, self._objects, record)
+        return TableContext(self._dsn, self._supplier, self._objects, record, self._job_commits)
 
     def _check_writable(self) -> None:
         if self._read_only:

@@ -21,7 +21,7 @@ from dormouse.commits.outcomes import (
     is_for_later,
     text_of,
 )
-from dormouse.commits.requests import AddFiles, CommitRequest, Envelope, SplitPartition
+from dormouse.commits.requests import CommitRequest, Envelope, SplitPartition, attempt_of
 from dormouse.commits.tables import CommitTable, Tables
 from dormouse.errors import (
     CommitIdReused,
@@ -31,10 +31,11 @@ from dormouse.errors import (
     FileReferenceNotFound,
     TableNotFound,
 )
-from dormouse.files.attempts import WriteAttempt, WriteAttempts
+from dormouse.files.attempts import WriteAttempts
 from dormouse.files.commit import Commit, CommitResult, Kind
 from dormouse.files.parameters import narrow_id
 from dormouse.model.file_reference import CheckAssignmentRequest
+from dormouse.postgres.connection import Isolation
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import run_transaction
 
@@ -96,10 +97,7 @@ class _TableBatch:
         batch: Requests = {}
         splits: Requests = {}
         for number, request in requests.items():
-            if isinstance(request, AddFiles) and request.attempt_id is not None:
-                outcomes[number] = self._tried(request, self._add_of_attempt)
-            else:
-                (splits if isinstance(request, SplitPartition) else batch)[number] = request
+            (splits if isinstance(request, SplitPartition) else batch)[number] = request
         for wave in _without_repeated_ids(batch):
             outcomes |= self._batch(wave)
         for number, request in splits.items():
@@ -123,29 +121,36 @@ class _TableBatch:
             kind: {n: request for n, request in requests.items() if request.kind == kind} for kind in _KINDS
         }
         by_kind = {kind: some for kind, some in by_kind.items() if some}
+        with_attempts = {n: attempt_id for n, r in requests.items() if (attempt_id := attempt_of(r))}
 
         def work(conn: psycopg.Connection[Any] | None) -> dict[int, CommitResult]:
             results: dict[int, CommitResult] = {}
             for kind, some in by_kind.items():
                 commits = [self._commit(request) for request in some.values()]
                 results |= zip(some, self._table.store.apply(kind, commits, conn=conn), strict=True)
+            if conn is not None:
+                self._finish(conn, with_attempts, results)
             return results
 
-        if len(by_kind) == 1:
+        if len(by_kind) == 1 and not with_attempts:
             return work(None)  # the store's own statement is one round trip
-        return run_transaction(self._supplier, work, operation="commit batch")
+        isolation = Isolation.READ_COMMITTED
+        if any(requests[number].kind == "replace_file_references" for number in with_attempts):
+            isolation = Isolation(self._table.record.properties.isolation)  # as a compaction commits alone
+        return run_transaction(self._supplier, work, isolation=isolation, operation="commit batch")
 
-    def _add_of_attempt(self, request: Any) -> CommitResult:
-        """With the end of its write attempt; an abandoned one commits nothing."""
-        attempt = WriteAttempt(self._table.record.table_id, request.attempt_id, "")
-
-        def work(conn: psycopg.Connection[Any]) -> CommitResult:
-            (result,) = self._table.store.apply("add_files", [self._commit(request)], conn=conn)
-            if result.state == "applied":
-                WriteAttempts.finish(conn, attempt)
-            return result
-
-        return run_transaction(self._supplier, work, operation="commit attempt")
+    def _finish(
+        self, conn: psycopg.Connection[Any], with_attempts: dict[int, str], results: dict[int, CommitResult]
+    ) -> None:
+        """Ends the write attempts of what is applied; an abandoned one commits nothing."""
+        for leftovers in (False, True):  # what the refused items of a commit wrote is collected later
+            ended = [
+                attempt_id
+                for number, attempt_id in with_attempts.items()
+                if results[number].state == "applied" and bool(results[number].failed) is leftovers
+            ]
+            if ended:
+                WriteAttempts.finish_all(conn, self._table.record.table_id, ended, leftovers=leftovers)
 
     def _split_partition(self, request: Any) -> CommitResult:
         content = narrow_id(repr((request.kind, request.partition_id, request.point, request.field)))
@@ -185,6 +190,8 @@ class _TableBatch:
         for_ever: list[DormouseError] = []
         for _, error in result.failed:
             (for_later if self._is_for_later(error) else for_ever).append(error)
+        if result.failed and attempt_of(request) is not None:
+            return self._answer(request, "rejected", (for_ever or for_later)[0])  # its writer waits
         # items that succeed alone are worth a try as long as one is; the others only together
         if for_ever and not (for_later and request.kind in _ITEMS_ALONE):
             return self._answer(request, "rejected", for_ever[0])

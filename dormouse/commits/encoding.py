@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import binascii
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from dormouse.model.file_reference import (
     ReplaceFileReferencesRequest,
     SplitFileReferenceRequest,
 )
+from dormouse.model.keys import KeyValue
 
 Fields = dict[str, Any]
 T = TypeVar("T")
@@ -94,6 +95,11 @@ def split_fields(request: SplitFileReferenceRequest) -> Fields:
     }
 
 
+def point_fields(point: KeyValue) -> Fields:
+    """A split point with its type, since JSON has no bytes: {"int": 7}, {"str": "b"} or {"bytes": "YQ=="}."""
+    return {type(point).__name__: bytes_text("point", point) if isinstance(point, bytes) else point}
+
+
 def reference_from(fields: Any) -> FileReference:
     check_keys("a file reference", fields, _REFERENCE_KEYS)
     return _part_from(fields, required(fields, "filename", "a file reference"))
@@ -145,6 +151,17 @@ def split_from(fields: Any) -> SplitFileReferenceRequest:
     return SplitFileReferenceRequest(old_reference=old, new_references=new)
 
 
+def point_from(tagged: Any) -> KeyValue:
+    """What `point_fields` wrote."""
+    if type(tagged) is dict and len(tagged) == 1:
+        ((name, value),) = tagged.items()
+        if name == "bytes":
+            return bytes_from("point", value)
+        if (name, type(value)) in {("int", int), ("str", str)}:
+            return value  # type: ignore[no-any-return]
+    raise InvalidInput(f'point must say its type, like {{"int": 7}}, not {shown(tagged)}')
+
+
 def many(what: str, values: Any, convert: Callable[[Any], T]) -> tuple[T, ...]:
     if type(values) is not list:
         raise InvalidInput(f"{what} must be a list, not {shown(values)}")
@@ -156,6 +173,19 @@ def texts(what: str, values: Any) -> tuple[str, ...]:
     if type(values) is not list or not set(map(type, values)) <= {str}:
         raise InvalidInput(f"{what} must be a list of strings, not {shown(values)}")
     return tuple(values)
+
+
+def all_are(expected: type, what: str, values: Any) -> tuple[Any, ...]:
+    """The values as a tuple, at least one and all of one type."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise InvalidInput(f"{what} must be a tuple of {expected.__name__}, not {shown(values)}")
+    found = tuple(values)
+    if not found:
+        raise InvalidInput(f"{what} must not be empty")
+    if not set(map(type, found)) <= {expected}:
+        wrong = next(value for value in found if type(value) is not expected)
+        raise InvalidInput(f"{what} must hold {expected.__name__}, not {shown(wrong)}")
+    return found
 
 
 def check_keys(what: str, fields: Any, known: Set[str]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn, TypeAlias
 
 from dormouse.commits import encoding
@@ -66,9 +66,8 @@ class AddFiles(_Request):
         return self.files
 
     def _check(self) -> None:
-        object.__setattr__(self, "files", _all_are(FileWithReferences, "files", self.files))
-        if self.attempt_id is not None:
-            check_text("attempt_id", self.attempt_id)
+        object.__setattr__(self, "files", encoding.all_are(FileWithReferences, "files", self.files))
+        _check_attempt(self.attempt_id)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,23 +82,28 @@ class AssignJobIds(_Request):
         return self.requests
 
     def _check(self) -> None:
-        object.__setattr__(self, "requests", _all_are(AssignJobIdRequest, "requests", self.requests))
+        object.__setattr__(self, "requests", encoding.all_are(AssignJobIdRequest, "requests", self.requests))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplaceFileReferences(_Request):
-    """Replace the inputs of jobs by their outputs; each job alone."""
+    """Replace the inputs of jobs by their outputs; each job alone.
+
+    `attempt_id` is the write attempt that this ends. With one, inputs that are not there are not waited for.
+    """
 
     kind: ClassVar[str] = "replace_file_references"
     requests: tuple[ReplaceFileReferencesRequest, ...]
+    attempt_id: str | None = None
 
     @property
     def items(self) -> tuple[ReplaceFileReferencesRequest, ...]:
         return self.requests
 
     def _check(self) -> None:
-        requests = _all_are(ReplaceFileReferencesRequest, "requests", self.requests)
+        requests = encoding.all_are(ReplaceFileReferencesRequest, "requests", self.requests)
         object.__setattr__(self, "requests", requests)
+        _check_attempt(self.attempt_id)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +118,9 @@ class SplitFileReferences(_Request):
         return self.requests
 
     def _check(self) -> None:
-        object.__setattr__(self, "requests", _all_are(SplitFileReferenceRequest, "requests", self.requests))
+        object.__setattr__(
+            self, "requests", encoding.all_are(SplitFileReferenceRequest, "requests", self.requests)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +135,7 @@ class DeleteCollectedFiles(_Request):
         return self.filenames
 
     def _check(self) -> None:
-        object.__setattr__(self, "filenames", _all_are(str, "filenames", self.filenames))
+        object.__setattr__(self, "filenames", encoding.all_are(str, "filenames", self.filenames))
         for name in self.filenames:
             check_text("filename", name, FILENAME_BYTES_MAX)
 
@@ -170,6 +176,11 @@ class Envelope:
 
     request: CommitRequest
     table_id: int | None = None
+
+
+def attempt_of(request: CommitRequest) -> str | None:
+    """The write attempt that a request ends."""
+    return request.attempt_id if isinstance(request, AddFiles | ReplaceFileReferences) else None
 
 
 def encode(request: CommitRequest, *, table_id: int | None = None) -> str:
@@ -272,18 +283,31 @@ def _requests_form(
     return _Form(keys, lambda request: {"requests": [to_fields(item) for item in request.items]}, request)
 
 
+def _with_attempt(form: _Form) -> _Form:
+    """The form of requests that may end a write attempt."""
+
+    def fields(request: Any) -> Fields:
+        attempt = {} if request.attempt_id is None else {"attempt_id": request.attempt_id}
+        return {**attempt, **form.fields(request)}
+
+    def request(fields: Fields) -> CommitRequest:
+        made, attempt_id = form.request(fields), fields.get("attempt_id")
+        return made if attempt_id is None else replace(made, attempt_id=attempt_id)
+
+    return _Form(form.keys | {"attempt_id"}, fields, request)
+
+
 def _addressed(fields: Fields) -> Fields:
     return {"commit_id": required(fields, "commit_id", _WHAT), "table": required(fields, "table", _WHAT)}
 
 
 def _add_files(fields: Fields) -> CommitRequest:
     files = encoding.many("files", required(fields, "files", _WHAT), encoding.file_from)
-    return AddFiles(**_addressed(fields), files=files, attempt_id=fields.get("attempt_id"))
+    return AddFiles(**_addressed(fields), files=files)
 
 
 def _add_files_fields(request: AddFiles) -> Fields:
-    fields: Fields = {"files": [encoding.file_fields(file) for file in request.files]}
-    return fields if request.attempt_id is None else {"attempt_id": request.attempt_id, **fields}
+    return {"files": [encoding.file_fields(file) for file in request.files]}
 
 
 def _delete_collected_files(fields: Fields) -> CommitRequest:
@@ -295,27 +319,19 @@ def _split_partition(fields: Fields) -> CommitRequest:
     return SplitPartition(
         **_addressed(fields),
         partition_id=required(fields, "partition_id", _WHAT),
-        point=_point_from(required(fields, "point", _WHAT)),
+        point=encoding.point_from(required(fields, "point", _WHAT)),
         field=fields.get("field"),
     )
 
 
 def _split_partition_fields(request: SplitPartition) -> Fields:
-    point = request.point
-    value = encoding.bytes_text("point", point) if isinstance(point, bytes) else point
-    fields: Fields = {"partition_id": request.partition_id, "point": {type(point).__name__: value}}
+    fields: Fields = {"partition_id": request.partition_id, "point": encoding.point_fields(request.point)}
     return fields if request.field is None else {**fields, "field": request.field}
 
 
-def _point_from(tagged: Any) -> KeyValue:
-    """A split point says its type, since JSON has no bytes: {"int": 7}, {"str": "b"} or {"bytes": "YQ=="}."""
-    if type(tagged) is dict and len(tagged) == 1:
-        ((name, value),) = tagged.items()
-        if name == "bytes":
-            return encoding.bytes_from("point", value)
-        if (name, type(value)) in {("int", int), ("str", str)}:
-            return value  # type: ignore[no-any-return]
-    raise InvalidInput(f'point must say its type, like {{"int": 7}}, not {shown(tagged)}')
+def _check_attempt(attempt_id: Any) -> None:
+    if attempt_id is not None:
+        check_text("attempt_id", attempt_id)
 
 
 def _check_point(point: Any) -> None:
@@ -330,19 +346,6 @@ def _check_point(point: Any) -> None:
             raise InvalidInput(f"point {shown(point)} is not valid Unicode") from None
     if isinstance(point, bytes) and len(point) > POINT_BYTES_MAX:
         raise InvalidInput(f"point must have at most {POINT_BYTES_MAX} bytes, not {len(point)}")
-
-
-def _all_are(expected: type, what: str, values: Any) -> tuple[Any, ...]:
-    """The values as a tuple, at least one and all of one type."""
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise InvalidInput(f"{what} must be a tuple of {expected.__name__}, not {shown(values)}")
-    found = tuple(values)
-    if not found:
-        raise InvalidInput(f"{what} must not be empty")
-    if not set(map(type, found)) <= {expected}:
-        wrong = next(value for value in found if type(value) is not expected)
-        raise InvalidInput(f"{what} must hold {expected.__name__}, not {shown(wrong)}")
-    return found
 
 
 def _table_id(value: Any) -> int | None:
@@ -379,10 +382,10 @@ _ENCODER = json.JSONEncoder(check_circular=False, allow_nan=False, separators=("
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_not_a_number)
 _HEAD = re.compile(r'\{"version":1,"type":"[a-z_]+","commit_id":("(?:[^"\\\x00-\x1f]|\\["\\/bfnrtu])*")')
 _FORMS = {
-    "add_files": _Form(_COMMON | {"files", "attempt_id"}, _add_files_fields, _add_files),
+    "add_files": _with_attempt(_Form(_COMMON | {"files"}, _add_files_fields, _add_files)),
     "assign_job_ids": _requests_form(AssignJobIds, encoding.assign_fields, encoding.assign_from),
-    "replace_file_references": _requests_form(
-        ReplaceFileReferences, encoding.replace_fields, encoding.replace_from
+    "replace_file_references": _with_attempt(
+        _requests_form(ReplaceFileReferences, encoding.replace_fields, encoding.replace_from)
     ),
     "split_file_references": _requests_form(SplitFileReferences, encoding.split_fields, encoding.split_from),
     "delete_collected_files": _Form(

@@ -65,9 +65,17 @@ class CommitService:
         pending = iter(requests)
         while batch := list(islice(pending, SEND_BATCH_MAX)):
             for number, bodies in self._bodies(batch).items():
-                self._gates[number].admit(len(bodies), waiting)
-                self.queues[number].send(bodies)
-            self._start_own()
+                self._send(number, bodies, waiting)
+
+    def send(self, request: CommitRequest, table_id: int) -> None:
+        """Sends a request for the table of this id, whatever its name is by now."""
+        body = encode(request, table_id=table_id)
+        self._send(queue_number(table_id, self._settings.queues), [body])
+
+    @property
+    def has_committer(self) -> bool:
+        """Whether a committer is known to run: the instance's own, or those of a queue that is configured."""
+        return self._own_wanted or self._settings.commit_queue is not None
 
     def committer(self, options: CommitterOptions) -> Committer:
         """One that serves all the queues."""
@@ -130,6 +138,11 @@ class CommitService:
             wait_seconds_max=self._settings.commit_queue_wait_seconds_max,
         )
         return [Gate(queue.depth, marks) for queue in self.queues]
+
+    def _send(self, number: int, bodies: Sequence[str], waiting: Waiting | None = None) -> None:
+        self._gates[number].admit(len(bodies), waiting)
+        self.queues[number].send(bodies)
+        self._start_own()
 
     def _bodies(self, requests: Sequence[CommitRequest]) -> dict[int, list[str]]:
         for request in requests:

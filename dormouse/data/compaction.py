@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,7 +13,7 @@ from dormouse.context import TableContext
 from dormouse.data.merge import merge_sorted
 from dormouse.data.parquet_file import FileFacts
 from dormouse.data.row_counts import check_inputs, check_output
-from dormouse.errors import CommitOutcomeUnknown, JobFailed
+from dormouse.errors import CommitOutcomeUnknown, InvalidCommitRequest, JobFailed
 from dormouse.files.attempts import SKETCHES_SUFFIX, WriteAttempt, WriteAttempts
 from dormouse.files.compaction_jobs import CompactionJob
 from dormouse.model.file_reference import FileReference, FileWithReferences, ReplaceFileReferencesRequest
@@ -160,6 +161,10 @@ def _commit(
     context: TableContext, job: CompactionJob, attempt: WriteAttempt, name: str, facts: FileFacts
 ) -> None:
     request, commit_id = _request(job, name, facts), f"compaction-{attempt.attempt_id}"
+    if (commits := context.async_commits) is not None:
+        with suppress(InvalidCommitRequest):
+            commits.replace_file_references(context.table, attempt, request, commit_id)
+            return
 
     def work(conn: psycopg.Connection[Any]) -> None:
         # no other attempt has this id: it is asked for only while its outcome is unknown

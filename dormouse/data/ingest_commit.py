@@ -1,4 +1,4 @@
-"""The end of an ingest: its files become the table's, in one transaction, once for each ingest id."""
+"""The end of an ingest: its files become the table's, all or none, once for each ingest id."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import random
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dormouse.context import TableContext
-from dormouse.errors import CommitFailed, CommitOutcomeUnknown, DormouseError
+from dormouse.errors import CommitFailed, CommitOutcomeUnknown, DormouseError, InvalidCommitRequest
 from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences, check_text
 from dormouse.postgres.transaction import run_transaction
@@ -81,19 +82,35 @@ def commit_files(
     answer any more.
     """
 
+    try:
+        applied = _commit(context, attempt, files, ingest_id, leftovers=leftovers)
+    except CommitOutcomeUnknown as unknown:
+        applied = _ask(context, attempt, ingest_id, unknown)
+    if not applied:
+        context.attempts.discard(attempt)
+    return applied
+
+
+def _commit(
+    context: TableContext,
+    attempt: WriteAttempt,
+    files: Sequence[FileWithReferences],
+    ingest_id: str,
+    *,
+    leftovers: bool,
+) -> bool:
+    # a request cannot say that there may be leftovers
+    if not leftovers and (commits := context.async_commits) is not None:
+        with suppress(InvalidCommitRequest):
+            return commits.add_files(context.table, attempt, files, commit_id(ingest_id))
+
     def work(conn: psycopg.Connection[Any]) -> bool:
         applied = context.store.add_files_with_references(files, commit_id=commit_id(ingest_id), conn=conn)
         if applied:
             context.attempts.finish(conn, attempt, leftovers=leftovers)
         return applied
 
-    try:
-        applied = run_transaction(context.supplier, work, operation="ingest")
-    except CommitOutcomeUnknown as unknown:
-        applied = _ask(context, attempt, ingest_id, unknown)
-    if not applied:
-        context.attempts.discard(attempt)
-    return applied
+    return run_transaction(context.supplier, work, operation="ingest")
 
 
 def _ask(context: TableContext, attempt: WriteAttempt, ingest_id: str, unknown: CommitOutcomeUnknown) -> bool:

@@ -51,7 +51,11 @@ class _Properties(BaseModel):
     salt_buckets: int = Field(
         128, ge=1, le=32_767, description="rows that a file's count is split over (layout salted_counts)"
     )
-    commit: Literal["async", "sync"] = "async"
+    commit: Literal["async", "sync"] = Field(
+        "async",
+        description="async: where a committer runs, jobs commit together, through its queue, and wait until "
+        "that is visible; elsewhere, in Spark, and when sync, each in a transaction of its own",
+    )
     isolation: Literal["read committed", "serializable"] = "read committed"
 
     @model_validator(mode="after")

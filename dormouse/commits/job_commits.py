@@ -1,0 +1,142 @@
+"""Commits of jobs through the queue: sent, and waited for until it is known what became of them.
+
+A job's write attempt tells: the transaction that applies a request ends it, and no request of an attempt that
+was abandoned is applied, however late it comes.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import psycopg
+
+from dormouse.commits.requests import AddFiles, CommitRequest, ReplaceFileReferences
+from dormouse.errors import (
+    AttemptAbandoned,
+    CommitFailed,
+    CommitOutcomeUnknown,
+    CommitRejected,
+    DormouseError,
+)
+from dormouse.files.attempts import WriteAttempt, WriteAttempts
+from dormouse.files.parameters import narrow_id
+from dormouse.model.file_reference import FileWithReferences, ReplaceFileReferencesRequest
+from dormouse.model.table import TableRecord
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import run_statement
+
+ANSWER_SECONDS_MAX = 300.0
+"""How long a job waits for a committer before it takes its request back."""
+
+SILENCE_SECONDS_MAX = 30.0
+"""How long a database may not answer before the outcome is unknown."""
+
+LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.005, 0.25
+_QUERIES = load(__package__ or "", "job_commits")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the database knows of an attempt's commit, at one moment."""
+
+    ended: bool
+    abandoned: bool
+    applied: bool
+    error: str | None
+
+
+class QueuedJobCommits:
+    """What `TableContext.commits` is where a committer runs. Threads may share one."""
+
+    def __init__(
+        self, send: Callable[[CommitRequest, int], None], supplier: Supplier, attempts: WriteAttempts
+    ) -> None:
+        self._send = send
+        self._supplier = supplier
+        self._attempts = attempts
+
+    def add_files(
+        self, table: TableRecord, attempt: WriteAttempt, files: Sequence[FileWithReferences], commit_id: str
+    ) -> bool:
+        """Adds the attempt's files and ends it; see `JobCommits`."""
+        request = AddFiles(
+            commit_id=commit_id, table=table.name, files=tuple(files), attempt_id=attempt.attempt_id
+        )
+        return self._commit(request, attempt)
+
+    def replace_file_references(
+        self,
+        table: TableRecord,
+        attempt: WriteAttempt,
+        request: ReplaceFileReferencesRequest,
+        commit_id: str,
+    ) -> bool:
+        """Replaces a job's inputs by its output and ends the attempt; see `JobCommits`."""
+        return self._commit(
+            ReplaceFileReferences(
+                commit_id=commit_id, table=table.name, requests=(request,), attempt_id=attempt.attempt_id
+            ),
+            attempt,
+        )
+
+    def _commit(self, request: CommitRequest, attempt: WriteAttempt) -> bool:
+        self._send(request, attempt.table_id)
+        deadline, pause = time.monotonic() + ANSWER_SECONDS_MAX, LOOK_SECONDS_MIN
+        while True:
+            answer = self._asked(lambda: self._answer(request.commit_id, attempt))
+            if (applied := _outcome(request.commit_id, attempt, answer)) is not None:
+                return applied
+            error = CommitRejected(answer.error) if answer.error is not None else None
+            if error is None and time.monotonic() < deadline:
+                time.sleep(random.uniform(pause / 2, pause))  # noqa: S311
+                pause = min(2 * pause, LOOK_SECONDS_MAX)
+            elif self._asked(lambda: self._attempts.abandon(attempt)):
+                raise error or CommitFailed(
+                    f"commit {request.commit_id!r} of table {request.table!r}: no committer answered within "
+                    f"{ANSWER_SECONDS_MAX:g} s, and nothing was applied; run one (dormouse committer), or "
+                    "set the table's property commit to sync"
+                )
+
+    def _answer(self, commit_id: str, attempt: WriteAttempt) -> _Answer:
+        values = {
+            "table_id": attempt.table_id,
+            "attempt_id": attempt.attempt_id,
+            "commit_key": narrow_id(commit_id),
+        }
+
+        def work(conn: psycopg.Connection[Any]) -> Any:
+            return conn.execute(_QUERIES["answer"].on(), values).fetchone()
+
+        return _Answer(*run_statement(self._supplier, work, operation="answer of a commit"))
+
+    @staticmethod
+    def _asked(ask: Callable[[], T]) -> T:
+        """What the database says, when it answers again; `CommitOutcomeUnknown` when it does not."""
+        deadline = time.monotonic() + SILENCE_SECONDS_MAX
+        while True:
+            try:
+                return ask()
+            except (DormouseError, OSError, psycopg.OperationalError) as error:
+                if time.monotonic() >= deadline:
+                    raise CommitOutcomeUnknown(f"a commit was sent, and then: {error}") from error
+            time.sleep(random.uniform(LOOK_SECONDS_MAX / 2, LOOK_SECONDS_MAX))  # noqa: S311
+
+
+def _outcome(commit_id: str, attempt: WriteAttempt, answer: _Answer) -> bool | None:
+    """Whether the attempt's own commit is applied, or another with its id; None when it is not known yet."""
+    if answer.ended and not answer.applied:
+        raise CommitOutcomeUnknown(f"the attempt of commit {commit_id!r} was ended by somebody else")
+    if answer.ended or answer.applied:
+        return answer.ended
+    if answer.abandoned:
+        raise AttemptAbandoned(
+            f"attempt {attempt.attempt_id} took longer than attempt_expiry_seconds, or its table was "
+            "dropped; nothing was applied: run it again"
+        )
+    return None
