@@ -301,21 +301,17 @@ def test_a_replacement_tells_its_attempt() -> None:
     assert decode(encode(request)).request == request
 
 
-def test_a_replacement_refused_in_part_leaves_its_attempt_to_collection(instance: Instance) -> None:
-    context = context_of(instance)
+def test_a_replacement_refused_in_part_leaves_its_attempt_to_collection(unserved: Instance) -> None:
+    context = context_of(unserved)
     attempt = context.attempts.begin(context.table)
-    instance.table("t").ingest(keys(1))
-    [(_, name, _, _)] = live(context.store)
-    context.store.assign_job_ids([assign("j", "root", name)])
-    request = ReplaceFileReferences(
-        commit_id="c",
-        table="t",
-        requests=(replace("j", [name], f"{attempt.object_prefix}x"), replace("k", ["none"], "y")),
-        attempt_id=attempt.attempt_id,
+    context.store.add_files([ref("a")])
+    context.store.assign_job_ids([assign("j", "root", "a")])
+    requests = (replace("j", ["a"], f"{attempt.object_prefix}x"), replace("k", ["none"], "y"))
+    unserved.submit(
+        [ReplaceFileReferences(commit_id="c", table="t", requests=requests, attempt_id=attempt.attempt_id)]
     )
-    instance.submit([request])
-    [status] = instance.wait_for_commits(["c"])
-    assert status.state == "applied" and "1 of 2" in str(status.error)
+    [outcome] = unserved.committer().drain()
+    assert outcome.state == "applied" and "1 of 2" in str(outcome.error)
     finished = "select finished_at is not null from write_attempt where table_id = %s"
     assert query(context.supplier, finished, context.table.table_id) == [(True,)]
 
