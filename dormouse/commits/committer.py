@@ -111,9 +111,10 @@ class Committer:
         """
         outcomes: list[CommitOutcome] = []
         put_off = [_PutOff(queue) for queue in self._queues]
+        failed = threading.Event()
         with self._reporting(), ThreadPoolExecutor(self._threads, "committer") as pool:
             loops = [
-                pool.submit(self._drain, queue, put_off[number % len(put_off)])
+                pool.submit(self._drain, queue, put_off[number % len(put_off)], failed)
                 for number, queue in enumerate(self._queue_of_each_thread())
             ]
         for loop in loops:
@@ -143,16 +144,21 @@ class Committer:
                 )
                 self._closed.wait(pause)
 
-    def _drain(self, queue: CommitQueue, put_off: _PutOff) -> list[CommitOutcome]:
+    def _drain(self, queue: CommitQueue, put_off: _PutOff, failed: threading.Event) -> list[CommitOutcome]:
         outcomes: list[CommitOutcome] = []
         empty = 0
-        while True:
-            batch = self._batch(queue, RETRY_SECONDS_MIN, RETRY_SECONDS_MAX_OF_DRAIN, put_off)
-            outcomes += [item.outcome for item in batch if item.fate != "later"]
-            depth = None if batch else queue.depth()
-            empty = empty + 1 if depth is not None and depth.messages == 0 else 0
-            if depth is not None and empty >= (LOOKS_TO_BELIEVE if depth.approximate else 1):
-                return outcomes
+        try:
+            while not failed.is_set():
+                batch = self._batch(queue, RETRY_SECONDS_MIN, RETRY_SECONDS_MAX_OF_DRAIN, put_off)
+                outcomes += [item.outcome for item in batch if item.fate != "later"]
+                depth = None if batch else queue.depth()
+                empty = empty + 1 if depth is not None and depth.messages == 0 else 0
+                if depth is not None and empty >= (LOOKS_TO_BELIEVE if depth.approximate else 1):
+                    break
+        except BaseException:
+            failed.set()  # the others would wait for what this one has left
+            raise
+        return outcomes
 
     def _batch(
         self,
@@ -181,15 +187,15 @@ class Committer:
         done = [item.message for item in handled if item.fate == "done"]
         if done:
             queue.delete(done)
-        for item in handled:
-            if item.fate == "bury":
-                queue.bury([item.message], item.outcome.error or "")
         later = defaultdict(list)
         for item in handled:
             if item.fate == "later":
                 later[item.message.receive_count].append(item.message)
         for receives, messages in later.items():
             queue.retry_later(messages, _backoff(receives, retry_seconds_max))
+        for item in handled:  # last: a queue without a place for dead letters must not hold up the others
+            if item.fate == "bury":
+                queue.bury([item.message], item.outcome.error or "")
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:

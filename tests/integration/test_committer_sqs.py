@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -50,6 +51,45 @@ def test_requests_travel_through_sqs_and_are_applied(instance: Instance) -> None
     for name in names:
         assert [file for _, file, _, _ in live(instance.table(name).files)] == ["a", "new 1"]
     assert instance.commit_status("replace job 1").state == "applied"
+
+
+def test_what_cannot_be_buried_holds_up_no_others(instance: Instance) -> None:
+    """The queues have no dead-letter queue."""
+    instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+    replace, assign, *adds = compaction("t", 1)
+    instance.submit([replace, assign])
+    next(queue for queue in instance.commits.queues if queue.depth().messages).send(["not a request"])
+    with pytest.raises(CommitQueueError, match="no dead-letter queue"):
+        instance.committer().drain()
+    instance.submit(adds)
+    committer = instance.committer()
+    thread = threading.Thread(target=committer.run)
+    thread.start()
+    try:
+        # sooner than what was received comes again by itself
+        ids = [request.commit_id for request in (replace, assign, *adds)]
+        statuses = instance.wait_for_commits(ids, seconds_max=45)
+        assert {status.state for status in statuses} == {"applied"}
+    finally:
+        committer.close()
+        thread.join()
+
+
+def test_draining_ends_at_once_when_one_thread_of_it_fails(instance: Instance) -> None:
+    instance.commits.queues[0].send(["not a request"])
+    errors: list[CommitQueueError] = []
+
+    def drain() -> None:
+        try:
+            instance.committer(concurrency=4).drain()
+        except CommitQueueError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=drain, daemon=True)
+    thread.start()
+    thread.join(45)  # sooner than the message comes again
+    assert len(errors) == 1
+    assert "has no dead-letter queue" in str(errors[0])
 
 
 def test_a_queue_that_does_not_exist_is_one_clear_line(
