@@ -35,7 +35,7 @@ _BEGIN = {
     for isolation in Isolation
     for read_only in (False, True)
 }
-_WITH_SCANS = "".join(f"; set local {name} = on" for name in SCAN_SETTINGS)
+_WITH_SCANS = "".join(f"; set local {name} = on" for name in SCAN_SETTINGS) + "; set local work_mem = '64MB'"
 
 
 class Retries:
