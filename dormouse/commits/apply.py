@@ -134,9 +134,7 @@ class _TableBatch:
 
         if len(by_kind) == 1 and not with_attempts:
             return work(None)  # the store's own statement is one round trip
-        isolation = Isolation.READ_COMMITTED
-        if any(requests[number].kind == "replace_file_references" for number in with_attempts):
-            isolation = Isolation(self._table.record.properties.isolation)  # as a compaction commits alone
+        isolation = Isolation(self._table.record.properties.isolation)
         return run_transaction(self._supplier, work, isolation=isolation, operation="commit batch")
 
     def _finish(
