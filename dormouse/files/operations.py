@@ -111,7 +111,7 @@ def _replace_keys(request: ReplaceFileReferencesRequest) -> Keys:
 def _replace_fingerprint(request: ReplaceFileReferencesRequest) -> Iterator[str]:
     yield from (request.job_id, request.partition_id, *request.input_filenames)
     if request.new_reference is not None:
-        yield from (request.new_reference.filename, str(request.new_reference.row_count))
+        yield from ("", request.new_reference.filename, str(request.new_reference.row_count))
 
 
 def _split_keys(request: SplitFileReferenceRequest) -> Keys:

@@ -217,7 +217,8 @@ class _Batch:
         parts = [self._operation.statement]
         for item in commit.items:
             parts += self._operation.fingerprint(item)
-        return hashlib.blake2b("\x1f".join(parts).encode(), digest_size=16).hexdigest()
+            parts.append("")  # no name is empty, and none has a NUL: no two contents look alike
+        return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
 
     def _named(self, units: list[_Unit], refusals: list[list[Any]]) -> list[_Unit]:
         """The statement itself has named the files that it refused, by commit."""

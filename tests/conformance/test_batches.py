@@ -116,6 +116,17 @@ def test_an_id_with_other_content_is_refused(store: FileReferenceStore, kind: Ki
     assert states(store.apply(kind, [Commit([good[2]], "new")])) == ["applied"]
 
 
+def test_names_that_together_read_the_same_are_other_content(store: FileReferenceStore) -> None:
+    store.apply("add_files", [Commit([file("a\x1fNone\x1fNone\x1fb")], "c")])
+    (result,) = store.apply("add_files", [Commit([file("a"), file("b")], "c")])
+    assert type(result.error) is CommitIdReused
+    store.add_files([ref("a"), ref("b"), ref("100")])
+    store.assign_job_ids([assign("j", "root", "a", "b", "100")])
+    store.apply("replace_file_references", [Commit([replace("j", ["a", "b", "100"], None)], "d")])
+    (result,) = store.apply("replace_file_references", [Commit([replace("j", ["a"], "b")], "d")])
+    assert type(result.error) is CommitIdReused
+
+
 def test_an_id_of_another_kind_is_refused(store: FileReferenceStore) -> None:
     store.apply("add_files", [Commit([file("a", ref("a"))], "c")])
     (result,) = store.apply("delete_collected_files", [Commit(["a"], "c")])
