@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PROGRESS_SECONDS = 10.0
 DEAD_LETTERS_SHOWN = 20
+DEAD_LETTERS_MAX = 100_000
 
 
 def add_to(app: typer.Typer) -> None:
@@ -73,7 +74,9 @@ def commit_status(
 
 def queue(
     session: Session,
-    dead: Annotated[int, typer.Option(help="How many dead letters are shown.")] = DEAD_LETTERS_SHOWN,
+    dead: Annotated[
+        int, typer.Option(min=0, max=DEAD_LETTERS_MAX, help="How many dead letters are shown.")
+    ] = DEAD_LETTERS_SHOWN,
 ) -> None:
     """How deep the commit queue is, and which messages could not be handled, and why."""
     with session.open(read_only=True) as instance:

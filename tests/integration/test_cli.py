@@ -287,6 +287,12 @@ def test_a_table_is_converted_to_another_layout(loaded: Cli) -> None:
     assert "has the layout salted_counts already" in same.out
 
 
+def test_a_number_of_dead_letters_that_cannot_be_is_a_mistake(cli: Cli) -> None:
+    cli("table", "create", "t", "--row-key", "id:long")
+    for number in ("-1", "99999999999999999999"):
+        assert_one_line(cli("queue", "--dead", number), 2, "--dead")
+
+
 def test_help_has_an_example_for_every_verb(cli: Cli) -> None:
     verbs = ["demo", "ingest", "query", "sql", "compact", "split", "gc", "status"]
     verbs += [
