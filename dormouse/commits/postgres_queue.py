@@ -25,7 +25,7 @@ from dormouse.files.parameters import narrow_id
 from dormouse.model.file_reference import is_text
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import CONFLICTS, run_statement
+from dormouse.postgres.transaction import CONFLICTS, run_statement, run_transaction
 
 BODY_BYTES_MAX = 8 * 2**20
 QUEUE_MAX = (1 << 15) - 1
@@ -280,3 +280,11 @@ def _check_hidden(what: str, seconds: float) -> None:
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())
+
+
+def rehome(supplier: Supplier, queues: int) -> None:
+    """Messages of queues beyond the number that there are now would wait for ever: others take them."""
+    values = {"queues": queues}
+    run_transaction(
+        supplier, lambda conn: conn.execute(_QUERIES["rehome"].on(), values), operation="rehome messages"
+    )

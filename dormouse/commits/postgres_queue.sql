@@ -102,3 +102,7 @@ values (%(queue)s, %(waiter)s, clock_timestamp() + make_interval(secs => %(secon
 -- name: leave
 -- A committer is awake.
 delete from commit_waiter where queue = %(queue)s and waiter = %(waiter)s;
+
+-- name: rehome
+-- Moves the messages of queues that there are no more to those that there are.
+update commit_message set queue = queue % %(queues)s::smallint where queue >= %(queues)s;

@@ -28,6 +28,7 @@ BODY_BYTES_MAX = 64 * 2**20
 """A request as JSON; larger ones are refused: send several."""
 POINT_BYTES_MAX = 2**20
 TABLE_ID_MAX = (1 << 31) - 1
+_ATTEMPT_ID = re.compile("[0-9a-f]{32}")
 _POINT_MAX = (1 << 63) - 1
 _MESSAGE_CHARACTERS_MAX = 600
 _WHAT = "the request"
@@ -330,8 +331,8 @@ def _split_partition_fields(request: SplitPartition) -> Fields:
 
 
 def _check_attempt(attempt_id: Any) -> None:
-    if attempt_id is not None:
-        check_text("attempt_id", attempt_id)
+    if attempt_id is not None and not (isinstance(attempt_id, str) and _ATTEMPT_ID.fullmatch(attempt_id)):
+        raise InvalidInput(f"attempt_id must be a UUID in hexadecimal, not {shown(attempt_id)}")
 
 
 def _check_point(point: Any) -> None:

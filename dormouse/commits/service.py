@@ -14,13 +14,13 @@ from weakref import WeakSet
 from dormouse.commits.backpressure import Gate, Marks, Waiting
 from dormouse.commits.committer import Committer, CommitterOptions
 from dormouse.commits.pointers import PointerQueue
-from dormouse.commits.postgres_queue import PostgresQueue
+from dormouse.commits.postgres_queue import PostgresQueue, rehome
 from dormouse.commits.queue import CommitQueue, QueueDepth
 from dormouse.commits.requests import CommitRequest, encode
 from dormouse.commits.routing import queue_number
 from dormouse.commits.status import CommitStatus, DeadLetter, commit_statuses, dead_letters
 from dormouse.commits.tables import Tables
-from dormouse.errors import InvalidCommitRequest, TableNotFound
+from dormouse.errors import InvalidCommitRequest, InvalidInput, TableNotFound
 from dormouse.objects import ObjectStore
 from dormouse.postgres.connection import Supplier
 from dormouse.settings import Settings
@@ -60,7 +60,7 @@ class CommitService:
 
     def submit(self, requests: Iterable[CommitRequest], waiting: Waiting | None = None) -> None:
         """Sends requests to the queues of their tables; see `Instance.submit`."""
-        if isinstance(requests, _REQUESTS):
+        if isinstance(requests, _REQUESTS) or not isinstance(requests, Iterable):
             raise InvalidCommitRequest("submit takes a list of requests: write [request]")
         pending = iter(requests)
         while batch := list(islice(pending, SEND_BATCH_MAX)):
@@ -78,7 +78,9 @@ class CommitService:
         return self._own_wanted or self._settings.commit_queue is not None
 
     def committer(self, options: CommitterOptions) -> Committer:
-        """One that serves all the queues."""
+        """One that serves all the queues, and what waits in those that the settings no longer have."""
+        if not self._settings.commit_queue_urls:
+            rehome(self._supplier, self._settings.queues)
         made = Committer(self._tables, self.queues, options)
         self._committers.add(made)
         return made
@@ -89,6 +91,8 @@ class CommitService:
 
     def wait_for(self, commit_ids: Sequence[str], seconds_max: float) -> list[CommitStatus]:
         """The states, once none is pending or unknown, or the time is over."""
+        if isinstance(commit_ids, str):
+            raise InvalidInput(f"commit ids must be a list: write [{commit_ids!r}]")
         deadline, pause = time.monotonic() + seconds_max, STATUS_SECONDS_MIN
         while True:
             found = self.statuses(commit_ids)

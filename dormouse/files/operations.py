@@ -24,6 +24,7 @@ from dormouse.files.parameters import (
 )
 from dormouse.model.file_reference import (
     AssignJobIdRequest,
+    FileReference,
     FileWithReferences,
     ReplaceFileReferencesRequest,
     SplitFileReferenceRequest,
@@ -62,9 +63,15 @@ def _files_touched(file: FileWithReferences) -> list[str]:
 
 
 def _file_fingerprint(file: FileWithReferences) -> Iterator[str]:
-    yield from (file.filename, str(file.byte_count), str(file.row_count))
+    yield file.filename
+    yield f"{file.byte_count} {file.row_count} {file.min_key!r} {file.max_key!r}"
     for reference in file.references:
-        yield from (reference.partition_id, str(reference.row_count))
+        yield from (reference.partition_id, _counted(reference))
+
+
+def _counted(reference: FileReference) -> str:
+    exact = not reference.count_approximate
+    return f"{reference.row_count} {exact} {reference.only_contains_data_for_this_partition}"
 
 
 def _check_files(table: str, files: Sequence[FileWithReferences]) -> dict[int, DormouseError]:
@@ -111,7 +118,9 @@ def _replace_keys(request: ReplaceFileReferencesRequest) -> Keys:
 def _replace_fingerprint(request: ReplaceFileReferencesRequest) -> Iterator[str]:
     yield from (request.job_id, request.partition_id, *request.input_filenames)
     if request.new_reference is not None:
-        yield from ("", request.new_reference.filename, str(request.new_reference.row_count))
+        yield from ("", request.new_reference.filename, _counted(request.new_reference))
+    if request.new_file is not None:
+        yield from _file_fingerprint(request.new_file)
 
 
 def _split_keys(request: SplitFileReferenceRequest) -> Keys:
@@ -120,7 +129,7 @@ def _split_keys(request: SplitFileReferenceRequest) -> Keys:
 
 def _split_fingerprint(request: SplitFileReferenceRequest) -> Iterator[str]:
     for reference in (request.old_reference, *request.new_references):
-        yield from (reference.filename, reference.partition_id, str(reference.row_count))
+        yield from (reference.filename, reference.partition_id, _counted(reference))
 
 
 def first_doubled(items: Sequence[Any]) -> Any:

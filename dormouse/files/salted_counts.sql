@@ -13,12 +13,17 @@ drop table {file_count};
 insert into {file_count} (
     table_id, file_id, salt, count, changed_at, filename, byte_count, row_count, min_key, max_key
 )
-select %(table_id)s, file_id, -1, null::integer, added_at, filename, byte_count, row_count, min_key, max_key
+-- a file that came without references was added a microsecond after it was stamped
+select %(table_id)s, file_id, -1, null::integer, least(added_at, unreferenced_at), filename, byte_count,
+    row_count, min_key, max_key
 from fact
 union all
 select %(table_id)s, file_id, 0, 0, coalesce(unreferenced_at, clock_timestamp()), null, null, null, null, null
 from fact
-where not exists (select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(fact.file_id) and r.file_id = fact.file_id and r.partition_id <> '')
+where not exists (
+    select from {file_reference} r
+    where uuid_hash(r.file_id) = uuid_hash(fact.file_id) and r.file_id = fact.file_id and r.partition_id <> ''
+)
 union all
 select %(table_id)s, file_id, (hashtextextended(partition_id, 0) & 9223372036854775807) % %(salt_buckets)s::bigint as salt,
     count(*), clock_timestamp(), null, null, null, null, null

@@ -296,7 +296,7 @@ def test_a_job_killed_before_its_commit_adds_nothing_and_runs_again(tmp_path: Pa
 
 def test_a_replacement_tells_its_attempt() -> None:
     request = ReplaceFileReferences(
-        commit_id="c", table="t", requests=(replace("j", ["a"], "b"),), attempt_id="an attempt"
+        commit_id="c", table="t", requests=(replace("j", ["a"], "b"),), attempt_id="0a" * 16
     )
     assert decode(encode(request)).request == request
 

@@ -267,7 +267,7 @@ def test_a_write_attempt_ends_with_its_files_and_an_abandoned_one_commits_nothin
         instance,
         add("t", "a", attempt_id=live_one.attempt_id),
         add("t", "b", attempt_id=late.attempt_id),
-        add("t", "c", attempt_id="no uuid"),
+        add("t", "c", attempt_id="00" * 16),
     )
     assert states(outcomes) == {"add a": "applied", "add b": "rejected", "add c": "rejected"}
     assert outcomes["add b"].error_class == "AttemptAbandoned"

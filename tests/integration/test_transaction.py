@@ -279,4 +279,4 @@ def test_a_read_only_database_is_reported(dsn: str) -> None:
 def test_plans_do_not_depend_on_the_values(supplier: ConnectionSupplier) -> None:
     with supplier.connection() as conn:
         assert conn.execute("show plan_cache_mode").fetchone() == ("force_generic_plan",)
-        assert (conn.prepare_threshold, conn.prepared_max) == (2, 500)
+        assert (conn.prepare_threshold, conn.prepared_max) == (2, 2_000)

@@ -104,7 +104,10 @@ ASSIGNMENTS = st.builds(
 )
 REQUESTS = st.one_of(
     st.builds(
-        AddFiles, **COMMON, files=st.lists(files(), min_size=1, max_size=3), attempt_id=st.none() | NAMES
+        AddFiles,
+        **COMMON,
+        files=st.lists(files(), min_size=1, max_size=3),
+        attempt_id=st.none() | st.uuids().map(lambda u: u.hex),
     ),
     st.builds(AssignJobIds, **COMMON, requests=st.lists(ASSIGNMENTS, min_size=1, max_size=2)),
     st.builds(ReplaceFileReferences, **COMMON, requests=st.lists(replacements(), min_size=1, max_size=2)),
