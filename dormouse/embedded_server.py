@@ -41,7 +41,7 @@ _DATABASE_USER = "dormouse"
 
 _CONFIGURATION = {
     "max_connections": "100",
-    "shared_buffers": "128MB",
+    "shared_buffers": "512MB",  # taken as it is used
     "jit": "off",
     "timezone": "UTC",
     "log_timezone": "UTC",

@@ -33,7 +33,7 @@ HIDDEN_SECONDS_MAX = 900.0
 """A message is hidden for at most so long; what is hidden for longer is so by a clock that ran back."""
 WAIT_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.25
-FIRST_POLLS_SECONDS = (0.005, 0.02)
+FIRST_POLLS_SECONDS = (0.005, 0.01, 0.02, 0.04, 0.08)
 """A sender may just miss that somebody began to wait; its message is seen soon after."""
 COUNTED_MAX = 100_000
 REASON_CHARACTERS_MAX = 10_000
