@@ -55,7 +55,8 @@ class Worker:
     def run(self) -> Any:
         """One run: what the worker said of it."""
         done = threading.Event()
-        sampler = threading.Thread(target=self._sample, args=(done,))
+        # a daemon: SIGTERM may come before the `try`, and Python would wait for it for ever
+        sampler = threading.Thread(target=self._sample, args=(done,), daemon=True)
         sampler.start()
         try:
             return self._ask()

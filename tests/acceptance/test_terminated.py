@@ -52,7 +52,10 @@ def test_a_benchmark_leaves_no_worker() -> None:
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
         workers = started(psutil.Process(process.pid), 4)
         process.terminate()
-        process.wait(SECONDS_MAX)
+        try:
+            process.wait(SECONDS_MAX)
+        finally:
+            process.kill()  # else the `with` would wait for one that hangs
     assert process.returncode == 128 + signal.SIGTERM
     check_gone(workers)
 
