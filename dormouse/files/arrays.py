@@ -26,7 +26,3 @@ def booleans(values: Iterable[bool]) -> str:
 
 def bytes_(values: Iterable[bytes | None]) -> str:
     return "{" + ",".join(["null" if v is None else f'"\\\\x{v.hex()}"' for v in values]) + "}"
-
-
-def nullable_words(values: Iterable[str | None]) -> str:
-    return "{" + ",".join(["null" if v is None else v for v in values]) + "}"
