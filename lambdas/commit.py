@@ -8,7 +8,7 @@ from typing import Any
 from dormouse.commits import sqs_event
 from dormouse.objects import open_store
 from dormouse.postgres import OneShotConnectionSupplier
-from dormouse.settings import load_lambda_settings
+from dormouse.settings.lambdas import load_lambda_settings
 
 
 def handler(event: Mapping[str, Any], context: object) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
 
 from dormouse.errors import ConnectionsExhausted, DormouseError, InstanceError, InvalidInput
+from dormouse.postgres.rds_iam import to_conninfo, with_token
 
 POSTGRES_VERSION_MIN = 150000
 """PostgreSQL 15, as `server_version_num` writes it."""
@@ -71,6 +72,7 @@ def connect(conninfo: str, *, reached_before: bool = False) -> Connection:
     Raises Unavailable when the server has too many connections, starts, stops, or, if it was reached before,
     does not answer; else InstanceError. Each is one line that never has the password.
     """
+    conninfo = with_token(conninfo)
     try:
         conn = Connection.connect(conninfo, autocommit=True, prepare_threshold=PREPARE_THRESHOLD)
     except psycopg.OperationalError as error:
@@ -100,7 +102,7 @@ def describe(conninfo: str) -> str:
 def parameters(dsn: str) -> dict[str, Any]:
     """The parts of a connection string; InvalidInput when it is none."""
     try:
-        return conninfo_to_dict(dsn)
+        return conninfo_to_dict(to_conninfo(dsn))
     except psycopg.ProgrammingError:
         # The reason would quote the text, and the text may hold a password.
         raise InvalidInput(

@@ -23,7 +23,7 @@ ORDER = [
     {"data"},
     {"commits", "query"},
     {"instance", "table", "ingesting", "compaction", "splitting", "engine"},
-    {"local", "embedded_postgres", "embedded_server", "spark", "console", "demo", "cli"},
+    {"local", "embedded_postgres", "embedded_server", "spark", "system", "console", "demo", "cli"},
 ]
 # The façade hands large data to Spark, which it loads only then.
 LATE = {(facade, "spark") for facade in ("instance", "table", "ingesting", "compaction")}
@@ -32,8 +32,8 @@ STORES = {"files", "partitions", "catalog", "commits"}
 EMBEDDED = {"local", "embedded_postgres", "embedded_server"}
 HOMES = {
     "psycopg": {"postgres"} | STORES | EMBEDDED,
-    "boto3": {"commits"},
-    "botocore": {"commits"},
+    "boto3": {"commits", "system"},
+    "botocore": {"commits", "system", "postgres"},
     "obstore": {"objects"},
     "pyarrow": {"data", "query", "spark"},
     "datafusion": {"data", "query"},
@@ -186,7 +186,7 @@ def test_every_module_is_imported_by_another() -> None:
     """Or is an entry point, or is started by its name; what only a test imports is dead."""
     named = {
         (path, f"{name}.")
-        for path in (*MODULES.values(), *python_files("lambdas"))
+        for path in (*MODULES.values(), *python_files("lambdas", "stacks"), ROOT / "app.py")
         for name in (*(name for name, _ in imports(path)), *strings(path))
     }
     alive = {

@@ -102,29 +102,7 @@ def load_settings(**overrides: Any) -> Settings:
     try:
         return Settings(**overrides)
     except ValidationError as error:
-        raise InvalidInput("; ".join(_line(one) for one in error.errors())) from None
-
-
-class LambdaSettings(BaseSettings):
-    """What a lambda needs to know of its instance; build it with `load_lambda_settings`."""
-
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, frozen=True, extra="ignore", hide_input_in_errors=True
-    )
-
-    dsn: str = Field(repr=False, min_length=1)
-    """The instance's PostgreSQL."""
-
-    objects: str = Field(min_length=1)
-    """The instance's object store: s3://bucket/prefix or file:///path."""
-
-
-def load_lambda_settings() -> LambdaSettings:
-    """The settings of a lambda's environment; raises InvalidInput that names the bad and missing ones."""
-    try:
-        return LambdaSettings()
-    except ValidationError as error:
-        raise InvalidInput("; ".join(_line(one) for one in error.errors())) from None
+        raise InvalidInput("; ".join(problem(one) for one in error.errors())) from None
 
 
 def _queue_urls(commit_queue: str | None) -> tuple[str, ...]:
@@ -138,7 +116,8 @@ def environment() -> Mapping[str, str]:
     return dict(os.environ)
 
 
-def _line(error: Any) -> str:
+def problem(error: Any) -> str:
+    """One line for an error of pydantic."""
     name = str(error["loc"][0]) if error["loc"] else "settings"
     variable = name if name.isupper() else f"{PREFIX}{name.upper()}"
     reason = error["msg"].removeprefix("Value error, ")

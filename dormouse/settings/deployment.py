@@ -1,0 +1,388 @@
+"""The settings of a deployed instance: one TOML file, read by `config_file.load`.
+
+Each field says what a change of it needs: `deploy`, a `cdk deploy`; `replacement`, a new resource in place of
+the old; `nothing`, as it is read when it is used. docs/reference/deployment-settings.md is made from here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+CONNECT_SECONDS_MAX = 30
+"""How long a lambda waits for a database that wakes; its timeout is longer."""
+
+LAMBDA_SECONDS_MAX = 900
+VISIBILITY_FACTOR = 6
+"""Messages stay invisible for so many timeouts of the lambda, as AWS advises."""
+
+VISIBILITY_SECONDS_MAX = 12 * 3600
+
+Change = Literal["deploy", "replacement", "nothing"]
+
+
+def setting(default: Any = ..., *, change: Change = "deploy", **limits: Any) -> Any:
+    """A field, with what a change of it needs."""
+    return Field(default, json_schema_extra={"change": change}, **limits)
+
+
+Id = Annotated[str, Field(pattern=r"^[a-z](-?[a-z0-9]){1,19}$")]
+AwsId = Annotated[str, Field(pattern=r"^[a-z]+-[0-9a-f]{8,17}$")]
+ZoneName = Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d[a-z]$")]
+InstanceClass = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]+\.[0-9a-z]+$")]
+MemoryMb = Annotated[int, Field(ge=128, le=10_240)]
+TimeoutSeconds = Annotated[int, Field(gt=CONNECT_SECONDS_MAX, le=LAMBDA_SECONDS_MAX)]
+EveryMinutes = Annotated[int, Field(ge=1, le=1_440)]
+Acu = Annotated[float, Field(multiple_of=0.5, le=256)]
+
+
+class Section(BaseModel):
+    """A table of the file; no key of it is ignored."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True
+    )
+
+
+class NetworkSettings(Section):
+    """The network: a VPC of its own, or an existing one by id."""
+
+    cidr: str = setting("10.40.0.0/16", change="replacement", pattern=r"^\d+\.\d+\.\d+\.\d+/(1[6-9]|2[0-2])$")
+    """The addresses of the own VPC."""
+
+    zones: int = setting(2, ge=2, le=3)
+    """Over how many availability zones the own VPC is spread."""
+
+    flow_log_days: Literal[7, 14, 30, 60, 90, 180, 365] = setting(30)
+    """How long the own VPC's flow log is kept."""
+
+    vpc_id: AwsId | None = setting(None, change="replacement")
+    """An existing VPC; the next three settings go with it."""
+
+    subnet_ids: tuple[AwsId, ...] = setting((), change="replacement")
+    """Its private or isolated subnets, two or more."""
+
+    availability_zones: tuple[ZoneName, ...] = setting(())
+    """The zone of each subnet, in the same order."""
+
+    route_table_ids: tuple[AwsId, ...] = setting(())
+    """The route table of each subnet, in the same order."""
+
+    s3_endpoint: Literal["create", "existing"] = setting("create")
+    """Whether the existing VPC gets an S3 gateway endpoint, or has one."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        lists = {"subnet_ids": self.subnet_ids, "availability_zones": self.availability_zones}
+        if self.s3_endpoint == "create":
+            lists["route_table_ids"] = self.route_table_ids
+        if self.vpc_id is None:
+            if given := [name for name, values in lists.items() if values] or (
+                ["s3_endpoint"] if self.s3_endpoint == "existing" else []
+            ):
+                raise ValueError(f"{given[0]} is of an existing VPC: give vpc_id too, or leave it out")
+            return self
+        for name, values in lists.items():
+            if len(values) < 2 or len(values) != len(self.subnet_ids):
+                raise ValueError(f"{name} must have one entry for each of two or more subnets")
+        if len(set(self.availability_zones)) < 2:
+            raise ValueError("availability_zones must name two zones or more: the database needs them")
+        return self
+
+
+class StorageSettings(Section):
+    """The buckets."""
+
+    payload_days: int = setting(90, ge=1, le=3_650)
+    """How long payloads in the object store are kept; the days of database backups are added to it."""
+
+    access_log_days: int = setting(90, ge=1, le=3_650)
+    """How long the access logs of the buckets are kept."""
+
+    incomplete_upload_days: int = setting(3, ge=1, le=30)
+    """After how many days what is left of an interrupted upload is deleted."""
+
+
+class _Database(Section):
+    engine_version: Literal["17.4", "17.5", "17.6", "17.7", "17.9"] = setting("17.7")
+    """The version of Aurora PostgreSQL."""
+
+    backup_days: int = setting(7, ge=1, le=35)
+    """How far back the database can be restored; deleted objects are kept as long."""
+
+    idle_session_seconds: int = setting(300, ge=60, le=86_400)
+    """After how long the server ends a session that does nothing."""
+
+    log_days: Literal[7, 14, 30, 60, 90, 180, 365] = setting(30)
+    """How long the database's log is kept in CloudWatch."""
+
+    proxy: bool = setting(False)
+    """An RDS Proxy in front; its connections keep a serverless database awake."""
+
+
+class ServerlessDatabase(_Database):
+    """Aurora Serverless v2: capacity follows the load."""
+
+    kind: Literal["serverless"] = setting(change="deploy")
+    """`serverless`, or `fixed`."""
+
+    min_acu: Annotated[Acu, Field(ge=0)] = setting(0)
+    """The least capacity; with 0 the database pauses itself when nobody is connected."""
+
+    max_acu: Annotated[Acu, Field(ge=1)] = setting(4)
+    """The most capacity."""
+
+    auto_pause_seconds: int | None = setting(None, ge=300, le=86_400)
+    """After how long without connections it pauses itself; 300 if left out, and only with min_acu = 0."""
+
+    readers: int = setting(0, ge=0, le=15)
+    """Read replicas, which also take over when the writer fails."""
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if self.max_acu <= self.min_acu:
+            raise ValueError(f"max_acu ({self.max_acu:g}) must be more than min_acu ({self.min_acu:g})")
+        if self.min_acu > 0 and self.auto_pause_seconds is not None:
+            raise ValueError(f"auto_pause_seconds goes with min_acu = 0 only, not {self.min_acu:g}")
+        if self.min_acu == 0 and self.proxy:
+            raise ValueError("proxy keeps the database awake: set min_acu to 0.5 or more, or proxy to false")
+        return self
+
+    @property
+    def pauses_itself(self) -> bool:
+        return self.min_acu == 0
+
+    @property
+    def pause_after_seconds(self) -> int | None:
+        """None when it does not pause itself."""
+        return (self.auto_pause_seconds or 300) if self.pauses_itself else None
+
+
+class FixedDatabase(_Database):
+    """Aurora with instances of a fixed size."""
+
+    kind: Literal["fixed"] = setting(change="deploy")
+    """`serverless`, or `fixed`."""
+
+    instance_class: InstanceClass = setting("r8g.large")
+    """The class of the writer and the readers, without `db.`"""
+
+    readers: int = setting(0, ge=0, le=15)
+    """Read replicas, which also take over when the writer fails."""
+
+    @property
+    def pauses_itself(self) -> bool:
+        return False
+
+    @property
+    def pause_after_seconds(self) -> int | None:
+        return None
+
+
+DatabaseSettings = Annotated[ServerlessDatabase | FixedDatabase, Field(discriminator="kind")]
+
+
+class CommitSettings(Section):
+    """The commit queues and the lambda that applies commit requests."""
+
+    queues: int = setting(1, ge=1, le=16)
+    """Over how many queues the tables are spread. Empty them before you change it."""
+
+    concurrency: int = setting(10, ge=2, le=1_000)
+    """How many lambdas work on one queue at once, at most."""
+
+    batch_size: int = setting(500, ge=1, le=10_000)
+    """How many requests a lambda gets at once, at most."""
+
+    batching_window_seconds: int = setting(1, ge=0, le=300)
+    """How long a batch is collected; it must not be 0 for more than 10 requests."""
+
+    memory_mb: MemoryMb = setting(1_024)
+    """The memory of the lambda, which also sets its share of a CPU."""
+
+    timeout_seconds: TimeoutSeconds = setting(120)
+    """How long the lambda may work on a batch."""
+
+    receives_max: int = setting(100, ge=50, le=1_000)
+    """How often a message is tried before it is a dead letter; a request waits for its inputs meanwhile."""
+
+    retention_days: int = setting(14, ge=1, le=14)
+    """How long messages wait, also while the instance is paused."""
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if self.batch_size > 10 and self.batching_window_seconds == 0:
+            raise ValueError("batching_window_seconds must be 1 or more when batch_size is more than 10")
+        return self
+
+
+class GarbageSettings(Section):
+    """Garbage collection."""
+
+    every_minutes: EveryMinutes = setting(15)
+    """How often files that nothing refers to are looked for."""
+
+    memory_mb: MemoryMb = setting(512)
+    """The memory of the lambda."""
+
+    timeout_seconds: TimeoutSeconds = setting(300)
+    """How long a round may take; what is left over waits for the next."""
+
+
+class _Compaction(Section):
+    every_minutes: EveryMinutes = setting(15)
+    """How often compaction jobs are made."""
+
+    jobs_max: int = setting(20_000, ge=1, le=100_000)
+    """How many jobs one run gets at most."""
+
+    run_minutes_max: int = setting(360, ge=10, le=2_880)
+    """After how long a run is cancelled; what it finished stays finished."""
+
+    memory_mb: MemoryMb = setting(1_024)
+    """The memory of the lambdas."""
+
+    timeout_seconds: TimeoutSeconds = setting(300)
+    """How long the lambda may take to make jobs."""
+
+    log_days: Literal[7, 14, 30, 60, 90, 180, 365] = setting(30)
+    """How long the logs of runs are kept."""
+
+
+class EmrServerlessCompaction(_Compaction):
+    """Compaction on EMR Serverless."""
+
+    engine: Literal["emr-serverless"] = setting()
+    """`emr-serverless`, `emr-ec2-steps` or `emr-ec2-transient`."""
+
+    vcpu_max: int = setting(64, ge=4, le=4_000)
+    """The most virtual CPUs of the application at once; memory and disk follow from it."""
+
+    idle_minutes: int = setting(5, ge=1, le=10_080)
+    """After how long without a run the application stops itself."""
+
+    worker_vcpu: Literal[1, 2, 4, 8, 16] = setting(4, change="nothing")
+    """The virtual CPUs of each executor, with 4 GB of memory to each."""
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if self.vcpu_max < 2 * self.worker_vcpu:
+            raise ValueError(
+                f"vcpu_max ({self.vcpu_max}) must be at least twice worker_vcpu ({self.worker_vcpu})"
+            )
+        return self
+
+
+class _Ec2Compaction(_Compaction):
+    instance_types: tuple[InstanceClass, ...] = setting(("m7g.xlarge", "m6g.xlarge"), min_length=1)
+    """The instance types of the cluster, the most wanted first, of the instance's architecture."""
+
+    instances_max: int = setting(10, ge=1, le=500)
+    """The most core instances."""
+
+
+class EmrStepsCompaction(_Ec2Compaction):
+    """Compaction as steps on a cluster that scales, and ends when it is idle."""
+
+    engine: Literal["emr-ec2-steps"] = setting()
+    """`emr-serverless`, `emr-ec2-steps` or `emr-ec2-transient`."""
+
+    idle_minutes: int = setting(15, ge=1, le=10_080)
+    """After how long without a step the cluster ends."""
+
+
+class EmrTransientCompaction(_Ec2Compaction):
+    """Compaction on a cluster of its own for each run."""
+
+    engine: Literal["emr-ec2-transient"] = setting()
+    """`emr-serverless`, `emr-ec2-steps` or `emr-ec2-transient`."""
+
+
+CompactionSettings = Annotated[
+    EmrServerlessCompaction | EmrStepsCompaction | EmrTransientCompaction, Field(discriminator="engine")
+]
+
+
+class MaintenanceSettings(Section):
+    """Upkeep: days of the removal log, and splits of full partitions, which run where compactions do."""
+
+    every_minutes: EveryMinutes = setting(60)
+    """How often it is looked for."""
+
+    memory_mb: MemoryMb = setting(512)
+    """The memory of the lambda."""
+
+    timeout_seconds: TimeoutSeconds = setting(300)
+    """How long a round may take."""
+
+
+class PauseSettings(Section):
+    """`dormouse pause`, and what keeps a paused instance asleep when AWS starts its database."""
+
+    drain_seconds: int = setting(900, ge=0, le=86_400, change="nothing")
+    """How long a pause waits for running commits and runs, before it cancels the runs."""
+
+
+class MonitoringSettings(Section):
+    """Dashboard, alarms and a budget."""
+
+    email: str | None = setting(None, pattern=r"^[^@\s]+@[^@\s]+\.[^@\s]+$")
+    """Who gets the alarms; None: the topic has no subscriber until you add one."""
+
+    budget_usd_month: float | None = setting(None, gt=0)
+    """The monthly budget whose excess is reported; None: no budget."""
+
+    oldest_message_seconds_max: int = setting(300, ge=60, le=86_400)
+    """The age of the oldest commit request that raises an alarm."""
+
+    connections_max: int = setting(500, ge=10, le=5_000)
+    """The number of database connections that raises an alarm."""
+
+    orphaned_gb_max: float = setting(100, gt=0)
+    """How many GB of objects that nothing refers to raise an alarm."""
+
+
+class DeploymentSettings(Section):
+    """One deployed instance. `commit`, `garbage`, `compaction`, `maintenance`, `pause` and `monitoring` are
+    deployed when their table is in the file, which may be empty."""
+
+    id: Id = setting(change="replacement")
+    """The name of the instance, one of its own in the account and region; 2 to 20 of a-z, 0-9 and -."""
+
+    account: str | None = setting(None, change="replacement", pattern=r"^\d{12}$")
+    """The AWS account; None: that of whoever deploys."""
+
+    region: str | None = setting(None, change="replacement", pattern=r"^[a-z]{2}(-[a-z]+)+-\d$")
+    """The AWS region; None: that of whoever deploys."""
+
+    architecture: Literal["arm64", "x86_64"] = setting("arm64")
+    """The processors of lambdas and of EMR."""
+
+    protected: bool = setting(False)
+    """Whether the instance refuses to be destroyed, and its data outlives its stacks."""
+
+    deploy_paused: bool = setting(False)
+    """Whether a deploy leaves schedules and queues off, and an instance that sleeps asleep."""
+
+    tags: dict[str, str] = setting({})
+    """Tags of all resources, beside `dormouse:instance`."""
+
+    network: NetworkSettings = setting(NetworkSettings())
+    storage: StorageSettings = setting(StorageSettings())
+    database: DatabaseSettings = setting(ServerlessDatabase(kind="serverless"))
+    commit: CommitSettings | None = setting(None)
+    garbage: GarbageSettings | None = setting(None)
+    compaction: CompactionSettings | None = setting(None)
+    maintenance: MaintenanceSettings | None = setting(None)
+    pause: PauseSettings | None = setting(None)
+    monitoring: MonitoringSettings | None = setting(None)
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if (self.account is None) != (self.region is None):
+            raise ValueError("account and region go together: give both, or neither")
+        own = {"aws", "dormouse"}
+        if bad := sorted(key for key in self.tags if key.partition(":")[0].lower() in own):
+            raise ValueError(f"tags must not begin with 'aws:' or 'dormouse:': {', '.join(bad)}")
+        return self

@@ -1,0 +1,95 @@
+"""What a deployed instance tells of itself in SSM parameters: stacks write it, `dormouse.system` reads it.
+
+`/dormouse/<id>/state` is the desired state. `/dormouse/<id>/resources/<stack>` is one of the models below as
+JSON, for each stack that is deployed.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+DesiredState = Literal["running", "paused"]
+PREFIX = "/dormouse"
+
+
+def state_parameter(instance_id: str) -> str:
+    """The name of the parameter with the desired state."""
+    return f"{PREFIX}/{instance_id}/state"
+
+
+def resources_path(instance_id: str) -> str:
+    """The path of the parameters that tell of the stacks."""
+    return f"{PREFIX}/{instance_id}/resources"
+
+
+def resources_parameter(instance_id: str, stack: str) -> str:
+    """The name of the parameter that tells of one stack."""
+    return f"{resources_path(instance_id)}/{stack}"
+
+
+class Described(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class StorageResources(Described):
+    data_bucket: str
+    payload_bucket: str
+    objects: str
+    """The URL of the object store: s3://bucket/data."""
+
+
+class DatabaseResources(Described):
+    cluster: str
+    kind: Literal["serverless", "fixed"]
+    endpoint: str
+    port: int
+    name: str
+    proxy: str | None = None
+
+
+class CommitResources(Described):
+    queues: tuple[str, ...]
+    """URLs."""
+    dead_letters: tuple[str, ...]
+    mappings: tuple[str, ...]
+    """UUIDs of the event source mappings."""
+    function: str
+
+
+class ScheduledResources(Described):
+    """Of `garbage`."""
+
+    rules: tuple[str, ...]
+    function: str
+
+
+class RunResources(ScheduledResources):
+    """Of `compaction` and `maintenance`; the latter has no engine, and runs on that of the former."""
+
+    state_machine: str | None = None
+    engine: Literal["emr-serverless", "emr-ec2-steps", "emr-ec2-transient"] | None = None
+    application: str | None = None
+    """The id of the EMR Serverless application."""
+    cluster_name: str | None = None
+    """The name of the clusters of EMR on EC2."""
+
+
+class PauseResources(Described):
+    rule: str
+    queue: str
+    function: str
+    drain_seconds: int
+
+
+class Resources(Described):
+    """What is deployed."""
+
+    storage: StorageResources | None = None
+    database: DatabaseResources | None = None
+    commit: CommitResources | None = None
+    garbage: ScheduledResources | None = None
+    compaction: RunResources | None = None
+    maintenance: RunResources | None = None
+    pause: PauseResources | None = None
