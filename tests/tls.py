@@ -1,0 +1,134 @@
+"""TLS before a PostgreSQL that has none: a certificate authority of a test's own, a front that decrypts."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import threading
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+_VALID = timedelta(days=2)
+_SSL_REQUEST = bytes.fromhex("0000000804d2162f")
+_CHUNK_BYTES = 1 << 16
+
+
+class CertificateAuthority:
+    """Its certificate is in `certificate`, a PEM file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _name("Dormouse tests")
+        made = self._builder(self._name, self._key)
+        made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        self.certificate = folder / "ca.pem"
+        self.certificate.write_bytes(
+            made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        )
+
+    def server_certificate(self, name: str) -> tuple[Path, Path]:
+        """The PEM files of a certificate for a host of this name, and of its key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        made = self._builder(_name(name), key)
+        made = made.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        certificate, private = self._folder / f"{name}.pem", self._folder / f"{name}.key"
+        certificate.write_bytes(
+            made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        )
+        private.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+        private.chmod(0o600)
+        return certificate, private
+
+    def _builder(self, name: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        now = datetime.now(UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - _VALID)
+            .not_valid_after(now + _VALID)
+        )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+class TlsFront:
+    """Listens on loopback, speaks TLS with clients, passes on to a server; who asks for no TLS is refused.
+
+    A context manager; `port` is where it listens.
+    """
+
+    def __init__(self, certificate: Path, key: Path, server_port: int) -> None:
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(certificate, key)
+        self._server = ("127.0.0.1", server_port)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tls-front")
+        self.port = 0
+
+    def __enter__(self) -> TlsFront:
+        self._thread.start()
+        self._listener = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(30)
+        self.port = self._listener.sockets[0].getsockname()[1]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(30)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(30)
+        self._loop.close()
+
+    async def _listen(self) -> asyncio.Server:
+        return await asyncio.start_server(self._serve, "127.0.0.1", 0)
+
+    async def _stop(self) -> None:
+        self._listener.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, EOFError, asyncio.CancelledError):
+            try:
+                if await reader.readexactly(len(_SSL_REQUEST)) == _SSL_REQUEST:
+                    writer.write(b"S")
+                    await writer.start_tls(self._context)
+                    await self._pass_on(reader, writer)
+            finally:
+                writer.close()
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_server, to_server = await asyncio.open_connection(*self._server)
+        try:
+            ways = [_copy(reader, to_server), _copy(from_server, writer)]
+            tasks = [asyncio.ensure_future(way) for way in ways]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            to_server.close()
+
+
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    while chunk := await source.read(_CHUNK_BYTES):
+        target.write(chunk)
+        await target.drain()
