@@ -1,31 +1,168 @@
-"""The environment of each lambda, typed."""
+"""The environment of each lambda, typed: stacks write it with `variables`, lambdas read it when called."""
 
 from __future__ import annotations
 
-from pydantic import Field, ValidationError
+import json
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dormouse.errors import InvalidInput
+from dormouse.settings.deployment import CONNECT_SECONDS_MAX
 from dormouse.settings.process import PREFIX, problem
 
+NonEmpty = Annotated[str, Field(min_length=1)]
 
-class LambdaSettings(BaseSettings):
-    """What a lambda needs to know of its instance; build it with `load_lambda_settings`."""
+
+class Environment(BaseSettings):
+    """Each field is a variable with the prefix `DORMOUSE_`; built by `load_environment`."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, frozen=True, extra="ignore", hide_input_in_errors=True
+        env_prefix=PREFIX, frozen=True, extra="ignore", populate_by_name=True, hide_input_in_errors=True
     )
 
-    dsn: str = Field(repr=False, min_length=1)
+    instance_id: NonEmpty = "local"
+    """The id of the instance; metrics have it as their dimension."""
+
+    region: NonEmpty | None = Field(default=None, validation_alias="AWS_REGION")
+    """The AWS region, which the lambda service sets."""
+
+    @classmethod
+    def variables(cls, **values: Any) -> dict[str, str]:
+        """The variables that make this environment, for a stack; InvalidInput names what is missing."""
+        if unknown := sorted(values.keys() - (cls.model_fields.keys() - {"region"})):
+            raise InvalidInput(f"{cls.__name__} has no {', '.join(unknown)}")
+        texts = {name: _text(value) for name, value in values.items() if value is not None}
+        missing = {name for name, field in cls.model_fields.items() if field.is_required()} - texts.keys()
+        if missing:
+            raise InvalidInput(f"{cls.__name__} needs {', '.join(sorted(missing))}")
+        return {f"{PREFIX}{name.upper()}": text for name, text in texts.items()}
+
+
+class DatabaseEnvironment(Environment):
+    """Of every lambda that works on the database."""
+
+    dsn: NonEmpty = Field(repr=False)  # it may hold a password
     """The instance's PostgreSQL."""
 
-    objects: str = Field(min_length=1)
+    objects: NonEmpty
     """The instance's object store: s3://bucket/prefix or file:///path."""
 
+    connect_seconds_max: float = Field(default=CONNECT_SECONDS_MAX, gt=0)
+    """How long a database that starts is waited for."""
 
-def load_lambda_settings() -> LambdaSettings:
-    """The settings of a lambda's environment; raises InvalidInput that names the bad and missing ones."""
+
+class CommitEnvironment(DatabaseEnvironment):
+    """Of `commit`."""
+
+    receives_max: int = Field(default=10, ge=1)
+    """How often a request is tried before it is refused because its inputs are not there."""
+
+
+class GarbageEnvironment(DatabaseEnvironment):
+    """Of `garbage`."""
+
+
+class CompactionEnvironment(DatabaseEnvironment):
+    """Of `compaction.create` and `compaction.report`."""
+
+    jobs_max: int = Field(default=20_000, ge=1)
+    """How many jobs one run gets at most."""
+
+    run_minutes_max: int = Field(default=360, ge=1)
+    """How long a run may take; its jobs are its own for so long."""
+
+
+class MaintenanceEnvironment(DatabaseEnvironment):
+    """Of `maintenance`."""
+
+
+class MigrateEnvironment(Environment):
+    """Of `migrate`; where the database is comes with its event."""
+
+    connect_seconds_max: float = Field(default=120, gt=0)
+    """How long a database that starts is waited for."""
+
+
+class RunsEnvironment(Environment):
+    """Of `runs.submit` and `runs.follow`, which call EMR only."""
+
+    engine: Literal["emr-serverless", "emr-ec2-steps", "emr-ec2-transient"]
+    """Where Spark runs."""
+
+    dsn: NonEmpty = Field(repr=False)
+    """What the run connects to."""
+
+    objects: NonEmpty
+    """The instance's object store."""
+
+    archive: NonEmpty
+    """The URI of the environment that the run unpacks: s3://…/dormouse-arm64.tar.gz."""
+
+    entry: NonEmpty
+    """The URI of the script that Spark starts."""
+
+    run_minutes_max: int = Field(default=360, ge=1)
+    """After how long a run is cancelled."""
+
+    application_id: NonEmpty | None = None
+    """The EMR Serverless application."""
+
+    execution_role: NonEmpty | None = None
+    """The ARN of the role of the runs on EMR Serverless."""
+
+    worker_vcpu: int = Field(default=4, ge=1)
+    """The virtual CPUs of each executor."""
+
+    log_group: NonEmpty | None = None
+    """The log group of the runs on EMR Serverless."""
+
+    cluster_name: NonEmpty | None = None
+    """The name of the clusters of EMR on EC2."""
+
+    cluster_template: NonEmpty | None = None
+    """The request of RunJobFlow without Name and Steps, as JSON."""
+
+    @field_validator("cluster_template")
+    @classmethod
+    def _is_json(cls, value: str | None) -> str | None:
+        if value is not None and not isinstance(json.loads(value), dict):
+            raise ValueError("it must be a JSON object")
+        return value
+
+    @model_validator(mode="after")
+    def _has_what_its_engine_needs(self) -> Self:
+        needed = (
+            {"application_id": self.application_id, "execution_role": self.execution_role}
+            if self.engine == "emr-serverless"
+            else {"cluster_name": self.cluster_name, "cluster_template": self.cluster_template}
+        )
+        if missing := [f"{PREFIX}{name.upper()}" for name, value in needed.items() if value is None]:
+            raise ValueError(f"the engine {self.engine} also needs {' and '.join(missing)}")
+        return self
+
+
+class PauseEnvironment(Environment):
+    """Of `pause`, which calls RDS and SSM only."""
+
+    cluster: NonEmpty
+    """The identifier of the database cluster."""
+
+    state_parameter: NonEmpty
+    """The SSM parameter with the desired state."""
+
+
+E = TypeVar("E", bound=Environment)
+
+
+def load_environment(model: type[E]) -> E:
+    """The environment as it is now; raises InvalidInput that names the bad and missing variables."""
     try:
-        return LambdaSettings()
+        return model()
     except ValidationError as error:
         raise InvalidInput("; ".join(problem(one) for one in error.errors())) from None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
