@@ -34,7 +34,10 @@ _SHARED = {
         str | None, typer.Option("--dsn", help="A PostgreSQL to connect to; with --objects [DORMOUSE_DSN].")
     ],
     "objects": Annotated[
-        str | None, typer.Option("--objects", help="An object store: s3://bucket/prefix or file:///path.")
+        str | None,
+        typer.Option(
+            "--objects", help="An object store: s3://bucket/prefix or file:///path [DORMOUSE_OBJECTS]."
+        ),
     ],
 }
 _COMMON = {
@@ -57,15 +60,16 @@ class Session:
     def open(self, *, read_only: bool = False, create: bool = False) -> Instance:
         """The instance that the options and settings name; made only when told so."""
         settings = load_settings()
-        if self.objects is not None or self.dsn is not None:
+        objects = self.objects or (settings.objects if self.instance is None else None)
+        if objects is not None or self.dsn is not None:
             from dormouse.instance import connect
 
             dsn = self.dsn or settings.dsn
-            if dsn is None or self.objects is None:
+            if dsn is None or objects is None:
                 raise InvalidInput("--dsn and --objects go together: give both, or --instance FOLDER")
             if self.instance is not None:
                 raise InvalidInput("give --instance, or --dsn and --objects, not both")
-            return connect(dsn, self.objects, read_only=read_only)
+            return connect(dsn, objects, read_only=read_only)
         from dormouse.local import local, prepare
 
         folder = (self.instance or settings.instance or DEFAULT_FOLDER).expanduser()

@@ -36,6 +36,9 @@ class Settings(BaseSettings):
     dsn: Annotated[str | None, Optional] = Field(default=None, repr=False)  # it may hold a password
     """An existing PostgreSQL server, 15 or later, to use instead of the embedded one."""
 
+    objects: Annotated[str | None, Optional] = None
+    """The object store that goes with the DSN, of the command line: s3://bucket/prefix or file:///path."""
+
     instance: Annotated[Path | None, Optional] = None
     """The folder of the instance that the command line works on; None means `./lake`."""
 

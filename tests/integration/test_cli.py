@@ -245,6 +245,16 @@ def test_errors_are_one_line_and_have_their_exit_codes(loaded: Cli, tmp_path: Pa
     assert_one_line(loaded("table", "list", on=("--dsn", "x")), 2, "--objects")
 
 
+def test_the_environment_may_name_a_deployed_instance(
+    loaded: Cli, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DORMOUSE_DSN", dsn)
+    monkeypatch.setenv("DORMOUSE_OBJECTS", f"file://{tmp_path}/objects")
+    assert [table["name"] for table in loaded("table", "list", "--json", on=()).json] == ["flights"]
+    # an option is stronger
+    assert_one_line(loaded("table", "list", on=("-i", str(tmp_path / "no"))), 1, "no instance")
+
+
 def test_only_the_making_of_a_table_makes_an_instance(cli: Cli, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
