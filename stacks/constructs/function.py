@@ -1,0 +1,146 @@
+"""A lambda with a role, a log group and, within the VPC, a security group of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aws_cdk as cdk
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_lambda as lambda_
+from aws_cdk import aws_logs as logs
+from constructs import Construct
+
+from dormouse.settings.deployment import DeploymentSettings
+from stacks.acknowledge import acknowledge
+
+RUNTIME = lambda_.Runtime.PYTHON_3_11
+LOG_RETENTION = logs.RetentionDays.ONE_MONTH
+METRICS_NAMESPACE = "Dormouse"
+ARCHITECTURES = {"arm64": lambda_.Architecture.ARM_64, "x86_64": lambda_.Architecture.X86_64}
+INTERFACE_ACTIONS = [
+    "ec2:AssignPrivateIpAddresses",
+    "ec2:CreateNetworkInterface",
+    "ec2:DeleteNetworkInterface",
+    "ec2:DescribeNetworkInterfaces",
+    "ec2:DescribeSubnets",
+    "ec2:UnassignPrivateIpAddresses",
+]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where within a VPC."""
+
+    vpc: ec2.IVpc
+    subnets: Sequence[ec2.ISubnet]
+
+
+def service_name(settings: DeploymentSettings, name: str) -> str:
+    """The dimension `service` of the metrics that a lambda writes; one of its own for each instance."""
+    return f"dormouse-{settings.id}-{name}"
+
+
+class Function(Construct):
+    """`handler` is of the package whose code is given. Nothing is allowed but to log, to trace, and what
+    `allow` adds."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        settings: DeploymentSettings,
+        name: str,
+        code: lambda_.Code,
+        handler: str,
+        description: str,
+        memory_mb: int,
+        timeout_seconds: int,
+        environment: Mapping[str, str] | None = None,
+        placement: Placement | None = None,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        self.timeout = cdk.Duration.seconds(timeout_seconds)
+        self.log_group = logs.LogGroup(
+            self, "Logs", retention=LOG_RETENTION, removal_policy=cdk.RemovalPolicy.DESTROY
+        )
+        self.role = iam.Role(self, "Role", assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"))
+        self.log_group.grant_write(self.role)
+        self.security_group = self._placed(placement) if placement else None
+        self.function = lambda_.Function(
+            self,
+            "Function",
+            code=code,
+            handler=handler,
+            runtime=RUNTIME,
+            architecture=ARCHITECTURES[settings.architecture],
+            description=description,
+            memory_size=memory_mb,
+            timeout=self.timeout,
+            role=self.role,
+            log_group=self.log_group,
+            tracing=lambda_.Tracing.ACTIVE,
+            environment={
+                "POWERTOOLS_SERVICE_NAME": service_name(settings, name),
+                "POWERTOOLS_METRICS_NAMESPACE": METRICS_NAMESPACE,
+                "POWERTOOLS_LOG_LEVEL": "INFO",
+                **(environment or {}),
+            },
+            vpc=placement.vpc if placement else None,
+            vpc_subnets=ec2.SubnetSelection(subnets=placement.subnets) if placement else None,
+            security_groups=[self.security_group] if self.security_group else None,
+        )
+        self._acknowledge(in_vpc=placement is not None)
+
+    def allow(
+        self, actions: Sequence[str], resources: Sequence[str], conditions: Mapping[str, Any] | None = None
+    ) -> None:
+        """Exact actions on exact ARNs."""
+        self.role.add_to_policy(
+            iam.PolicyStatement(actions=list(actions), resources=list(resources), conditions=conditions)
+        )
+
+    def _placed(self, placement: Placement) -> ec2.SecurityGroup:
+        stack = cdk.Stack.of(self)
+        self.allow(INTERFACE_ACTIONS, ["*"])
+        # Lambda itself makes the network interfaces with this role; its code has no business with them.
+        self.role.add_to_policy(
+            iam.PolicyStatement(
+                effect=iam.Effect.DENY,
+                actions=INTERFACE_ACTIONS,
+                resources=["*"],
+                conditions={
+                    "ArnLike": {
+                        "lambda:SourceFunctionArn": stack.format_arn(
+                            service="lambda",
+                            resource="function",
+                            resource_name=f"{stack.stack_name}-*",
+                            arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
+                        )
+                    }
+                },
+            )
+        )
+        return ec2.SecurityGroup(
+            self,
+            "SecurityGroup",
+            vpc=placement.vpc,
+            description=f"{stack.stack_name}: {self.node.id}",
+            allow_all_outbound=False,
+        )
+
+    def _acknowledge(self, *, in_vpc: bool) -> None:
+        acknowledge(
+            self.function,
+            "AwsSolutions-L1",
+            "Python 3.11 is what the tests and Spark on EMR run; AWS supports it until 2027",
+        )
+        interfaces = "; nor have the network interfaces of a lambda in a VPC" if in_vpc else ""
+        acknowledge(
+            self.role,
+            "AwsSolutions-IAM5[Resource::*]",
+            f"X-Ray's actions know no resources{interfaces}",
+        )

@@ -1,0 +1,41 @@
+"""A schedule that calls a lambda or starts a state machine."""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from aws_cdk import aws_events as events
+from aws_cdk import aws_events_targets as targets
+from aws_cdk import aws_lambda as lambda_
+from aws_cdk import aws_stepfunctions as sfn
+from constructs import Construct
+
+RETRIES_MAX = 2
+
+
+class Schedule(Construct):
+    """What is not delivered when the next is due is dropped: that one makes up for it."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        every_minutes: int,
+        enabled: bool,
+        target: lambda_.Function | sfn.StateMachine,
+        description: str,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        age_max = cdk.Duration.minutes(every_minutes)
+        self.rule = events.Rule(
+            self,
+            "Rule",
+            description=description,
+            enabled=enabled,
+            schedule=events.Schedule.rate(cdk.Duration.minutes(every_minutes)),
+            targets=[
+                targets.SfnStateMachine(target, retry_attempts=RETRIES_MAX, max_event_age=age_max)
+                if isinstance(target, sfn.StateMachine)
+                else targets.LambdaFunction(target, retry_attempts=RETRIES_MAX, max_event_age=age_max)
+            ],
+        )

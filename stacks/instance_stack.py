@@ -1,0 +1,59 @@
+"""What all stacks of an instance have in common."""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from aws_cdk import aws_ssm as ssm
+from constructs import Construct
+
+from dormouse.settings.deployment import DeploymentSettings
+from dormouse.settings.resources import Described, resources_parameter
+
+INSTANCE_TAG = "dormouse:instance"
+
+
+class InstanceStack(cdk.Stack):
+    """The stack `dormouse-<id>-<name>`. A stateful one of a protected instance refuses to be deleted."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        name: str,
+        settings: DeploymentSettings,
+        *,
+        description: str,
+        stateful: bool = False,
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        full_name = f"dormouse-{settings.id}-{name}"
+        super().__init__(
+            scope,
+            full_name,
+            stack_name=full_name,
+            description=f"Dormouse {settings.id}: {description}",
+            env=cdk.Environment(account=settings.account, region=settings.region),
+            tags={INSTANCE_TAG: settings.id, **settings.tags},
+            termination_protection=stateful and settings.protected,
+        )
+
+    @property
+    def scheduled_enabled(self) -> bool:
+        """Whether schedules and event source mappings are on after a deploy."""
+        return not self.settings.deploy_paused
+
+    @property
+    def removal_policy(self) -> cdk.RemovalPolicy:
+        """What becomes of stateful resources that leave their stack."""
+        return cdk.RemovalPolicy.RETAIN if self.settings.protected else cdk.RemovalPolicy.DESTROY
+
+    def describe(self, resources: Described) -> None:
+        """Writes the SSM parameter from which commands learn what this stack deployed."""
+        ssm.StringParameter(
+            self,
+            "Resources",
+            parameter_name=resources_parameter(self.settings.id, self.name),
+            string_value=self.to_json_string(resources.model_dump(mode="json")),
+            # More than 4 KB, as of many queues, do not fit the standard tier.
+            tier=ssm.ParameterTier.INTELLIGENT_TIERING,
+        )
