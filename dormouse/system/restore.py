@@ -1,0 +1,88 @@
+"""Objects that were deleted since a point in time come back, for a database that was restored to it.
+
+The data bucket keeps deleted objects as earlier versions for as long as the database's backups reach. A
+deletion is undone by deleting its marker. What was written since stays, and nothing refers to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+from dormouse.errors import InstanceError, InvalidInput, ObjectStoreError
+from dormouse.system.instance import DeployedInstance
+
+BATCH = 1_000
+"""How many versions one request deletes, at most."""
+
+CLOCK_SLACK = timedelta(minutes=1)
+EXAMPLES_MAX = 3
+Progress = Callable[[int], object]
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredObjects:
+    """How many objects came back, or with `dry_run` would; the first of them by name."""
+
+    since: datetime
+    count: int
+    examples: tuple[str, ...]
+    dry_run: bool
+
+
+def restore_objects(
+    instance: DeployedInstance,
+    since: datetime,
+    *,
+    dry_run: bool = False,
+    progress: Progress = lambda count: None,
+) -> RestoredObjects:
+    """Undoes the deletions since a time, and of the minute before it, as clocks differ.
+
+    May be run again: what is back is left alone. `progress` is called with the count so far. Raises
+    InvalidInput for a time that is to come or has no zone, ObjectStoreError when S3 keeps some deleted.
+    """
+    if since.tzinfo is None:
+        raise InvalidInput(f"the time {since.isoformat()} needs a zone: {since.isoformat()}Z is in UTC")
+    if since > datetime.now(UTC):
+        raise InvalidInput(f"the time {since.isoformat()} is to come")
+    if instance.resources.storage is None:
+        raise InstanceError(f"{instance.id} has no storage stack: deploy it")
+    url = urlsplit(instance.resources.storage.objects)
+    count = 0
+    examples: list[str] = []
+    for markers in _deletions(instance.aws, url.netloc, f"{url.path.strip('/')}/", since - CLOCK_SLACK):
+        if not dry_run:
+            _undo(instance.aws, url.netloc, markers)
+        count += len(markers)
+        examples += [str(marker["Key"]) for marker in markers[: EXAMPLES_MAX - len(examples)]]
+        progress(count)
+    return RestoredObjects(since, count, tuple(examples), dry_run)
+
+
+def _deletions(aws: Any, bucket: str, prefix: str, since: datetime) -> Iterator[list[Any]]:
+    """The markers of deletions that stand, by page of the listing."""
+    position: dict[str, str] = {}
+    while True:
+        page = aws.call("s3", "list_object_versions", Bucket=bucket, Prefix=prefix, MaxKeys=BATCH, **position)
+        found = page.get("DeleteMarkers", ())
+        if markers := [one for one in found if one["IsLatest"] and one["LastModified"] >= since]:
+            yield markers
+        if not page["IsTruncated"]:
+            return
+        # the latest version of a key comes first: the page has it, and older ones may be skipped
+        position = {"KeyMarker": page["NextKeyMarker"]}
+
+
+def _undo(aws: Any, bucket: str, markers: list[Any]) -> None:
+    versions = [{"Key": marker["Key"], "VersionId": marker["VersionId"]} for marker in markers]
+    answer = aws.call("s3", "delete_objects", Bucket=bucket, Delete={"Objects": versions, "Quiet": True})
+    if errors := answer.get("Errors"):
+        first = errors[0]
+        raise ObjectStoreError(
+            f"S3 does not bring back {len(errors)} objects, such as {first['Key']}: {first['Message']}; "
+            "ask for s3:DeleteObjectVersion on the bucket, and run it again"
+        )

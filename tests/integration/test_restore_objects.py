@@ -1,0 +1,129 @@
+"""What was deleted since a point in time comes back: for a database restored to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from dormouse.errors import InstanceError, InvalidInput, ObjectStoreError
+from dormouse.settings.resources import Resources, StorageResources
+from dormouse.system import restore
+from dormouse.system.aws import Aws
+from dormouse.system.instance import DeployedInstance
+from dormouse.system.restore import restore_objects
+
+BUCKET = "data-bucket"
+LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    with mock_aws():
+        client = boto3.client("s3")
+        client.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+        client.put_bucket_versioning(Bucket=BUCKET, VersioningConfiguration={"Status": "Enabled"})
+        yield client
+
+
+@pytest.fixture
+def instance(s3: Any) -> DeployedInstance:
+    storage = StorageResources(data_bucket=BUCKET, payload_bucket="p", objects=f"s3://{BUCKET}/data")
+    session = boto3.session.Session()
+    return DeployedInstance("dev", "1", "eu-west-1", Resources(storage=storage), Aws(session))
+
+
+def put(s3: Any, *names: str) -> None:
+    for name in names:
+        s3.put_object(Bucket=BUCKET, Key=name, Body=name.encode())
+
+
+def delete(s3: Any, *names: str) -> None:
+    for name in names:
+        s3.delete_object(Bucket=BUCKET, Key=name)
+
+
+def names(s3: Any) -> list[str]:
+    return [item["Key"] for item in s3.list_objects_v2(Bucket=BUCKET).get("Contents", ())]
+
+
+def test_what_was_deleted_since_comes_back(s3: Any, instance: DeployedInstance) -> None:
+    put(s3, "data/1/a", "data/1/b", "data/1/kept", "other/c")
+    delete(s3, "data/1/a", "data/1/b", "other/c")
+    found = restore_objects(instance, LONG_AGO)
+    assert (found.count, found.examples) == (2, ("data/1/a", "data/1/b"))
+    assert names(s3) == ["data/1/a", "data/1/b", "data/1/kept"]
+    assert s3.get_object(Bucket=BUCKET, Key="data/1/a")["Body"].read() == b"data/1/a"
+    assert restore_objects(instance, LONG_AGO).count == 0
+
+
+def test_what_was_deleted_before_stays_deleted(
+    s3: Any, instance: DeployedInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(s3, "data/1/a")
+    delete(s3, "data/1/a")
+    monkeypatch.setattr(restore, "CLOCK_SLACK", timedelta(hours=-1))
+    assert restore_objects(instance, datetime.now(UTC) - timedelta(minutes=1)).count == 0
+    assert names(s3) == []
+
+
+def test_a_dry_run_changes_nothing(s3: Any, instance: DeployedInstance) -> None:
+    put(s3, "data/1/a")
+    delete(s3, "data/1/a")
+    assert restore_objects(instance, LONG_AGO, dry_run=True).count == 1
+    assert names(s3) == []
+
+
+def test_many_deletions_are_undone_page_by_page(
+    s3: Any, instance: DeployedInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restore, "BATCH", 3)
+    keys = [f"data/1/{number:03}" for number in range(20)]
+    put(s3, *keys)
+    delete(s3, *keys)
+    counts: list[int] = []
+    found = restore_objects(instance, LONG_AGO, progress=counts.append)
+    assert (found.count, counts[-1], len(found.examples)) == (20, 20, 3)
+    assert counts == sorted(counts)
+    assert names(s3) == keys
+
+
+@pytest.mark.parametrize(
+    ("since", "word"),
+    [(datetime(2026, 1, 1), "zone"), (datetime.now(UTC) + timedelta(days=1), "to come")],
+)
+def test_a_time_that_cannot_be_meant_is_refused(
+    since: datetime, word: str, s3: Any, instance: DeployedInstance
+) -> None:
+    with pytest.raises(InvalidInput, match=word):
+        restore_objects(instance, since)
+
+
+def test_what_s3_keeps_deleted_is_told(
+    s3: Any, instance: DeployedInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(s3, "data/1/a")
+    delete(s3, "data/1/a")
+    call = instance.aws.call
+
+    def denying(service: str, operation: str, **given: Any) -> Any:
+        if operation == "delete_objects":
+            return {"Errors": [{"Key": "data/1/a", "Message": "Access Denied"}]}
+        return call(service, operation, **given)
+
+    monkeypatch.setattr(instance.aws, "call", denying)
+    with pytest.raises(ObjectStoreError, match="DeleteObjectVersion"):
+        restore_objects(instance, LONG_AGO)
+
+
+def test_an_instance_without_storage_is_told(s3: Any) -> None:
+    bare = DeployedInstance("dev", "1", "eu-west-1", Resources(), Aws(boto3.session.Session()))
+    with pytest.raises(InstanceError, match="storage"):
+        restore_objects(bare, LONG_AGO)
