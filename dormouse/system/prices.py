@@ -1,0 +1,122 @@
+"""What AWS charges in a region, from the dated file prices.toml beside this one; no network."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from datetime import date
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from dormouse.errors import InvalidInput
+
+# How much of a `large` a size is; `metal` is priced by family, which the file does not have.
+_SIZES = {"medium": 0.5, "large": 1, "xlarge": 2}
+
+
+@dataclass(frozen=True)
+class Prices:
+    """USD; the unit stands last in each name."""
+
+    region: str
+    date: date
+    source: str
+    aurora_large_hour: dict[str, float]
+    """By family of instances, in us-east-1."""
+    ec2_xlarge_hour: dict[str, float]
+    """By family of instances, in us-east-1."""
+
+    lambda_request_million: float
+    lambda_arm_gb_second: float
+    lambda_x86_gb_second: float
+    sqs_request_million: float
+    kms_key_month: float
+    kms_request_ten_thousand: float
+    secret_month: float
+    alarm_month: float
+    metric_month: float
+    dashboard_month: float
+    transition_thousand: float
+    emr_share_of_ec2: float
+
+    aurora_instance_factor: float
+    acu_hour: float
+    aurora_gb_month: float
+    aurora_io_million: float
+    aurora_backup_gb_month: float
+    proxy_vcpu_hour: float
+    proxy_acu_hour: float
+    ec2_factor: float
+    ebs_gb_month: float
+    emr_arm_vcpu_hour: float
+    emr_arm_gb_hour: float
+    emr_x86_vcpu_hour: float
+    emr_x86_gb_hour: float
+    s3_gb_month: float
+    s3_put_thousand: float
+    s3_get_thousand: float
+    log_gb: float
+    log_gb_month: float
+
+    def aurora_hour(self, instance_class: str) -> float | None:
+        """Of `r8g.xlarge`, with or without `db.`; None when the file has no price of it."""
+        family, size = _parts(instance_class)
+        price = self.aurora_large_hour.get(family)
+        return None if price is None or size is None else price * size * self.aurora_instance_factor
+
+    def ec2_hour(self, instance_type: str) -> float | None:
+        """Of the instance with EMR on it; None when the file has no price of it."""
+        family, size = _parts(instance_type)
+        price = self.ec2_xlarge_hour.get(family)
+        if price is None or size is None:
+            return None
+        return price * size / 2 * self.ec2_factor * (1 + self.emr_share_of_ec2)
+
+    def emr_vcpu_hour(self, architecture: str) -> float:
+        """Of EMR Serverless, with the 4 GB that go with a vCPU."""
+        if architecture == "arm64":
+            return self.emr_arm_vcpu_hour + 4 * self.emr_arm_gb_hour
+        return self.emr_x86_vcpu_hour + 4 * self.emr_x86_gb_hour
+
+
+def prices_of(region: str) -> Prices:
+    """The prices of a region; raises InvalidInput with the regions that are known."""
+    content = _content()
+    if region not in content["regions"]:
+        raise InvalidInput(
+            f"there are no prices of the region {region}: they are known of {', '.join(known_regions())}; "
+            "name one of these with --region for an estimate"
+        )
+    return Prices(
+        region=region,
+        **content["about"],
+        aurora_large_hour=content["aurora_large_hour"],
+        ec2_xlarge_hour=content["ec2_xlarge_hour"],
+        **content["everywhere"],
+        **content["regions"][region],
+    )
+
+
+def known_regions() -> list[str]:
+    return list(_content()["regions"])
+
+
+def vcpus(instance: str) -> int:
+    """The virtual CPUs of an instance of this size: 4 of `r8g.xlarge`."""
+    _, size = _parts(instance)
+    return max(2, round(2 * (size or 1)))
+
+
+def _parts(instance: str) -> tuple[str, float | None]:
+    family, _, size = instance.removeprefix("db.").partition(".")
+    if size in _SIZES:
+        return family, _SIZES[size]
+    number = size.removesuffix("xlarge")
+    return family, 2.0 * int(number) if number.isdigit() else None
+
+
+@cache
+def _content() -> dict[str, Any]:
+    text = files("dormouse.system").joinpath("prices.toml").read_text("utf-8")
+    return tomllib.loads(text)
