@@ -1,0 +1,29 @@
+"""The environment in which Dormouse works on a deployed instance."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from dormouse.errors import InstanceError
+from dormouse.system.instance import DeployedInstance
+
+Role = Literal["dormouse_run", "dormouse_owner"]
+
+
+def environment(instance: DeployedInstance, role: Role = "dormouse_owner") -> dict[str, str]:
+    """Variables by name, for a process that may log in as this role of the database."""
+    found = instance.resources
+    if found.database is None or found.storage is None:
+        raise InstanceError(f"{instance.id} has no database or no storage stack: deploy it")
+    database = found.database
+    host, more = (database.proxy, "&proxy=true") if database.proxy else (database.endpoint, "")
+    variables = {
+        "AWS_REGION": instance.region,
+        "DORMOUSE_DSN": f"rds-iam://{role}@{host}:{database.port}/{database.name}"
+        f"?region={instance.region}{more}",
+        "DORMOUSE_OBJECTS": found.storage.objects,
+    }
+    if found.commit is not None:
+        variables["DORMOUSE_COMMIT_QUEUE"] = ",".join(found.commit.queues)
+        variables["DORMOUSE_QUEUES"] = str(len(found.commit.queues))
+    return variables

@@ -1,0 +1,160 @@
+"""Draws the stacks of an instance as Mermaid, from their templates: what is there, who calls or uses what."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Template = Mapping[str, Any]
+Place = tuple[str, str]
+"""A stack, and the logical id of a resource in it."""
+
+# what is drawn: the type's name, and the shape of its box
+SHOWN = {
+    "AWS::EC2::VPC": ("VPC", "[{}]"),
+    "AWS::EC2::VPCEndpoint": ("endpoint", "[{}]"),
+    "AWS::S3::Bucket": ("bucket", "[({})]"),
+    "AWS::RDS::DBCluster": ("Aurora PostgreSQL", "[({})]"),
+    "AWS::RDS::DBProxy": ("RDS Proxy", "[{}]"),
+    "AWS::Lambda::Function": ("lambda", "([{}])"),
+    "AWS::SQS::Queue": ("queue", "[/{}/]"),
+    "AWS::Events::Rule": ("rule", "{{{{{}}}}}"),
+    "AWS::StepFunctions::StateMachine": ("state machine", "[[{}]]"),
+    "AWS::EMRServerless::Application": ("EMR Serverless", "[{}]"),
+    "AWS::SNS::Topic": ("topic", "[/{}/]"),
+    "AWS::CloudWatch::Dashboard": ("dashboard", "[{}]"),
+    "AWS::Budgets::Budget": ("budget", "[{}]"),
+}
+COUNTED = {"AWS::CloudWatch::Alarm": "alarms", "AWS::KMS::Key": "keys", "AWS::RDS::DBInstance": "instances"}
+_HASH = re.compile(r"[0-9A-F]{8}$")
+_IN_SUB = re.compile(r"\$\{(\w+)")
+
+
+def draw(templates: Mapping[str, Template]) -> str:
+    """Mermaid's text for the templates of an instance, by stack, in the order of their names."""
+    resources = {
+        (stack, name): resource
+        for stack, template in sorted(templates.items())
+        for name, resource in sorted(template.get("Resources", {}).items())
+    }
+    graph = _Graph(resources, _exports(templates))
+    lines = ["flowchart LR"]
+    for stack in sorted(templates):
+        lines += _box(stack, {place: one for place, one in resources.items() if place[0] == stack})
+    return "\n".join([*lines, *(f"  {line}" for line in graph.arrows())]) + "\n"
+
+
+def _box(stack: str, resources: Mapping[Place, Any]) -> Iterator[str]:
+    counts = Counter(COUNTED[one["Type"]] for one in resources.values() if one["Type"] in COUNTED)
+    shown = [(place, one) for place, one in resources.items() if one["Type"] in SHOWN]
+    if not shown and not counts:
+        return
+    yield f'  subgraph {_id(stack)}["{stack.rsplit("-", 1)[-1]}"]'
+    for place, one in shown:
+        kind, shape = SHOWN[one["Type"]]
+        label = f'"{_label(place, kind)}"'
+        yield f"    {_id(*place)}{shape.format(label)}"
+    for what, count in sorted(counts.items()):
+        yield f'    {_id(stack, what)}["{count} {what if count > 1 else what.removesuffix("s")}"]'
+    yield "  end"
+
+
+class _Graph:
+    """Who refers to what; by way of roles, policies and mappings, which are not drawn."""
+
+    def __init__(self, resources: Mapping[Place, Any], exports: Mapping[str, Place]) -> None:
+        self._resources = resources
+        self._exports = exports
+        self._policies: dict[Place, list[Place]] = defaultdict(list)
+        for place, one in resources.items():
+            if one["Type"] == "AWS::IAM::Policy":
+                for role in self._referred(place[0], one["Properties"].get("Roles")):
+                    self._policies[role].append(place)
+
+    def arrows(self) -> list[str]:
+        """A line for each pair; dotted to where what fails goes."""
+        found = set()
+        for (stack, name), one in self._resources.items():
+            for source, target, line in self._arrows_of((stack, name), one):
+                if source != target and self._is_shown(source) and self._is_shown(target):
+                    found.add((source, target, line))
+        return [f"{_id(*source)} {line} {_id(*target)}" for source, target, line in sorted(found)]
+
+    def _arrows_of(self, place: Place, one: Any) -> Iterator[tuple[Place, Place, str]]:
+        stack, properties = place[0], one.get("Properties", {})
+        match one["Type"]:
+            case "AWS::Lambda::EventSourceMapping":
+                for source in self._referred(stack, properties["EventSourceArn"]):
+                    for target in self._referred(stack, properties["FunctionName"]):
+                        yield source, target, "-->"
+            case "AWS::Events::Rule":
+                for target in self._referred(stack, [target["Arn"] for target in properties["Targets"]]):
+                    yield place, target, "-->"
+            case "AWS::SQS::Queue":
+                for target in self._referred(stack, properties.get("RedrivePolicy")):
+                    yield place, target, "-.->"
+            case "AWS::StepFunctions::StateMachine":
+                for target in self._referred(stack, properties.get("DefinitionString")):
+                    yield place, target, "-->"
+            case "AWS::Lambda::Function":
+                for target in self._used_by(stack, properties):
+                    yield place, target, "-->"
+
+    def _used_by(self, stack: str, function: Mapping[str, Any]) -> Iterator[Place]:
+        """What a function's role may touch, and what its environment names."""
+        yield from self._referred(stack, function.get("Environment"))
+        for role in self._referred(stack, function["Role"]):
+            for policy in self._policies[role]:
+                yield from self._referred(policy[0], self._resources[policy]["Properties"]["PolicyDocument"])
+            inline = self._resources[role]["Properties"].get("Policies") if role in self._resources else None
+            yield from self._referred(role[0], inline)
+
+    def _referred(self, stack: str, value: Any) -> Iterator[Place]:
+        """The resources that a value refers to, also in other stacks."""
+        if isinstance(value, Mapping):
+            for key, inner in value.items():
+                match key:
+                    case "Ref":
+                        yield stack, inner
+                    case "Fn::GetAtt":
+                        yield stack, inner[0] if isinstance(inner, Sequence) else inner
+                    case "Fn::ImportValue" if isinstance(inner, str) and inner in self._exports:
+                        yield self._exports[inner]
+                    case "Fn::Sub":
+                        text = inner if isinstance(inner, str) else inner[0]
+                        yield from ((stack, name) for name in _IN_SUB.findall(text))
+                    case _:
+                        yield from self._referred(stack, inner)
+        elif isinstance(value, list):
+            for inner in value:
+                yield from self._referred(stack, inner)
+
+    def _is_shown(self, place: Place) -> bool:
+        return place in self._resources and self._resources[place]["Type"] in SHOWN
+
+
+def _exports(templates: Mapping[str, Template]) -> dict[str, Place]:
+    """The resource behind each exported value."""
+    found = {}
+    for stack, template in templates.items():
+        for output in template.get("Outputs", {}).values():
+            name = output.get("Export", {}).get("Name")
+            if isinstance(name, str):
+                text = json.dumps(output["Value"])
+                match = re.search(r'"(?:Ref|Fn::GetAtt)": \[?"(\w+)"', text)
+                if match:
+                    found[name] = (stack, match[1])
+    return found
+
+
+def _label(place: Place, kind: str) -> str:
+    name = _HASH.sub("", place[1])
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()
+    return f"{words} ({kind})" if kind.lower() not in words else words
+
+
+def _id(*parts: str) -> str:
+    return re.sub(r"\W", "_", "_".join(parts))

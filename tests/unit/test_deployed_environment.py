@@ -1,0 +1,49 @@
+"""What `dormouse env` prints is what the settings and the DSN understand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dormouse.errors import InstanceError
+from dormouse.postgres.opening import parameters
+from dormouse.settings import load_settings
+from dormouse.settings.resources import CommitResources, DatabaseResources, Resources, StorageResources
+from dormouse.system.environment import environment
+from dormouse.system.instance import DeployedInstance
+
+STORAGE = StorageResources(data_bucket="d", payload_bucket="p", objects="s3://d/data")
+DATABASE: dict[str, Any] = {
+    "cluster": "c", "kind": "serverless", "endpoint": "c.example.com", "port": 5432, "name": "dormouse",
+}  # fmt: skip
+QUEUES = ("https://sqs/1/a", "https://sqs/1/b")
+COMMIT = CommitResources(queues=QUEUES, dead_letters=(), mappings=(), function="f")
+
+
+def deployed(**resources: Any) -> DeployedInstance:
+    return DeployedInstance("dev", "1", "eu-west-1", Resources(**resources), None)  # type: ignore[arg-type]
+
+
+def test_the_settings_understand_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = deployed(storage=STORAGE, database=DatabaseResources(**DATABASE), commit=COMMIT)
+    for name, value in environment(instance, "dormouse_run").items():
+        monkeypatch.setenv(name, value)
+    settings = load_settings()
+    assert (settings.objects, settings.commit_queue_urls, settings.queues) == ("s3://d/data", QUEUES, 2)
+    assert settings.dsn is not None
+    given = parameters(settings.dsn)
+    assert (given["host"], given["user"], given["dbname"]) == ("c.example.com", "dormouse_run", "dormouse")
+
+
+def test_a_proxy_is_connected_to_instead() -> None:
+    database = DatabaseResources(**DATABASE, proxy="proxy.example.com")
+    variables = environment(deployed(storage=STORAGE, database=database))
+    assert "@proxy.example.com:5432" in variables["DORMOUSE_DSN"]
+    assert variables["DORMOUSE_DSN"].endswith("&proxy=true")
+    assert "DORMOUSE_COMMIT_QUEUE" not in variables
+
+
+def test_half_an_instance_is_told() -> None:
+    with pytest.raises(InstanceError, match="storage"):
+        environment(deployed(database=DatabaseResources(**DATABASE)))
