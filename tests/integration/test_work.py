@@ -1,0 +1,216 @@
+"""Whether a schedule has work: notes of activity, records of runs, and the races between them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from dormouse.errors import ObjectStoreError
+from dormouse.objects import ObjectStore, activity, open_store
+from dormouse.system.work import Schedule
+
+MINUTE = timedelta(minutes=1)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = datetime.now(UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@pytest.fixture(params=["folder", "s3"])
+def objects(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    if request.param == "folder":
+        return open_store(tmp_path / "objects")
+    store: ObjectStore = request.getfixturevalue("s3_store")
+    return store
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def schedule(objects: ObjectStore, clock: Clock) -> Schedule:
+    return Schedule(objects, "garbage", clock)
+
+
+def note(objects: ObjectStore, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another process would at the clock's time."""
+
+    class Frozen(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
+            return clock.now
+
+    with monkeypatch.context() as patched:
+        patched.setattr(activity, "datetime", Frozen)
+        patched.setattr(activity, "_noted", {})
+        activity.note(objects)
+
+
+def run(schedule: Schedule, due_at: datetime | None = None) -> None:
+    turn = schedule.turn()
+    assert turn is not None
+    schedule.done(turn, due_at=due_at)
+
+
+def why(schedule: Schedule) -> str | None:
+    turn = schedule.turn()
+    return turn and turn.why
+
+
+def test_the_first_run_has_work_and_the_next_has_none(schedule: Schedule) -> None:
+    assert why(schedule) == "the first run"
+    run(schedule)
+    assert why(schedule) is None
+
+
+def test_activity_since_the_last_run_is_work_once(
+    schedule: Schedule, objects: ObjectStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(schedule)
+    clock.now += 20 * MINUTE
+    assert why(schedule) is None
+    note(objects, clock, monkeypatch)
+    clock.now += 10 * MINUTE
+    assert why(schedule) == "activity"
+    run(schedule)
+    clock.now += 10 * MINUTE
+    assert why(schedule) is None
+
+
+def test_what_happens_while_a_run_works_is_left_to_the_next(
+    schedule: Schedule, objects: ObjectStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = schedule.turn()
+    assert turn is not None
+    clock.now += 5 * MINUTE
+    note(objects, clock, monkeypatch)
+    clock.now += 5 * MINUTE
+    schedule.done(turn)
+    assert why(schedule) == "activity"
+
+
+def test_a_note_tells_of_what_its_process_did_in_the_minute_after_it(
+    schedule: Schedule, objects: ObjectStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process notes, a run begins and ends, and the process commits again without another note."""
+    clock.now = clock.now.replace(second=0)
+    note(objects, clock, monkeypatch)
+    clock.now += timedelta(seconds=59)
+    run(schedule)
+    assert why(schedule) == "activity"
+    clock.now += 3 * MINUTE
+    run(schedule)
+    assert why(schedule) is None
+
+
+def test_a_run_that_fails_leaves_its_work(
+    schedule: Schedule, objects: ObjectStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(schedule)
+    clock.now += 10 * MINUTE
+    note(objects, clock, monkeypatch)
+    clock.now += 10 * MINUTE
+    assert schedule.turn() is not None  # and is never done
+    clock.now += 10 * MINUTE
+    assert why(schedule) == "activity"
+
+
+def test_what_is_due_is_work_when_its_time_has_come(schedule: Schedule, clock: Clock) -> None:
+    run(schedule, due_at=clock.now + 15 * MINUTE)
+    clock.now += 14 * MINUTE
+    assert why(schedule) is None
+    clock.now += MINUTE
+    assert why(schedule) == "due"
+    run(schedule)
+    assert why(schedule) is None
+
+
+def test_a_run_beside_another_keeps_what_that_one_knows_to_be_due(schedule: Schedule, clock: Clock) -> None:
+    slow = schedule.turn()
+    clock.now += MINUTE
+    quick = schedule.turn()
+    assert slow is not None and quick is not None
+    schedule.done(slow, due_at=clock.now + 15 * MINUTE)
+    clock.now += MINUTE
+    schedule.done(quick)
+    assert why(schedule) is None
+    clock.now += 15 * MINUTE
+    assert why(schedule) == "due"
+
+
+def test_the_last_run_is_the_one_that_began_last(
+    schedule: Schedule, objects: ObjectStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that ends last may have begun before what was noted meanwhile, which the other has seen."""
+    slow = schedule.turn()
+    clock.now += 5 * MINUTE
+    note(objects, clock, monkeypatch)
+    clock.now += 5 * MINUTE
+    quick = schedule.turn()
+    assert slow is not None and quick is not None
+    schedule.done(quick)
+    schedule.done(slow)
+    assert why(schedule) is None
+
+
+def test_a_day_without_a_look_is_too_long(schedule: Schedule, clock: Clock) -> None:
+    run(schedule)
+    clock.now += timedelta(hours=23, minutes=59)
+    assert why(schedule) is None
+    clock.now += MINUTE
+    assert why(schedule) == "a day has passed"
+
+
+def test_schedules_of_different_kinds_do_not_meet(objects: ObjectStore, schedule: Schedule) -> None:
+    run(schedule)
+    assert why(Schedule(objects, "maintenance")) == "the first run"
+
+
+def test_a_run_remembers_for_the_next(schedule: Schedule, clock: Clock) -> None:
+    turn = schedule.turn()
+    assert turn is not None and turn.last is None
+    schedule.done(turn, memory={"after": "t"}, due_at=clock.now)
+    turn = schedule.turn()
+    assert turn is not None and turn.last is not None and turn.last.memory == {"after": "t"}
+
+
+def test_a_process_notes_once_a_minute(objects: ObjectStore) -> None:
+    for _ in range(3):
+        activity.note(objects)
+    assert len(list(objects.list("activity"))) == 1
+
+
+def test_records_and_notes_of_long_ago_are_deleted(
+    schedule: Schedule, objects: ObjectStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock.now -= timedelta(days=4)
+    for _ in range(4):
+        note(objects, clock, monkeypatch)
+        clock.now += timedelta(days=1)
+        run(schedule)
+    note(objects, clock, monkeypatch)
+    assert len(list(objects.list("work"))) == 1
+    assert len(list(objects.list("activity"))) == 3
+
+
+def test_a_record_that_cannot_be_read_is_none(schedule: Schedule, objects: ObjectStore) -> None:
+    objects.put("work/garbage/20260101T000000000000Z-1.json", b"{")
+    assert why(schedule) == "the first run"
+
+
+def test_whoever_cannot_note_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    store = open_store(tmp_path)
+    with pytest.raises(ObjectStoreError):
+        store.put("file/x", b"")
+    (tmp_path / "activity").write_text("a file where the notes should be")
+    activity.note(store)
+    assert "activity is not noted" in caplog.text
