@@ -22,6 +22,7 @@ from dormouse.postgres.transaction import run_transaction
 logger = logging.getLogger(__name__)
 
 LEASE_SECONDS = 6 * 3600.0
+RELEASE_BATCH_JOBS = 10_000
 Fate = Literal["retry", "given_up", "superseded"]
 _QUERIES = load(__package__ or "", "compaction_jobs")
 
@@ -59,8 +60,19 @@ class DueJobs:
     byte_count: int
 
 
+@dataclass(frozen=True, slots=True)
+class ReleasedJobs:
+    """Jobs that a run did not finish, and the files that are free again."""
+
+    jobs: int
+    files: int
+
+
 class CompactionJobs:
-    """The compaction jobs of one table."""
+    """The compaction jobs of one table.
+
+    A job can be handed to a run of Spark, whose id is a UUID; until the run's deadline nobody else takes it.
+    """
 
     def __init__(self, supplier: Supplier, table: TableRecord, store: FileReferenceStore) -> None:
         self._supplier = supplier
@@ -68,14 +80,18 @@ class CompactionJobs:
         self._own = OwnTables(supplier, table)
         self._store = store
 
-    def create(self) -> int:
-        """Makes jobs by the table's strategy and assigns their files; gives how many."""
+    def create(self, jobs_max: int | None = None) -> int:
+        """Makes jobs by the table's strategy and assigns their files; gives how many.
+
+        At most `compaction_jobs_max` of the table's properties, or `jobs_max` when that is less.
+        """
         properties = self._table.properties
+        limit = properties.compaction_jobs_max
         values = {
             "table_id": self._table.table_id,
             "batch_files": properties.compaction_batch_files,
             "size_ratio": properties.size_ratio,
-            "jobs_max": properties.compaction_jobs_max,
+            "jobs_max": limit if jobs_max is None else min(limit, jobs_max),
         }
         name = f"create_{properties.compaction_strategy}"
 
@@ -95,14 +111,16 @@ class CompactionJobs:
         limit: int,
         lease_seconds: float = LEASE_SECONDS,
         *,
+        run_id: str | None = None,
         given_up: Callable[[CompactionJob], object] = lambda _: None,
     ) -> list[CompactionJob]:
         """Leases jobs that nobody runs; none only when none is due.
 
-        A job whose files are gone is forgotten, and one whose runners died at every attempt is given up:
+        With `run_id`, those of that run, until its deadline at most; without, those that no live run has. A
+        job whose files are gone is forgotten, and one whose runners died at every attempt is given up:
         `given_up` is told of it.
         """
-        while jobs := self._lease(limit, lease_seconds):
+        while jobs := self._lease(limit, lease_seconds, run_id):
             hopeless = {job.job_id for job in jobs if self._is_hopeless(job)}
             for job_id in sorted(hopeless):
                 self._store.unassign_job(job_id)
@@ -113,8 +131,8 @@ class CompactionJobs:
                 return [job for job in jobs if job.job_id not in hopeless]
         return []
 
-    def _lease(self, limit: int, lease_seconds: float) -> list[CompactionJob]:
-        values = {"table_id": self._table.table_id, "limit": limit, "lease_seconds": lease_seconds}
+    def _lease(self, limit: int, lease_seconds: float, run_id: str | None) -> list[CompactionJob]:
+        values = {**self._key(run_id), "limit": limit, "lease_seconds": lease_seconds}
 
         def work(conn: psycopg.Connection[Any]) -> list[Any]:
             return conn.execute(self._own.on("take"), values).fetchall()
@@ -164,11 +182,41 @@ class CompactionJobs:
         if listed:
             run_transaction(self._supplier, work, operation="put jobs back")
 
-    def due(self) -> DueJobs:
-        """What could be taken now."""
+    def hand_over(self, run_id: str, limit: int, seconds: float) -> list[str]:
+        """Hands up to `limit` jobs, that nobody runs, to a run that is taken for dead after `seconds`.
+
+        Gives the ids of the jobs that the run has now, in order. A run that has jobs of the table gets no
+        others, so it may be asked again.
+        """
+        values = {**self._key(run_id), "limit": limit, "seconds": seconds}
+
+        def work(conn: psycopg.Connection[Any]) -> list[str]:
+            conn.execute(_QUERIES["one_at_a_time"].on(), values)
+            return [row[0] for row in conn.execute(_QUERIES["hand_over"].on(), values)]
+
+        return run_transaction(self._supplier, work, operation="hand jobs over")
+
+    def release_run(self, run_id: str) -> ReleasedJobs:
+        """Forgets what a run did not finish, and frees its files; what still runs of it commits nothing."""
+        values = {**self._key(run_id), "limit": RELEASE_BATCH_JOBS}
+        total = ReleasedJobs(0, 0)
+        while (released := self._release_batch(values)).jobs:
+            total = ReleasedJobs(total.jobs + released.jobs, total.files + released.files)
+        return total
+
+    def _release_batch(self, values: dict[str, Any]) -> ReleasedJobs:
+        def work(conn: psycopg.Connection[Any]) -> ReleasedJobs:
+            return ReleasedJobs(*conn.execute(self._own.on("release_run"), values).fetchall()[0])
+
+        return self._own.following(
+            lambda: run_transaction(self._supplier, work, scans=True, operation="release jobs of a run")
+        )
+
+    def due(self, run_id: str | None = None) -> DueJobs:
+        """What could be taken now; with `run_id`, by that run."""
 
         def work(conn: psycopg.Connection[Any]) -> Sequence[Any]:
-            rows = conn.execute(self._own.on("due"), {"table_id": self._table.table_id}).fetchall()
+            rows = conn.execute(self._own.on("due"), self._key(run_id)).fetchall()
             return list(rows[0])
 
         found = self._own.following(
@@ -182,6 +230,9 @@ class CompactionJobs:
             row = conn.execute(_QUERIES["count"].on(), {"table_id": self._table.table_id}).fetchone()
         return (row[0], row[1]) if row else (0, 0)
 
+    def _key(self, run_id: str | None) -> dict[str, Any]:
+        return {"table_id": self._table.table_id, "run_id": run_id}
+
     def _attempt(self, job: CompactionJob) -> dict[str, Any]:
         return {
             "table_id": self._table.table_id,
@@ -189,6 +240,25 @@ class CompactionJobs:
             "partition_id": job.partition_id,
             "attempt": job.attempt,
         }
+
+
+def tables_of_run(supplier: Supplier, run_id: str) -> dict[int, int]:
+    """How many jobs a run has of each table, by id, after those of dropped tables are forgotten."""
+
+    def work(conn: psycopg.Connection[Any]) -> dict[int, int]:
+        conn.execute(_QUERIES["forget_run"].on(), {"run_id": run_id})
+        return dict(conn.execute(_QUERIES["tables_of_run"].on(), {"run_id": run_id}).fetchall())
+
+    return run_transaction(supplier, work, operation="tables of a run")
+
+
+def open_jobs(supplier: Supplier, run_id: str) -> dict[int, int]:
+    """How many jobs of each table, by id, a run has or could be handed."""
+
+    def work(conn: psycopg.Connection[Any]) -> dict[int, int]:
+        return dict(conn.execute(_QUERIES["open_jobs"].on(), {"run_id": run_id}).fetchall())
+
+    return run_transaction(supplier, work, scans=True, operation="open jobs")
 
 
 def _job(rows: Sequence[Any]) -> CompactionJob:

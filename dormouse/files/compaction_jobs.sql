@@ -56,17 +56,24 @@ select (select count(*) from job) as jobs,
     (select count(*) from wanted) = (select count(*) from claimed) as whole
 
 -- name: take
--- Leases jobs that nobody runs.
+-- Leases jobs that nobody runs: of a run while it is taken to be alive, and no longer than that; without a run,
+-- those that no live run has, which are no run's any more.
 with due as (
     select table_id, job_id, partition_id
     from compaction_job
-    where table_id = %(table_id)s and leased_until < clock_timestamp()
+    where table_id = %(table_id)s and leased_until < clock_timestamp() and {is_open}
     order by created_at, job_id
     limit %(limit)s
     for update skip locked
 ), taken as (
     update compaction_job j
-    set attempts = attempts + 1, leased_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s)
+    set attempts = attempts + 1,
+        leased_until = least(
+            clock_timestamp() + make_interval(secs => %(lease_seconds)s),
+            case when %(run_id)s::uuid is null then 'infinity' else run_until end
+        ),
+        run_id = %(run_id)s,
+        run_until = case when %(run_id)s::uuid is null then '-infinity' else run_until end
     from due d
     where j.table_id = d.table_id and j.job_id = d.job_id and j.partition_id = d.partition_id
     returning j.job_id, j.partition_id, j.attempts
@@ -76,6 +83,86 @@ select t.job_id, t.partition_id, t.attempts, r.filename, r.row_count, r.only_con
 from taken t
 left join {file_reference} r on r.partition_id = t.partition_id and r.job_id = t.job_id
 order by t.job_id, t.partition_id, r.filename;
+
+-- name: is_open
+-- Part of taking: whether a job can be taken by a run, or without one.
+case when %(run_id)s::uuid is null then run_until < clock_timestamp()
+    else run_id = %(run_id)s and run_until > clock_timestamp() end
+
+-- name: one_at_a_time
+-- Of transactions that hand the same table's jobs to the same run, one goes on.
+select pg_advisory_xact_lock(hashtextextended(%(run_id)s::text, %(table_id)s));
+
+-- name: hand_over
+-- Hands jobs that nobody runs and no live run has to a run, oldest first; to one that has jobs, no others.
+with held as materialized (
+    select job_id from compaction_job where run_id = %(run_id)s and table_id = %(table_id)s
+), due as (
+    select table_id, job_id, partition_id
+    from compaction_job
+    where table_id = %(table_id)s and leased_until < clock_timestamp() and run_until < clock_timestamp()
+        and not exists (select from held)
+    order by created_at, job_id
+    limit %(limit)s
+    for update skip locked
+), handed as (
+    update compaction_job j
+    set run_id = %(run_id)s, run_until = clock_timestamp() + make_interval(secs => %(seconds)s)
+    from due d
+    where j.table_id = d.table_id and j.job_id = d.job_id and j.partition_id = d.partition_id
+    returning j.job_id
+)
+select job_id from held
+union
+select job_id from handed
+order by job_id;
+
+-- name: release_run
+-- Forgets jobs that a run has not finished, so many at a time, and releases their files; gives how many jobs and
+-- files. References are locked in the order of their keys, as everywhere.
+with gone as (
+    delete from compaction_job
+    where ctid = any(array(
+        select ctid from compaction_job
+        where run_id = %(run_id)s and table_id = %(table_id)s
+        limit %(limit)s
+        for update
+    ))
+    returning job_id, partition_id
+), locked as materialized (
+    select r.partition_id, r.file_id
+    from gone g
+    join {file_reference} r on r.partition_id = g.partition_id and r.job_id = g.job_id
+    order by r.partition_id, r.file_id
+    for update of r
+), freed as (
+    update {file_reference} r
+    set job_id = null, last_updated = clock_timestamp()
+    from locked l
+    where r.partition_id = l.partition_id and r.file_id = l.file_id
+    returning 1
+)
+select (select count(*) from gone), (select count(*) from freed);
+
+-- name: open_jobs
+-- How many jobs of each table a run has, or could be handed.
+select table_id, count(*)
+from compaction_job
+where run_id = %(run_id)s or leased_until < clock_timestamp() and run_until < clock_timestamp()
+group by table_id;
+
+-- name: tables_of_run
+-- The tables of which a run has jobs, and how many.
+select table_id, count(*)
+from compaction_job
+where run_id = %(run_id)s
+group by table_id
+order by table_id;
+
+-- name: forget_run
+-- Forgets a run's jobs of tables that are gone.
+delete from compaction_job j
+where run_id = %(run_id)s and not exists (select from tables t where t.table_id = j.table_id);
 
 -- name: hold
 -- Locks a job that is still leased to an attempt; gives nothing when another has taken or ended it.
@@ -99,13 +186,13 @@ where table_id = %(table_id)s and job_id = %(job_id)s and partition_id = %(parti
     and attempts = %(attempt)s;
 
 -- name: due
--- How many jobs nobody runs, with the rows and about the bytes of their files (100 a row where unknown).
+-- How many jobs could be taken, by a run or without one, with the rows and about the bytes of their files (100 a row where unknown).
 select count(distinct j.job_id), coalesce(sum(r.row_count), 0),
     coalesce(sum(r.row_count::float8 * coalesce(f.byte_count / nullif(f.row_count, 0)::float8, 100)), 0)
 from compaction_job j
 left join {file_reference} r on r.partition_id = j.partition_id and r.job_id = j.job_id
 left join ({file_facts}) f on f.file_id = r.file_id
-where j.table_id = %(table_id)s and j.leased_until < clock_timestamp();
+where j.table_id = %(table_id)s and j.leased_until < clock_timestamp() and {is_open};
 
 -- name: count
 -- How many jobs there are, and how many are being run.

@@ -39,7 +39,8 @@ class Layout:
     @cached_property
     def queries(self) -> dict[str, Query]:
         parts = {name: self.own[name] for name in _PARTS}
-        parts |= {**_SHARED_PARTS, "reference_columns": _READS["reference_columns"], "claim": _JOBS["claim"]}
+        parts |= {**_SHARED_PARTS, "reference_columns": _READS["reference_columns"]}
+        parts |= {name: _JOBS[name] for name in ("claim", "is_open")}
         whole = {**_STORE, **_READS, **_JOBS, **_LAYOUT, **self.own}
         return {name: query.including(**parts) for name, query in whole.items()}
 

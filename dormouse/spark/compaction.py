@@ -19,19 +19,25 @@ _Payload = tuple[TableAddress, CompactionJob, int]
 
 
 def compact_on_spark(
-    context: TableContext, now_ms: int, spark: SparkSession | None = None
+    context: TableContext,
+    now_ms: int,
+    spark: SparkSession | None = None,
+    *,
+    run_id: str | None = None,
+    jobs_at_once: int | None = None,
 ) -> Generator[CompactionResult, None, None]:
     """Takes jobs in batches and runs them until none is due; results come as they are ready.
 
-    Closing the iterator, or Ctrl-C, cancels the tasks and puts back at once what is not finished; what they
-    wrote is collected when their attempts expire.
+    With `run_id` it takes the jobs that were handed to that run, and no others. Closing the iterator, or
+    Ctrl-C, cancels the tasks and puts back at once what is not finished; what they wrote is collected when
+    their attempts expire.
     """
     session = spark or spark_session()
     while True:
         given_up: list[CompactionJob] = []
-        jobs = context.jobs.take(BATCH_JOBS, given_up=given_up.append)
+        jobs = context.jobs.take(BATCH_JOBS, run_id=run_id, given_up=given_up.append)
         if jobs:
-            yield from _run_batch(context, session, jobs, now_ms)
+            yield from _run_batch(context, session, jobs, now_ms, jobs_at_once)
         # last: whoever stops at one of these leaves no job that was taken
         yield from map(runners_died, given_up)
         if not jobs:
@@ -39,12 +45,17 @@ def compact_on_spark(
 
 
 def _run_batch(
-    context: TableContext, spark: SparkSession, jobs: list[CompactionJob], now_ms: int
+    context: TableContext,
+    spark: SparkSession,
+    jobs: list[CompactionJob],
+    now_ms: int,
+    jobs_at_once: int | None,
 ) -> Generator[CompactionResult, None, None]:
     unfinished = {job.job_id: job for job in jobs}
     payloads: list[_Payload] = [(context.address, job, now_ms) for job in jobs]
+    at_once = {} if jobs_at_once is None else {"jobs_at_once": jobs_at_once}
     try:
-        with closing(run_tasks(spark, run_task, payloads)) as outcomes:
+        with closing(run_tasks(spark, run_task, payloads, **at_once)) as outcomes:
             for outcome in outcomes:
                 result = _result(context, outcome)
                 del unfinished[result.job_id]
