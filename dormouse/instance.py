@@ -31,6 +31,7 @@ from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore, open_store
+from dormouse.objects.activity import note_if_shared
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.settings import Settings, load_settings
 from dormouse.table import Table
@@ -139,7 +140,9 @@ class Instance:
             raise InvalidSchema(f"schema must be dm.Schema(...), not {schema!r}")
         Transform.parse(schema, properties)
         split_points = () if split_points is None else split_points
-        return self._table(self._catalog.create(name, schema, properties, layout, split_points))
+        made = self._table(self._catalog.create(name, schema, properties, layout, split_points))
+        self.note_activity()
+        return made
 
     def table(self, name: str) -> Table:
         """The table of this name; `TableNotFound`."""
@@ -154,6 +157,7 @@ class Instance:
         self._check_writable()
         record = self._catalog.drop(name)
         self._attempts.collect_abandoned(record.table_id)
+        self.note_activity()
 
     def rename_table(self, name: str, new_name: str) -> Table:
         """Gives a table another name; its files stay where they are."""
@@ -213,11 +217,17 @@ class Instance:
         self, table: TableRecord, change: Callable[[TableProperties], TableProperties]
     ) -> TableContext:
         """Changes a table's properties; users call `Table.set_properties`."""
-        return self._context(self._catalog.change_properties(table, change))
+        context = self._context(self._catalog.change_properties(table, change))
+        self.note_activity()
+        return context
 
     def convert_layout(self, table: TableRecord, layout: str) -> TableContext:
         """Changes how a table's files are tracked; users call `Table.convert_layout`."""
         return self._context(self._catalog.convert_layout(table, layout))
+
+    def note_activity(self) -> None:
+        """Tells the schedules of a deployed instance that a table has changed; tables call it."""
+        note_if_shared(self._objects)
 
     def _table(self, record: TableRecord) -> Table:
         return Table(self, self._context(record), read_only=self._read_only)

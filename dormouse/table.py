@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -103,8 +104,8 @@ class Table:
         """
         from dormouse.ingesting import ingest
 
-        self._check_writable()
-        return ingest(self._context, data, ingest_id=ingest_id, engine=engine, progress=progress)
+        with self._changing():
+            return ingest(self._context, data, ingest_id=ingest_id, engine=engine, progress=progress)
 
     def query(
         self,
@@ -146,9 +147,9 @@ class Table:
         """
         from dormouse.compaction import compact
 
-        self._check_writable()
-        self._wait_for_queue(waiting)
-        return compact(self._context, engine=engine, progress=progress)
+        with self._changing():
+            self._wait_for_queue(waiting)
+            return compact(self._context, engine=engine, progress=progress)
 
     def split(self, *, waiting: Callable[[str], object] | None = None) -> SplitReport:
         """One round of splits: leaves over the threshold, and references pushed down by one level.
@@ -157,9 +158,9 @@ class Table:
         """
         from dormouse.splitting import split
 
-        self._check_writable()
-        self._wait_for_queue(waiting)
-        return split(self._context)
+        with self._changing():
+            self._wait_for_queue(waiting)
+            return split(self._context)
 
     def collect_garbage(self, *, waiting: Callable[[str], object] | None = None) -> GarbageReport:
         """One round of garbage collection: deletes files a while after their last reference went.
@@ -218,6 +219,15 @@ class Table:
 
     def _wait_for_queue(self, waiting: Callable[[str], object] | None) -> None:
         self._instance.commits.wait_for_room(self._context.table.table_id, waiting)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Of what may have changed something also when it raises."""
+        self._check_writable()
+        try:
+            yield
+        finally:
+            self._instance.note_activity()
 
     def _check_writable(self) -> None:
         if self._read_only:

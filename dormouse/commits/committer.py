@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,8 +64,12 @@ class Committer:
         tables: Tables,
         queues: Sequence[CommitQueue],
         options: CommitterOptions | None = None,
+        *,
+        applied: Callable[[], object] = lambda: None,
     ) -> None:
+        """`applied` is called after each batch."""
         self._options = options or CommitterOptions()
+        self._applied = applied
         self._tables = tables
         self._queues = queues
         self._handler = Handler(tables, receives_max=self._options.receives_max)
@@ -173,6 +177,7 @@ class Committer:
         with self._permits:
             hopeless = partial(put_off.are_all_but, messages) if put_off is not None else lambda: False
             handled = self._handler.handle(messages, hopeless)
+        self._applied()
         if put_off is not None:
             put_off.update(handled)  # before another thread can receive them again
         self._acknowledge(queue, handled, retry_seconds_max)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import get_args
 from weakref import WeakSet
@@ -22,6 +22,7 @@ from dormouse.commits.status import CommitStatus, DeadLetter, commit_statuses, d
 from dormouse.commits.tables import Tables
 from dormouse.errors import InvalidCommitRequest, InvalidInput, TableNotFound
 from dormouse.objects import ObjectStore
+from dormouse.objects.activity import note_if_shared
 from dormouse.postgres.connection import Supplier
 from dormouse.settings import Settings
 
@@ -81,7 +82,8 @@ class CommitService:
         """One that serves all the queues, and what waits in those that the settings no longer have."""
         if not self._settings.commit_queue_urls:
             rehome(self._supplier, self._settings.queues)
-        made = Committer(self._tables, self.queues, options)
+        noting = partial(note_if_shared, self._objects)
+        made = Committer(self._tables, self.queues, options, applied=noting)
         self._committers.add(made)
         return made
 

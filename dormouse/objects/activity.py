@@ -39,6 +39,12 @@ def note(objects: ObjectStore) -> None:
         logger.warning("activity is not noted, so schedules may come late: %s", error)
 
 
+def note_if_shared(objects: ObjectStore) -> None:
+    """As `note`, of a store in S3: the schedules of a deployed instance work there, none in a folder."""
+    if objects.url.startswith("s3://"):
+        note(objects)
+
+
 def is_noted_since(objects: ObjectStore, moment: datetime) -> bool:
     """Whether something may have changed since then."""
     earliest = moment.astimezone(UTC) - timedelta(seconds=TOLD_SECONDS)

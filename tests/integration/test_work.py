@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+import dormouse as dm
 from dormouse.errors import ObjectStoreError
 from dormouse.objects import ObjectStore, activity, open_store
 from dormouse.system.work import Schedule
+from tests.commits import add
 
 MINUTE = timedelta(minutes=1)
 
@@ -214,3 +218,32 @@ def test_whoever_cannot_note_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFi
     (tmp_path / "activity").write_text("a file where the notes should be")
     activity.note(store)
     assert "activity is not noted" in caplog.text
+
+
+def test_whoever_changes_tables_in_s3_notes_it(
+    dsn: str, s3_store: ObjectStore, s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def noted_by(change: Callable[[], object]) -> bool:
+        monkeypatch.setattr(activity, "_noted", {})
+        s3_store.delete([name for name, _ in s3_store.list("activity")])
+        change()
+        return any(s3_store.list("activity"))
+
+    with dm.connect(dsn, s3_store.url, **s3_options) as instance:
+        table = instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        rows = pa.table({"key": [1, 2]})
+        assert noted_by(lambda: table.ingest(rows))
+        assert noted_by(table.compact)
+        assert noted_by(table.split)
+        assert noted_by(lambda: table.set_properties(gc_delay_seconds=1))
+        instance.submit([add("t", "a")])
+        assert noted_by(lambda: instance.committer().drain())
+        assert not noted_by(lambda: table.query().read_all())
+        assert noted_by(lambda: instance.drop_table("t"))
+        assert noted_by(lambda: instance.create_table("u", dm.Schema(row_keys=[dm.Field("key", dm.LONG)])))
+
+
+def test_an_instance_in_a_folder_has_no_schedules_to_tell(dsn: str, tmp_path: Path) -> None:
+    with dm.connect(dsn, (tmp_path / "lake").as_uri()) as instance:
+        instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+    assert not (tmp_path / "lake" / "activity").exists()
