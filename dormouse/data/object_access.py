@@ -10,6 +10,7 @@ from datafusion import SessionContext
 from datafusion.object_store import AmazonS3
 
 from dormouse.objects import ObjectStore
+from dormouse.objects.aws_credentials import current
 
 
 def register(ctx: SessionContext, store: ObjectStore) -> None:
@@ -20,11 +21,11 @@ def register(ctx: SessionContext, store: ObjectStore) -> None:
 
 
 def _s3_options(bucket: str, options: dict[str, str]) -> dict[str, Any]:
-    """The store's options in DataFusion's words; the AWS variables supply what is left out."""
+    """The store's options in DataFusion's words; AWS's variables and profiles supply what is left out."""
     taken = {"region", "access_key_id", "secret_access_key", "session_token", "endpoint"}
     given: dict[str, Any] = {key: value for key, value in options.items() if key in taken}
     # as the store itself does
-    return given | {"bucket_name": bucket, "allow_http": True}
+    return current(options) | given | {"bucket_name": bucket, "allow_http": True}
 
 
 def open_parquet(store: ObjectStore, name: str) -> pq.ParquetFile:

@@ -20,6 +20,7 @@ from obstore import exceptions
 from obstore.store import S3Store as Client
 
 from dormouse.errors import InvalidInput, InvalidName, ObjectNotFound, ObjectStoreError
+from dormouse.objects.aws_credentials import provider
 from dormouse.objects.failures import failed, missing, reporting_full_disk, taken
 from dormouse.objects.forks import ForkGuard
 from dormouse.objects.names import check_name, check_prefix
@@ -140,8 +141,9 @@ class S3Store:
         return self._connect()
 
     def _connect(self, retries_max: int | None = None) -> Client:
-        """A client from the options, and from the AWS variables for what they leave open."""
+        """A client from the options, and from AWS's variables and profiles for what they leave open."""
         config: dict[str, Any] = {k: v for k, v in self.options.items() if k != "staging_dir"}
+        config |= provider(self.options)
         # whoever gives an http endpoint, here or in AWS_ENDPOINT_URL, means it; Amazon's own are https
         config["client_options"] = {"allow_http": True}
         retries: RetryConfig = {"max_retries": RETRIES_MAX if retries_max is None else retries_max}

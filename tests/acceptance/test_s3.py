@@ -19,6 +19,7 @@ from moto.server import ThreadedMotoServer
 import dormouse as dm
 from dormouse.errors import DormouseError, NotAnInstance
 from dormouse.instance import Instance
+from dormouse.objects import aws_credentials
 
 DORMOUSE = str(Path(sys.executable).with_name("dormouse"))
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)], values=[dm.Field("name", dm.STRING)])
@@ -178,3 +179,31 @@ def test_the_command_line_finds_s3_by_the_aws_variables(
     pq.write_table(rows(0, 10), tmp_path / "rows.parquet")
     assert run("ingest", "t", str(tmp_path / "rows.parquet"))["rows"] == 10
     assert run("sql", "select count(*) as n from t") in ([{"n": 10}], {"rows": [{"n": 10}]})
+
+
+def test_credentials_may_come_from_a_profile(
+    dsn: str,
+    url: str,
+    s3_options: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For obstore and for DataFusion, neither of which knows profiles."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "credentials").write_text("[lake]\naws_access_key_id = test\naws_secret_access_key = test\n")
+    (tmp_path / "config").write_text("[profile lake]\nregion = us-east-1\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "lake")
+    aws_credentials._session.cache_clear()
+    options = {key: s3_options[key] for key in ("endpoint", "staging_dir")}
+    try:
+        with dm.connect(dsn, url, **options) as instance:
+            table = instance.create_table("t", SCHEMA, properties=PROPERTIES)
+            for start in (0, 10):
+                table.ingest(rows(start, 10))
+            assert table.compact().jobs_run == 1
+            assert table.query().read_all().num_rows == 20
+    finally:
+        aws_credentials._session.cache_clear()

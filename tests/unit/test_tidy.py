@@ -33,7 +33,7 @@ EMBEDDED = {"local", "embedded_postgres", "embedded_server"}
 HOMES = {
     "psycopg": {"postgres"} | STORES | EMBEDDED,
     "boto3": {"commits", "system"},
-    "botocore": {"commits", "system", "postgres"},
+    "botocore": {"commits", "system", "postgres", "objects"},
     "obstore": {"objects"},
     "pyarrow": {"data", "query", "spark"},
     "datafusion": {"data", "query"},
