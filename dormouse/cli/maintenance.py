@@ -1,4 +1,4 @@
-"""`dormouse compact`, `split`, `gc` and `status`."""
+"""`dormouse compact`, `split` and `gc`; and `status`, where it is about tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ def add_to(app: typer.Typer) -> None:
     verb(app, "compact", example="dormouse compact flights")(compact)
     verb(app, "split", example="dormouse split flights")(split)
     verb(app, "gc", example="dormouse gc flights --dry-run")(gc)
-    verb(app, "status", example="dormouse status --json")(status)
 
 
 def compact(

@@ -1,0 +1,185 @@
+"""`dormouse pause`, `resume` and `status`, of deployed instances; `status` of others as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dormouse.cli import maintenance
+from dormouse.cli.failures import say
+from dormouse.cli.session import Session, verb
+from dormouse.errors import InstanceError, InvalidInput, NotAnInstance
+
+if TYPE_CHECKING:
+    from dormouse.system.instance import DeployedInstance
+    from dormouse.system.status import Status
+    from dormouse.system.steps import Report, StepReport
+
+_MARKS = {"done": "✓", "already": "·", "would": "→"}
+UNKNOWN = "–"
+
+InstanceId = Annotated[str, typer.Option("--instance", "-i", help="The id of a deployed instance.")]
+Region = Annotated[str | None, typer.Option(help="The AWS region [AWS_REGION, or the profile's].")]
+Profile = Annotated[str | None, typer.Option(help="The AWS profile [AWS_PROFILE].")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    verb(app, "pause", example="dormouse pause --instance dev --wait", opens=False)(pause)
+    verb(app, "resume", example="dormouse resume --instance dev --wait", opens=False)(resume)
+    verb(app, "status", example="dormouse status --json, or dormouse status --instance dev")(status)
+
+
+def pause(
+    session: Session,
+    instance: InstanceId,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the database has stopped.")] = False,
+    drain_seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=86_400, help="How long running work may take before it is cancelled [as deployed]."
+        ),
+    ] = None,
+    dry_run: DryRun = False,
+    region: Region = None,
+    profile: Profile = None,
+) -> None:
+    """Put a deployed instance to sleep: nothing runs, messages are kept. It may be run again at any time."""
+    from dormouse.system import pause as system
+
+    found = _find(instance, region, profile)
+    ended, tell = _told(session)
+    report = system.pause(
+        found, wait=wait, dry_run=dry_run, drain_seconds=drain_seconds, tell=tell, ended=ended
+    )
+    session.show(report, lambda: _end_of_pause(report))
+
+
+def resume(
+    session: Session,
+    instance: InstanceId,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Also wait for a database that AWS is still stopping.")
+    ] = False,
+    dry_run: DryRun = False,
+    region: Region = None,
+    profile: Profile = None,
+) -> None:
+    """Wake a deployed instance, and wait until it works. It may be run again at any time."""
+    from dormouse.system import resume as system
+
+    found = _find(instance, region, profile)
+    ended, tell = _told(session)
+    report = system.resume(found, wait=wait, dry_run=dry_run, tell=tell, ended=ended)
+    session.show(report, lambda: _end_of_resume(report))
+
+
+def status(
+    session: Session,
+    table: Annotated[str | None, typer.Argument(help="One table; all when not given.")] = None,
+    region: Region = None,
+    profile: Profile = None,
+) -> None:
+    """What the tables consist of: partitions, files, references, rows, bytes.
+
+    With the id of a deployed instance for --instance: what runs, what sleeps, and what it costs an hour now.
+    """
+    if not _is_deployed(session, region, profile):
+        maintenance.status(session, table)
+        return
+    from dormouse.system.status import status as look
+
+    if table is not None:
+        raise typer.BadParameter("a deployed instance's tables are shown with --dsn and --objects")
+    try:
+        deployed = _find(str(session.instance), region, profile)
+    except (InstanceError, InvalidInput) as error:
+        if region or profile:
+            raise
+        raise NotAnInstance(
+            f"{session.instance} is no folder, and as for a deployed instance: {error}"
+        ) from error
+    found = look(deployed)
+    session.show(found, lambda: _picture(found))
+
+
+def _is_deployed(session: Session, region: str | None, profile: str | None) -> bool:
+    """Whether --instance is an id; a folder of that name comes first."""
+    from dormouse.system.instance import ID
+
+    if region or profile:
+        if session.instance is None:
+            raise typer.BadParameter(
+                "--region and --profile go with --instance and the id of a deployed instance"
+            )
+        return True
+    given = session.instance
+    folderless = session.dsn is None and session.objects is None and given is not None
+    return folderless and bool(ID.fullmatch(str(given))) and not Path(str(given)).exists()
+
+
+def _find(instance: str, region: str | None, profile: str | None) -> DeployedInstance:
+    from dormouse.system.aws import open_session
+    from dormouse.system.instance import find
+
+    return find(instance, open_session(region, profile))
+
+
+def _told(session: Session) -> tuple[Callable[[StepReport], None], Callable[[str], None]]:
+    """What is told of a step when it has ended, and while it waits; nothing with --json."""
+    if session.as_json:
+        return lambda report: None, lambda line: None
+    return lambda report: session.show(None, lambda: _line(report)), say
+
+
+def _line(report: StepReport) -> str:
+    shown = {"done": "", "already": ": nothing to do", "would": f": {'; '.join(report.what)}"}[report.outcome]
+    seconds = f" ({report.seconds:.0f} s)" if report.seconds >= 1 else ""
+    return f"{_MARKS[report.outcome]} {report.step}{shown}{seconds}"
+
+
+def _end_of_pause(report: Report) -> str:
+    if report.dry_run:
+        return f"{report.instance}: nothing was changed"
+    if report.database == "stopping":
+        end = f"{report.instance} is paused; AWS has accepted to stop its database, which takes some minutes"
+    else:
+        end = (
+            f"{report.instance} {'is' if report.changed else 'was'} paused, its database is {report.database}"
+        )
+    return "\n".join([end, *report.notes])
+
+
+def _end_of_resume(report: Report) -> str:
+    if report.dry_run:
+        return f"{report.instance}: nothing was changed"
+    return (
+        f"{report.instance} {'runs' if report.changed else 'ran already'}, its database is {report.database}"
+    )
+
+
+def _picture(found: Status) -> Any:
+    from rich.console import Group
+
+    from dormouse.console import grid
+
+    rows: list[tuple[str, str]] = [("database", found.database)]
+    rows += [(f"schedule {name}", state.lower()) for name, state in found.schedules.items()]
+    rows += [(f"mapping {uuid}", state.lower()) for uuid, state in found.mappings.items()]
+    rows += [] if found.spark is None else [("EMR", found.spark.lower())]
+    rows += [(what.partition(", ")[0], what.partition(", ")[2] or "running") for what in found.runs]
+    parts: list[Any] = [f"{found.instance} in {found.account}, {found.region}: {found.summary}"]
+    parts.append(grid(("what", "state"), rows))
+    queues = [
+        (one.url.rpartition("/")[2], one.waiting, one.in_flight, one.delayed, one.dead)
+        for one in found.queues
+    ]
+    parts += [grid(("queue", "waiting", "in flight", "delayed", "dead"), queues)] if queues else []
+    usd = [(what, UNKNOWN if price is None else f"{price:,.4f}") for what, price in found.usd_hour]
+    known = [price for _, price in found.usd_hour if price is not None]
+    total = f"{sum(known):,.4f}" + ("" if len(known) == len(usd) else " and more") if known else UNKNOWN
+    parts.append(grid(("costs", "USD an hour"), [*usd, ("in all", total)]))
+    return Group(*parts)

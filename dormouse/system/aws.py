@@ -1,0 +1,189 @@
+"""Calls of AWS: what it refuses is one clear line; what is throttled is tried again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+from dormouse.errors import DependencyMissing, InstanceError, InvalidInput
+
+ATTEMPTS_MAX = 8
+CONNECT_SECONDS_MAX = 5
+READ_SECONDS_MAX = 30
+
+# boto3's name of a service → the prefix of its actions in policies
+_PREFIXES = {"emr": "elasticmapreduce", "stepfunctions": "states"}
+_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
+_UNKNOWN = {
+    "AuthFailure", "InvalidAccessKeyId", "InvalidClientTokenId", "InvalidSignatureException",
+    "SignatureDoesNotMatch", "UnrecognizedClientException", "IncompleteSignature",
+    "MissingAuthenticationToken",
+}  # fmt: skip
+_DENIED = {"AccessDenied", "AccessDeniedException", "AuthorizationError", "UnauthorizedOperation"}
+_THROTTLED = {
+    "RequestLimitExceeded", "RequestThrottled", "RequestThrottledException", "Throttling",
+    "ThrottledException", "ThrottlingException", "TooManyRequestsException",
+}  # fmt: skip
+_BUSY = {
+    "ConcurrentModificationException", "InvalidDBClusterStateFault", "InvalidDBInstanceState",
+    "InvalidDBInstanceStateFault", "ResourceConflictException", "ResourceInUseException", "TooManyUpdates",
+}  # fmt: skip
+"""The resource is being changed: the same request may succeed later."""
+
+MISSING = {
+    "ClusterNotFound", "DBClusterNotFoundFault", "ExecutionDoesNotExist", "ParameterNotFound",
+    "ResourceNotFoundException", "StateMachineDoesNotExist", "AWS.SimpleQueueService.NonExistentQueue",
+    "QueueDoesNotExist",
+}  # fmt: skip
+
+
+class AwsRefused(InstanceError):
+    """AWS refuses the request."""
+
+    def __init__(self, code: str, message: str) -> None:
+        self.code = code
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.code, str(self))
+
+    @property
+    def is_missing(self) -> bool:
+        """What the request names is not there."""
+        return self.code in MISSING
+
+
+class Aws:
+    """An account and region, as a boto3 session names them."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._clients: dict[str, Any] = {}
+
+    def call(self, service: str, operation: str, **parameters: Any) -> Any:
+        """Raises AwsRefused, or another InstanceError that says what to do."""
+        with _clear(service, operation):
+            return getattr(self._client(service), operation)(**parameters)
+
+    def look(self, service: str, operation: str, **parameters: Any) -> Any:
+        """Like `call`, with None for what is not there."""
+        try:
+            return self.call(service, operation, **parameters)
+        except AwsRefused as refused:
+            if refused.is_missing:
+                return None
+            raise
+
+    def ask(
+        self, service: str, operation: str, *, refusals: frozenset[str] = frozenset(), **given: Any
+    ) -> bool:
+        """Asks for a change; False if what is to be changed cannot be now, or one of `refusals` came."""
+        try:
+            self.call(service, operation, **given)
+        except AwsRefused as refused:
+            if refused.code in _BUSY or refused.code in refusals:
+                return False
+            raise
+        return True
+
+    def all(self, service: str, operation: str, key: str, **parameters: Any) -> list[Any]:
+        """The items of all pages; none of what is not there."""
+        try:
+            with _clear(service, operation):
+                pages = self._client(service).get_paginator(operation).paginate(**parameters)
+                return [item for page in pages for item in page.get(key, ())]
+        except AwsRefused as refused:
+            if refused.is_missing:
+                return []
+            raise
+
+    @property
+    def region(self) -> str:
+        with _clear("ssm", "get_parameter"):
+            return str(self._client("ssm").meta.region_name)
+
+    @cached_property
+    def account(self) -> str:
+        return str(self.call("sts", "get_caller_identity")["Account"])
+
+    def _client(self, service: str) -> Any:
+        if service not in self._clients:
+            from botocore.config import Config
+
+            config = Config(
+                retries={"mode": "standard", "total_max_attempts": ATTEMPTS_MAX},
+                connect_timeout=CONNECT_SECONDS_MAX,
+                read_timeout=READ_SECONDS_MAX,
+            )
+            self._clients[service] = self._session.client(service, config=config)
+        return self._clients[service]
+
+
+def open_session(region: str | None = None, profile: str | None = None) -> Any:
+    """A boto3 session; what is not given comes from where AWS's tools look for it."""
+    try:
+        import boto3
+    except ImportError:
+        raise DependencyMissing("deployed instances need boto3: pip install 'dormouse[aws]'") from None
+    with _clear("sts", "get_caller_identity"):
+        return boto3.session.Session(region_name=region, profile_name=profile)
+
+
+def action(service: str, operation: str) -> str:
+    """The name of an operation in policies: rds:StopDBCluster."""
+    words = "".join(word.capitalize() for word in operation.split("_"))
+    return f"{_PREFIXES.get(service, service)}:{words.replace('DbCluster', 'DBCluster')}"
+
+
+@contextmanager
+def _clear(service: str, operation: str) -> Iterator[None]:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        raise _refusal(error, action(service, operation)) from error
+    except BotoCoreError as error:
+        raise _problem(error, service) from error
+
+
+def _refusal(error: Any, wanted: str) -> InstanceError:
+    code, said = error.response["Error"]["Code"], " ".join(error.response["Error"].get("Message", "").split())
+    if code in _EXPIRED:
+        return InstanceError("the AWS credentials have expired: log in again (aws sso login), or renew them")
+    if code in _UNKNOWN:
+        return InstanceError(f"AWS does not know these credentials: check AWS_PROFILE or --profile ({said})")
+    if code in _DENIED:
+        found = re.search(r"perform: (\S+:\w+)(?: on resource: (\S+))?", said)
+        what = found[1] if found else wanted
+        on = f" on {found[2]}" if found and found[2] else ""
+        return AwsRefused(code, f"the AWS credentials have no right to {what}{on}: ask for it, or use others")
+    if code in _THROTTLED:
+        return AwsRefused(code, f"AWS has too many requests to answer {wanted}: try again in a minute")
+    return AwsRefused(code, f"AWS refuses {wanted}: {said or code}")
+
+
+def _problem(error: Any, service: str) -> Exception:
+    kind, said = type(error).__name__, " ".join(str(error).split())
+    usage = {
+        "NoRegionError": "no AWS region is given: use --region, or set AWS_REGION",
+        "InvalidRegionError": f"{said} Use one like eu-west-1",
+        "ProfileNotFound": f"{said}: see 'aws configure list-profiles'",
+    }
+    if kind in usage:
+        return InvalidInput(usage[kind])
+    if kind in ("NoCredentialsError", "PartialCredentialsError"):
+        return InstanceError("there are no AWS credentials: log in, set AWS_PROFILE, or give --profile")
+    if kind in (
+        "EndpointConnectionError",
+        "ConnectTimeoutError",
+        "ReadTimeoutError",
+        "ConnectionClosedError",
+    ):
+        return InstanceError(f"AWS cannot be reached, check the region and the network: {said}")
+    if re.search("Credential|Token|SSO|Login", kind):
+        return InstanceError(f"AWS gives no credentials, log in again: {said}")
+    return InstanceError(f"a request to {service} failed: {said}")

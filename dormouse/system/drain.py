@@ -1,0 +1,200 @@
+"""What runs when its schedules and mappings are off: commits, runs, and where Spark runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from dormouse.system.instance import DeployedInstance
+from dormouse.system.steps import STEP_SECONDS_MAX, Left
+
+REPORT_SECONDS = 300.0
+"""How long a state machine may take to report a run that was cancelled, before it is stopped too."""
+
+INVOCATION_SLACK_SECONDS = 30.0
+JOB_RUNS_LIVE = ("SUBMITTED", "PENDING", "SCHEDULED", "RUNNING", "CANCELLING", "QUEUED")
+CLUSTERS_LIVE = ("STARTING", "BOOTSTRAPPING", "RUNNING", "WAITING")
+STEPS_LIVE = ("PENDING", "RUNNING", "CANCEL_PENDING")
+APPLICATION_ASLEEP = {"CREATED", "STOPPED", "TERMINATED"}
+STATES_REFUSED = frozenset({"ValidationException", "InvalidRequestException"})
+"""How EMR refuses what cannot be done in the present state."""
+
+
+def in_flight(instance: DeployedInstance) -> int:
+    """How many commit requests lambdas have received, and not yet answered; about."""
+    return sum(depth(instance, url)["ApproximateNumberOfMessagesNotVisible"] for url in queues(instance))
+
+
+def queues(instance: DeployedInstance) -> tuple[str, ...]:
+    return instance.resources.commit.queues if instance.resources.commit else ()
+
+
+def depth(instance: DeployedInstance, url: str) -> dict[str, int]:
+    """The numbers of messages by their names in SQS; none of a queue that is gone."""
+    names = [f"ApproximateNumberOfMessages{suffix}" for suffix in ("", "NotVisible", "Delayed")]
+    found = instance.aws.look("sqs", "get_queue_attributes", QueueUrl=url, AttributeNames=names) or {}
+    return {name: int(found.get("Attributes", {}).get(name, 0)) for name in names}
+
+
+def application(instance: DeployedInstance) -> str | None:
+    """The id of the EMR Serverless application."""
+    return instance.resources.compaction.application if instance.resources.compaction else None
+
+
+def application_state(instance: DeployedInstance) -> str | None:
+    """None without one."""
+    if (found := application(instance)) is None:
+        return None
+    seen = instance.aws.look("emr-serverless", "get_application", applicationId=found)
+    return None if seen is None else str(seen["application"]["state"])
+
+
+def clusters(instance: DeployedInstance) -> list[Any]:
+    """The EMR clusters that live, and do not yet end; as EMR lists them."""
+    told = instance.resources.compaction
+    if told is None or told.cluster_name is None:
+        return []
+    live = instance.aws.all("emr", "list_clusters", "Clusters", ClusterStates=list(CLUSTERS_LIVE))
+    return [one for one in live if one["Name"] == told.cluster_name]
+
+
+def executions(instance: DeployedInstance) -> list[str]:
+    """The ARNs of the executions of state machines that run."""
+    told = (instance.resources.compaction, instance.resources.maintenance)
+    machines = [one.state_machine for one in told if one is not None and one.state_machine is not None]
+    return [
+        found["executionArn"]
+        for machine in machines
+        for found in instance.aws.all(
+            "stepfunctions", "list_executions", "executions", stateMachineArn=machine, statusFilter="RUNNING"
+        )
+    ]
+
+
+def job_runs(instance: DeployedInstance) -> list[Any]:
+    """The job runs of the EMR Serverless application that have not ended; as EMR lists them."""
+    if (found := application(instance)) is None:
+        return []
+    return instance.aws.all(
+        "emr-serverless", "list_job_runs", "jobRuns", applicationId=found, states=list(JOB_RUNS_LIVE)
+    )
+
+
+@dataclass(frozen=True)
+class DrainCommits:
+    """Waits for the commits that lambdas have begun; what they leave undone stays in its queue.
+
+    No lambda works longer than its timeout: what is hidden after that waits to be tried again.
+    """
+
+    instance: DeployedInstance
+    drain_seconds: float
+    seconds_max = float("inf")
+    name = "let running commits end"
+
+    def left(self, waited: float) -> Sequence[Left]:
+        if not queues(self.instance) or waited >= self.drain_seconds:
+            return []
+        if not (messages := in_flight(self.instance)) or waited >= self._invocation_seconds_max():
+            return []
+        return [Left(f"about {messages:,} commit requests are being applied")]
+
+    def _invocation_seconds_max(self) -> float:
+        function = self.instance.resources.commit and self.instance.resources.commit.function
+        found = self.instance.aws.look("lambda", "get_function_configuration", FunctionName=function)
+        return INVOCATION_SLACK_SECONDS + (found["Timeout"] if found else 0)
+
+
+@dataclass(frozen=True)
+class DrainRuns:
+    """Waits for runs; after the deadline cancels them, and then what follows them."""
+
+    instance: DeployedInstance
+    drain_seconds: float
+    name = "let runs end"
+
+    @property
+    def seconds_max(self) -> float:
+        return self.drain_seconds + REPORT_SECONDS + STEP_SECONDS_MAX
+
+    def left(self, waited: float) -> Sequence[Left]:
+        late, too_late = waited >= self.drain_seconds, waited >= self.drain_seconds + REPORT_SECONDS
+        spark = [*self._job_runs(late), *self._steps(late)]
+        return [
+            *spark,
+            *self._executions(too_late),
+        ]  # a run that is cancelled is reported, and so gives jobs back
+
+    def _job_runs(self, cancel: bool) -> Iterator[Left]:
+        aws, found = self.instance.aws, application(self.instance)
+        for run in job_runs(self.instance):
+            act = partial(
+                aws.ask,
+                "emr-serverless",
+                "cancel_job_run",
+                refusals=STATES_REFUSED,
+                applicationId=found,
+                jobRunId=run["id"],
+            )
+            cancelled = not cancel or run["state"] == "CANCELLING"
+            yield Left(f"job run {run['id']} is {run['state'].lower()}", None if cancelled else act)
+
+    def _steps(self, cancel: bool) -> Iterator[Left]:
+        """To cancel one ends its cluster, which has nothing else to do."""
+        aws = self.instance.aws
+        for cluster in clusters(self.instance):
+            end = (
+                partial(aws.ask, "emr", "terminate_job_flows", JobFlowIds=[cluster["Id"]]) if cancel else None
+            )
+            for one in aws.all(
+                "emr", "list_steps", "Steps", ClusterId=cluster["Id"], StepStates=list(STEPS_LIVE)
+            ):
+                yield Left(
+                    f"step {one['Id']} of cluster {cluster['Id']} is {one['Status']['State'].lower()}", end
+                )
+
+    def _executions(self, stop: bool) -> Iterator[Left]:
+        for arn in executions(self.instance):
+            act = partial(
+                self.instance.aws.ask,
+                "stepfunctions",
+                "stop_execution",
+                executionArn=arn,
+                error="Paused",
+                cause="the instance was paused, and the run did not end in time",
+                refusals=frozenset({"ExecutionDoesNotExist"}),
+            )
+            yield Left(f"execution {arn.rpartition(':')[2]} is running", act if stop else None)
+
+
+@dataclass(frozen=True)
+class StopSpark:
+    """Stops the EMR Serverless application; terminates EMR clusters, which needs no waiting for."""
+
+    instance: DeployedInstance
+    seconds_max = STEP_SECONDS_MAX
+    name = "stop EMR"
+
+    def left(self, waited: float) -> Sequence[Left]:
+        return [*self._application(), *self._clusters()]
+
+    def _application(self) -> Iterator[Left]:
+        state = application_state(self.instance)
+        if state is None or state in APPLICATION_ASLEEP:
+            return
+        found = application(self.instance)
+        ask = partial(
+            self.instance.aws.ask,
+            "emr-serverless",
+            "stop_application",
+            refusals=STATES_REFUSED,
+            applicationId=found,
+        )
+        yield Left(f"application {found} is {state.lower()}", ask if state == "STARTED" else None)
+
+    def _clusters(self) -> Iterator[Left]:
+        for one in clusters(self.instance):
+            ask = partial(self.instance.aws.ask, "emr", "terminate_job_flows", JobFlowIds=[one["Id"]])
+            yield Left(f"cluster {one['Id']} is {one['Status']['State'].lower()}", ask)

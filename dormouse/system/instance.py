@@ -1,0 +1,101 @@
+"""A deployed instance, found by its id in an account and region."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from dormouse.errors import InstanceError, InvalidInput, NotAnInstance
+from dormouse.settings import resources
+from dormouse.settings.resources import DesiredState, Resources
+from dormouse.system.aws import Aws
+
+ID = re.compile(r"[a-z](-?[a-z0-9]){1,19}")
+NAMES_MAX = 20
+
+
+@dataclass(frozen=True)
+class DeployedInstance:
+    """What is deployed, as its stacks told when they were deployed."""
+
+    id: str
+    account: str
+    region: str
+    resources: Resources
+    aws: Aws = field(repr=False, compare=False)
+
+    @property
+    def desired(self) -> DesiredState:
+        """The desired state, as it is now."""
+        name = resources.state_parameter(self.id)
+        found = self.aws.look("ssm", "get_parameter", Name=name)
+        if found is None:
+            raise InstanceError(f"the parameter {name} is gone: deploy {self.id} again")
+        value = found["Parameter"]["Value"]
+        if value not in ("running", "paused"):
+            raise InstanceError(f"the parameter {name} must be running or paused, not {value!r}")
+        return cast(DesiredState, value)
+
+    @property
+    def cluster(self) -> str:
+        """The identifier of the database cluster."""
+        if self.resources.database is None:
+            raise InstanceError(f"{self.id} has no database stack: deploy it")
+        return self.resources.database.cluster
+
+
+def find(instance_id: str, session: Any) -> DeployedInstance:
+    """The instance in the account and region of a boto3 session.
+
+    Raises NotAnInstance, which names those that there are; InstanceError when AWS cannot be asked.
+    """
+    if not ID.fullmatch(instance_id):
+        raise InvalidInput(
+            f"{instance_id!r} is not the id of an instance: 2 to 20 of a-z, 0-9 and -, first a letter"
+        )
+    aws = Aws(session)
+    path = f"{resources.PREFIX}/{instance_id}"
+    found = {
+        one["Name"]: one["Value"]
+        for one in aws.all("ssm", "get_parameters_by_path", "Parameters", Path=path, Recursive=True)
+    }
+    account = aws.account
+    if resources.state_parameter(instance_id) not in found:
+        others = _others(aws)
+        raise NotAnInstance(
+            f"there is no instance {instance_id!r} in account {account}, {aws.region}"
+            + (
+                f"; there {'is' if len(others) == 1 else 'are'} {', '.join(others)}"
+                if others
+                else ", nor any other"
+            )
+        )
+    prefix = f"{resources.resources_path(instance_id)}/"
+    told = {name.removeprefix(prefix): text for name, text in found.items() if name.startswith(prefix)}
+    return DeployedInstance(instance_id, account, aws.region, _parsed(instance_id, told), aws)
+
+
+def _parsed(instance_id: str, told: dict[str, str]) -> Resources:
+    known = {name: text for name, text in told.items() if name in Resources.model_fields}
+    document = "{" + ",".join(f'"{name}":{text}' for name, text in known.items()) + "}"
+    try:
+        return Resources.model_validate_json(document)
+    except ValidationError as error:
+        stack = str((error.errors()[0]["loc"] or ("",))[0])
+        where = resources.resources_parameter(instance_id, stack)
+        raise InstanceError(f"{where} cannot be read: deploy {instance_id} with this Dormouse") from None
+
+
+def _others(aws: Aws) -> list[str]:
+    """The ids of the instances in account and region."""
+    filters = [{"Key": "Name", "Option": "BeginsWith", "Values": [f"{resources.PREFIX}/"]}]
+    names = [
+        one["Name"] for one in aws.all("ssm", "describe_parameters", "Parameters", ParameterFilters=filters)
+    ]
+    ids = sorted(
+        {name.split("/")[2] for name in names if name == resources.state_parameter(name.split("/")[2])}
+    )
+    return [*ids[:NAMES_MAX], "…"] if len(ids) > NAMES_MAX else ids

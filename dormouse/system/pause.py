@@ -1,0 +1,76 @@
+"""Puts a deployed instance to sleep: schedules, queues, runs, EMR, and at last the database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dormouse.errors import InstanceError
+from dormouse.system.database import StopDatabase, usable_status
+from dormouse.system.drain import DrainCommits, DrainRuns, StopSpark
+from dormouse.system.instance import DeployedInstance
+from dormouse.system.steps import SYSTEM_CLOCK, Clock, Report, Run, Step, StepReport, would
+from dormouse.system.switches import SwitchMappings, SwitchRules, WriteDesiredState, rule_name, schedules
+
+DRAIN_SECONDS = 900.0
+WITHOUT_STACK = (
+    "the stack `pause` is not deployed: AWS starts the database again after 7 days, and nothing will stop it"
+)
+
+
+def pause(
+    instance: DeployedInstance,
+    *,
+    wait: bool = False,
+    dry_run: bool = False,
+    drain_seconds: float | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+    ended: Callable[[StepReport], None] = lambda report: None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Report:
+    """Returns when AWS has begun to stop the database, or with `wait` when it has stopped.
+
+    Whatever is done already is left alone, so that it may be interrupted, and run again. `drain_seconds` is
+    how long it waits for running commits and runs (None: as deployed), which are cancelled then. `tell` hears
+    what is waited for, `ended` of each step. Raises InstanceError when it cannot go on, or somebody resumes.
+    """
+    usable_status(instance)
+    told = instance.resources.pause
+    if drain_seconds is None:
+        drain_seconds = float(told.drain_seconds) if told else DRAIN_SECONDS
+    lasting = _lasting(instance)
+    before, after = lasting[:3], lasting[3:]
+    steps = [*before, DrainCommits(instance, drain_seconds), DrainRuns(instance, drain_seconds), *after]
+    steps += [StopDatabase(instance, to_the_end=True)] if wait else []
+    reports: list[StepReport] = []
+    run = Run("paused", lambda: instance.desired, tell, clock)
+    for report in map(would, steps) if dry_run else run.all(steps):
+        reports.append(report)
+        ended(report)
+    if not dry_run:
+        reports.append(verify(instance, lasting, "asleep", "pause"))
+        ended(reports[-1])
+    notes = () if told else (WITHOUT_STACK,)
+    return Report(instance.id, instance.desired, usable_status(instance), tuple(reports), dry_run, notes)
+
+
+def verify(instance: DeployedInstance, steps: Sequence[Step], goal: str, verb: str) -> StepReport:
+    """Looks whether all that was done still is; raises InstanceError when something was undone meanwhile."""
+    if undone := [one.what for step in steps for one in step.left(0.0)]:
+        raise InstanceError(
+            f"{instance.id} is not {goal}: {'; '.join(undone)}; somebody undid it meanwhile: {verb} it again"
+        )
+    return StepReport("verify", "done")
+
+
+def _lasting(instance: DeployedInstance) -> list[Step]:
+    """The steps whose work must still be done at the end."""
+    told = instance.resources.pause
+    keeper = (rule_name(told.rule),) if told else ()
+    return [
+        WriteDesiredState(instance, "paused"),
+        SwitchRules(instance, schedules(instance), False, "the schedules"),
+        SwitchMappings(instance, False),
+        StopSpark(instance),
+        StopDatabase(instance),
+        SwitchRules(instance, keeper, True, "the rule that keeps the database asleep"),
+    ]

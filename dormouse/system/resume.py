@@ -1,0 +1,48 @@
+"""Wakes a deployed instance: the database, then queues, then schedules. EMR starts itself when needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dormouse.errors import InstanceError
+from dormouse.system.database import STOPPING, StartDatabase, usable_status
+from dormouse.system.instance import DeployedInstance
+from dormouse.system.pause import verify
+from dormouse.system.steps import SYSTEM_CLOCK, Clock, Report, Run, Step, StepReport, would
+from dormouse.system.switches import SwitchMappings, SwitchRules, WriteDesiredState, schedules
+
+
+def resume(
+    instance: DeployedInstance,
+    *,
+    wait: bool = False,
+    dry_run: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+    ended: Callable[[StepReport], None] = lambda report: None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Report:
+    """Returns when the database is available, and queues and schedules are on.
+
+    While AWS is still stopping the database it cannot be started: with `wait` that is waited for, else
+    InstanceError says so, and nothing is changed. May be interrupted, and run again.
+    """
+    if usable_status(instance) == STOPPING and not wait:
+        raise InstanceError(
+            f"AWS is still stopping the database cluster {instance.cluster}, which takes some minutes: "
+            "resume it later, or now with --wait"
+        )
+    steps: list[Step] = [
+        WriteDesiredState(instance, "running"),
+        StartDatabase(instance),
+        SwitchMappings(instance, True),
+        SwitchRules(instance, schedules(instance), True, "the schedules"),
+    ]
+    reports: list[StepReport] = []
+    run = Run("running", lambda: instance.desired, tell, clock)
+    for report in map(would, steps) if dry_run else run.all(steps):
+        reports.append(report)
+        ended(report)
+    if not dry_run:
+        reports.append(verify(instance, steps, "awake", "resume"))
+        ended(reports[-1])
+    return Report(instance.id, instance.desired, usable_status(instance), tuple(reports), dry_run)

@@ -1,0 +1,134 @@
+"""What is switched off and on: the desired state, the schedules, the mappings from queues to lambdas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from dormouse.errors import InstanceError
+from dormouse.settings.resources import DesiredState, state_parameter
+from dormouse.system.instance import DeployedInstance
+from dormouse.system.steps import STEP_SECONDS_MAX, Left
+
+SETTLED = {"Enabled": True, "Disabled": False}
+"""The states in which a mapping can be changed; in others it is changing already."""
+
+
+def schedules(instance: DeployedInstance) -> tuple[str, ...]:
+    """The names of the rules that start work; never that which keeps a paused instance asleep."""
+    told = instance.resources
+    found = [one.rules for one in (told.garbage, told.compaction, told.maintenance) if one is not None]
+    return tuple(rule_name(rule) for rules in found for rule in rules)
+
+
+def mappings(instance: DeployedInstance) -> tuple[str, ...]:
+    """The UUIDs of the event source mappings."""
+    return instance.resources.commit.mappings if instance.resources.commit else ()
+
+
+def rule_name(rule: str) -> str:
+    """Of a name, an ARN, or a bus and a name."""
+    return rule.rpartition("/")[2].rpartition("|")[2]
+
+
+def rule_state(instance: DeployedInstance, rule: str) -> str | None:
+    """ENABLED or DISABLED; None if it is not there."""
+    found = instance.aws.look("events", "describe_rule", Name=rule)
+    return None if found is None else str(found["State"])
+
+
+def mapping_state(instance: DeployedInstance, uuid: str) -> str | None:
+    """None if it is not there."""
+    found = instance.aws.look("lambda", "get_event_source_mapping", UUID=uuid)
+    return None if found is None else str(found["State"])
+
+
+@dataclass(frozen=True)
+class WriteDesiredState:
+    """First of all, so that whatever acts on the desired state helps, and does not hinder."""
+
+    instance: DeployedInstance
+    wanted: DesiredState
+    seconds_max = STEP_SECONDS_MAX
+
+    @property
+    def name(self) -> str:
+        return f"write the desired state: {self.wanted}"
+
+    def left(self, waited: float) -> Sequence[Left]:
+        if (now := self.instance.desired) == self.wanted:
+            return []
+        write = partial(
+            self.instance.aws.ask,
+            "ssm",
+            "put_parameter",
+            Name=state_parameter(self.instance.id),
+            Value=self.wanted,
+            Type="String",
+            Overwrite=True,
+        )
+        return [Left(f"the desired state is {now}", write)]
+
+
+@dataclass(frozen=True)
+class SwitchRules:
+    """Rules of EventBridge. One that is gone is as good as disabled."""
+
+    instance: DeployedInstance
+    rules: tuple[str, ...]
+    enabled: bool
+    what: str
+    seconds_max = STEP_SECONDS_MAX
+
+    @property
+    def name(self) -> str:
+        return f"{'enable' if self.enabled else 'disable'} {self.what}"
+
+    def left(self, waited: float) -> Sequence[Left]:
+        found = ((rule, rule_state(self.instance, rule)) for rule in self.rules)
+        return [self._left(rule, state) for rule, state in found if self._is_wrong(rule, state)]
+
+    def _is_wrong(self, rule: str, state: str | None) -> bool:
+        if state is None and self.enabled:
+            raise InstanceError(f"the rule {rule} is gone: deploy {self.instance.id} again, then resume it")
+        return state is not None and self.enabled == (state == "DISABLED")
+
+    def _left(self, rule: str, state: str | None) -> Left:
+        operation = "enable_rule" if self.enabled else "disable_rule"
+        return Left(
+            f"{rule} is {str(state).lower()}", partial(self.instance.aws.ask, "events", operation, Name=rule)
+        )
+
+
+@dataclass(frozen=True)
+class SwitchMappings:
+    """Event source mappings, which take a minute or so. One that is gone is as good as disabled."""
+
+    instance: DeployedInstance
+    enabled: bool
+    seconds_max = STEP_SECONDS_MAX
+
+    @property
+    def name(self) -> str:
+        return f"{'enable' if self.enabled else 'disable'} the mappings of the queues"
+
+    def left(self, waited: float) -> Sequence[Left]:
+        found = ((uuid, mapping_state(self.instance, uuid)) for uuid in mappings(self.instance))
+        return [self._left(uuid, state) for uuid, state in found if self._is_wrong(uuid, state)]
+
+    def _is_wrong(self, uuid: str, state: str | None) -> bool:
+        if state in (None, "Deleting") and self.enabled:
+            raise InstanceError(
+                f"the event source mapping {uuid} is gone: deploy {self.instance.id} again, then resume it"
+            )
+        return state not in (None, "Deleting") and SETTLED.get(str(state)) is not self.enabled
+
+    def _left(self, uuid: str, state: str | None) -> Left:
+        what = f"mapping {uuid} is {str(state).lower()}"
+        if state not in SETTLED:
+            return Left(what)
+        ask = partial(
+            self.instance.aws.ask, "lambda", "update_event_source_mapping", UUID=uuid, Enabled=self.enabled
+        )
+        return Left(what, ask)
