@@ -1,0 +1,245 @@
+"""A state machine that makes work for Spark, submits it, follows the run, and reports what became of it.
+
+What its lambdas are called with, and answer:
+
+- create: {"execution": its ARN} → {"jobs": how many, ...}; none, or no such key, and the execution ends
+- submit: what create answered → whatever names the run at EMR
+- follow: what submit answered → {"state": RUNNING | SUCCEEDED | FAILED | CANCELLED, "reason"}
+- cancel: what submit answered → nothing that matters
+- report: {"run": what create answered, "status": what follow answered last}; the status is {"Error", "Cause"}
+  when submitting or following failed. Only a failed report leaves work unreleased.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import aws_cdk as cdk
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_lambda as lambda_
+from aws_cdk import aws_logs as logs
+from aws_cdk import aws_stepfunctions as sfn
+from aws_cdk import aws_stepfunctions_tasks as tasks
+from constructs import Construct
+
+from stacks.acknowledge import acknowledge
+
+FOLLOW_SECONDS_MIN = 30
+FOLLOWS_MAX = 2_000
+"""An execution's history has 25,000 events at most, and each look at the run takes 11."""
+
+TRIES_MAX = 5
+SERVICE_ERRORS = [
+    "Lambda.ClientExecutionTimeoutException",
+    "Lambda.ServiceException",
+    "Lambda.AWSLambdaException",
+    "Lambda.SdkClientException",
+    "Lambda.TooManyRequestsException",
+]
+LOG_ACTIONS = [
+    "logs:CreateLogDelivery",
+    "logs:DeleteLogDelivery",
+    "logs:DescribeLogGroups",
+    "logs:DescribeResourcePolicies",
+    "logs:GetLogDelivery",
+    "logs:ListLogDeliveries",
+    "logs:PutResourcePolicy",
+    "logs:UpdateLogDelivery",
+]
+TRACE_ACTIONS = [
+    "xray:GetSamplingRules",
+    "xray:GetSamplingTargets",
+    "xray:PutTelemetryRecords",
+    "xray:PutTraceSegments",
+]
+
+
+@dataclass(frozen=True)
+class RunFunctions:
+    """The lambdas of a run, apart from the one that makes its work."""
+
+    submit: lambda_.IFunction
+    follow: lambda_.IFunction
+    cancel: lambda_.IFunction
+    report: lambda_.IFunction
+
+
+def follow_seconds(run_minutes_max: int) -> int:
+    """How long to wait between two looks at a run, so that the longest run fits an execution's history."""
+    return max(FOLLOW_SECONDS_MIN, -(-run_minutes_max * 60 // FOLLOWS_MAX))
+
+
+class SparkRuns(Construct):
+    """`state_machine` has a run from beginning to end as one execution, which fails when the run does."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        create: lambda_.IFunction,
+        functions: RunFunctions,
+        run_minutes_max: int,
+        log_days: int,
+        what: str,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        self._run_minutes_max = run_minutes_max
+        self._called: list[lambda_.IFunction] = []
+        log_group = logs.LogGroup(
+            self,
+            "Logs",
+            retention=logs.RetentionDays(log_days),
+            removal_policy=cdk.RemovalPolicy.DESTROY,
+        )
+        definition = self._definition(create, functions)
+        role = self._role()
+        self.state_machine = sfn.StateMachine(
+            self,
+            "StateMachine",
+            comment=f"Makes, submits and follows {what} on Spark",
+            definition_body=sfn.DefinitionBody.from_chainable(definition),
+            role=role.without_policy_updates(),
+            logs=sfn.LogOptions(destination=log_group, level=sfn.LogLevel.ALL, include_execution_data=True),
+            tracing_enabled=True,
+            # A backstop only: a run that takes too long is cancelled and reported long before.
+            timeout=cdk.Duration.minutes(2 * run_minutes_max + 60),
+        )
+        self.state_machine.node.add_dependency(role)
+
+    def _definition(self, create: lambda_.IFunction, functions: RunFunctions) -> sfn.Pass:
+        report = self._reporting(functions.report)
+        follow = self._following(functions, report)
+        submit = self._call("Submit", functions.submit, sfn.TaskInput.from_json_path_at("$.created"), "$.run")
+        submit.add_retry(max_attempts=TRIES_MAX, jitter_strategy=sfn.JitterType.FULL)
+        submit.add_catch(report, result_path="$.status")
+        submit.next(follow)
+        created = self._call(
+            "Create",
+            create,
+            sfn.TaskInput.from_object({"execution": sfn.JsonPath.execution_id}),
+            "$.created",
+        )
+        created.add_retry(errors=SERVICE_ERRORS, max_attempts=TRIES_MAX, jitter_strategy=sfn.JitterType.FULL)
+        begin = sfn.Pass(self, "Begin", result=sfn.Result.from_object({"count": {"looks": 0}}))
+        has_work = sfn.Condition.and_(
+            sfn.Condition.is_present("$.created.jobs"), sfn.Condition.number_greater_than("$.created.jobs", 0)
+        )
+        begin.next(created).next(
+            sfn.Choice(self, "Is there work?")
+            .when(has_work, submit)
+            .otherwise(sfn.Succeed(self, "Nothing to do"))
+        )
+        return begin
+
+    def _following(self, functions: RunFunctions, report: tasks.LambdaInvoke) -> sfn.Wait:
+        seconds = follow_seconds(self._run_minutes_max)
+        run = sfn.TaskInput.from_json_path_at("$.run")
+        cancel = self._call("Cancel", functions.cancel, run, sfn.JsonPath.DISCARD)
+        cancel.add_retry(max_attempts=TRIES_MAX, jitter_strategy=sfn.JitterType.FULL)
+        cancel.add_catch(report, result_path=sfn.JsonPath.DISCARD)
+        cancel.next(report)
+        overdue = sfn.Pass(
+            self,
+            "Overdue",
+            result=sfn.Result.from_object(
+                {"state": "CANCELLED", "reason": f"it took longer than {self._run_minutes_max} minutes"}
+            ),
+            result_path="$.status",
+        )
+        overdue.next(cancel)
+        follow = self._call("Follow", functions.follow, run, "$.status")
+        follow.add_retry(max_attempts=TRIES_MAX, jitter_strategy=sfn.JitterType.FULL)
+        follow.add_catch(cancel, result_path="$.status")
+        count = sfn.Pass(
+            self,
+            "Count",
+            parameters={"looks": sfn.JsonPath.math_add(sfn.JsonPath.number_at("$.count.looks"), 1)},
+            result_path="$.count",
+        )
+        wait = sfn.Wait(self, "Wait", time=sfn.WaitTime.duration(cdk.Duration.seconds(seconds)))
+        runs = sfn.Condition.string_equals("$.status.state", "RUNNING")
+        late = sfn.Condition.number_greater_than_equals(
+            "$.count.looks", self._run_minutes_max * 60 // seconds
+        )
+        wait.next(count).next(follow).next(
+            sfn.Choice(self, "Has it ended?")
+            .when(sfn.Condition.and_(runs, late), overdue)
+            .when(runs, wait)
+            .otherwise(report)
+        )
+        return wait
+
+    def _reporting(self, function: lambda_.IFunction) -> tasks.LambdaInvoke:
+        report = self._call(
+            "Report",
+            function,
+            sfn.TaskInput.from_object(
+                {
+                    "run": sfn.JsonPath.object_at("$.created"),
+                    "status": sfn.JsonPath.object_at("$.status"),
+                }
+            ),
+            "$.report",
+        )
+        report.add_retry(max_attempts=TRIES_MAX, jitter_strategy=sfn.JitterType.FULL)
+        succeeded = sfn.Condition.and_(
+            sfn.Condition.is_present("$.status.state"),
+            sfn.Condition.string_equals("$.status.state", "SUCCEEDED"),
+        )
+        report.next(
+            sfn.Choice(self, "Did it succeed?")
+            .when(succeeded, sfn.Succeed(self, "Succeeded"))
+            .otherwise(
+                sfn.Fail(
+                    self,
+                    "Failed",
+                    error="RunFailed",
+                    cause_path=sfn.JsonPath.json_to_string(sfn.JsonPath.object_at("$.status")),
+                )
+            )
+        )
+        return report
+
+    def _call(
+        self, name: str, function: lambda_.IFunction, payload: sfn.TaskInput, result_path: str
+    ) -> tasks.LambdaInvoke:
+        self._called.append(function)
+        return tasks.LambdaInvoke(
+            self,
+            name,
+            lambda_function=function,
+            payload=payload,
+            payload_response_only=True,
+            result_path=result_path,
+            retry_on_service_exceptions=False,
+        )
+
+    def _role(self) -> iam.Role:
+        stack = cdk.Stack.of(self)
+        machines = stack.format_arn(
+            service="states",
+            resource="stateMachine",
+            resource_name="*",
+            arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
+        )
+        role = iam.Role(
+            self,
+            "Role",
+            assumed_by=iam.ServicePrincipal(
+                "states.amazonaws.com",
+                conditions={
+                    "StringEquals": {"aws:SourceAccount": stack.account},
+                    "ArnLike": {"aws:SourceArn": machines},
+                },
+            ),
+        )
+        functions = {function.function_arn: None for function in self._called}
+        role.add_to_policy(iam.PolicyStatement(actions=["lambda:InvokeFunction"], resources=list(functions)))
+        role.add_to_policy(iam.PolicyStatement(actions=[*LOG_ACTIONS, *TRACE_ACTIONS], resources=["*"]))
+        acknowledge(
+            role,
+            "AwsSolutions-IAM5[Resource::*]",
+            "the delivery of a state machine's logs and X-Ray's actions know no resources",
+        )
+        return role
