@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import sys
-
-import aws_cdk as cdk
+from pathlib import Path
 
 from dormouse.errors import InvalidInput
-from dormouse.settings.config_file import load
+from stacks.node import use_bundled_node
 
+ROOT = Path(__file__).parent
 DEFAULT_CONFIG = "config/dev.toml"
 
 
 def main() -> int:
-    app = cdk.App()
+    """0, or 2 for what is wrong with the settings or not built."""
+    use_bundled_node()
+    from dormouse.settings.config_file import load
+    from stacks.assets import BuiltAssets
+    from stacks.instance import build, new_app
+
+    # Under the CLI, that says where; else where the CLI would put it.
+    app = new_app(None if "CDK_OUTDIR" in os.environ else "cdk.out")
     try:
-        load(app.node.try_get_context("config") or DEFAULT_CONFIG)
+        settings = load(app.node.try_get_context("config") or DEFAULT_CONFIG)
+        build(settings, assets=BuiltAssets(ROOT, settings.architecture), app=app)
     except InvalidInput as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 2

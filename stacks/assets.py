@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -12,6 +13,7 @@ from constructs import Construct
 from dormouse.errors import InvalidInput
 
 Architecture = Literal["arm64", "x86_64"]
+MIGRATIONS = ("dormouse/postgres/migrations/*.sql",)
 STUB = "Stands in for what is built."
 
 
@@ -24,6 +26,9 @@ class Assets(Protocol):
 
     def emr_entry(self, scope: Construct) -> s3_assets.Asset:
         """The script that Spark starts with."""
+
+    def migrations(self) -> str:
+        """A text that changes when there is something to migrate."""
 
 
 class BuiltAssets:
@@ -46,6 +51,13 @@ class BuiltAssets:
         path = self._path("dormouse/spark/run.py", "the checkout is not whole")
         return s3_assets.Asset(scope, "EmrEntry", path=path)
 
+    def migrations(self) -> str:
+        digest = hashlib.sha256()
+        for pattern in MIGRATIONS:
+            for path in sorted(self._root.glob(pattern)):
+                digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+        return digest.hexdigest()
+
     def _path(self, relative: str, remedy: str) -> str:
         path = self._root / relative
         if not path.exists():
@@ -67,6 +79,9 @@ class StubAssets:
 
     def emr_entry(self, scope: Construct) -> s3_assets.Asset:
         return s3_assets.Asset(scope, "EmrEntry", path=str(self._file("emr", "run.py")))
+
+    def migrations(self) -> str:
+        return STUB
 
     def _file(self, folder: str, name: str) -> Path:
         path = self._folder / folder / name

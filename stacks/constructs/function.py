@@ -38,11 +38,6 @@ class Placement:
     subnets: Sequence[ec2.ISubnet]
 
 
-def service_name(settings: DeploymentSettings, name: str) -> str:
-    """The dimension `service` of the metrics that a lambda writes; one of its own for each instance."""
-    return f"dormouse-{settings.id}-{name}"
-
-
 class Function(Construct):
     """`handler` is of the package whose code is given. Nothing is allowed but to log, to trace, and what
     `allow` adds."""
@@ -84,7 +79,7 @@ class Function(Construct):
             log_group=self.log_group,
             tracing=lambda_.Tracing.ACTIVE,
             environment={
-                "POWERTOOLS_SERVICE_NAME": service_name(settings, name),
+                "POWERTOOLS_SERVICE_NAME": name,
                 "POWERTOOLS_METRICS_NAMESPACE": METRICS_NAMESPACE,
                 "POWERTOOLS_LOG_LEVEL": "INFO",
                 **(environment or {}),

@@ -1,0 +1,70 @@
+"""The commit queues, and the lambda that applies their requests."""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from aws_cdk import aws_lambda_event_sources as event_sources
+from constructs import Construct
+
+from dormouse.settings.deployment import VISIBILITY_FACTOR, VISIBILITY_SECONDS_MAX, CommitSettings
+from dormouse.settings.lambdas import CommitEnvironment
+from dormouse.settings.resources import CommitResources
+from stacks.constructs.database_function import DatabaseFunction
+from stacks.constructs.queue import Queue
+from stacks.database import RUN_ROLE
+from stacks.foundation import Foundation
+from stacks.instance_stack import InstanceStack
+
+
+class CommitStack(InstanceStack):
+    """`queues` in the order of their numbers, from which a table's queue follows."""
+
+    def __init__(self, scope: Construct, foundation: Foundation, commit: CommitSettings) -> None:
+        super().__init__(
+            scope, "commit", foundation.settings, description="commit queues and lambda", stateful=True
+        )
+        self.queues = [self._queue(number, commit) for number in range(1, commit.queues + 1)]
+        lambda_ = DatabaseFunction(
+            self,
+            "Commit",
+            foundation=foundation,
+            name="commit",
+            handler="lambdas.commit.handler",
+            description="Applies commit requests",
+            memory_mb=commit.memory_mb,
+            timeout_seconds=commit.timeout_seconds,
+            environment=CommitEnvironment,
+            database_role=RUN_ROLE,
+            object_actions=["s3:GetObject", "s3:PutObject"],
+        )
+        self.function = lambda_.function
+        self.mappings = [self._mapping(queue, commit) for queue in self.queues]
+        self.describe(
+            CommitResources(
+                queues=tuple(queue.queue.queue_url for queue in self.queues),
+                dead_letters=tuple(queue.dead_letters.queue_url for queue in self.queues),
+                mappings=tuple(mapping.event_source_mapping_id for mapping in self.mappings),
+                function=self.function.function_name,
+            )
+        )
+
+    def _queue(self, number: int, commit: CommitSettings) -> Queue:
+        return Queue(
+            self,
+            f"Commits{number}",
+            visibility_seconds=min(VISIBILITY_FACTOR * commit.timeout_seconds, VISIBILITY_SECONDS_MAX),
+            retention_days=commit.retention_days,
+            receives_max=commit.receives_max,
+        )
+
+    def _mapping(self, queue: Queue, commit: CommitSettings) -> event_sources.SqsEventSource:
+        source = event_sources.SqsEventSource(
+            queue.queue,
+            enabled=self.scheduled_enabled,
+            batch_size=commit.batch_size,
+            max_batching_window=cdk.Duration.seconds(commit.batching_window_seconds),
+            max_concurrency=commit.concurrency,
+            report_batch_item_failures=True,
+        )
+        self.function.add_event_source(source)
+        return source

@@ -1,0 +1,64 @@
+"""A lambda that works on the database and the objects: in the VPC, with a database role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aws_cdk import aws_ec2 as ec2
+from constructs import Construct
+
+from dormouse.settings.lambdas import DatabaseEnvironment
+from stacks.constructs.function import Function
+from stacks.foundation import Foundation
+
+
+class DatabaseFunction(Function):
+    """`database_role` is whom it logs in as, `object_actions` what it may do to the objects of the instance,
+    `environment` its model with the values that are not of every such lambda."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        foundation: Foundation,
+        name: str,
+        handler: str,
+        description: str,
+        memory_mb: int,
+        timeout_seconds: int,
+        environment: type[DatabaseEnvironment],
+        values: Mapping[str, Any] | None = None,
+        database_role: str,
+        object_actions: Sequence[str],
+    ) -> None:
+        settings, storage, database = foundation.settings, foundation.storage, foundation.database
+        super().__init__(
+            scope,
+            construct_id,
+            settings=settings,
+            name=name,
+            code=foundation.assets.lambda_code(name),
+            handler=handler,
+            description=description,
+            memory_mb=memory_mb,
+            timeout_seconds=timeout_seconds,
+            environment=environment.variables(
+                instance_id=settings.id,
+                dsn=database.dsn(database_role),
+                objects=storage.objects,
+                **(values or {}),
+            ),
+            placement=foundation.network.placement,
+        )
+        assert self.security_group is not None  # noqa: S101
+        database.let_in(database_role, self.security_group, self.role)
+        let_out_to_s3(self.security_group)
+        storage.allow_objects(self.role, object_actions)
+
+
+def let_out_to_s3(security_group: ec2.SecurityGroup) -> None:
+    """To any address, as the addresses of S3 differ by region, which synth need not know; from our own VPC
+    there is no route but that to S3."""
+    security_group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "S3, by the gateway endpoint")

@@ -1,0 +1,77 @@
+"""An RDS Proxy in front of a cluster; IAM tokens all the way, so that it knows no passwords."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import aws_cdk as cdk
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_rds as rds
+from constructs import Construct
+
+from stacks.constructs.function import Placement
+
+PORT = 5432
+"""That of every RDS Proxy."""
+
+
+def user_arns(stack: cdk.Stack, resource_id: str, users: Iterable[str]) -> list[str]:
+    """Whom `rds-db:connect` lets log in: `resource_id` is that of the cluster or the proxy."""
+    return [
+        stack.format_arn(
+            service="rds-db",
+            resource="dbuser",
+            resource_name=f"{resource_id}/{user}",
+            arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
+        )
+        for user in users
+    ]
+
+
+class DatabaseProxy(Construct):
+    """`security_group` lets in whom it is told to; `resource_id` is for `user_arns`."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        cluster: rds.DatabaseCluster,
+        cluster_port: int,
+        users: Iterable[str],
+        placement: Placement,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        stack = cdk.Stack.of(self)
+        role = iam.Role(self, "Role", assumed_by=iam.ServicePrincipal("rds.amazonaws.com"))
+        role.add_to_policy(
+            iam.PolicyStatement(
+                actions=["rds-db:connect"],
+                resources=user_arns(stack, cluster.cluster_resource_identifier, users),
+            )
+        )
+        self.security_group = ec2.SecurityGroup(
+            self,
+            "SecurityGroup",
+            vpc=placement.vpc,
+            description=f"{stack.stack_name}: proxy",
+            allow_all_outbound=False,
+        )
+        self.security_group.connections.allow_to(cluster, ec2.Port.tcp(cluster_port), "the cluster")
+        proxy = rds.DatabaseProxy(
+            self,
+            "Proxy",
+            proxy_target=rds.ProxyTarget.from_cluster(cluster),
+            default_auth_scheme=rds.DefaultAuthScheme.IAM_AUTH,
+            iam_auth=True,
+            require_tls=True,
+            role=role,
+            vpc=placement.vpc,
+            vpc_subnets=ec2.SubnetSelection(subnets=placement.subnets),
+            security_groups=[self.security_group],
+        )
+        self.endpoint = proxy.endpoint
+        self.port = PORT
+        self.arn = proxy.db_proxy_arn
+        self.resource_id = cdk.Fn.select(6, cdk.Fn.split(":", proxy.db_proxy_arn))

@@ -1,0 +1,44 @@
+"""A queue with dead letters."""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from aws_cdk import aws_sqs as sqs
+from constructs import Construct
+
+DEAD_LETTER_DAYS = 14
+"""As long as SQS keeps messages at most; a dead letter keeps its age."""
+
+RECEIVE_WAIT = cdk.Duration.seconds(20)
+
+
+class Queue(Construct):
+    """A standard queue, encrypted with keys of SQS, TLS only."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        visibility_seconds: int,
+        retention_days: int,
+        receives_max: int,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        self.dead_letters = sqs.Queue(
+            self,
+            "DeadLetters",
+            encryption=sqs.QueueEncryption.SQS_MANAGED,
+            enforce_ssl=True,
+            retention_period=cdk.Duration.days(DEAD_LETTER_DAYS),
+        )
+        self.queue = sqs.Queue(
+            self,
+            "Queue",
+            encryption=sqs.QueueEncryption.SQS_MANAGED,
+            enforce_ssl=True,
+            visibility_timeout=cdk.Duration.seconds(visibility_seconds),
+            retention_period=cdk.Duration.days(retention_days),
+            receive_message_wait_time=RECEIVE_WAIT,
+            dead_letter_queue=sqs.DeadLetterQueue(max_receive_count=receives_max, queue=self.dead_letters),
+        )

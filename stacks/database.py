@@ -1,0 +1,209 @@
+"""Aurora PostgreSQL, serverless or of fixed size, and an RDS Proxy if wanted."""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
+from aws_cdk import aws_logs as logs
+from aws_cdk import aws_rds as rds
+from constructs import Construct
+
+from dormouse.settings.deployment import DeploymentSettings, ServerlessDatabase
+from dormouse.settings.resources import DatabaseResources
+from stacks.acknowledge import acknowledge
+from stacks.constructs.database_proxy import DatabaseProxy, user_arns
+from stacks.constructs.retention import retention
+from stacks.instance_stack import InstanceStack
+from stacks.network import NetworkStack
+
+PORT = 5433
+"""Not the default, which scanners know."""
+
+NAME = "dormouse"
+ADMINISTRATOR = "dormouse_admin"
+"""The master user, whose password RDS keeps and rotates; only the migrations use it."""
+
+RUN_ROLE = "dormouse_run"
+OWNER_ROLE = "dormouse_owner"
+ROLES = (RUN_ROLE, OWNER_ROLE)
+
+
+def parameters(idle_session_seconds: int) -> dict[str, str]:
+    """Cluster parameters, with the units of PostgreSQL."""
+    return {
+        "rds.force_ssl": "1",
+        "track_commit_timestamp": "1",
+        "idle_session_timeout": str(idle_session_seconds * 1_000),
+        # The file tables change all the time: small and frequent rounds keep them from bloating.
+        "autovacuum_naptime": "15",
+        "autovacuum_max_workers": "6",
+        "autovacuum_vacuum_scale_factor": "0.05",
+        "autovacuum_analyze_scale_factor": "0.02",
+        "autovacuum_vacuum_insert_scale_factor": "0.1",
+        "autovacuum_vacuum_cost_limit": "2000",
+        "log_lock_waits": "1",
+    }
+
+
+class DatabaseStack(InstanceStack):
+    """Roles log in with IAM tokens over TLS; nobody but `allow_from` comes near."""
+
+    def __init__(self, scope: Construct, settings: DeploymentSettings, network: NetworkStack) -> None:
+        super().__init__(scope, "database", settings, description="database", stateful=True)
+        self.placement = network.placement
+        self.key = kms.Key(
+            self,
+            "Key",
+            description=f"Dormouse {settings.id}: database",
+            enable_key_rotation=True,
+            removal_policy=self.removal_policy,
+        )
+        self.security_group = ec2.SecurityGroup(
+            self,
+            "SecurityGroup",
+            vpc=self.placement.vpc,
+            description=f"{self.stack_name}: cluster",
+            allow_all_outbound=False,
+        )
+        self.cluster = self._cluster()
+        self._keep_logs()
+        self.proxy = (
+            DatabaseProxy(
+                self, "Proxy", cluster=self.cluster, cluster_port=PORT, users=ROLES, placement=self.placement
+            )
+            if settings.database.proxy
+            else None
+        )
+        self._tell()
+
+    @property
+    def secret_arn(self) -> str:
+        """The master user's secret."""
+        assert self.cluster.secret is not None  # noqa: S101
+        return self.cluster.secret.secret_arn
+
+    @property
+    def port(self) -> int:
+        """That of the proxy if there is one."""
+        return PORT if self.proxy is None else self.proxy.port
+
+    def dsn(self, role: str) -> str:
+        """What clients connect with."""
+        if self.proxy is None:
+            host, suffix = self.cluster.cluster_endpoint.hostname, ""
+        else:
+            host, suffix = self.proxy.endpoint, "&proxy=true"
+        return f"rds-iam://{role}@{host}:{self.port}/{NAME}?region={self.region}{suffix}"
+
+    def let_in(self, role: str, security_group: ec2.SecurityGroup, grantee: iam.Role) -> None:
+        """Lets a security group and an IAM role of another stack connect as a database role."""
+        group, resource_id = self.security_group, self.cluster.cluster_resource_identifier
+        if self.proxy is not None:
+            group, resource_id = self.proxy.security_group, self.proxy.resource_id
+        security_group.connections.allow_to(group, ec2.Port.tcp(self.port), "the database")
+        grantee.add_to_policy(
+            iam.PolicyStatement(actions=["rds-db:connect"], resources=user_arns(self, resource_id, [role]))
+        )
+
+    def let_in_directly(self, security_group: ec2.SecurityGroup) -> None:
+        """Lets a security group of another stack connect to the cluster itself, past a proxy."""
+        security_group.connections.allow_to(self.security_group, ec2.Port.tcp(PORT), "the database")
+
+    def _cluster(self) -> rds.DatabaseCluster:
+        settings = self.settings.database
+        engine = rds.DatabaseClusterEngine.aurora_postgres(
+            version=rds.AuroraPostgresEngineVersion.of(settings.engine_version, "17")
+        )
+        names = ["Writer", *(f"Reader{number}" for number in range(1, settings.readers + 1))]
+        writer, *readers = [self._instance(name) for name in names]
+        pause_seconds = settings.pause_after_seconds
+        cluster = rds.DatabaseCluster(
+            self,
+            "Cluster",
+            engine=engine,
+            writer=writer,
+            readers=readers,
+            serverless_v2_min_capacity=settings.min_acu if isinstance(settings, ServerlessDatabase) else None,
+            serverless_v2_max_capacity=settings.max_acu if isinstance(settings, ServerlessDatabase) else None,
+            serverless_v2_auto_pause_duration=cdk.Duration.seconds(pause_seconds) if pause_seconds else None,
+            default_database_name=NAME,
+            port=PORT,
+            credentials=rds.Credentials.from_username(ADMINISTRATOR, encryption_key=self.key),
+            manage_master_user_password=True,
+            iam_authentication=True,
+            parameter_group=rds.ParameterGroup(
+                self,
+                "Parameters",
+                engine=engine,
+                description=f"Dormouse {self.settings.id}",
+                parameters=parameters(settings.idle_session_seconds),
+            ),
+            storage_encryption_key=self.key,
+            backup=rds.BackupProps(retention=cdk.Duration.days(settings.backup_days)),
+            deletion_protection=self.settings.protected,
+            removal_policy=self.removal_policy,
+            cloudwatch_logs_exports=["postgresql"],
+            vpc=self.placement.vpc,
+            vpc_subnets=ec2.SubnetSelection(subnets=self.placement.subnets),
+            security_groups=[self.security_group],
+        )
+        if not self.settings.protected:
+            acknowledge(cluster, "AwsSolutions-RDS10", "the settings say that it may be destroyed")
+        return cluster
+
+    def _instance(self, name: str) -> rds.IClusterInstance:
+        # An upgrade behind the back of the settings would be undone by the next deploy, which fails.
+        settings = self.settings.database
+        if isinstance(settings, ServerlessDatabase):
+            return rds.ClusterInstance.serverless_v2(
+                name, auto_minor_version_upgrade=False, publicly_accessible=False
+            )
+        return rds.ClusterInstance.provisioned(
+            name,
+            instance_type=ec2.InstanceType(settings.instance_class),
+            auto_minor_version_upgrade=False,
+            publicly_accessible=False,
+        )
+
+    def _keep_logs(self) -> None:
+        """The log group that RDS would make, never to expire, when an instance begins to write."""
+        log_group = logs.LogGroup(
+            self,
+            "Logs",
+            log_group_name=f"/aws/rds/cluster/{self.cluster.cluster_identifier}/postgresql",
+            retention=retention(self.settings.database.log_days),
+            removal_policy=cdk.RemovalPolicy.DESTROY,
+        )
+        for child in self.cluster.node.find_all():
+            if isinstance(child, rds.CfnDBInstance):
+                child.node.add_dependency(log_group)
+
+    def _tell(self) -> None:
+        """Exports all that other stacks may use, so that none of them changes this one."""
+        for value in (
+            self.cluster.cluster_identifier,
+            self.cluster.cluster_resource_identifier,
+            self.cluster.cluster_endpoint.hostname,
+            self.security_group.security_group_id,
+            self.secret_arn,
+        ):
+            self.export_value(value)
+        if self.proxy is not None:
+            for value in (
+                self.proxy.endpoint,
+                self.proxy.arn,
+                self.proxy.security_group.security_group_id,
+            ):
+                self.export_value(value)
+        self.describe(
+            DatabaseResources(
+                cluster=self.cluster.cluster_identifier,
+                kind=self.settings.database.kind,
+                endpoint=self.cluster.cluster_endpoint.hostname,
+                port=self.port,
+                name=NAME,
+                proxy=self.proxy.endpoint if self.proxy is not None else None,
+            )
+        )

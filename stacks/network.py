@@ -1,0 +1,130 @@
+"""Where the database and the lambdas that work on it are: no way out but to S3."""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_logs as logs
+from constructs import Construct
+
+from dormouse.settings.deployment import DeploymentSettings, NetworkSettings
+from stacks.constructs.function import Placement
+from stacks.constructs.retention import retention
+from stacks.instance_stack import InstanceStack
+
+OBJECT_ACTIONS = [
+    "s3:AbortMultipartUpload",
+    "s3:DeleteObject",
+    "s3:GetBucketLocation",
+    "s3:GetObject",
+    "s3:ListBucket",
+    "s3:ListBucketMultipartUploads",
+    "s3:ListMultipartUploadParts",
+    "s3:PutObject",
+]
+
+
+class NetworkStack(InstanceStack):
+    """A VPC of its own or an existing one: `placement` is where in it.
+
+    Neither NAT nor interface endpoints, which cost by the hour even while all sleeps: what must call other
+    AWS services is outside of the VPC.
+    """
+
+    def __init__(self, scope: Construct, settings: DeploymentSettings) -> None:
+        super().__init__(scope, "network", settings, description="network", stateful=True)
+        network = settings.network
+        if network.vpc_id is None:
+            self.placement = self._own(network)
+        else:
+            self.placement = self._existing(network, network.vpc_id)
+        if network.s3_endpoint == "create":
+            self._let_out_to_s3()
+
+    def _own(self, network: NetworkSettings) -> Placement:
+        vpc = ec2.Vpc(
+            self,
+            "Vpc",
+            ip_addresses=ec2.IpAddresses.cidr(network.cidr),
+            # By number, as their names differ from account to account.
+            availability_zones=[cdk.Fn.select(zone, cdk.Fn.get_azs()) for zone in range(network.zones)],
+            nat_gateways=0,
+            create_internet_gateway=False,
+            subnet_configuration=[
+                ec2.SubnetConfiguration(name="Isolated", subnet_type=ec2.SubnetType.PRIVATE_ISOLATED)
+            ],
+            restrict_default_security_group=False,  # Nothing is in it, and it would take a lambda.
+        )
+        flow_log = logs.LogGroup(
+            self,
+            "FlowLogs",
+            retention=retention(network.flow_log_days),
+            removal_policy=cdk.RemovalPolicy.DESTROY,
+        )
+        vpc.add_flow_log("FlowLog", destination=ec2.FlowLogDestination.to_cloud_watch_logs(flow_log))
+        for value in (vpc.vpc_id, *(subnet.subnet_id for subnet in vpc.isolated_subnets)):
+            self.export_value(value)
+        return Placement(vpc, vpc.isolated_subnets)
+
+    def _existing(self, network: NetworkSettings, vpc_id: str) -> Placement:
+        vpc = ec2.Vpc.from_vpc_attributes(
+            self, "Vpc", vpc_id=vpc_id, availability_zones=sorted(set(network.availability_zones))
+        )
+        tables = network.route_table_ids or (None,) * len(network.subnet_ids)
+        subnets = [
+            ec2.Subnet.from_subnet_attributes(
+                self, f"Subnet{number}", subnet_id=subnet_id, availability_zone=zone, route_table_id=table
+            )
+            for number, (subnet_id, zone, table) in enumerate(
+                zip(network.subnet_ids, network.availability_zones, tables, strict=True), 1
+            )
+        ]
+        return Placement(vpc, subnets)
+
+    def _let_out_to_s3(self) -> None:
+        endpoint = ec2.GatewayVpcEndpoint(
+            self,
+            "S3Endpoint",
+            vpc=self.placement.vpc,
+            service=ec2.GatewayVpcEndpointAwsService.S3,
+            subnets=[ec2.SubnetSelection(subnets=self.placement.subnets)],
+        )
+        anyone = [iam.AnyPrincipal()]
+        endpoint.add_to_policy(
+            iam.PolicyStatement(
+                sid="BucketsOfThisAccount",
+                principals=anyone,
+                actions=OBJECT_ACTIONS,
+                resources=["*"],
+                conditions={"StringEquals": {"aws:ResourceAccount": self.account}},
+            )
+        )
+        region = cdk.Fn.join("", cdk.Fn.split("-", self.region))
+        endpoint.add_to_policy(
+            iam.PolicyStatement(
+                sid="AnswersToCloudFormation",
+                principals=anyone,
+                actions=["s3:PutObject"],
+                resources=[
+                    f"arn:{self.partition}:s3:::cloudformation-custom-resource-response-{region}/*",
+                    f"arn:{self.partition}:s3:::cloudformation-waitcondition-{self.region}/*",
+                ],
+            )
+        )
+        if self.settings.compaction is not None and self.settings.compaction.engine != "emr-serverless":
+            endpoint.add_to_policy(
+                iam.PolicyStatement(
+                    sid="PackagesOfEmr",
+                    principals=anyone,
+                    actions=["s3:GetObject"],
+                    resources=[
+                        f"arn:{self.partition}:s3:::{bucket}/*"
+                        for bucket in (
+                            f"prod.{self.region}.appinfo.src",
+                            f"repo.{self.region}.emr.amazonaws.com",
+                            f"al2023-repos-{self.region}-de612dc2",
+                        )
+                    ],
+                )
+            )

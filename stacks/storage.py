@@ -1,0 +1,118 @@
+"""The buckets: data, payloads, and the access logs of both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import aws_cdk as cdk
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
+from aws_cdk import aws_s3 as s3
+from constructs import Construct
+
+from dormouse.settings.deployment import DeploymentSettings
+from dormouse.settings.resources import StorageResources
+from stacks.acknowledge import acknowledge
+from stacks.instance_stack import InstanceStack
+
+DATA_PREFIX = "data"
+
+
+def backup_window_days(settings: DeploymentSettings) -> int:
+    """How long an object must outlive its deletion, for a database that is restored to before it: a day more
+    than the backups reach back, since S3 counts whole days."""
+    return settings.database.backup_days + 1
+
+
+class StorageStack(InstanceStack):
+    """`objects` is the URL of the object store within the data bucket."""
+
+    def __init__(self, scope: Construct, settings: DeploymentSettings) -> None:
+        super().__init__(scope, "storage", settings, description="buckets", stateful=True)
+        self.key = kms.Key(
+            self,
+            "Key",
+            description=f"Dormouse {settings.id}: objects",
+            enable_key_rotation=True,
+            removal_policy=self.removal_policy,
+        )
+        self.access_logs = self._access_logs()
+        window_days = backup_window_days(settings)
+        self.data_bucket = self._bucket(
+            "Data",
+            versioned=True,
+            rule=s3.LifecycleRule(
+                noncurrent_version_expiration=cdk.Duration.days(window_days),
+                expired_object_delete_marker=True,
+            ),
+        )
+        self.payload_bucket = self._bucket(
+            "Payloads",
+            versioned=False,
+            rule=s3.LifecycleRule(expiration=cdk.Duration.days(settings.storage.payload_days + window_days)),
+        )
+        self.objects = f"s3://{self.data_bucket.bucket_name}/{DATA_PREFIX}"
+        self._tell()
+
+    def allow_objects(self, role: iam.Role, actions: Sequence[str]) -> None:
+        """Actions on the instance's objects, with the key that they need; names may always be listed, without
+        which S3 says "forbidden" of what is not there."""
+        for allowed, resource in (
+            (list(actions), f"{self.data_bucket.bucket_arn}/{DATA_PREFIX}/*"),
+            (["s3:ListBucket"], self.data_bucket.bucket_arn),
+            (["kms:Decrypt", "kms:GenerateDataKey"], self.key.key_arn),
+        ):
+            role.add_to_policy(iam.PolicyStatement(actions=allowed, resources=[resource]))
+        exported = self.resolve(self.export_value(self.data_bucket.bucket_arn))["Fn::ImportValue"]
+        acknowledge(
+            role,
+            f"AwsSolutions-IAM5[Resource::{exported}/{DATA_PREFIX}/*]",
+            "the objects of the instance, and nothing else, are below this prefix",
+        )
+
+    def _access_logs(self) -> s3.Bucket:
+        return s3.Bucket(
+            self,
+            "AccessLogs",
+            encryption=s3.BucketEncryption.S3_MANAGED,  # S3 delivers logs to no other.
+            enforce_ssl=True,
+            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
+            object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
+            lifecycle_rules=[
+                s3.LifecycleRule(expiration=cdk.Duration.days(self.settings.storage.access_log_days))
+            ],
+            removal_policy=self.removal_policy,
+        )
+
+    def _bucket(self, name: str, *, versioned: bool, rule: s3.LifecycleRule) -> s3.Bucket:
+        uploads = cdk.Duration.days(self.settings.storage.incomplete_upload_days)
+        return s3.Bucket(
+            self,
+            name,
+            encryption=s3.BucketEncryption.KMS,
+            encryption_key=self.key,
+            bucket_key_enabled=True,
+            enforce_ssl=True,
+            minimum_tls_version=1.2,
+            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
+            object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
+            server_access_logs_bucket=self.access_logs,
+            server_access_logs_prefix=f"{name.lower()}/",
+            versioned=versioned,
+            lifecycle_rules=[rule, s3.LifecycleRule(abort_incomplete_multipart_upload_after=uploads)],
+            removal_policy=self.removal_policy,
+        )
+
+    def _tell(self) -> None:
+        """Exports all that other stacks may use, so that none of them changes this one."""
+        for bucket in (self.data_bucket, self.payload_bucket):
+            self.export_value(bucket.bucket_arn)
+            self.export_value(bucket.bucket_name)
+        self.export_value(self.key.key_arn)
+        self.describe(
+            StorageResources(
+                data_bucket=self.data_bucket.bucket_name,
+                payload_bucket=self.payload_bucket.bucket_name,
+                objects=self.objects,
+            )
+        )
