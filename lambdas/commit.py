@@ -2,20 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+from aws_lambda_powertools.utilities.batch import (
+    BasePartialBatchProcessor,
+    EventType,
+    process_partial_response,
+)
+
 from dormouse.commits import sqs_event
-from dormouse.objects import open_store
-from dormouse.postgres import OneShotConnectionSupplier
-from dormouse.settings.lambdas import CommitEnvironment, load_environment
+from dormouse.commits.sqs_event import Answer
+from dormouse.errors import CommitRejected
+from dormouse.objects import ObjectStore, activity, open_store
+from dormouse.postgres.connection import Supplier
+from dormouse.settings.lambdas import CommitEnvironment
+from dormouse.settings.metrics import COMMITS_APPLIED, COMMITS_DEAD, COMMITS_LATER, COMMITS_REJECTED
+from lambdas.services import called, database, tracer
 
 
-def handler(event: Mapping[str, Any], context: object) -> dict[str, Any]:
+class CommitBatch(BasePartialBatchProcessor):
+    """A batch is applied whole before records are answered, since it is one statement a table and kind."""
+
+    def __init__(self, supplier: Supplier, objects: ObjectStore, receives_max: int) -> None:
+        super().__init__(EventType.SQS, raise_on_entire_batch_failure=False)
+        self._apply = partial(sqs_event.handle, supplier=supplier, objects=objects, receives_max=receives_max)
+        self.answer = Answer(frozenset(), 0, 0, 0, 0)
+
+    def _prepare(self) -> None:
+        super()._prepare()  # type: ignore[no-untyped-call]
+        self.answer = self._apply({"Records": self.records})
+
+    def _process_record(self, record: dict[str, Any]) -> Any:
+        data = self._to_batch_type(record, self.event_type)
+        if record["messageId"] not in self.answer.again:
+            return self.success_handler(data, None)
+        return self.failure_handler(data, (CommitRejected, CommitRejected("to be tried again"), None))
+
+    async def _async_process_record(self, record: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+
+@tracer.capture_lambda_handler(capture_response=False)
+def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
     """Answers which records are to be delivered again. Keeps no connection: an idle database can pause."""
-    settings = load_environment(CommitEnvironment)
-    supplier = OneShotConnectionSupplier(settings.dsn, application_name="dormouse-commit")
-    try:
-        return sqs_event.handle(event, supplier, open_store(settings.objects))
-    finally:
-        supplier.close()
+    with called(CommitEnvironment, "commit", context) as call, database(call) as supplier:
+        objects = open_store(call.environment.objects)
+        batch = CommitBatch(supplier, objects, call.environment.receives_max)
+        answer = process_partial_response(
+            event=event, record_handler=lambda record: None, processor=batch, context=context
+        )
+        done = batch.answer
+        if done.applied:
+            activity.note(objects)
+        counts = (done.applied, done.rejected, done.later, done.dead)
+        names = (COMMITS_APPLIED, COMMITS_REJECTED, COMMITS_LATER, COMMITS_DEAD)
+        call.count(**dict(zip(names, counts, strict=True)))
+        return dict(answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ from typing import Any
 
 from dormouse.commits.handling import RECEIVES_MAX, Handled, Handler
 from dormouse.commits.metrics import Tally
+from dormouse.commits.outcomes import CommitOutcome
 from dormouse.commits.pointers import PointerQueue
 from dormouse.commits.queue import Message, QueueDepth
 from dormouse.commits.tables import Tables
@@ -20,10 +22,26 @@ from dormouse.postgres.connection import Supplier
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a batch.
+
+    `again` has the ids of the messages that SQS shall deliver again. `applied` counts requests that were
+    applied now or before, `rejected` those that were refused for good, `later` those that are tried again,
+    and `dead` messages that name no commit, which come again until SQS gives them up.
+    """
+
+    again: frozenset[str]
+    applied: int
+    rejected: int
+    later: int
+    dead: int
+
+
 def handle(
     event: Mapping[str, Any], supplier: Supplier, objects: ObjectStore, *, receives_max: int = RECEIVES_MAX
-) -> dict[str, Any]:
-    """Applies the records of an SQS event; the answer names those that SQS shall deliver again.
+) -> Answer:
+    """Applies the records of an SQS event as one batch: a statement for each table and kind of request.
 
     A request that was refused for good is acknowledged, since its submitter finds why by its commit id.
     Messages that name no commit are left to the queue's own dead-letter queue. Raises `InvalidCommitRequest`
@@ -36,20 +54,34 @@ def handle(
     queue.delete([item.message for item in handled if item.fate == "done"])
     for item in handled:
         if item.outcome.error is not None and item.fate != "later":
-            logger.warning(
-                "commit %r of table %r is %s: %s",
-                item.outcome.commit_id,
-                item.outcome.table,
-                item.outcome.state,
-                item.outcome.error,
-            )
+            _warn(item.outcome)
     _report(handled)
-    again = {*records.later, *(item.message.receipt for item in handled if _comes_again(item))}
-    return {"batchItemFailures": [{"itemIdentifier": receipt} for receipt in sorted(again)]}
+    later = records.later.union(item.message.receipt for item in handled if item.fate == "later")
+    dead = {item.message.receipt for item in handled if _is_dead(item)}
+    states = Counter(item.outcome.state for item in handled if not _is_dead(item))
+    return Answer(
+        again=frozenset(later | dead),
+        applied=states["applied"] + states["applied_before"],
+        rejected=states["rejected"],
+        later=len(later),
+        dead=len(dead),
+    )
 
 
-def _comes_again(item: Handled) -> bool:
-    return item.fate == "later" or (item.fate == "bury" and not item.outcome.commit_id)
+def _is_dead(item: Handled) -> bool:
+    return item.fate == "bury" and not item.outcome.commit_id
+
+
+def _warn(outcome: CommitOutcome) -> None:
+    names = {"table": outcome.table, "commit_id": outcome.commit_id, "state": outcome.state}
+    logger.warning(
+        "commit %r of table %r is %s: %s",
+        outcome.commit_id,
+        outcome.table,
+        outcome.state,
+        outcome.error,
+        extra={**names, "error_class": outcome.error_class},
+    )
 
 
 def _report(handled: Sequence[Handled]) -> None:

@@ -9,9 +9,9 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dormouse.errors import InvalidInput
-from dormouse.settings.deployment import CONNECT_SECONDS_MAX
 from dormouse.settings.process import PREFIX, problem
 
+_OF_THE_SERVICE = {"region", "function_name"}
 NonEmpty = Annotated[str, Field(min_length=1)]
 
 
@@ -28,10 +28,13 @@ class Environment(BaseSettings):
     region: NonEmpty | None = Field(default=None, validation_alias="AWS_REGION")
     """The AWS region, which the lambda service sets."""
 
+    function_name: NonEmpty | None = Field(default=None, validation_alias="AWS_LAMBDA_FUNCTION_NAME")
+    """The name of the function, which the lambda service sets; None: this is no lambda."""
+
     @classmethod
     def variables(cls, **values: Any) -> dict[str, str]:
         """The variables that make this environment, for a stack; InvalidInput names what is missing."""
-        if unknown := sorted(values.keys() - (cls.model_fields.keys() - {"region"})):
+        if unknown := sorted(values.keys() - (cls.model_fields.keys() - _OF_THE_SERVICE)):
             raise InvalidInput(f"{cls.__name__} has no {', '.join(unknown)}")
         texts = {name: _text(value) for name, value in values.items() if value is not None}
         missing = {name for name, field in cls.model_fields.items() if field.is_required()} - texts.keys()
@@ -49,7 +52,7 @@ class DatabaseEnvironment(Environment):
     objects: NonEmpty
     """The instance's object store: s3://bucket/prefix or file:///path."""
 
-    connect_seconds_max: float = Field(default=CONNECT_SECONDS_MAX, gt=0)
+    connect_seconds_max: float = Field(default=30, gt=0)
     """How long a database that starts is waited for."""
 
 
@@ -83,6 +86,9 @@ class MigrateEnvironment(Environment):
 
     connect_seconds_max: float = Field(default=120, gt=0)
     """How long a database that starts is waited for."""
+
+    ca_bundle: NonEmpty | None = None
+    """The certificates that the database's is checked against; None: those of Amazon RDS."""
 
 
 class RunsEnvironment(Environment):

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import dormouse as dm
 from dormouse.commits.requests import CommitRequest, encode
-from dormouse.errors import InvalidCommitRequest, InvalidInput
+from dormouse.errors import InstanceError, InvalidCommitRequest, InvalidInput
 from dormouse.instance import Instance
+from dormouse.objects import activity
 from lambdas.commit import handler
+from tests.aws_lambda import Context, json_lines, lambda_service, metrics_in, waking_server
 from tests.commits import add, assignment, compaction, replacement
 from tests.state import live, query, wait_until
 
@@ -93,8 +96,60 @@ def test_no_connection_outlives_the_call(instance: Instance) -> None:
 def test_a_database_that_is_away_has_every_record_come_again(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """All records of a call that raises are delivered again, and the error is one of the lambda's metrics."""
     monkeypatch.setenv("DORMOUSE_DSN", "postgresql://nobody@127.0.0.1:1/none")
-    assert again(record("1", add("t", "a"), 50), record("2", add("t", "b"))) == ["1", "2"]
+    monkeypatch.setenv("DORMOUSE_CONNECT_SECONDS_MAX", "0.3")
+    with pytest.raises(InstanceError, match=r"cannot connect to PostgreSQL at 127\.0\.0\.1:1"):
+        again(record("1", add("t", "a"), 50), record("2", add("t", "b")))
+
+
+def test_a_database_that_wakes_is_waited_for(
+    instance: Instance, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It refuses first, then holds connections until it can answer them."""
+    given = conninfo_to_dict(dsn)
+    path = f"{given['host']}/.s.PGSQL.{given.get('port') or 5432}"
+    with waking_server(path, 0.5) as port:
+        monkeypatch.setenv("DORMOUSE_DSN", make_conninfo(dsn, host="127.0.0.1", port=port))
+        assert again(record("1", add("t", "a"))) == []
+    assert instance.commit_status("add a").state == "applied"
+
+
+def test_what_it_did_is_in_metrics(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [
+        record("1", replacement("t", "j", ["none"], "x")),
+        record("2", add("t", "a")),
+        record("3", add("t", "a")),
+        record("4", add("t", "a", "taken")),
+        record("5", "nonsense"),
+    ]
+    assert again(*records) == ["1", "5"]
+    assert metrics_in(capsys.readouterr().out) == {
+        "CommitsApplied": 2,
+        "CommitsRejected": 1,
+        "CommitsLater": 1,
+        "CommitsDead": 1,
+    }
+
+
+def test_its_log_is_json_with_table_and_commit(
+    instance: Instance, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lambda_service(monkeypatch):
+        handler({"Records": [record("1", add("t", "a")), record("2", add("t", "a", "taken"))]}, Context())
+    warnings = [line for line in json_lines(capsys.readouterr().out) if line.get("level") == "WARNING"]
+    assert [(line["table"], line["commit_id"], line["error_class"]) for line in warnings] == [
+        ("t", "taken", "FileAlreadyExists")
+    ]
+    assert warnings[0]["function"] == "commit" and warnings[0]["request_id"] == "request-1"
+
+
+def test_it_notes_activity(instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activity, "_noted", {})
+    again(record("1", add("nowhere", "a")))
+    assert not (tmp_path / "objects" / "activity").exists()
+    again(record("2", add("t", "a")))
+    assert len(list((tmp_path / "objects" / "activity").rglob("*"))) == 2
 
 
 def test_what_is_not_an_event_of_sqs_is_refused(instance: Instance) -> None:

@@ -1,0 +1,26 @@
+"""The metrics of the lambdas in CloudWatch: all have one dimension, the instance."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+NAMESPACE = "Dormouse"
+DIMENSION = "instance"
+
+COMMITS_APPLIED = "CommitsApplied"
+COMMITS_REJECTED = "CommitsRejected"
+COMMITS_LATER = "CommitsLater"
+"""Tries of requests that are delivered again."""
+
+COMMITS_DEAD = "CommitsDead"
+"""Messages that name no commit, left to the dead letters."""
+
+FILES_DELETED = "FilesDeleted"
+ORPHANED_BYTES = "OrphanedBytes"
+"""Of files that nothing refers to, after a round of garbage collection."""
+
+TABLES_TO_SPLIT = "TablesToSplit"
+
+Unit = Literal["Count", "Bytes"]
+UNITS: dict[str, Unit] = {ORPHANED_BYTES: "Bytes"}
+"""Those that are no counts."""
