@@ -1,0 +1,123 @@
+"""Submits runs to Spark on EMR, each once; follows and cancels them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dormouse.errors import InvalidInput
+from dormouse.settings.lambdas import RunsEnvironment
+from dormouse.system import emr_clusters
+from dormouse.system.aws import Aws
+from dormouse.system.spark_submit import application_arguments, serverless_parameters
+
+RunState = Literal["RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
+
+SERVERLESS = "emr-serverless"
+_ENDED: dict[str, RunState] = {"SUCCESS": "SUCCEEDED", "FAILED": "FAILED", "CANCELLED": "CANCELLED"}
+_REFUSED_AS_ENDED = frozenset({"ValidationException"})
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run to submit; `list` is the URL of what it is to do, with so many `jobs`."""
+
+    run_id: str
+    kind: str
+    list: str
+    jobs: int
+
+    @classmethod
+    def of(cls, event: Mapping[str, Any]) -> Run:
+        """From what `RunList.summary` gave; `InvalidInput` names what is missing."""
+        try:
+            return cls(str(event["run_id"]), str(event["kind"]), str(event["list"]), int(event["jobs"]))
+        except KeyError as missing:
+            raise InvalidInput(f"the event has no {missing.args[0]!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """How a run stands, and why, in the words of AWS."""
+
+    state: RunState
+    reason: str | None = None
+
+
+def submit(environment: RunsEnvironment, run: Run, aws: Aws) -> dict[str, str]:
+    """Starts a run on the environment's engine, unless it was started already.
+
+    Gives what `follow` and `cancel` need: {"engine", "run_id"} and, on EMR Serverless, {"application", "id"};
+    on EC2, {"cluster", "id"} of the step.
+    """
+    submitted = {"engine": environment.engine, "run_id": run.run_id}
+    if environment.engine == SERVERLESS:
+        return submitted | _submit_serverless(environment, run, aws)
+    cluster, step = emr_clusters.submit(environment, run, run_name(environment, run), aws)
+    return submitted | {"cluster": cluster, "id": step}
+
+
+def follow(environment: RunsEnvironment, submitted: Mapping[str, str], aws: Aws) -> Followed:
+    """How a run stands; one on EC2 that takes longer than `run_minutes_max` is cancelled."""
+    if submitted["engine"] != SERVERLESS:
+        state, reason = emr_clusters.follow(
+            submitted["cluster"], submitted["id"], environment.run_minutes_max, aws
+        )
+        return Followed(state, reason)
+    found = aws.call(
+        "emr-serverless",
+        "get_job_run",
+        applicationId=submitted["application"],
+        jobRunId=submitted["id"],
+    )["jobRun"]
+    details = " ".join((found.get("stateDetails") or "").split())
+    return Followed(_ENDED.get(found["state"], "RUNNING"), details or None)
+
+
+def cancel(submitted: Mapping[str, str], aws: Aws) -> None:
+    """Asks for the end of a run; nothing to do when it is over. `follow` tells when it has ended."""
+    if submitted["engine"] != SERVERLESS:
+        emr_clusters.cancel(submitted["cluster"], submitted["id"], aws)
+        return
+    aws.ask(
+        "emr-serverless",
+        "cancel_job_run",
+        refusals=_REFUSED_AS_ENDED,
+        applicationId=submitted["application"],
+        jobRunId=submitted["id"],
+    )
+
+
+def run_name(environment: RunsEnvironment, run: Run) -> str:
+    """What people see in the console: dev-compaction-<run id>."""
+    return f"{environment.instance_id}-{run.kind}-{run.run_id}"
+
+
+def _submit_serverless(environment: RunsEnvironment, run: Run, aws: Aws) -> dict[str, str]:
+    """The run id is the client token: EMR answers with the same job run when it is asked again."""
+    request: dict[str, Any] = {
+        "applicationId": environment.application_id,
+        "clientToken": run.run_id,
+        "executionRoleArn": environment.execution_role,
+        "name": run_name(environment, run),
+        "executionTimeoutMinutes": environment.run_minutes_max,
+        "jobDriver": {
+            "sparkSubmit": {
+                "entryPoint": environment.entry,
+                "entryPointArguments": application_arguments(environment, run.list),
+                "sparkSubmitParameters": " ".join(serverless_parameters(environment, run.jobs)),
+            }
+        },
+    }
+    if environment.log_group is not None:
+        logging = {
+            "enabled": True,
+            "logGroupName": environment.log_group,
+            "logStreamNamePrefix": run.run_id,
+        }
+        request["configurationOverrides"] = {
+            "monitoringConfiguration": {"cloudWatchLoggingConfiguration": logging}
+        }
+    started = aws.call("emr-serverless", "start_job_run", **request)
+    return {"application": started["applicationId"], "id": started["jobRunId"]}

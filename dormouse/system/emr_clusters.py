@@ -1,0 +1,184 @@
+"""Runs on EMR on EC2: as steps of a cluster that is shared, or on a cluster of their own.
+
+EMR has no tokens that make these requests idempotent. So a run is looked for by its name before it is
+submitted, and again after: of two that were submitted at once the earlier one stays, and the other is ended
+by whoever made it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from dormouse.errors import InstanceError
+from dormouse.settings.lambdas import RunsEnvironment
+from dormouse.system.aws import Aws, AwsRefused
+from dormouse.system.spark_submit import step_arguments
+
+if TYPE_CHECKING:
+    from dormouse.system.emr import Run
+
+logger = logging.getLogger(__name__)
+
+TRANSIENT = "emr-ec2-transient"
+USABLE = ("STARTING", "BOOTSTRAPPING", "RUNNING", "WAITING")
+ENDED = ("TERMINATING", "TERMINATED", "TERMINATED_WITH_ERRORS")
+FOUND_WITHIN = timedelta(hours=6)
+"""How long ago a cluster that has ended was made, when it may have been a run's that is submitted again."""
+
+TRIES_MAX = 3
+_SHUTTING_DOWN = frozenset({"InvalidRequestException", "ValidationException"})
+_ORDINARY_ENDS = {None, "", "USER_REQUEST", "ALL_STEPS_COMPLETED"}
+_EARLIEST = datetime.min.replace(tzinfo=UTC)
+State = Literal["RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
+
+
+def submit(environment: RunsEnvironment, run: Run, name: str, aws: Aws) -> tuple[str, str]:
+    """The ids of the run's cluster and step; the step has the name."""
+    step = {
+        "Name": name,
+        "ActionOnFailure": "TERMINATE_CLUSTER" if environment.engine == TRANSIENT else "CONTINUE",
+        "HadoopJarStep": {
+            "Jar": "command-runner.jar",
+            "Args": step_arguments(environment, run.list, run.jobs),
+        },
+    }
+    if environment.engine == TRANSIENT:
+        return _submit_alone(environment, run.run_id, step, aws)
+    return _submit_step(environment, step, aws)
+
+
+def follow(cluster: str, step: str, minutes_max: float, aws: Aws) -> tuple[State, str | None]:
+    found = aws.call("emr", "describe_step", ClusterId=cluster, StepId=step)["Step"]
+    status = found["Status"]
+    match status["State"]:
+        case "COMPLETED":
+            return "SUCCEEDED", None
+        case "FAILED" | "INTERRUPTED":
+            return "FAILED", _why(status) or _cluster_trouble(cluster, aws)
+        case "CANCELLED":
+            # the steps of a cluster that could not start are cancelled as well
+            trouble = _cluster_trouble(cluster, aws)
+            return ("FAILED", trouble) if trouble else ("CANCELLED", _why(status))
+    began = status.get("Timeline", {}).get("CreationDateTime")
+    if began is not None and datetime.now(UTC) - began > timedelta(minutes=minutes_max):
+        logger.warning("step %s of cluster %s takes more than %g minutes", step, cluster, minutes_max)
+        cancel(cluster, step, aws)
+    return "RUNNING", None
+
+
+def cancel(cluster: str, step: str, aws: Aws) -> None:
+    """Ends a step. Its cluster goes on, unless it is the step's own."""
+    aws.ask(
+        "emr",
+        "cancel_steps",
+        refusals=_SHUTTING_DOWN,
+        ClusterId=cluster,
+        StepIds=[step],
+        StepCancellationOption="TERMINATE_PROCESS",
+    )
+
+
+def own_cluster_name(environment: RunsEnvironment, run_id: str) -> str:
+    """The name of a cluster that is made for one run."""
+    return f"{environment.cluster_name}-{run_id}"
+
+
+def _submit_alone(
+    environment: RunsEnvironment, run_id: str, step: dict[str, Any], aws: Aws
+) -> tuple[str, str]:
+    name = own_cluster_name(environment, run_id)
+    cluster = _earliest(_clusters_of_late(name, aws)) or _start(environment, name, [step], aws)
+    step_id = _earliest_step(cluster, step["Name"], aws)
+    if step_id is None:
+        raise InstanceError(f"the EMR cluster {cluster} ({name}) has no step {step['Name']}")
+    return cluster, step_id
+
+
+def _submit_step(environment: RunsEnvironment, step: dict[str, Any], aws: Aws) -> tuple[str, str]:
+    name = str(environment.cluster_name)
+    for one in _clusters_of_late(name, aws):
+        if found := _earliest_step(one["Id"], step["Name"], aws):
+            return one["Id"], found
+    for tried in range(1, TRIES_MAX + 1):
+        cluster = _earliest(_clusters(name, aws)) or _start(environment, name, [], aws)
+        try:
+            [added] = aws.call("emr", "add_job_flow_steps", JobFlowId=cluster, Steps=[step])["StepIds"]
+        except AwsRefused as refused:
+            # it began to end, as it was idle, since it was listed
+            if refused.code not in _SHUTTING_DOWN or tried == TRIES_MAX:
+                raise
+            logger.info("cluster %s takes no step any more: %s", cluster, refused)
+            continue
+        return cluster, _settle_step(cluster, added, step["Name"], aws)
+    raise InstanceError(f"no EMR cluster named {name} takes steps")
+
+
+def _start(environment: RunsEnvironment, name: str, steps: list[dict[str, Any]], aws: Aws) -> str:
+    """Makes a cluster; when another made one of the same name at once, the earlier one is taken."""
+    template = json.loads(environment.cluster_template or "{}")
+    instances = {
+        **template.get("Instances", {}),
+        "KeepJobFlowAliveWhenNoSteps": environment.engine != TRANSIENT,
+    }
+    request = {**template, "Name": name, "Instances": instances, "Steps": steps}
+    made = str(aws.call("emr", "run_job_flow", **request)["JobFlowId"])
+    kept = _earliest(_clusters(name, aws)) or made
+    if kept != made:
+        logger.warning("cluster %s was made beside %s, and is ended", made, kept)
+        aws.call("emr", "terminate_job_flows", JobFlowIds=[made])
+    return kept
+
+
+def _settle_step(cluster: str, added: str, name: str, aws: Aws) -> str:
+    kept = _earliest_step(cluster, name, aws) or added
+    if kept != added:
+        logger.warning("step %s was added beside %s, and is cancelled", added, kept)
+        cancel(cluster, added, aws)
+    return kept
+
+
+def _clusters(name: str, aws: Aws) -> list[Any]:
+    """Those that take steps."""
+    found = aws.all("emr", "list_clusters", "Clusters", ClusterStates=list(USABLE))
+    return [one for one in found if one["Name"] == name]
+
+
+def _clusters_of_late(name: str, aws: Aws) -> list[Any]:
+    """As `_clusters`, with those that have ended, the earliest first."""
+    since = datetime.now(UTC) - FOUND_WITHIN
+    ended = aws.all("emr", "list_clusters", "Clusters", ClusterStates=list(ENDED), CreatedAfter=since)
+    return sorted([*_clusters(name, aws), *(one for one in ended if one["Name"] == name)], key=_age)
+
+
+def _earliest(clusters: Sequence[Any]) -> str | None:
+    return min(clusters, key=_age)["Id"] if clusters else None
+
+
+def _earliest_step(cluster: str, name: str, aws: Aws) -> str | None:
+    found = [one for one in aws.all("emr", "list_steps", "Steps", ClusterId=cluster) if one["Name"] == name]
+    return min(found, key=_age)["Id"] if found else None
+
+
+def _age(found: Any) -> tuple[datetime, str]:
+    """Both who look see the same one as the earlier."""
+    made = found.get("Status", {}).get("Timeline", {}).get("CreationDateTime")
+    return made or _EARLIEST, str(found["Id"])
+
+
+def _why(status: Any) -> str | None:
+    details, reason = status.get("FailureDetails") or {}, status.get("StateChangeReason") or {}
+    said = [details.get("Reason"), details.get("Message") or reason.get("Message"), details.get("LogFile")]
+    return "; ".join(" ".join(one.split()) for one in said if one) or None
+
+
+def _cluster_trouble(cluster: str, aws: Aws) -> str | None:
+    """What ended the cluster, if it is no ordinary end."""
+    status = aws.call("emr", "describe_cluster", ClusterId=cluster)["Cluster"]["Status"]
+    reason = status.get("StateChangeReason") or {}
+    if status["State"] != "TERMINATED_WITH_ERRORS" and reason.get("Code") in _ORDINARY_ENDS:
+        return None
+    return f"the EMR cluster {cluster} ended: {reason.get('Message') or reason.get('Code')}"
