@@ -6,9 +6,26 @@ the old; `nothing`, as it is read when it is used. docs/reference/deployment-set
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+import re
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
+
+from dormouse.settings.section import (
+    Id,
+    InstanceClass,
+    RouteTableId,
+    Section,
+    SubnetId,
+    VpcId,
+    ZoneName,
+    architecture_of,
+    cidr_problem,
+    pattern,
+    setting,
+    tag_problems,
+)
 
 CONNECT_SECONDS_MAX = 30
 """How long a lambda waits for a database that wakes; its timeout is longer."""
@@ -16,79 +33,65 @@ CONNECT_SECONDS_MAX = 30
 LAMBDA_SECONDS_MAX = 900
 VISIBILITY_FACTOR = 6
 """Messages stay invisible for so many timeouts of the lambda, as AWS advises."""
-
-VISIBILITY_SECONDS_MAX = 12 * 3600
-
-Change = Literal["deploy", "replacement", "nothing"]
-
-
-def setting(default: Any = ..., *, change: Change = "deploy", **limits: Any) -> Any:
-    """A field, with what a change of it needs."""
-    return Field(default, json_schema_extra={"change": change}, **limits)
-
-
-Id = Annotated[str, Field(pattern=r"^[a-z](-?[a-z0-9]){1,19}$")]
-AwsId = Annotated[str, Field(pattern=r"^[a-z]+-[0-9a-f]{8,17}$")]
-ZoneName = Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d[a-z]$")]
-InstanceClass = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]+\.[0-9a-z]+$")]
 MemoryMb = Annotated[int, Field(ge=128, le=10_240)]
 TimeoutSeconds = Annotated[int, Field(gt=CONNECT_SECONDS_MAX, le=LAMBDA_SECONDS_MAX)]
 EveryMinutes = Annotated[int, Field(ge=1, le=1_440)]
 Acu = Annotated[float, Field(multiple_of=0.5, le=256)]
 
 
-class Section(BaseModel):
-    """A table of the file; no key of it is ignored."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True
-    )
-
-
 class NetworkSettings(Section):
     """The network: a VPC of its own, or an existing one by id."""
 
-    cidr: str = setting("10.40.0.0/16", change="replacement", pattern=r"^\d+\.\d+\.\d+\.\d+/(1[6-9]|2[0-2])$")
+    cidr: str = setting("10.40.0.0/16", change="replacement", pattern=pattern("cidr"))
     """The addresses of the own VPC."""
 
-    zones: int = setting(2, ge=2, le=3)
-    """Over how many availability zones the own VPC is spread."""
+    zones: int = setting(2, change="replacement", ge=2, le=3)
+    """Over how many availability zones the own VPC is spread; its subnets share its addresses."""
 
     flow_log_days: Literal[7, 14, 30, 60, 90, 180, 365] = setting(30)
-    """How long the own VPC's flow log is kept."""
+    """How many days the own VPC's flow log is kept."""
 
-    vpc_id: AwsId | None = setting(None, change="replacement")
-    """An existing VPC; the next three settings go with it."""
+    vpc_id: VpcId | None = setting(None, change="replacement")
+    """An existing VPC; the settings below go with it, those above do not."""
 
-    subnet_ids: tuple[AwsId, ...] = setting((), change="replacement")
-    """Its private or isolated subnets, two or more."""
+    subnet_ids: tuple[SubnetId, ...] = setting((), strict=False)
+    """Its private or isolated subnets, two or more. An RDS Proxy is replaced when they change."""
 
-    availability_zones: tuple[ZoneName, ...] = setting(())
+    availability_zones: tuple[ZoneName, ...] = setting((), strict=False)
     """The zone of each subnet, in the same order."""
 
-    route_table_ids: tuple[AwsId, ...] = setting(())
-    """The route table of each subnet, in the same order."""
+    route_table_ids: tuple[RouteTableId, ...] = setting((), strict=False)
+    """The route table of each subnet, in the same order; not needed with s3_endpoint = "existing"."""
 
     s3_endpoint: Literal["create", "existing"] = setting("create")
     """Whether the existing VPC gets an S3 gateway endpoint, or has one."""
 
-    @model_validator(mode="after")
-    def _is_whole(self) -> Self:
-        lists = {"subnet_ids": self.subnet_ids, "availability_zones": self.availability_zones}
-        if self.s3_endpoint == "create":
-            lists["route_table_ids"] = self.route_table_ids
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        if re.fullmatch(pattern("cidr"), self.cidr) and (why := cidr_problem(self.cidr)):
+            yield "cidr", why
         if self.vpc_id is None:
-            if given := [name for name, values in lists.items() if values] or (
-                ["s3_endpoint"] if self.s3_endpoint == "existing" else []
-            ):
-                raise ValueError(f"{given[0]} is of an existing VPC: give vpc_id too, or leave it out")
-            return self
-        for name, values in lists.items():
-            if len(values) < 2 or len(values) != len(self.subnet_ids):
-                raise ValueError(f"{name} must have one entry for each of two or more subnets")
-        if len(set(self.availability_zones)) < 2:
-            raise ValueError("availability_zones must name two zones or more: the database needs them")
-        return self
+            for name in ("subnet_ids", "availability_zones", "route_table_ids"):
+                if getattr(self, name):
+                    yield name, "it is of an existing VPC: give vpc_id too, or leave it out"
+            if self.s3_endpoint == "existing":
+                yield "s3_endpoint", "it is of an existing VPC: give vpc_id too, or leave it out"
+            return
+        for name in ("cidr", "zones", "flow_log_days"):
+            if name in self.model_fields_set:
+                yield name, "it is of an own VPC: leave it out, or vpc_id"
+        yield from self._lists()
+
+    def _lists(self) -> Iterator[tuple[str, str]]:
+        if len(set(self.subnet_ids)) < max(2, len(self.subnet_ids)):
+            yield "subnet_ids", "two or more different subnets are needed"
+        count = len(self.subnet_ids)
+        if len(self.availability_zones) != count:
+            yield "availability_zones", f"there must be one for each of subnet_ids, which are {count}"
+        elif count > 1 and len(set(self.availability_zones)) < 2:
+            yield "availability_zones", "two different zones or more are needed by the database"
+        if len(self.route_table_ids) != count and (self.route_table_ids or self.s3_endpoint == "create"):
+            needed = ' (or s3_endpoint = "existing")' if not self.route_table_ids else ""
+            yield "route_table_ids", f"there must be one for each of subnet_ids, which are {count}{needed}"
 
 
 class StorageSettings(Section):
@@ -117,6 +120,9 @@ class _Database(Section):
     log_days: Literal[7, 14, 30, 60, 90, 180, 365] = setting(30)
     """How long the database's log is kept in CloudWatch."""
 
+    readers: int = setting(0, ge=0, le=15)
+    """Read replicas, which also take over when the writer fails."""
+
     proxy: bool = setting(False)
     """An RDS Proxy in front; its connections keep a serverless database awake."""
 
@@ -124,7 +130,7 @@ class _Database(Section):
 class ServerlessDatabase(_Database):
     """Aurora Serverless v2: capacity follows the load."""
 
-    kind: Literal["serverless"] = setting(change="deploy")
+    kind: Literal["serverless"] = setting()
     """`serverless`, or `fixed`."""
 
     min_acu: Annotated[Acu, Field(ge=0)] = setting(0)
@@ -136,18 +142,13 @@ class ServerlessDatabase(_Database):
     auto_pause_seconds: int | None = setting(None, ge=300, le=86_400)
     """After how long without connections it pauses itself; 300 if left out, and only with min_acu = 0."""
 
-    readers: int = setting(0, ge=0, le=15)
-    """Read replicas, which also take over when the writer fails."""
-
-    @model_validator(mode="after")
-    def _agrees(self) -> Self:
+    def contradictions(self) -> Iterator[tuple[str, str]]:
         if self.max_acu <= self.min_acu:
-            raise ValueError(f"max_acu ({self.max_acu:g}) must be more than min_acu ({self.min_acu:g})")
+            yield "max_acu", f"it must be more than min_acu, which is {self.min_acu:g}"
         if self.min_acu > 0 and self.auto_pause_seconds is not None:
-            raise ValueError(f"auto_pause_seconds goes with min_acu = 0 only, not {self.min_acu:g}")
+            yield "auto_pause_seconds", f"it goes with min_acu = 0 only, which is {self.min_acu:g}"
         if self.min_acu == 0 and self.proxy:
-            raise ValueError("proxy keeps the database awake: set min_acu to 0.5 or more, or proxy to false")
-        return self
+            yield "proxy", "it keeps the database awake: set min_acu to 0.5 or more, or proxy to false"
 
     @property
     def pauses_itself(self) -> bool:
@@ -162,14 +163,11 @@ class ServerlessDatabase(_Database):
 class FixedDatabase(_Database):
     """Aurora with instances of a fixed size."""
 
-    kind: Literal["fixed"] = setting(change="deploy")
+    kind: Literal["fixed"] = setting()
     """`serverless`, or `fixed`."""
 
     instance_class: InstanceClass = setting("r8g.large")
     """The class of the writer and the readers, without `db.`"""
-
-    readers: int = setting(0, ge=0, le=15)
-    """Read replicas, which also take over when the writer fails."""
 
     @property
     def pauses_itself(self) -> bool:
@@ -210,11 +208,22 @@ class CommitSettings(Section):
     retention_days: int = setting(14, ge=1, le=14)
     """How long messages wait, also while the instance is paused."""
 
-    @model_validator(mode="after")
-    def _agrees(self) -> Self:
+    @property
+    def visibility_seconds(self) -> int:
+        """How long a message that a lambda has is hidden from others."""
+        return VISIBILITY_FACTOR * self.timeout_seconds + self.batching_window_seconds
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
         if self.batch_size > 10 and self.batching_window_seconds == 0:
-            raise ValueError("batching_window_seconds must be 1 or more when batch_size is more than 10")
-        return self
+            yield "batching_window_seconds", "it must be 1 or more when batch_size is more than 10"
+        hidden = VISIBILITY_FACTOR * self.timeout_seconds
+        most = self.retention_days * 86_400 // hidden
+        if self.receives_max > most:
+            why = (
+                f"it must be {most} at most: a message is hidden {VISIBILITY_FACTOR} × timeout_seconds = "
+                f"{hidden:,} s at each try, and would be dropped after retention_days before its last"
+            )
+            yield "receives_max", why
 
 
 class GarbageSettings(Section):
@@ -253,7 +262,7 @@ class _Compaction(Section):
 class EmrServerlessCompaction(_Compaction):
     """Compaction on EMR Serverless."""
 
-    engine: Literal["emr-serverless"] = setting()
+    engine: Literal["emr-serverless"] = setting(change="replacement")
     """`emr-serverless`, `emr-ec2-steps` or `emr-ec2-transient`."""
 
     vcpu_max: int = setting(64, ge=4, le=4_000)
@@ -262,20 +271,18 @@ class EmrServerlessCompaction(_Compaction):
     idle_minutes: int = setting(5, ge=1, le=10_080)
     """After how long without a run the application stops itself."""
 
-    worker_vcpu: Literal[1, 2, 4, 8, 16] = setting(4, change="nothing")
+    worker_vcpu: Literal[1, 2, 4, 8, 16] = setting(4)
     """The virtual CPUs of each executor, with 4 GB of memory to each."""
 
-    @model_validator(mode="after")
-    def _agrees(self) -> Self:
+    def contradictions(self) -> Iterator[tuple[str, str]]:
         if self.vcpu_max < 2 * self.worker_vcpu:
-            raise ValueError(
-                f"vcpu_max ({self.vcpu_max}) must be at least twice worker_vcpu ({self.worker_vcpu})"
-            )
-        return self
+            yield "vcpu_max", f"it must be at least twice worker_vcpu, which is {self.worker_vcpu}"
 
 
 class _Ec2Compaction(_Compaction):
-    instance_types: tuple[InstanceClass, ...] = setting(("m7g.xlarge", "m6g.xlarge"), min_length=1)
+    instance_types: tuple[InstanceClass, ...] = setting(
+        ("m7g.xlarge", "m6g.xlarge"), strict=False, min_length=1
+    )
     """The instance types of the cluster, the most wanted first, of the instance's architecture."""
 
     instances_max: int = setting(10, ge=1, le=500)
@@ -285,7 +292,7 @@ class _Ec2Compaction(_Compaction):
 class EmrStepsCompaction(_Ec2Compaction):
     """Compaction as steps on a cluster that scales, and ends when it is idle."""
 
-    engine: Literal["emr-ec2-steps"] = setting()
+    engine: Literal["emr-ec2-steps"] = setting(change="replacement")
     """`emr-serverless`, `emr-ec2-steps` or `emr-ec2-transient`."""
 
     idle_minutes: int = setting(15, ge=1, le=10_080)
@@ -295,7 +302,7 @@ class EmrStepsCompaction(_Ec2Compaction):
 class EmrTransientCompaction(_Ec2Compaction):
     """Compaction on a cluster of its own for each run."""
 
-    engine: Literal["emr-ec2-transient"] = setting()
+    engine: Literal["emr-ec2-transient"] = setting(change="replacement")
     """`emr-serverless`, `emr-ec2-steps` or `emr-ec2-transient`."""
 
 
@@ -320,18 +327,18 @@ class MaintenanceSettings(Section):
 class PauseSettings(Section):
     """`dormouse pause`, and what keeps a paused instance asleep when AWS starts its database."""
 
-    drain_seconds: int = setting(900, ge=0, le=86_400, change="nothing")
+    drain_seconds: int = setting(900, ge=0, le=86_400)
     """How long a pause waits for running commits and runs, before it cancels the runs."""
 
 
 class MonitoringSettings(Section):
     """Dashboard, alarms and a budget."""
 
-    email: str | None = setting(None, pattern=r"^[^@\s]+@[^@\s]+\.[^@\s]+$")
-    """Who gets the alarms; None: the topic has no subscriber until you add one."""
+    email: str | None = setting(None, change="replacement", pattern=pattern("email"))
+    """Who gets the alarms, once they confirm; left out, the topic has no subscriber until you add one."""
 
     budget_usd_month: float | None = setting(None, gt=0)
-    """The monthly budget whose excess is reported; None: no budget."""
+    """The monthly budget whose excess is reported; left out, there is no budget."""
 
     oldest_message_seconds_max: int = setting(300, ge=60, le=86_400)
     """The age of the oldest commit request that raises an alarm."""
@@ -348,13 +355,13 @@ class DeploymentSettings(Section):
     deployed when their table is in the file, which may be empty."""
 
     id: Id = setting(change="replacement")
-    """The name of the instance, one of its own in the account and region; 2 to 20 of a-z, 0-9 and -."""
+    """The name of the instance, one of its own in the account and region."""
 
-    account: str | None = setting(None, change="replacement", pattern=r"^\d{12}$")
-    """The AWS account; None: that of whoever deploys."""
+    account: str | None = setting(None, change="replacement", pattern=pattern("account"))
+    """The AWS account; left out, that of whoever deploys."""
 
-    region: str | None = setting(None, change="replacement", pattern=r"^[a-z]{2}(-[a-z]+)+-\d$")
-    """The AWS region; None: that of whoever deploys."""
+    region: str | None = setting(None, change="replacement", pattern=pattern("region"))
+    """The AWS region; left out, that of whoever deploys."""
 
     architecture: Literal["arm64", "x86_64"] = setting("arm64")
     """The processors of lambdas and of EMR."""
@@ -378,11 +385,25 @@ class DeploymentSettings(Section):
     pause: PauseSettings | None = setting(None)
     monitoring: MonitoringSettings | None = setting(None)
 
-    @model_validator(mode="after")
-    def _agrees(self) -> Self:
+    def contradictions(self) -> Iterator[tuple[str, str]]:
         if (self.account is None) != (self.region is None):
-            raise ValueError("account and region go together: give both, or neither")
-        own = {"aws", "dormouse"}
-        if bad := sorted(key for key in self.tags if key.partition(":")[0].lower() in own):
-            raise ValueError(f"tags must not begin with 'aws:' or 'dormouse:': {', '.join(bad)}")
-        return self
+            given, other = ("account", "region") if self.region is None else ("region", "account")
+            yield given, f"account and region go together: give {other} too, or neither"
+        yield from ((f"tags.{key}", why) for key, why in tag_problems(self.tags))
+        zones = [zone for zone in self.network.availability_zones if zone[:-1] != (self.region or zone[:-1])]
+        if zones:
+            yield "network.availability_zones", f"{zones[0]} is not of the region {self.region}"
+        types = getattr(self.compaction, "instance_types", ())
+        if wrong := [one for one in types if architecture_of(one) != self.architecture]:
+            yield (
+                "compaction.instance_types",
+                f'{", ".join(wrong)}: other processors than architecture = "{self.architecture}"',
+            )
+        if self.monitoring and self.commit:
+            window, age = self.commit.batching_window_seconds, self.monitoring.oldest_message_seconds_max
+            if age <= window + CONNECT_SECONDS_MAX:
+                yield (
+                    "monitoring.oldest_message_seconds_max",
+                    f"it must be more than commit.batching_window_seconds, {window}, and the "
+                    f"{CONNECT_SECONDS_MAX} s in which a database wakes: the alarm would never rest",
+                )

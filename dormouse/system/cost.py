@@ -12,7 +12,7 @@ from dormouse.system.prices import Prices, prices_of, vcpus
 
 
 def hourly(resources: Resources, live: Mapping[str, Any], region: str) -> list[tuple[str, float | None]]:
-    """What costs how much an hour as the instance is now: USD, or None where a price or a measure is not known.
+    """What costs how much an hour, as the instance is: USD, or None where no price or measure is known.
 
     `live` may have `database` (its status, like "available" or "stopped"), `instances` (the classes of its
     instances, like "db.r8g.large" or "db.serverless"), `acu` (the sum of their capacities), `database_gb`,

@@ -150,9 +150,7 @@ class _Month:
         yield self._always("database", f"Aurora storage, {assumed.database_gb:g} GB", storage)
         accesses = assumed.requests_million * assumed.io_per_request
         reads_and_writes = accesses * prices.aurora_io_million
-        yield self._in_use(
-            "database", f"Aurora I/O, {accesses:g} million", accesses * prices.aurora_io_million
-        )
+        yield self._in_use("database", f"Aurora I/O, {accesses:g} million", reads_and_writes)
         # As much as the database is free; the backups of more than a day are about as large as it is.
         if database.backup_days > 1:
             backup = assumed.database_gb * prices.aurora_backup_gb_month

@@ -1,0 +1,117 @@
+"""What the settings of a deployment are made of: tables, fields, and texts that must match a pattern."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+TAGS_MAX = 49
+"""AWS allows 50 tags; `dormouse:instance` is one."""
+
+Change = Literal["deploy", "replacement", "nothing"]
+
+
+def setting(default: Any = ..., *, change: Change = "deploy", **limits: Any) -> Any:
+    """A field, with what a change of it needs."""
+    return Field(default, json_schema_extra={"change": change}, **limits)
+
+
+PATTERNS = {
+    "id": (
+        r"^[a-z](-?[a-z0-9]){1,19}$",
+        "2 to 20 of a-z, 0-9 and -, first a letter, no - at the end or doubled",
+    ),
+    "account": (r"^\d{12}$", "the 12 digits of an AWS account"),
+    "region": (r"^[a-z]{2}(-[a-z]+)+-\d$", "an AWS region, like eu-west-1"),
+    "cidr": (
+        r"^\d{1,3}(\.\d{1,3}){3}/(1[6-9]|2[0-2])$",
+        "an IPv4 network of /16 to /22 whose address ends where its hosts begin, like 10.40.0.0/16",
+    ),
+    "vpc": (r"^vpc-([0-9a-f]{8}|[0-9a-f]{17})$", "the id of a VPC, like vpc-0a1b2c3d"),
+    "subnet": (
+        r"^subnet-([0-9a-f]{8}|[0-9a-f]{17})$",
+        "the id of a subnet, like subnet-0a1b2c3d",
+    ),
+    "route_table": (
+        r"^rtb-([0-9a-f]{8}|[0-9a-f]{17})$",
+        "the id of a route table, like rtb-0a1b2c3d",
+    ),
+    "zone": (r"^[a-z]{2}(-[a-z]+)+-\d[a-z]$", "an availability zone, like eu-west-1a"),
+    "instance": (
+        r"^[a-z][a-z0-9-]*\d[a-z0-9-]*\.([a-z]+|\d+xlarge)$",
+        "an instance class, like r8g.large",
+    ),
+    "email": (r"^[^@\s]+@[^@\s]+\.[^@\s]+$", "an e-mail address"),
+}
+"""What texts must match, and the same in words."""
+
+
+def pattern(name: str) -> str:
+    return PATTERNS[name][0]
+
+
+Id = Annotated[str, Field(pattern=pattern("id"))]
+VpcId = Annotated[str, Field(pattern=pattern("vpc"))]
+SubnetId = Annotated[str, Field(pattern=pattern("subnet"))]
+RouteTableId = Annotated[str, Field(pattern=pattern("route_table"))]
+ZoneName = Annotated[str, Field(pattern=pattern("zone"))]
+InstanceClass = Annotated[str, Field(pattern=pattern("instance"))]
+
+
+class Section(BaseModel):
+    """A table of the file; no key of it is ignored, and no text is taken for a number."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        hide_input_in_errors=True,
+    )
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        """Each setting that does not go with another, and why."""
+        return iter(())
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if problems := list(self.contradictions()):
+            text = "; ".join(f"{key}: {why}" for key, why in problems)
+            raise PydanticCustomError("contradiction", "{text}", {"text": text, "problems": problems})
+        return self
+
+
+def cidr_problem(cidr: str) -> str | None:
+    try:
+        network = ipaddress.IPv4Network(cidr, strict=False)
+    except ValueError:
+        return PATTERNS["cidr"][1]
+    if str(network) != cidr:
+        return f"the network that this address is in begins at {network}"
+    own = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
+    if not any(network.subnet_of(ipaddress.IPv4Network(each)) for each in own):
+        return f"it must be private: within {', '.join(own[:-1])} or {own[-1]}"
+    return None
+
+
+def tag_problems(tags: dict[str, str]) -> Iterator[tuple[str, str]]:
+    for key, value in tags.items():
+        if key.partition(":")[0].lower() in {"aws", "dormouse"}:
+            yield key, "a tag must not begin with aws: or dormouse:"
+        elif not re.fullmatch(r"[\w +\-=.:/@]{1,128}", key):
+            yield key, "the name of a tag must be 1 to 128 letters, digits, spaces and + - = . _ : / @"
+        elif not re.fullmatch(r"[\w +\-=.:/@]{0,256}", value):
+            yield key, "a tag must be 0 to 256 letters, digits, spaces and + - = . _ : / @"
+    if len(tags) > TAGS_MAX:
+        yield list(tags)[TAGS_MAX], f"there must be {TAGS_MAX} tags at most, not {len(tags)}"
+
+
+def architecture_of(instance_type: str) -> str:
+    """Graviton has a g after the generation: m7g, c7gn, im4gn, x2gd."""
+    return "arm64" if re.match(r"[a-z]+\d+g", instance_type) else "x86_64"
