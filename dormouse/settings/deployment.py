@@ -12,12 +12,26 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from dormouse.settings.compaction import (
+    CompactionSettings,
+    EmrServerlessCompaction,
+    EmrStepsCompaction,
+    EmrTransientCompaction,
+)
 from dormouse.settings.section import (
+    CONNECT_SECONDS_MAX,
+    LAMBDA_SECONDS_MAX,
+    VISIBILITY_FACTOR,
+    VISIBILITY_SECONDS_MAX,
+    Acu,
+    EveryMinutes,
     Id,
     InstanceClass,
+    MemoryMb,
     RouteTableId,
     Section,
     SubnetId,
+    TimeoutSeconds,
     VpcId,
     ZoneName,
     architecture_of,
@@ -27,16 +41,12 @@ from dormouse.settings.section import (
     tag_problems,
 )
 
-CONNECT_SECONDS_MAX = 30
-"""How long a lambda waits for a database that wakes; its timeout is longer."""
-
-LAMBDA_SECONDS_MAX = 900
-VISIBILITY_FACTOR = 6
-"""Messages stay invisible for so many timeouts of the lambda, as AWS advises."""
-MemoryMb = Annotated[int, Field(ge=128, le=10_240)]
-TimeoutSeconds = Annotated[int, Field(gt=CONNECT_SECONDS_MAX, le=LAMBDA_SECONDS_MAX)]
-EveryMinutes = Annotated[int, Field(ge=1, le=1_440)]
-Acu = Annotated[float, Field(multiple_of=0.5, le=256)]
+__all__ = [
+    "CONNECT_SECONDS_MAX", "LAMBDA_SECONDS_MAX", "VISIBILITY_FACTOR", "VISIBILITY_SECONDS_MAX", "CommitSettings",
+    "CompactionSettings", "DatabaseSettings", "DeploymentSettings", "EmrServerlessCompaction",
+    "EmrStepsCompaction", "EmrTransientCompaction", "FixedDatabase", "GarbageSettings", "MaintenanceSettings",
+    "MonitoringSettings", "NetworkSettings", "PauseSettings", "ServerlessDatabase", "StorageSettings",
+]  # fmt: skip
 
 
 class NetworkSettings(Section):
@@ -237,78 +247,6 @@ class GarbageSettings(Section):
 
     timeout_seconds: TimeoutSeconds = setting(300)
     """How long a round may take; what is left over waits for the next."""
-
-
-class _Compaction(Section):
-    every_minutes: EveryMinutes = setting(15)
-    """How often compaction jobs are made."""
-
-    jobs_max: int = setting(20_000, ge=1, le=100_000)
-    """How many jobs one run gets at most."""
-
-    run_minutes_max: int = setting(360, ge=10, le=2_880)
-    """After how long a run is cancelled; what it finished stays finished."""
-
-    memory_mb: MemoryMb = setting(1_024)
-    """The memory of the lambdas."""
-
-    timeout_seconds: TimeoutSeconds = setting(300)
-    """How long the lambda may take to make jobs."""
-
-    log_days: Literal[7, 14, 30, 60, 90, 180, 365] = setting(30)
-    """How long the logs of runs are kept."""
-
-
-class EmrServerlessCompaction(_Compaction):
-    """Compaction on EMR Serverless."""
-
-    engine: Literal["emr-serverless"] = setting(change="replacement")
-    """`emr-serverless`, `emr-ec2-steps` or `emr-ec2-transient`."""
-
-    vcpu_max: int = setting(64, ge=4, le=4_000)
-    """The most virtual CPUs of the application at once; memory and disk follow from it."""
-
-    idle_minutes: int = setting(5, ge=1, le=10_080)
-    """After how long without a run the application stops itself."""
-
-    worker_vcpu: Literal[1, 2, 4, 8, 16] = setting(4)
-    """The virtual CPUs of each executor, with 4 GB of memory to each."""
-
-    def contradictions(self) -> Iterator[tuple[str, str]]:
-        if self.vcpu_max < 2 * self.worker_vcpu:
-            yield "vcpu_max", f"it must be at least twice worker_vcpu, which is {self.worker_vcpu}"
-
-
-class _Ec2Compaction(_Compaction):
-    instance_types: tuple[InstanceClass, ...] = setting(
-        ("m7g.xlarge", "m6g.xlarge"), strict=False, min_length=1
-    )
-    """The instance types of the cluster, the most wanted first, of the instance's architecture."""
-
-    instances_max: int = setting(10, ge=1, le=500)
-    """The most core instances."""
-
-
-class EmrStepsCompaction(_Ec2Compaction):
-    """Compaction as steps on a cluster that scales, and ends when it is idle."""
-
-    engine: Literal["emr-ec2-steps"] = setting(change="replacement")
-    """`emr-serverless`, `emr-ec2-steps` or `emr-ec2-transient`."""
-
-    idle_minutes: int = setting(15, ge=1, le=10_080)
-    """After how long without a step the cluster ends."""
-
-
-class EmrTransientCompaction(_Ec2Compaction):
-    """Compaction on a cluster of its own for each run."""
-
-    engine: Literal["emr-ec2-transient"] = setting(change="replacement")
-    """`emr-serverless`, `emr-ec2-steps` or `emr-ec2-transient`."""
-
-
-CompactionSettings = Annotated[
-    EmrServerlessCompaction | EmrStepsCompaction | EmrTransientCompaction, Field(discriminator="engine")
-]
 
 
 class MaintenanceSettings(Section):

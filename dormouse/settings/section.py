@@ -10,6 +10,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+CONNECT_SECONDS_MAX = 30
+"""How long a lambda waits for a database that wakes; its timeout is longer."""
+
+LAMBDA_SECONDS_MAX = 900
+VISIBILITY_FACTOR = 6
+"""Messages stay invisible for so many timeouts of the lambda, as AWS advises."""
+
+VISIBILITY_SECONDS_MAX = 12 * 3600
 TAGS_MAX = 49
 """AWS allows 50 tags; `dormouse:instance` is one."""
 
@@ -61,6 +69,10 @@ SubnetId = Annotated[str, Field(pattern=pattern("subnet"))]
 RouteTableId = Annotated[str, Field(pattern=pattern("route_table"))]
 ZoneName = Annotated[str, Field(pattern=pattern("zone"))]
 InstanceClass = Annotated[str, Field(pattern=pattern("instance"))]
+MemoryMb = Annotated[int, Field(ge=128, le=10_240)]
+TimeoutSeconds = Annotated[int, Field(gt=CONNECT_SECONDS_MAX, le=LAMBDA_SECONDS_MAX)]
+EveryMinutes = Annotated[int, Field(ge=1, le=1_440)]
+Acu = Annotated[float, Field(multiple_of=0.5, le=256)]
 
 
 class Section(BaseModel):
