@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_logs as logs
 from aws_cdk import aws_rds as rds
+from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
 from dormouse.settings.deployment import DeploymentSettings, ServerlessDatabase
-from dormouse.settings.resources import DatabaseResources
+from dormouse.settings.resources import PREFIX, DatabaseResources
 from stacks.acknowledge import acknowledge
 from stacks.constructs.database_proxy import DatabaseProxy, user_arns
 from stacks.constructs.retention import retention
@@ -28,6 +31,10 @@ ADMINISTRATOR = "dormouse_admin"
 RUN_ROLE = "dormouse_run"
 OWNER_ROLE = "dormouse_owner"
 ROLES = (RUN_ROLE, OWNER_ROLE)
+
+Fact = Literal["cluster", "endpoint", "host", "login", "secret"]
+"""Its identifier, its endpoint, where clients connect to, the resource that IAM lets them log in to, and the
+ARN of the master user's secret."""
 
 
 def parameters(idle_session_seconds: int) -> dict[str, str]:
@@ -48,7 +55,7 @@ def parameters(idle_session_seconds: int) -> dict[str, str]:
 
 
 class DatabaseStack(InstanceStack):
-    """Roles log in with IAM tokens over TLS; nobody but `allow_from` comes near."""
+    """Roles log in with IAM tokens over TLS; whoever is not let in does not come near."""
 
     def __init__(self, scope: Construct, settings: DeploymentSettings, network: NetworkStack) -> None:
         super().__init__(scope, "database", settings, description="database", stateful=True)
@@ -64,52 +71,59 @@ class DatabaseStack(InstanceStack):
             self,
             "SecurityGroup",
             vpc=self.placement.vpc,
-            description=f"{self.stack_name}: cluster",
+            description=f"{self.stack_name}: cluster and proxy",
             allow_all_outbound=False,
         )
         self.cluster = self._cluster()
         self._keep_logs()
         self.proxy = (
             DatabaseProxy(
-                self, "Proxy", cluster=self.cluster, cluster_port=PORT, users=ROLES, placement=self.placement
+                self,
+                "Proxy",
+                cluster=self.cluster,
+                users=ROLES,
+                placement=self.placement,
+                security_group=self.security_group,
             )
             if settings.database.proxy
             else None
         )
+        if self.proxy is not None:
+            self.security_group.connections.allow_internally(ec2.Port.tcp(PORT), "the proxy to the cluster")
         self._tell()
-
-    @property
-    def secret_arn(self) -> str:
-        """The master user's secret."""
-        assert self.cluster.secret is not None  # noqa: S101
-        return self.cluster.secret.secret_arn
 
     @property
     def port(self) -> int:
         """That of the proxy if there is one."""
         return PORT if self.proxy is None else self.proxy.port
 
-    def dsn(self, role: str) -> str:
-        """What clients connect with."""
-        if self.proxy is None:
-            host, suffix = self.cluster.cluster_endpoint.hostname, ""
-        else:
-            host, suffix = self.proxy.endpoint, "&proxy=true"
-        return f"rds-iam://{role}@{host}:{self.port}/{NAME}?region={self.region}{suffix}"
+    def fact(self, stack: cdk.Stack, name: Fact) -> str:
+        """What another stack needs to know of this one.
+
+        By a parameter, which each deploy reads anew: an export that others use can not change, and so no
+        cluster be replaced, as by one from a snapshot.
+        """
+        stack.add_stack_dependency(self, "parameters of the database")
+        return ssm.StringParameter.value_for_string_parameter(stack, self._parameter_name(name))
+
+    def dsn(self, stack: cdk.Stack, role: str) -> str:
+        """What clients of another stack connect with."""
+        proxy = "" if self.proxy is None else "&proxy=true"
+        return f"rds-iam://{role}@{self.fact(stack, 'host')}:{self.port}/{NAME}?region={stack.region}{proxy}"
 
     def let_in(self, role: str, security_group: ec2.SecurityGroup, grantee: iam.Role) -> None:
         """Lets a security group and an IAM role of another stack connect as a database role."""
-        group, resource_id = self.security_group, self.cluster.cluster_resource_identifier
-        if self.proxy is not None:
-            group, resource_id = self.proxy.security_group, self.proxy.resource_id
-        security_group.connections.allow_to(group, ec2.Port.tcp(self.port), "the database")
-        grantee.add_to_policy(
-            iam.PolicyStatement(actions=["rds-db:connect"], resources=user_arns(self, resource_id, [role]))
-        )
+        stack = cdk.Stack.of(grantee)
+        users = user_arns(stack, self.fact(stack, "login"), [role])
+        security_group.connections.allow_to(self.security_group, ec2.Port.tcp(self.port), "the database")
+        grantee.add_to_policy(iam.PolicyStatement(actions=["rds-db:connect"], resources=users))
 
     def let_in_directly(self, security_group: ec2.SecurityGroup) -> None:
         """Lets a security group of another stack connect to the cluster itself, past a proxy."""
         security_group.connections.allow_to(self.security_group, ec2.Port.tcp(PORT), "the database")
+
+    def _parameter_name(self, name: Fact) -> str:
+        return f"{PREFIX}/{self.settings.id}/database/{name}"
 
     def _cluster(self) -> rds.DatabaseCluster:
         settings = self.settings.database
@@ -181,29 +195,28 @@ class DatabaseStack(InstanceStack):
                 child.node.add_dependency(log_group)
 
     def _tell(self) -> None:
-        """Exports all that other stacks may use, so that none of them changes this one."""
-        for value in (
-            self.cluster.cluster_identifier,
-            self.cluster.cluster_resource_identifier,
-            self.cluster.cluster_endpoint.hostname,
-            self.security_group.security_group_id,
-            self.secret_arn,
-        ):
-            self.export_value(value)
-        if self.proxy is not None:
-            for value in (
-                self.proxy.endpoint,
-                self.proxy.arn,
-                self.proxy.security_group.security_group_id,
-            ):
-                self.export_value(value)
+        cluster, proxy = self.cluster, self.proxy
+        assert cluster.secret is not None  # noqa: S101
+        facts: dict[Fact, str] = {
+            "cluster": cluster.cluster_identifier,
+            "endpoint": cluster.cluster_endpoint.hostname,
+            "host": cluster.cluster_endpoint.hostname if proxy is None else proxy.endpoint,
+            "login": cluster.cluster_resource_identifier if proxy is None else proxy.resource_id,
+            "secret": cluster.secret.secret_arn,
+        }
+        scope = Construct(self, "Facts")
+        for name, value in facts.items():
+            ssm.StringParameter(
+                scope, name.capitalize(), parameter_name=self._parameter_name(name), string_value=value
+            )
+        self.export_value(self.security_group.security_group_id)
         self.describe(
             DatabaseResources(
-                cluster=self.cluster.cluster_identifier,
+                cluster=cluster.cluster_identifier,
                 kind=self.settings.database.kind,
-                endpoint=self.cluster.cluster_endpoint.hostname,
+                endpoint=cluster.cluster_endpoint.hostname,
                 port=self.port,
                 name=NAME,
-                proxy=self.proxy.endpoint if self.proxy is not None else None,
+                proxy=proxy.endpoint if proxy is not None else None,
             )
         )

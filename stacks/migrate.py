@@ -43,7 +43,7 @@ class MigrateStack(InstanceStack):
         assert lambda_.security_group is not None  # noqa: S101
         let_out_to_s3(lambda_.security_group)
         database.let_in_directly(lambda_.security_group)
-        secret = database.secret_arn
+        secret = database.fact(self, "secret")
         migration = cdk.CustomResource(
             self,
             "Migration",
@@ -51,7 +51,7 @@ class MigrateStack(InstanceStack):
             service_token=lambda_.function.function_arn,
             service_timeout=cdk.Duration.seconds(TIMEOUT_SECONDS),
             properties={
-                "Host": database.cluster.cluster_endpoint.hostname,
+                "Host": database.fact(self, "endpoint"),
                 "Port": str(PORT),
                 "Database": NAME,
                 "User": f"{{{{resolve:secretsmanager:{secret}:SecretString:username}}}}",

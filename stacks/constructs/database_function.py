@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
 from constructs import Construct
 
@@ -46,7 +47,7 @@ class DatabaseFunction(Function):
             timeout_seconds=timeout_seconds,
             environment=environment.variables(
                 instance_id=settings.id,
-                dsn=database.dsn(database_role),
+                dsn=database.dsn(cdk.Stack.of(scope), database_role),
                 objects=storage.objects,
                 **(values or {}),
             ),

@@ -30,7 +30,8 @@ def user_arns(stack: cdk.Stack, resource_id: str, users: Iterable[str]) -> list[
 
 
 class DatabaseProxy(Construct):
-    """`security_group` lets in whom it is told to; `resource_id` is for `user_arns`."""
+    """`security_group` is also that of the cluster, so that the proxy can come and go; `resource_id` is for
+    `user_arns`."""
 
     def __init__(
         self,
@@ -38,9 +39,9 @@ class DatabaseProxy(Construct):
         construct_id: str,
         *,
         cluster: rds.DatabaseCluster,
-        cluster_port: int,
         users: Iterable[str],
         placement: Placement,
+        security_group: ec2.ISecurityGroup,
     ) -> None:
         super().__init__(scope, construct_id)
         stack = cdk.Stack.of(self)
@@ -51,14 +52,6 @@ class DatabaseProxy(Construct):
                 resources=user_arns(stack, cluster.cluster_resource_identifier, users),
             )
         )
-        self.security_group = ec2.SecurityGroup(
-            self,
-            "SecurityGroup",
-            vpc=placement.vpc,
-            description=f"{stack.stack_name}: proxy",
-            allow_all_outbound=False,
-        )
-        self.security_group.connections.allow_to(cluster, ec2.Port.tcp(cluster_port), "the cluster")
         proxy = rds.DatabaseProxy(
             self,
             "Proxy",
@@ -69,9 +62,8 @@ class DatabaseProxy(Construct):
             role=role,
             vpc=placement.vpc,
             vpc_subnets=ec2.SubnetSelection(subnets=placement.subnets),
-            security_groups=[self.security_group],
+            security_groups=[security_group],
         )
         self.endpoint = proxy.endpoint
         self.port = PORT
-        self.arn = proxy.db_proxy_arn
         self.resource_id = cdk.Fn.select(6, cdk.Fn.split(":", proxy.db_proxy_arn))
