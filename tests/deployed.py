@@ -7,9 +7,12 @@ import itertools
 import json
 import zipfile
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import boto3
+from botocore.stub import Stubber
+from moto.emrserverless.models import emrserverless_backends
 
 from dormouse.settings import resources
 from dormouse.settings.resources import (
@@ -47,6 +50,19 @@ class FakeClock:
     @property
     def clock(self) -> Clock:
         return Clock(lambda: self.seconds, self.sleep)
+
+
+class Session(boto3.session.Session):
+    """To make a client takes long; this one keeps them."""
+
+    @cached_property
+    def _clients(self) -> dict[str, Any]:
+        return {}
+
+    def client(self, service_name: str, **options: Any) -> Any:  # type: ignore[override]
+        if service_name not in self._clients:
+            self._clients[service_name] = super().client(service_name, **options)
+        return self._clients[service_name]
 
 
 @dataclass
@@ -105,7 +121,7 @@ def deploy(
     instance_id: str = "dev", *, engine: Engine = "emr-serverless", serverless: bool = True
 ) -> Deployed:
     """Everything that pause and resume know, running."""
-    session = boto3.session.Session(region_name=REGION)
+    session = Session(region_name=REGION)
     queues, mappings, function = _commit(session, instance_id)
     names = {stack: f"dormouse-{instance_id}-{stack}" for stack in ("garbage", "compaction", "maintenance")}
     keeper = f"dormouse-{instance_id}-keeper"
@@ -207,7 +223,24 @@ def start_job_run(deployed: Deployed) -> str:
         executionRoleArn="arn:aws:iam::123456789012:role/r",
         jobDriver={"sparkSubmit": {"entryPoint": "s3://data/run.py"}},
     )  # fmt: skip
+    emrserverless_backends["123456789012"][REGION].job_runs[str(deployed.application)][-1].state = "RUNNING"
     return str(started["jobRunId"])
+
+
+def job_run_state(deployed: Deployed, run: str) -> str:
+    """As AWS lists it; moto ends a run when its state is asked for otherwise."""
+    listed = deployed.client("emr-serverless").list_job_runs(applicationId=deployed.application)["jobRuns"]
+    return str(next(one["state"] for one in listed if one["id"] == run))
+
+
+def receive_request(deployed: Deployed) -> str:
+    """Sends a commit request that some lambda seems to work on; its receipt."""
+    functions, sqs, url = deployed.client("lambda"), deployed.client("sqs"), deployed.queues[0]
+    functions.update_event_source_mapping(UUID=deployed.mappings[0], Enabled=False)  # moto would invoke it
+    sqs.send_message(QueueUrl=url, MessageBody="a request")
+    message = sqs.receive_message(QueueUrl=url, VisibilityTimeout=3_600)["Messages"][0]
+    functions.update_event_source_mapping(UUID=deployed.mappings[0], Enabled=True)
+    return str(message["ReceiptHandle"])
 
 
 def start_emr_cluster(deployed: Deployed, name: str | None = None) -> str:
@@ -219,3 +252,26 @@ def start_emr_cluster(deployed: Deployed, name: str | None = None) -> str:
         },
     )  # fmt: skip
     return str(started["JobFlowId"])
+
+
+class StubSession:
+    """Clients whose answers are given; one for each service."""
+
+    def __init__(self) -> None:
+        session = boto3.session.Session("key", "secret", region_name=REGION)
+        self._session, self._stubs = session, dict[str, tuple[Any, Stubber]]()
+
+    def client(self, service: str, **options: Any) -> Any:
+        if service not in self._stubs:
+            made = self._session.client(service, **options)
+            self._stubs[service] = (made, Stubber(made))
+            self._stubs[service][1].activate()
+        return self._stubs[service][0]
+
+    def stub(self, service: str) -> Stubber:
+        self.client(service)
+        return self._stubs[service][1]
+
+    def assert_all_were_asked(self) -> None:
+        for _, stub in self._stubs.values():
+            stub.assert_no_pending_responses()

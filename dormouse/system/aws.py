@@ -34,9 +34,9 @@ _BUSY = {
 """The resource is being changed: the same request may succeed later."""
 
 MISSING = {
-    "ClusterNotFound", "DBClusterNotFoundFault", "ExecutionDoesNotExist", "ParameterNotFound",
-    "ResourceNotFoundException", "StateMachineDoesNotExist", "AWS.SimpleQueueService.NonExistentQueue",
-    "QueueDoesNotExist",
+    "AWS.SimpleQueueService.NonExistentQueue", "DBClusterNotFoundFault", "DBInstanceNotFound",
+    "DBInstanceNotFoundFault", "ExecutionDoesNotExist", "ParameterNotFound", "QueueDoesNotExist",
+    "ResourceNotFoundException", "StateMachineDoesNotExist",
 }  # fmt: skip
 
 

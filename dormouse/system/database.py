@@ -52,17 +52,20 @@ def start(aws: Aws, cluster: str) -> bool:
     return aws.ask("rds", "start_db_cluster", DBClusterIdentifier=cluster)
 
 
-def usable_status(instance: DeployedInstance) -> str:
-    """The state of the cluster; raises InstanceError in those that only people can end."""
-    status = cluster_status(instance.aws, instance.cluster)
-    if status is None:
+def usable(instance: DeployedInstance) -> Any:
+    """The cluster as RDS describes it; raises InstanceError in the states that only people can end."""
+    cluster = describe(instance.aws, instance.cluster)
+    if cluster is None:
         raise InstanceError(f"the database cluster {instance.cluster} is gone: restore it from a backup")
-    if status in HOPELESS:
-        advice = (
-            "enable its KMS key, and restore it" if status.startswith("inaccessible") else "see it in RDS"
-        )
+    if (status := str(cluster["Status"])) in HOPELESS:
+        advice = "restore it, with its KMS key" if status.startswith("inaccessible") else "see it in RDS"
         raise InstanceError(f"the database cluster {instance.cluster} is {status}: {advice}")
-    return status
+    return cluster
+
+
+def usable_status(instance: DeployedInstance) -> str:
+    """Like `usable`, its state only."""
+    return str(usable(instance)["Status"])
 
 
 @dataclass(frozen=True)
@@ -94,22 +97,18 @@ class StartDatabase:
     name = "start the database"
 
     def left(self, waited: float) -> Sequence[Left]:
-        aws, cluster = self.instance.aws, self.instance.cluster
-        status = usable_status(self.instance)
+        cluster = usable(self.instance)
+        name, status = cluster["DBClusterIdentifier"], cluster["Status"]
         if status in SERVES:
-            writer = self._writer_status()
-            return (
-                [] if writer in SERVES or writer is None else [Left(f"the writer of {cluster} is {writer}")]
-            )
-        ask = partial(start, aws, cluster) if status in ASLEEP else None
-        return [Left(f"cluster {cluster} is {status}", ask)]
+            writer = self._writer_status(cluster)
+            return [] if writer is None or writer in SERVES else [Left(f"the writer of {name} is {writer}")]
+        ask = partial(start, self.instance.aws, name) if status in ASLEEP else None
+        return [Left(f"cluster {name} is {status}", ask)]
 
-    def _writer_status(self) -> str | None:
+    def _writer_status(self, cluster: Any) -> str | None:
         """None if there is no writer to wait for."""
-        found = describe(self.instance.aws, self.instance.cluster)
-        members = found["DBClusterMembers"] if found else []
-        writers = [one["DBInstanceIdentifier"] for one in members if one.get("IsClusterWriter")]
-        if not writers:
-            return None
-        seen = self.instance.aws.look("rds", "describe_db_instances", DBInstanceIdentifier=writers[0])
-        return str(seen["DBInstances"][0]["DBInstanceStatus"]) if seen and seen["DBInstances"] else None
+        members = cluster.get("DBClusterMembers", ())
+        for writer in (one["DBInstanceIdentifier"] for one in members if one.get("IsClusterWriter")):
+            seen = self.instance.aws.look("rds", "describe_db_instances", DBInstanceIdentifier=writer)
+            return str(seen["DBInstances"][0]["DBInstanceStatus"]) if seen else None
+        return None

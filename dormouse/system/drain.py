@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ REPORT_SECONDS = 300.0
 """How long a state machine may take to report a run that was cancelled, before it is stopped too."""
 
 INVOCATION_SLACK_SECONDS = 30.0
+UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 JOB_RUNS_LIVE = ("SUBMITTED", "PENDING", "SCHEDULED", "RUNNING", "CANCELLING", "QUEUED")
 CLUSTERS_LIVE = ("STARTING", "BOOTSTRAPPING", "RUNNING", "WAITING")
 STEPS_LIVE = ("PENDING", "RUNNING", "CANCEL_PENDING")
@@ -57,7 +59,8 @@ def clusters(instance: DeployedInstance) -> list[Any]:
     if told is None or told.cluster_name is None:
         return []
     live = instance.aws.all("emr", "list_clusters", "Clusters", ClusterStates=list(CLUSTERS_LIVE))
-    return [one for one in live if one["Name"] == told.cluster_name]
+    name = re.compile(rf"{re.escape(told.cluster_name)}(\W{UUID})?")  # of a run of its own, or of all
+    return [one for one in live if name.fullmatch(one["Name"])]
 
 
 def executions(instance: DeployedInstance) -> list[str]:

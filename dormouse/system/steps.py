@@ -146,4 +146,4 @@ class Report:
 
     @property
     def changed(self) -> bool:
-        return any(step.outcome != "already" for step in self.steps)
+        return any(step.outcome == "done" and step.what for step in self.steps)

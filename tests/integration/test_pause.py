@@ -7,20 +7,31 @@ from collections.abc import Iterator
 import pytest
 from moto import mock_aws
 
-from dormouse.system.pause import pause
+from dormouse.errors import InstanceError
+from dormouse.settings import resources
+from dormouse.system.pause import WITHOUT_STACK, pause
 from tests.deployed import (
     PAUSED,
     RUNNING,
     Deployed,
     FakeClock,
     deploy,
+    job_run_state,
+    receive_request,
+    start_emr_cluster,
+    start_job_run,
 )
 
 
 @pytest.fixture
-def deployed() -> Iterator[Deployed]:
+def moto() -> Iterator[None]:
     with mock_aws(config={"lambda": {"use_docker": False}}):
-        yield deploy()
+        yield
+
+
+@pytest.fixture
+def deployed(moto: None) -> Deployed:
+    return deploy()
 
 
 @pytest.fixture
@@ -28,9 +39,7 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-def test_everything_is_switched_off_and_the_rule_that_keeps_it_asleep_is_left(
-    deployed: Deployed, clock: FakeClock
-) -> None:
+def test_all_is_switched_off_but_the_rule_that_keeps_it_asleep(deployed: Deployed, clock: FakeClock) -> None:
     assert deployed.state() == RUNNING
     report = pause(deployed.find(), clock=clock.clock)
     assert deployed.state() == PAUSED
@@ -38,3 +47,147 @@ def test_everything_is_switched_off_and_the_rule_that_keeps_it_asleep_is_left(
     assert [one.step for one in report.steps if one.outcome == "already"] == [
         "let running commits end", "let runs end", "enable the rule that keeps the database asleep",
     ]  # fmt: skip
+    assert report.changed
+
+
+def test_what_is_paused_may_be_paused_again(deployed: Deployed, clock: FakeClock) -> None:
+    pause(deployed.find(), clock=clock.clock)
+    report = pause(deployed.find(), wait=True, clock=clock.clock)
+    assert [one.step for one in report.steps if one.outcome != "already"] == ["verify"]
+    assert not report.changed
+
+
+def test_what_is_half_paused_is_paused_wholly(deployed: Deployed, clock: FakeClock) -> None:
+    deployed.client("events").disable_rule(Name=deployed.rules[1])
+    deployed.client("events").disable_rule(Name=deployed.keeper)
+    deployed.client("rds").stop_db_cluster(DBClusterIdentifier=deployed.cluster)
+    report = pause(deployed.find(), clock=clock.clock)
+    assert deployed.state() == PAUSED
+    done = {one.step: one.what for one in report.steps if one.outcome == "done"}
+    assert len(done["disable the schedules"]) == 2
+    assert "stop the database" not in done
+
+
+def test_a_dry_run_changes_nothing(deployed: Deployed, clock: FakeClock) -> None:
+    start_job_run(deployed)
+    report = pause(deployed.find(), dry_run=True, clock=clock.clock)
+    assert deployed.state() == RUNNING
+    assert (report.desired, report.database, report.dry_run) == ("running", "available", True)
+    assert {one.outcome for one in report.steps} == {"would", "already"}
+    assert any("rule" not in what and "job run" in what for one in report.steps for what in one.what)
+
+
+def test_messages_stay_in_their_queues(deployed: Deployed, clock: FakeClock) -> None:
+    sqs = deployed.client("sqs")
+    pause(deployed.find(), clock=clock.clock)
+    sqs.send_message(QueueUrl=deployed.queues[0], MessageBody="a request")
+    pause(deployed.find(), clock=clock.clock)
+    assert sqs.receive_message(QueueUrl=deployed.queues[0])["Messages"][0]["Body"] == "a request"
+
+
+def test_requests_that_lambdas_have_are_waited_for(deployed: Deployed, clock: FakeClock) -> None:
+    receipt, sqs, url = receive_request(deployed), deployed.client("sqs"), deployed.queues[0]
+    clock.at.append((20.0, lambda: sqs.delete_message(QueueUrl=url, ReceiptHandle=receipt)))
+    report = pause(deployed.find(), clock=clock.clock)
+    step = next(one for one in report.steps if one.step == "let running commits end")
+    assert step.outcome == "done" and 20 <= step.seconds < 40
+    assert deployed.state() == PAUSED
+
+
+def test_no_request_is_waited_for_longer_than_a_lambda_works(deployed: Deployed, clock: FakeClock) -> None:
+    receive_request(deployed)
+    report = pause(deployed.find(), drain_seconds=3_000, clock=clock.clock)
+    step = next(one for one in report.steps if one.step == "let running commits end")
+    assert 150 <= step.seconds < 170  # its timeout is 120 s
+    early = pause(deployed.find(), drain_seconds=0, clock=clock.clock)
+    assert all(one.seconds == 0 for one in early.steps)
+
+
+def test_job_runs_are_cancelled_after_the_deadline(deployed: Deployed, clock: FakeClock) -> None:
+    run = start_job_run(deployed)
+    pause(deployed.find(), drain_seconds=100, clock=clock.clock)
+    assert 100 <= clock.seconds < 130
+    assert job_run_state(deployed, run) == "CANCELLED"
+    assert deployed.state() == PAUSED
+
+
+def test_executions_get_time_to_report_before_they_are_stopped(deployed: Deployed, clock: FakeClock) -> None:
+    machines = deployed.client("stepfunctions")
+    arn = machines.start_execution(stateMachineArn=deployed.machine)["executionArn"]
+    run = start_job_run(deployed)
+    pause(deployed.find(), drain_seconds=100, clock=clock.clock)
+    assert 400 <= clock.seconds < 430
+    assert machines.describe_execution(executionArn=arn)["status"] == "ABORTED"
+    assert job_run_state(deployed, run) == "CANCELLED"
+
+
+def test_runs_that_end_are_not_cancelled(deployed: Deployed, clock: FakeClock) -> None:
+    machines = deployed.client("stepfunctions")
+    arn = machines.start_execution(stateMachineArn=deployed.machine)["executionArn"]
+    clock.at.append((30.0, lambda: machines.stop_execution(executionArn=arn, cause="its own end")))
+    pause(deployed.find(), drain_seconds=100, clock=clock.clock)
+    assert 30 <= clock.seconds < 60
+
+
+@pytest.mark.parametrize("engine", ["emr-ec2-steps", "emr-ec2-transient"])
+def test_clusters_of_emr_are_terminated_and_those_of_others_are_not(
+    moto: None, clock: FakeClock, engine: str
+) -> None:
+    deployed, other = deploy(engine=engine), deploy("dev-2", engine=engine)  # type: ignore[arg-type]
+    name, run = str(deployed.emr_name), "6f2d3c0e-5a3d-4a58-9d0f-7f2c5f0e3b11"
+    ours = [start_emr_cluster(deployed), start_emr_cluster(deployed, f"{name}-{run}")]
+    theirs = [start_emr_cluster(other), start_emr_cluster(other, f"{name}-2-compaction")]
+    emr = deployed.client("emr")
+    step = {"Name": "run", "HadoopJarStep": {"Jar": "command-runner.jar"}}
+    emr.add_job_flow_steps(JobFlowId=ours[0], Steps=[step])
+    pause(deployed.find(), drain_seconds=0, clock=clock.clock)
+    states = [emr.describe_cluster(ClusterId=one)["Cluster"]["Status"]["State"] for one in (*ours, *theirs)]
+    assert states == ["TERMINATED", "TERMINATED", "WAITING", "WAITING"]
+
+
+def test_one_instance_is_paused_and_another_is_not(moto: None, clock: FakeClock) -> None:
+    first, second = deploy("one", serverless=False), deploy("one-more")
+    pause(first.find(), clock=clock.clock)
+    assert (first.state(), second.state()) == (PAUSED, RUNNING)
+
+
+def test_what_is_gone_is_as_good_as_off(deployed: Deployed, clock: FakeClock) -> None:
+    deployed.client("events").delete_rule(Name=deployed.rules.pop())
+    deployed.client("lambda").delete_event_source_mapping(UUID=deployed.mappings.pop())
+    deployed.client("sqs").delete_queue(QueueUrl=deployed.queues[0])
+    pause(deployed.find(), clock=clock.clock)
+    assert deployed.state() == PAUSED
+
+
+def test_without_a_database_nothing_is_changed(deployed: Deployed, clock: FakeClock) -> None:
+    rds = deployed.client("rds")
+    rds.delete_db_instance(DBInstanceIdentifier=f"{deployed.cluster}-writer", SkipFinalSnapshot=True)
+    rds.delete_db_cluster(DBClusterIdentifier=deployed.cluster, SkipFinalSnapshot=True)
+    with pytest.raises(InstanceError, match="is gone: restore it"):
+        pause(deployed.find(), clock=clock.clock)
+    assert deployed.find().desired == "running"
+
+
+def test_who_pauses_is_told_when_nothing_keeps_it_asleep(deployed: Deployed, clock: FakeClock) -> None:
+    deployed.client("ssm").delete_parameter(Name=resources.resources_parameter("dev", "pause"))
+    assert pause(deployed.find(), clock=clock.clock).notes == (WITHOUT_STACK,)
+
+
+def test_a_pause_ends_when_somebody_resumes_meanwhile(deployed: Deployed, clock: FakeClock) -> None:
+    start_job_run(deployed)
+    name, ssm = resources.state_parameter("dev"), deployed.client("ssm")
+    clock.at.append((10.0, lambda: ssm.put_parameter(Name=name, Value="running", Overwrite=True)))
+    with pytest.raises(InstanceError, match="somebody resumed the instance meanwhile"):
+        pause(deployed.find(), clock=clock.clock)
+    state = deployed.state()
+    assert (state["desired"], state["database"], state["spark"]) == ("running", "available", "STARTED")
+
+
+def test_what_somebody_switches_on_during_a_pause_is_named(deployed: Deployed, clock: FakeClock) -> None:
+    start_job_run(deployed)
+    events = deployed.client("events")
+    clock.at.append((10.0, lambda: events.enable_rule(Name=deployed.rules[0])))
+    with pytest.raises(InstanceError, match=f"{deployed.rules[0]} is enabled"):
+        pause(deployed.find(), clock=clock.clock)
+    pause(deployed.find(), clock=clock.clock)
+    assert deployed.state() == PAUSED

@@ -1,0 +1,137 @@
+"""Resuming a deployed instance, in moto; and both, interrupted at every call of AWS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from botocore.client import BaseClient
+from moto import mock_aws
+
+from dormouse.errors import InstanceError
+from dormouse.settings import resources
+from dormouse.system.pause import pause
+from dormouse.system.resume import resume
+from tests.deployed import PAUSED, RUNNING, Deployed, FakeClock, deploy
+
+AWAKE = {**RUNNING, "spark": "STOPPED"}  # the application starts itself with the first run
+
+
+@pytest.fixture
+def deployed() -> Iterator[Deployed]:
+    with mock_aws(config={"lambda": {"use_docker": False}}):
+        yield deploy()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+def test_all_is_switched_on_again(deployed: Deployed, clock: FakeClock) -> None:
+    pause(deployed.find(), clock=clock.clock)
+    report = resume(deployed.find(), clock=clock.clock)
+    assert deployed.state() == AWAKE
+    assert (report.database, report.desired, report.changed) == ("available", "running", True)
+    assert [one.step for one in report.steps] == [
+        "write the desired state: running", "start the database", "enable the mappings of the queues",
+        "enable the schedules", "verify",
+    ]  # fmt: skip
+
+
+def test_what_runs_may_be_resumed(deployed: Deployed, clock: FakeClock) -> None:
+    report = resume(deployed.find(), clock=clock.clock)
+    assert deployed.state() == RUNNING
+    assert not report.changed
+
+
+def test_what_is_half_paused_is_resumed(deployed: Deployed, clock: FakeClock) -> None:
+    deployed.client("events").disable_rule(Name=deployed.rules[1])
+    deployed.client("lambda").update_event_source_mapping(UUID=deployed.mappings[0], Enabled=False)
+    resume(deployed.find(), clock=clock.clock)
+    assert deployed.state() == RUNNING
+
+
+def test_a_dry_run_changes_nothing(deployed: Deployed, clock: FakeClock) -> None:
+    pause(deployed.find(), clock=clock.clock)
+    report = resume(deployed.find(), dry_run=True, clock=clock.clock)
+    assert deployed.state() == PAUSED
+    assert [one.outcome for one in report.steps] == ["would"] * 4
+
+
+def test_messages_that_came_meanwhile_are_there(deployed: Deployed, clock: FakeClock) -> None:
+    pause(deployed.find(), clock=clock.clock)
+    sqs = deployed.client("sqs")
+    for number in range(10):
+        sqs.send_message(QueueUrl=deployed.queues[1], MessageBody=str(number))
+    resume(deployed.find(), clock=clock.clock)
+    found = sqs.receive_message(QueueUrl=deployed.queues[1], MaxNumberOfMessages=10)["Messages"]
+    assert {one["Body"] for one in found} == {str(number) for number in range(10)}
+
+
+def test_a_resume_ends_when_somebody_pauses_meanwhile(deployed: Deployed) -> None:
+    pause(deployed.find(), clock=FakeClock().clock)
+    events, ssm = deployed.client("events"), deployed.client("ssm")
+    told: list[str] = []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        if "start the database" in line:
+            name = resources.state_parameter("dev")
+            ssm.put_parameter(Name=name, Value="paused", Overwrite=True)
+
+    with pytest.raises(InstanceError, match="somebody paused the instance meanwhile"):
+        resume(deployed.find(), tell=tell, clock=FakeClock().clock)
+    assert {events.describe_rule(Name=rule)["State"] for rule in deployed.rules} == {"DISABLED"}
+
+
+def test_what_is_gone_cannot_be_switched_on(deployed: Deployed, clock: FakeClock) -> None:
+    pause(deployed.find(), clock=clock.clock)
+    deployed.client("events").delete_rule(Name=deployed.rules[0])
+    with pytest.raises(InstanceError, match=f"the rule {deployed.rules[0]} is gone: deploy dev again"):
+        resume(deployed.find(), clock=clock.clock)
+    deployed.client("lambda").delete_event_source_mapping(UUID=deployed.mappings[0])
+    with pytest.raises(InstanceError, match=f"mapping {deployed.mappings[0]} is gone: deploy dev again"):
+        resume(deployed.find(), clock=clock.clock)
+
+
+class Interrupted(BaseException):
+    """Stands for Ctrl-C, SIGKILL or a network that goes."""
+
+
+def _interrupted_at(number: int, monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> bool:
+    """Whether `act` came to a call of AWS of this number, counted from 0, where it was interrupted."""
+    counted, original = iter(range(number)), BaseClient._make_api_call  # type: ignore[attr-defined]
+
+    def call(self: Any, *given: Any) -> Any:
+        if next(counted, None) is None:
+            raise Interrupted
+        return original(self, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(BaseClient, "_make_api_call", call)
+        try:
+            act()
+        except Interrupted:
+            return True
+    return False
+
+
+def test_a_pause_and_a_resume_may_be_interrupted_at_every_call(
+    deployed: Deployed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a call is after the one before: nothing is kept in the process. Run again, each ends well."""
+    clock = FakeClock().clock
+    done = {"pause": 0, "resume": 0}
+    for number in range(1_000):
+        again = False
+        for verb, act, goal in (("pause", pause, PAUSED), ("resume", resume, AWAKE)):
+            cut = _interrupted_at(number, monkeypatch, lambda act=act: act(deployed.find(), clock=clock))  # type: ignore[misc]
+            done[verb] += cut
+            again |= cut
+            act(deployed.find(), clock=clock)
+            assert deployed.state() == goal, (verb, number)
+        if not again:
+            break
+    assert done["pause"] > 30 and done["resume"] > 20
