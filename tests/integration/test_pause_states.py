@@ -31,14 +31,14 @@ from dormouse.system.steps import Run, Step, StepReport
 from dormouse.system.switches import SwitchMappings
 from tests.deployed import REGION, FakeClock, StubSession, deploy
 
+UUID = "6f2d3c0e-5a3d-4a58-9d0f-7f2c5f0e3b11"
+ARN = "arn:aws:emr-serverless:eu-west-1:123456789012:/applications/of/some/length"
 TOLD = Resources(
     database=DatabaseResources(cluster="db", kind="serverless", endpoint="e", port=5432, name="dormouse"),
     commit=CommitResources(queues=(), dead_letters=(), mappings=(UUID,), function="commit"),
     compaction=RunResources(rules=(), function="c", engine="emr-serverless", application="a"),
     pause=PauseResources(rule="keeper", queue="q", function="p", drain_seconds=60),
 )
-UUID = "6f2d3c0e-5a3d-4a58-9d0f-7f2c5f0e3b11"
-ARN = "arn:aws:emr-serverless:eu-west-1:123456789012:/applications/of/some/length"
 IN_BETWEEN = [
     "backing-up", "cloning", "configuring-iam-database-auth", "creating", "failing-over", "maintenance",
     "migrating", "modifying", "preparing-data-migration", "promoting", "rebooting", "renaming",
