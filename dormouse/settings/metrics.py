@@ -21,6 +21,13 @@ ORPHANED_BYTES = "OrphanedBytes"
 
 TABLES_TO_SPLIT = "TablesToSplit"
 
+RUN_JOBS_FINISHED = "RunJobsFinished"
+RUN_JOBS_RELEASED = "RunJobsReleased"
+"""Compaction jobs that a run on Spark was handed and did not finish; their files wait for the next."""
+
+RUNS_FAILED = "RunsFailed"
+"""Runs on Spark that failed or were cancelled."""
+
 Unit = Literal["Count", "Bytes"]
 UNITS: dict[str, Unit] = {ORPHANED_BYTES: "Bytes"}
 """Those that are no counts."""

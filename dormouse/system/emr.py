@@ -58,13 +58,10 @@ def submit(environment: RunsEnvironment, run: Run, aws: Aws) -> dict[str, str]:
     return submitted | {"cluster": cluster, "id": step}
 
 
-def follow(environment: RunsEnvironment, submitted: Mapping[str, str], aws: Aws) -> Followed:
-    """How a run stands; one on EC2 that takes longer than `run_minutes_max` is cancelled."""
+def follow(submitted: Mapping[str, str], aws: Aws) -> Followed:
+    """How a run stands, by what `submit` gave."""
     if submitted["engine"] != SERVERLESS:
-        state, reason = emr_clusters.follow(
-            submitted["cluster"], submitted["id"], environment.run_minutes_max, aws
-        )
-        return Followed(state, reason)
+        return Followed(*emr_clusters.follow(submitted["cluster"], submitted["id"], aws))
     found = aws.call(
         "emr-serverless",
         "get_job_run",

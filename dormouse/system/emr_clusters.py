@@ -51,7 +51,7 @@ def submit(environment: RunsEnvironment, run: Run, name: str, aws: Aws) -> tuple
     return _submit_step(environment, step, aws)
 
 
-def follow(cluster: str, step: str, minutes_max: float, aws: Aws) -> tuple[State, str | None]:
+def follow(cluster: str, step: str, aws: Aws) -> tuple[State, str | None]:
     found = aws.call("emr", "describe_step", ClusterId=cluster, StepId=step)["Step"]
     status = found["Status"]
     match status["State"]:
@@ -63,10 +63,6 @@ def follow(cluster: str, step: str, minutes_max: float, aws: Aws) -> tuple[State
             # the steps of a cluster that could not start are cancelled as well
             trouble = _cluster_trouble(cluster, aws)
             return ("FAILED", trouble) if trouble else ("CANCELLED", _why(status))
-    began = status.get("Timeline", {}).get("CreationDateTime")
-    if began is not None and datetime.now(UTC) - began > timedelta(minutes=minutes_max):
-        logger.warning("step %s of cluster %s takes more than %g minutes", step, cluster, minutes_max)
-        cancel(cluster, step, aws)
     return "RUNNING", None
 
 

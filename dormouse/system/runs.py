@@ -152,14 +152,18 @@ def report(
     tables = {one.table_id: one for one in Catalog(supplier, WriteAttempts(supplier, objects)).tables()}
     released = files = 0
     for table_id in tables_of_run(supplier, run_id):
-        with suppress(TableNotFound):
-            if table_id in tables:
-                done = _jobs_of(supplier, tables[table_id]).release_run(run_id)
-                released, files = released + done.jobs, files + done.files
-    for failed, error in objects.delete([name]):
-        logger.warning("the list %s stays for a week: %s", failed, error)
+        with suppress(TableNotFound, KeyError):
+            done = _jobs_of(supplier, tables[table_id]).release_run(run_id)
+            released, files = released + done.jobs, files + done.files
+    remove_list(objects, run_id)
     finished = max(0, jobs - released)
     return RunReport(run_id, state, reason, jobs, finished, released, files)
+
+
+def remove_list(objects: ObjectStore, run_id: str) -> None:
+    """Of a run that is over; all there is to do after a split, which was handed nothing."""
+    for failed, error in objects.delete([list_name(run_id)]):
+        logger.warning("the list %s stays for a week: %s", failed, error)
 
 
 def remove_old_lists(objects: ObjectStore, days_max: float = LIST_DAYS_MAX) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
@@ -133,7 +133,7 @@ def test_a_run_on_emr_serverless(serverless: RunsEnvironment, aws: Aws) -> None:
         assert f"--conf {expected}" in parameters
     logs = found["configurationOverrides"]["monitoringConfiguration"]["cloudWatchLoggingConfiguration"]
     assert (logs["logGroupName"], logs["logStreamNamePrefix"]) == ("/dormouse/dev", run.run_id)
-    assert emr.follow(serverless, submitted, aws) == emr.Followed("SUCCEEDED")
+    assert emr.follow(submitted, aws) == emr.Followed("SUCCEEDED")
 
 
 def test_a_run_is_submitted_with_its_id_as_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,8 +175,7 @@ def test_a_run_is_submitted_with_its_id_as_the_token(monkeypatch: pytest.MonkeyP
         ("CANCELLED", "CANCELLED"),
     ],
 )
-def test_each_state_of_a_job_run(monkeypatch: pytest.MonkeyPatch, state: str, followed: str) -> None:
-    environment = settings(monkeypatch, "emr-serverless", application_id="app1", execution_role=ROLE)
+def test_each_state_of_a_job_run(state: str, followed: str) -> None:
     aws, stubber = stubbed("emr-serverless")
     now = datetime.now(UTC)
     found = {
@@ -186,7 +185,7 @@ def test_each_state_of_a_job_run(monkeypatch: pytest.MonkeyPatch, state: str, fo
     }  # fmt: skip
     stubber.add_response("get_job_run", {"jobRun": found}, {"applicationId": "app1", "jobRunId": "run1"})
     submitted = {"engine": "emr-serverless", "run_id": "r", "application": "app1", "id": "run1"}
-    assert emr.follow(environment, submitted, aws) == emr.Followed(followed, "Worker ran out of memory")
+    assert emr.follow(submitted, aws) == emr.Followed(followed, "Worker ran out of memory")
 
 
 def test_a_job_run_is_cancelled_and_cancelling_it_again_is_no_error(
@@ -194,7 +193,7 @@ def test_a_job_run_is_cancelled_and_cancelling_it_again_is_no_error(
 ) -> None:
     submitted = emr.submit(serverless, new_run(), aws)
     emr.cancel(submitted, aws)
-    assert emr.follow(serverless, submitted, aws).state == "CANCELLED"
+    assert emr.follow(submitted, aws).state == "CANCELLED"
     stub, stubber = stubbed("emr-serverless")
     stubber.add_client_error("cancel_job_run", "ValidationException", "The job run is in a terminal state")
     emr.cancel(submitted, stub)
@@ -416,26 +415,20 @@ YOUNG = {"Timeline": {"CreationDateTime": datetime.now(UTC)}}
         ),
     ],
 )
-def test_each_state_of_a_step(
-    monkeypatch: pytest.MonkeyPatch, responses: list[dict[str, Any]], followed: tuple[str, str | None]
-) -> None:
-    environment = settings(monkeypatch, "emr-ec2-steps")
+def test_each_state_of_a_step(responses: list[dict[str, Any]], followed: tuple[str, str | None]) -> None:
     aws, stubber = stubbed("emr")
     for response in responses:
         operation = "describe_step" if "Step" in response else "describe_cluster"
         stubber.add_response(operation, response)
-    assert emr.follow(environment, SUBMITTED, aws) == emr.Followed(*followed)
+    assert emr.follow(SUBMITTED, aws) == emr.Followed(*followed)
     stubber.assert_no_pending_responses()
 
 
-def test_a_step_that_takes_too_long_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = settings(monkeypatch, "emr-ec2-steps", run_minutes_max=60)
+def test_a_step_is_cancelled() -> None:
     aws, stubber = stubbed("emr")
-    old = {"Timeline": {"CreationDateTime": datetime.now(UTC) - timedelta(minutes=61)}}
-    stubber.add_response("describe_step", step_response("RUNNING", **old))
     expected = {"ClusterId": "j-1", "StepIds": ["s-1"], "StepCancellationOption": "TERMINATE_PROCESS"}
     stubber.add_response("cancel_steps", {"CancelStepsInfoList": []}, expected)
-    assert emr.follow(environment, SUBMITTED, aws).state == "RUNNING"
+    emr.cancel(SUBMITTED, aws)
     stubber.assert_no_pending_responses()
 
 

@@ -1,0 +1,96 @@
+"""Makes compaction jobs for a run on Spark, and reports what became of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from dormouse.errors import InvalidInput, ObjectNotFound
+from dormouse.objects import activity, open_store
+from dormouse.settings.lambdas import CompactionEnvironment
+from dormouse.settings.metrics import RUN_JOBS_FINISHED, RUN_JOBS_RELEASED, RUNS_FAILED
+from dormouse.system import runs
+from dormouse.system.work import Schedule
+from lambdas.services import called, database, logger, tracer
+
+NOTHING = {"jobs": 0}
+START_SECONDS_MAX = 1_800
+"""How long a run may wait for machines beyond its own time, before its jobs are anybody's again."""
+
+
+@tracer.capture_lambda_handler(capture_response=False)
+def create(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
+    """{"execution": name} → {"run_id", "kind", "list", "jobs", "tables"}; the same for the same execution."""
+    with called(CompactionEnvironment, "compaction", context) as call:
+        settings, run_id = call.environment, runs.run_id_for(_required(event, "execution"))
+        objects = open_store(settings.objects)
+        with suppress(ObjectNotFound):
+            return runs.read_list(objects, runs.list_name(run_id)).summary(objects)
+        schedule = Schedule(objects, "compaction")
+        if (turn := schedule.turn()) is None:
+            return NOTHING
+        alive = timedelta(minutes=settings.run_minutes_max, seconds=START_SECONDS_MAX)
+        with database(call) as supplier:
+            run = runs.create(
+                supplier,
+                objects,
+                run_id,
+                jobs_max=settings.jobs_max,
+                run_seconds=alive.total_seconds(),
+                seconds_max=call.seconds_left(),
+            )
+        # more may wait; and what a run that nobody reports leaves is free after its deadline
+        more = run.jobs >= settings.jobs_max or call.seconds_left() <= 0
+        later = turn.began_at + alive if run.jobs else None
+        schedule.done(turn, due_at=turn.began_at if more else later)
+        logger.info("run %s has %d compaction jobs of %d tables", run_id, run.jobs, len(run.tables))
+        return run.summary(objects) if run.jobs else NOTHING
+
+
+@tracer.capture_lambda_handler(capture_response=False)
+def report(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
+    """{"run": what was created, "status": how it ended} → what is released; also of a run of splits."""
+    with called(CompactionEnvironment, "compaction", context) as call:
+        run, status = _required(event, "run"), _required(event, "status")
+        state, reason = _ended(status)
+        objects = open_store(call.environment.objects)
+        if state != "SUCCEEDED":
+            call.count(**{RUNS_FAILED: 1})
+            logger.warning("run %s: %s: %s", run["run_id"], state, reason)
+        if run["kind"] == "split":
+            runs.remove_list(objects, run["run_id"])
+            return {"run_id": run["run_id"], "state": state, "reason": reason}
+        with database(call) as supplier:
+            done = runs.report(supplier, objects, run["run_id"], state, reason)
+        if done.released:
+            activity.note(objects)  # there is work for the next run
+        call.count(**{RUN_JOBS_FINISHED: done.finished, RUN_JOBS_RELEASED: done.released})
+        logger.info("run %s: %d jobs finished, %d released", done.run_id, done.finished, done.released)
+        return {
+            "run_id": done.run_id,
+            "state": state,
+            "reason": reason,
+            "jobs": done.jobs,
+            "finished": done.finished,
+            "released": done.released,
+            "files_released": done.files_released,
+        }
+
+
+def _required(event: Mapping[str, Any], key: str) -> Any:
+    if not event.get(key):
+        raise InvalidInput(f"the event has no {key!r}")
+    return event[key]
+
+
+def _ended(status: Mapping[str, Any]) -> tuple[str, str | None]:
+    """How a run ended; a state of the state machine that failed says {"Error", "Cause"}."""
+    if "state" in status:
+        return str(status["state"]), status.get("reason")
+    cause = status.get("Cause", "")
+    with suppress(ValueError, TypeError, KeyError):
+        cause = json.loads(cause)["errorMessage"]
+    return "FAILED", ": ".join(part for part in (status.get("Error"), cause) if part) or None

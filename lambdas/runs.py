@@ -1,0 +1,37 @@
+"""Submits, follows and cancels runs on EMR; calls EMR only, and so is outside the VPC."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dormouse.settings.lambdas import RunsEnvironment
+from dormouse.system import emr
+from dormouse.system.aws import Aws, open_session
+from lambdas.services import called, logger, tracer
+
+
+@tracer.capture_lambda_handler(capture_response=False)
+def submit(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
+    """What was created → {"engine", "run_id", "application" or "cluster", "id"}: the run at EMR."""
+    with called(RunsEnvironment, "runs", context) as call:
+        run = emr.Run.of(event)
+        submitted = emr.submit(call.environment, run, Aws(open_session(call.environment.region)))
+        logger.info("run %s is %s", run.run_id, submitted)
+        return submitted
+
+
+@tracer.capture_lambda_handler(capture_response=False)
+def follow(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
+    """What submit answered → {"state": RUNNING, SUCCEEDED, FAILED or CANCELLED, "reason"}."""
+    with called(RunsEnvironment, "runs", context) as call:
+        found = emr.follow(event, Aws(open_session(call.environment.region)))
+        return {"state": found.state, "reason": found.reason}
+
+
+@tracer.capture_lambda_handler(capture_response=False)
+def cancel(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
+    """What submit answered → nothing; a run that is over stays as it is."""
+    with called(RunsEnvironment, "runs", context) as call:
+        emr.cancel(event, Aws(open_session(call.environment.region)))
+        return {}

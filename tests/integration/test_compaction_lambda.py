@@ -1,0 +1,192 @@
+"""The lambdas of runs: jobs are made once for an execution, submitted once, and released when it failed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto import mock_aws
+
+import dormouse as dm
+from dormouse.errors import InstanceError, InvalidInput
+from dormouse.instance import Instance
+from dormouse.objects import activity, open_store
+from dormouse.settings.lambdas import CompactionEnvironment, RunsEnvironment
+from dormouse.system import runs as system_runs
+from dormouse.system.runs import RunList, RunTable
+from lambdas import compaction, runs
+from tests.aws_lambda import Context, lambda_service, metrics_in
+from tests.state import jobs_of, ref
+
+EXECUTION = {"execution": "arn:aws:states:eu-west-1:123456789012:execution:compaction:one"}
+OTHER = {"execution": "arn:aws:states:eu-west-1:123456789012:execution:compaction:two"}
+SUCCEEDED = {"state": "SUCCEEDED", "reason": None}
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return (tmp_path / "objects").as_uri()
+
+
+@pytest.fixture
+def instance(dsn: str, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
+    """The instance of the lambda's environment, with a table of three jobs."""
+    given = {"instance_id": "dev", "dsn": dsn, "objects": url, "jobs_max": 3}
+    for name, value in CompactionEnvironment.variables(**given).items():
+        monkeypatch.setenv(name, value)
+    with dm.connect(dsn, url) as instance:
+        properties = dm.TableProperties(compaction_strategy="basic", compaction_batch_files=2)
+        table = instance.create_table(
+            "t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]), properties=properties
+        )
+        table.files.add_files(ref(f"{n}", rows=10) for n in range(4))
+        yield instance
+
+
+def test_jobs_are_made_once_for_an_execution(instance: Instance, url: str) -> None:
+    created = compaction.create(EXECUTION, Context())
+    assert created == {
+        "run_id": created["run_id"],
+        "kind": "compaction",
+        "list": f"{url.removeprefix('file://')}/runs/{created['run_id']}.json",
+        "jobs": 2,
+        "tables": 1,
+    }
+    assert compaction.create(EXECUTION, Context()) == created
+
+
+def test_without_work_the_database_is_not_asked(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    created = compaction.create(EXECUTION, Context())
+    monkeypatch.setenv("DORMOUSE_DSN", "postgresql://nobody@127.0.0.1:1/none")
+    monkeypatch.setenv("DORMOUSE_CONNECT_SECONDS_MAX", "0.1")
+    assert compaction.create(OTHER, Context()) == {"jobs": 0}
+    # and the run that there is, is found without it
+    assert compaction.create(EXECUTION, Context()) == created
+
+
+def test_more_jobs_than_a_run_gets_wait_for_the_next_schedule(instance: Instance) -> None:
+    instance.table("t").files.add_files(ref(f"more {n}", rows=10) for n in range(6))
+    assert compaction.create(EXECUTION, Context())["jobs"] == 3
+    assert compaction.create(OTHER, Context())["jobs"] == 2
+
+
+def test_nothing_to_do_is_no_run(instance: Instance) -> None:
+    instance.drop_table("t")
+    assert compaction.create(EXECUTION, Context()) == {"jobs": 0}
+
+
+def test_a_run_that_failed_gives_its_jobs_back_and_says_so(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    created = compaction.create(EXECUTION, Context())
+    before = open_store(url)
+    cause = json.dumps({"errorMessage": "Application gone", "errorType": "AwsRefused"})
+    with lambda_service(monkeypatch):
+        reported = compaction.report(
+            {"run": created, "status": {"Error": "AwsRefused", "Cause": cause}}, Context()
+        )
+    assert reported == {
+        "run_id": created["run_id"],
+        "state": "FAILED",
+        "reason": "AwsRefused: Application gone",
+        "jobs": 2,
+        "finished": 0,
+        "released": 2,
+        "files_released": 4,
+    }
+    assert metrics_in(capsys.readouterr().out) == {
+        "RunsFailed": 1,
+        "RunJobsFinished": 0,
+        "RunJobsReleased": 2,
+    }
+    assert set(jobs_of(instance.table("t").files).values()) == {None}
+    assert list(before.list("runs")) == []
+    assert [name for name, _ in before.list("activity")]
+    # what was released is work for the next
+    assert compaction.create(OTHER, Context())["jobs"] == 2
+
+
+def test_a_run_that_succeeded_releases_nothing(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    created = compaction.create(EXECUTION, Context())
+    for job in instance.table("t")._context.jobs.take(10, run_id=created["run_id"]):
+        instance.table("t").files.unassign_job(job.job_id)
+    with lambda_service(monkeypatch):
+        reported = compaction.report({"run": created, "status": SUCCEEDED}, Context())
+    assert (reported["finished"], reported["released"]) == (2, 0)
+    assert metrics_in(capsys.readouterr().out) == {"RunJobsFinished": 2, "RunJobsReleased": 0}
+
+
+def test_the_report_of_a_run_of_splits_needs_no_database(
+    instance: Instance, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = open_store(url)
+    run = RunList(system_runs.run_id_for("x"), "split", (RunTable("t", 1),))
+    system_runs.write_list(objects, run)
+    monkeypatch.setenv("DORMOUSE_DSN", "postgresql://nobody@127.0.0.1:1/none")
+    for _ in range(2):
+        reported = compaction.report({"run": run.summary(objects), "status": SUCCEEDED}, Context())
+        assert reported["state"] == "SUCCEEDED"
+    assert list(objects.list("runs")) == []
+
+
+@pytest.mark.parametrize("event", [{}, {"execution": ""}])
+def test_an_event_without_an_execution_is_refused(instance: Instance, event: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match="'execution'"):
+        compaction.create(event, Context())
+
+
+def test_a_database_that_is_away_leaves_the_work_for_the_next(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, dsn: str
+) -> None:
+    monkeypatch.setenv("DORMOUSE_DSN", "postgresql://nobody@127.0.0.1:1/none")
+    monkeypatch.setenv("DORMOUSE_CONNECT_SECONDS_MAX", "0.1")
+    with pytest.raises(InstanceError):
+        compaction.create(EXECUTION, Context())
+    monkeypatch.setenv("DORMOUSE_DSN", dsn)
+    assert compaction.create(OTHER, Context())["jobs"] == 2
+
+
+def test_a_run_is_submitted_followed_and_cancelled(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    created = compaction.create(EXECUTION, Context())
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    with mock_aws():
+        client = boto3.client("emr-serverless", region_name="eu-west-1")
+        made = client.create_application(name="x", releaseLabel="emr-7.13.0", type="SPARK")
+        given = {
+            "instance_id": "dev",
+            "engine": "emr-serverless",
+            "dsn": "rds-iam://dormouse_run@db/dormouse?region=eu-west-1",
+            "objects": url,
+            "archive": "s3://assets/a.tar.gz",
+            "entry": "s3://assets/compact.py",
+            "application_id": made["applicationId"],
+            "execution_role": "arn:aws:iam::123456789012:role/run",
+        }
+        for name, value in RunsEnvironment.variables(**given).items():
+            monkeypatch.setenv(name, value)
+        submitted = json.loads(json.dumps(runs.submit(created, Context())))
+        assert submitted["run_id"] == created["run_id"]
+        assert runs.follow(submitted, Context()) == {"state": "SUCCEEDED", "reason": None}
+        assert runs.cancel(submitted, Context()) == {}
+        assert runs.follow(submitted, Context())["state"] == "CANCELLED"
+
+
+def test_activity_is_not_noted_when_nothing_was_released(
+    instance: Instance, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activity, "_noted", {})
+    objects = open_store(url)
+    run = RunList(system_runs.run_id_for("x"), "compaction").summary(objects)
+    compaction.report({"run": run, "status": {"state": "CANCELLED", "reason": "paused"}}, Context())
+    assert list(objects.list("activity")) == []
