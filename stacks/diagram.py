@@ -40,7 +40,7 @@ def draw(templates: Mapping[str, Template]) -> str:
         for stack, template in sorted(templates.items())
         for name, resource in sorted(template.get("Resources", {}).items())
     }
-    graph = _Graph(resources, _exports(templates))
+    graph = _Graph(resources, _exports(templates), _parameters(templates))
     lines = ["flowchart LR"]
     for stack in sorted(templates):
         lines += _box(stack, {place: one for place, one in resources.items() if place[0] == stack})
@@ -52,7 +52,7 @@ def _box(stack: str, resources: Mapping[Place, Any]) -> Iterator[str]:
     shown = [(place, one) for place, one in resources.items() if one["Type"] in SHOWN]
     if not shown and not counts:
         return
-    yield f'  subgraph {_id(stack)}["{stack.rsplit("-", 1)[-1]}"]'
+    yield f'  subgraph {_id(stack)}["{_short(stack)}"]'
     for place, one in shown:
         kind, shape = SHOWN[one["Type"]]
         label = f'"{_label(place, kind)}"'
@@ -65,9 +65,15 @@ def _box(stack: str, resources: Mapping[Place, Any]) -> Iterator[str]:
 class _Graph:
     """Who refers to what; by way of roles, policies and mappings, which are not drawn."""
 
-    def __init__(self, resources: Mapping[Place, Any], exports: Mapping[str, Place]) -> None:
+    def __init__(
+        self,
+        resources: Mapping[Place, Any],
+        exports: Mapping[str, Place],
+        parameters: Mapping[Place, Place],
+    ) -> None:
         self._resources = resources
         self._exports = exports
+        self._parameters = parameters
         self._policies: dict[Place, list[Place]] = defaultdict(list)
         for place, one in resources.items():
             if one["Type"] == "AWS::IAM::Policy":
@@ -81,6 +87,8 @@ class _Graph:
             for source, target, line in self._arrows_of((stack, name), one):
                 if source != target and self._is_shown(source) and self._is_shown(target):
                     found.add((source, target, line))
+        # who polls a queue is called by it
+        found -= {(target, source, line) for source, target, line in found if self._is_polled(source)}
         return [f"{_id(*source)} {line} {_id(*target)}" for source, target, line in sorted(found)]
 
     def _arrows_of(self, place: Place, one: Any) -> Iterator[tuple[Place, Place, str]]:
@@ -117,6 +125,9 @@ class _Graph:
         if isinstance(value, Mapping):
             for key, inner in value.items():
                 match key:
+                    case "Ref" if (stack, inner) in self._parameters:
+                        told = self._parameters[stack, inner]
+                        yield from self._referred(told[0], self._resources[told]["Properties"]["Value"])
                     case "Ref":
                         yield stack, inner
                     case "Fn::GetAtt":
@@ -131,6 +142,9 @@ class _Graph:
         elif isinstance(value, list):
             for inner in value:
                 yield from self._referred(stack, inner)
+
+    def _is_polled(self, place: Place) -> bool:
+        return bool(self._resources[place]["Type"] == "AWS::SQS::Queue")
 
     def _is_shown(self, place: Place) -> bool:
         return place in self._resources and self._resources[place]["Type"] in SHOWN
@@ -150,11 +164,31 @@ def _exports(templates: Mapping[str, Template]) -> dict[str, Place]:
     return found
 
 
+def _parameters(templates: Mapping[str, Template]) -> dict[Place, Place]:
+    """The SSM parameter behind each parameter of a template that is read from one."""
+    told = {
+        resource["Properties"].get("Name"): (stack, name)
+        for stack, template in templates.items()
+        for name, resource in template.get("Resources", {}).items()
+        if resource["Type"] == "AWS::SSM::Parameter"
+    }
+    return {
+        (stack, name): told[parameter.get("Default")]
+        for stack, template in templates.items()
+        for name, parameter in template.get("Parameters", {}).items()
+        if parameter.get("Default") in told
+    }
+
+
 def _label(place: Place, kind: str) -> str:
     name = _HASH.sub("", place[1])
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()
     return f"{words} ({kind})" if kind.lower() not in words else words
 
 
-def _id(*parts: str) -> str:
-    return re.sub(r"\W", "_", "_".join(parts))
+def _id(stack: str, *parts: str) -> str:
+    return re.sub(r"\W", "_", "_".join([_short(stack), *(_HASH.sub("", part) for part in parts)]))
+
+
+def _short(stack: str) -> str:
+    return stack.rsplit("-", 1)[-1]
