@@ -107,6 +107,10 @@ class _Graph:
             case "AWS::StepFunctions::StateMachine":
                 for target in self._referred(stack, properties.get("DefinitionString")):
                     yield place, target, "-->"
+            case kind if kind.startswith("Custom::"):
+                for function in self._referred(stack, properties["ServiceToken"]):
+                    for target in self._referred(stack, properties):
+                        yield function, target, "-->"
             case "AWS::Lambda::Function":
                 for target in self._used_by(stack, properties):
                     yield place, target, "-->"
