@@ -5,25 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aws_lambda_powertools import Logger, Metrics, Tracer
-from aws_lambda_powertools.metrics import MetricUnit
-
-from dormouse.settings.lambdas import PauseEnvironment, load_environment
+from dormouse.settings.lambdas import PauseEnvironment
+from dormouse.settings.metrics import RUNNING_WHILE_PAUSED
 from dormouse.system.aws import Aws, open_session
 from dormouse.system.repause import repause
-
-METRIC = "RunningWhilePaused"
-logger, metrics, tracer = Logger(), Metrics(), Tracer()
+from lambdas.services import called, logger, tracer
 
 
-@logger.inject_lambda_context
-@metrics.log_metrics
-@tracer.capture_lambda_handler
-def handler(event: Mapping[str, Any], context: object) -> dict[str, Any]:
+@tracer.capture_lambda_handler(capture_response=False)
+def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
     """Answers which messages come back: all, whatever they say, as long as there is something to wait for."""
-    settings = load_environment(PauseEnvironment)
-    found = repause(Aws(open_session(settings.region)), settings.cluster, settings.state_parameter)
-    logger.info("looked at the cluster", desired=found.desired, status=found.status, ended=found.ended)
-    metrics.add_metric(METRIC, MetricUnit.Count, int(found.runs_while_paused))
-    records = () if found.ended else event["Records"]
-    return {"batchItemFailures": [{"itemIdentifier": record["messageId"]} for record in records]}
+    with called(PauseEnvironment, "pause", context) as call:
+        environment = call.environment
+        found = repause(
+            Aws(open_session(environment.region)), environment.cluster, environment.state_parameter
+        )
+        logger.info("wanted %s, cluster %s is %s", found.desired, environment.cluster, found.status)
+        call.count(**{RUNNING_WHILE_PAUSED: float(found.runs_while_paused)})
+        records = () if found.ended else event["Records"]
+        return {"batchItemFailures": [{"itemIdentifier": one["messageId"]} for one in records]}

@@ -145,12 +145,8 @@ def _end_of_pause(report: Report) -> str:
     if report.dry_run:
         return f"{report.instance}: nothing was changed"
     if report.database == "stopping":
-        end = f"{report.instance} is paused; AWS has accepted to stop its database, which takes some minutes"
-    else:
-        end = (
-            f"{report.instance} {'is' if report.changed else 'was'} paused, its database is {report.database}"
-        )
-    return "\n".join([end, *report.notes])
+        return f"{report.instance} is paused; AWS has accepted to stop its database, which takes some minutes"
+    return f"{report.instance} {'is' if report.changed else 'was'} paused, its database is {report.database}"
 
 
 def _end_of_resume(report: Report) -> str:

@@ -28,6 +28,9 @@ RUN_JOBS_RELEASED = "RunJobsReleased"
 RUNS_FAILED = "RunsFailed"
 """Runs on Spark that failed or were cancelled."""
 
+RUNNING_WHILE_PAUSED = "RunningWhilePaused"
+"""1 when the database runs though the instance is paused, 0 when it does not."""
+
 Unit = Literal["Count", "Bytes"]
 UNITS: dict[str, Unit] = {ORPHANED_BYTES: "Bytes"}
 """Those that are no counts."""

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from dormouse.errors import InstanceError, InvalidInput, NotAnInstance
 from dormouse.settings import resources
 from dormouse.settings.resources import DesiredState, Resources
-from dormouse.system.aws import Aws
+from dormouse.system.aws import Aws, AwsRefused
 
 ID = re.compile(r"[a-z](-?[a-z0-9]){1,19}")
 NAMES_MAX = 20
@@ -29,10 +29,12 @@ class DeployedInstance:
 
     @property
     def desired(self) -> DesiredState:
-        """The desired state, as it is now."""
+        """The desired state, as it is now; running without the stack `pause`."""
         name = resources.state_parameter(self.id)
         found = self.aws.look("ssm", "get_parameter", Name=name)
         if found is None:
+            if self.resources.pause is None:
+                return "running"
             raise InstanceError(f"the parameter {name} is gone: deploy {self.id} again")
         value = found["Parameter"]["Value"]
         if value not in ("running", "paused"):
@@ -63,7 +65,7 @@ def find(instance_id: str, session: Any) -> DeployedInstance:
         for one in aws.all("ssm", "get_parameters_by_path", "Parameters", Path=path, Recursive=True)
     }
     account = aws.account
-    if resources.state_parameter(instance_id) not in found:
+    if not found:
         others = _others(aws)
         raise NotAnInstance(
             f"there is no instance {instance_id!r} in account {account}, {aws.region}"
@@ -90,12 +92,11 @@ def _parsed(instance_id: str, told: dict[str, str]) -> Resources:
 
 
 def _others(aws: Aws) -> list[str]:
-    """The ids of the instances in account and region."""
+    """The ids of the instances in account and region; none when they may not be listed."""
     filters = [{"Key": "Name", "Option": "BeginsWith", "Values": [f"{resources.PREFIX}/"]}]
-    names = [
-        one["Name"] for one in aws.all("ssm", "describe_parameters", "Parameters", ParameterFilters=filters)
-    ]
-    ids = sorted(
-        {name.split("/")[2] for name in names if name == resources.state_parameter(name.split("/")[2])}
-    )
+    try:
+        found = aws.all("ssm", "describe_parameters", "Parameters", ParameterFilters=filters)
+    except AwsRefused:
+        return []
+    ids = sorted({one["Name"].split("/")[2] for one in found})
     return [*ids[:NAMES_MAX], "…"] if len(ids) > NAMES_MAX else ids

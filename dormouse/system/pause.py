@@ -11,11 +11,6 @@ from dormouse.system.instance import DeployedInstance
 from dormouse.system.steps import SYSTEM_CLOCK, Clock, Report, Run, Step, StepReport, would
 from dormouse.system.switches import SwitchMappings, SwitchRules, WriteDesiredState, rule_name, schedules
 
-DRAIN_SECONDS = 900.0
-WITHOUT_STACK = (
-    "the stack `pause` is not deployed: AWS starts the database again after 7 days, and nothing will stop it"
-)
-
 
 def pause(
     instance: DeployedInstance,
@@ -33,11 +28,15 @@ def pause(
     how long it waits for running commits and runs (None: as deployed), which are cancelled then. `tell` hears
     what is waited for, `ended` of each step. Raises InstanceError when it cannot go on, or somebody resumes.
     """
-    usable_status(instance)
     told = instance.resources.pause
+    if told is None:
+        raise InstanceError(
+            f"{instance.id} has no stack `pause`, which keeps it asleep: add [pause] to its settings, deploy"
+        )
+    usable_status(instance)
     if drain_seconds is None:
-        drain_seconds = float(told.drain_seconds) if told else DRAIN_SECONDS
-    lasting = _lasting(instance)
+        drain_seconds = told.drain_seconds
+    lasting = _lasting(instance, rule_name(told.rule))
     before, after = lasting[:3], lasting[3:]
     steps = [*before, DrainCommits(instance, drain_seconds), DrainRuns(instance, drain_seconds), *after]
     steps += [StopDatabase(instance, to_the_end=True)] if wait else []
@@ -49,8 +48,7 @@ def pause(
     if not dry_run:
         reports.append(verify(instance, lasting, "asleep", "pause"))
         ended(reports[-1])
-    notes = () if told else (WITHOUT_STACK,)
-    return Report(instance.id, instance.desired, usable_status(instance), tuple(reports), dry_run, notes)
+    return Report(instance.id, instance.desired, usable_status(instance), tuple(reports), dry_run)
 
 
 def verify(instance: DeployedInstance, steps: Sequence[Step], goal: str, verb: str) -> StepReport:
@@ -62,15 +60,13 @@ def verify(instance: DeployedInstance, steps: Sequence[Step], goal: str, verb: s
     return StepReport("verify", "done")
 
 
-def _lasting(instance: DeployedInstance) -> list[Step]:
+def _lasting(instance: DeployedInstance, keeper: str) -> list[Step]:
     """The steps whose work must still be done at the end."""
-    told = instance.resources.pause
-    keeper = (rule_name(told.rule),) if told else ()
     return [
         WriteDesiredState(instance, "paused"),
         SwitchRules(instance, schedules(instance), False, "the schedules"),
         SwitchMappings(instance, False),
         StopSpark(instance),
         StopDatabase(instance),
-        SwitchRules(instance, keeper, True, "the rule that keeps the database asleep"),
+        SwitchRules(instance, (keeper,), True, "the rule that keeps the database asleep"),
     ]

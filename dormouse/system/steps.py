@@ -141,8 +141,6 @@ class Report:
 
     steps: tuple[StepReport, ...]
     dry_run: bool = False
-    notes: tuple[str, ...] = ()
-    """What people should know."""
 
     @property
     def changed(self) -> bool:

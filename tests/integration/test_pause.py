@@ -9,7 +9,7 @@ from moto import mock_aws
 
 from dormouse.errors import InstanceError
 from dormouse.settings import resources
-from dormouse.system.pause import WITHOUT_STACK, pause
+from dormouse.system.pause import pause
 from tests.deployed import (
     PAUSED,
     RUNNING,
@@ -43,7 +43,7 @@ def test_all_is_switched_off_but_the_rule_that_keeps_it_asleep(deployed: Deploye
     assert deployed.state() == RUNNING
     report = pause(deployed.find(), clock=clock.clock)
     assert deployed.state() == PAUSED
-    assert (report.database, report.desired, report.notes) == ("stopped", "paused", ())
+    assert (report.database, report.desired) == ("stopped", "paused")
     assert [one.step for one in report.steps if one.outcome == "already"] == [
         "let running commits end", "let runs end", "enable the rule that keeps the database asleep",
     ]  # fmt: skip
@@ -168,9 +168,14 @@ def test_without_a_database_nothing_is_changed(deployed: Deployed, clock: FakeCl
     assert deployed.find().desired == "running"
 
 
-def test_who_pauses_is_told_when_nothing_keeps_it_asleep(deployed: Deployed, clock: FakeClock) -> None:
-    deployed.client("ssm").delete_parameter(Name=resources.resources_parameter("dev", "pause"))
-    assert pause(deployed.find(), clock=clock.clock).notes == (WITHOUT_STACK,)
+def test_without_the_stack_that_keeps_it_asleep_nothing_is_changed(
+    deployed: Deployed, clock: FakeClock
+) -> None:
+    for name in (resources.resources_parameter("dev", "pause"), resources.state_parameter("dev")):
+        deployed.client("ssm").delete_parameter(Name=name)
+    with pytest.raises(InstanceError, match=r"add \[pause\] to its settings"):
+        pause(deployed.find(), clock=clock.clock)
+    assert deployed.find().desired == "running"
 
 
 def test_a_pause_ends_when_somebody_resumes_meanwhile(deployed: Deployed, clock: FakeClock) -> None:
