@@ -23,6 +23,7 @@ from aws_cdk import aws_stepfunctions_tasks as tasks
 from constructs import Construct
 
 from stacks.acknowledge import acknowledge
+from stacks.constructs.retention import retention
 
 FOLLOW_SECONDS_MIN = 30
 FOLLOWS_MAX = 2_000
@@ -89,7 +90,7 @@ class SparkRuns(Construct):
         log_group = logs.LogGroup(
             self,
             "Logs",
-            retention=logs.RetentionDays(log_days),
+            retention=retention(log_days),
             removal_policy=cdk.RemovalPolicy.DESTROY,
         )
         definition = self._definition(create, functions)

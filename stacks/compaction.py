@@ -1,0 +1,198 @@
+"""Compaction on a schedule: jobs are made in the VPC, and run by Spark on EMR."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aws_cdk as cdk
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_s3_assets as s3_assets
+from constructs import Construct
+
+from dormouse.settings.deployment import CompactionSettings, EmrServerlessCompaction
+from dormouse.settings.lambdas import CompactionEnvironment, RunsEnvironment
+from dormouse.settings.resources import RunResources
+from stacks.constructs.database_function import DatabaseFunction
+from stacks.constructs.emr_ec2 import EmrEc2
+from stacks.constructs.emr_serverless import EmrServerless
+from stacks.constructs.function import Function
+from stacks.constructs.schedule import Schedule
+from stacks.constructs.spark_runs import RunFunctions, SparkRuns
+from stacks.constructs.wildcards import acknowledge_resources
+from stacks.database import RUN_ROLE
+from stacks.foundation import Foundation
+from stacks.instance_stack import InstanceStack
+
+LOG_PREFIX = "logs/emr"
+"""Beside the data, which has its own prefix."""
+
+SPARK_OBJECT_ACTIONS = [
+    "s3:AbortMultipartUpload",
+    "s3:DeleteObject",
+    "s3:GetObject",
+    "s3:ListMultipartUploadParts",
+    "s3:PutObject",
+]
+CALL_SECONDS_MAX = 60
+CALL_MEMORY_MB = 256
+
+
+class CompactionStack(InstanceStack):
+    """`functions` run what others make, too: they take any list of the object store."""
+
+    def __init__(self, scope: Construct, foundation: Foundation, compaction: CompactionSettings) -> None:
+        super().__init__(scope, "compaction", foundation.settings, description="compaction on EMR")
+        self._foundation, self.compaction = foundation, compaction
+        self._package = foundation.assets.emr_package(self)
+        self._entry = foundation.assets.emr_entry(self)
+        self._emr = self._made()
+        self._let_spark_work()
+        self.create = self._database_function("Create", "create", "Makes compaction jobs for a run")
+        report = self._database_function("Report", "report", "Releases what a run did not finish")
+        submit = self._call_function("Submit", "submit", "Submits a run to EMR")
+        follow = self._call_function("Follow", "follow", "Asks EMR how a run goes")
+        cancel = self._call_function("Cancel", "cancel", "Cancels a run that takes too long")
+        self._emr.allow_submit(submit)
+        self._emr.allow_follow(follow)
+        self._emr.allow_cancel(cancel)
+        self.functions = RunFunctions(submit.function, follow.function, cancel.function, report.function)
+        self.runs = SparkRuns(
+            self,
+            "Runs",
+            create=self.create.function,
+            functions=self.functions,
+            run_minutes_max=compaction.run_minutes_max,
+            log_days=compaction.log_days,
+            what="compactions",
+        )
+        schedule = Schedule(
+            self,
+            "Schedule",
+            every_minutes=compaction.every_minutes,
+            enabled=self.scheduled_enabled,
+            target=self.runs.state_machine,
+            description="Compaction",
+        )
+        self._tell(schedule)
+
+    def _made(self) -> EmrServerless | EmrEc2:
+        compaction, foundation = self.compaction, self._foundation
+        placement, log_uri = foundation.network.placement, self._log_uri()
+        if isinstance(compaction, EmrServerlessCompaction):
+            return EmrServerless(
+                self,
+                "Emr",
+                compaction=compaction,
+                architecture=self.settings.architecture,
+                placement=placement,
+                log_uri=log_uri,
+            )
+        return EmrEc2(
+            self,
+            "Emr",
+            instance_id=self.settings.id,
+            compaction=compaction,
+            placement=placement,
+            key=foundation.storage.key,
+            log_uri=log_uri,
+        )
+
+    def _log_uri(self) -> str:
+        bucket = self._foundation.storage.data_bucket
+        bucket.add_lifecycle_rule(
+            id="LogsOfRuns",
+            prefix=f"{LOG_PREFIX}/",
+            expiration=cdk.Duration.days(self.compaction.log_days),
+        )
+        return f"s3://{bucket.bucket_name}/{LOG_PREFIX}/"
+
+    def _let_spark_work(self) -> None:
+        storage, database, role = self._foundation.storage, self._foundation.database, self._emr.role
+        for group in self._security_groups():
+            database.let_in(RUN_ROLE, group, role)
+        storage.allow_objects(role, SPARK_OBJECT_ACTIONS)
+        logs = storage.data_bucket.arn_for_objects(f"{LOG_PREFIX}/*")
+        acknowledge_resources(
+            role,
+            [f"{storage.export_value(storage.data_bucket.bucket_arn)}/{LOG_PREFIX}/*"],
+            "the logs of runs, and nothing else, are below this prefix",
+        )
+        for actions, resources in (
+            (["s3:PutObject"], [logs]),
+            (["s3:GetObject"], [one.bucket.arn_for_objects(one.s3_object_key) for one in self._assets()]),
+        ):
+            role.add_to_policy(iam.PolicyStatement(actions=actions, resources=resources))
+
+    def _security_groups(self) -> tuple[ec2.SecurityGroup, ...]:
+        emr = self._emr
+        return (emr.security_group,) if isinstance(emr, EmrServerless) else emr.security_groups
+
+    def _assets(self) -> tuple[s3_assets.Asset, ...]:
+        return self._package, self._entry
+
+    def _database_function(self, name: str, function: str, description: str) -> DatabaseFunction:
+        return DatabaseFunction(
+            self,
+            name,
+            foundation=self._foundation,
+            name="compaction",
+            handler=f"lambdas.compaction.{function}",
+            description=description,
+            memory_mb=self.compaction.memory_mb,
+            timeout_seconds=self.compaction.timeout_seconds,
+            environment=CompactionEnvironment,
+            values={
+                "jobs_max": self.compaction.jobs_max,
+                "run_minutes_max": self.compaction.run_minutes_max,
+            },
+            database_role=RUN_ROLE,
+            object_actions=["s3:DeleteObject", "s3:GetObject", "s3:PutObject"],
+        )
+
+    def _call_function(self, name: str, function: str, description: str) -> Function:
+        return Function(
+            self,
+            name,
+            settings=self.settings,
+            name="runs",
+            code=self._foundation.assets.lambda_code("runs"),
+            handler=f"lambdas.runs.{function}",
+            description=description,
+            memory_mb=CALL_MEMORY_MB,
+            timeout_seconds=CALL_SECONDS_MAX,
+            environment=RunsEnvironment.variables(
+                instance_id=self.settings.id,
+                engine=self.compaction.engine,
+                dsn=self._foundation.database.dsn(self, RUN_ROLE),
+                objects=self._foundation.storage.objects,
+                archive=self._package.s3_object_url,
+                entry=self._entry.s3_object_url,
+                run_minutes_max=self.compaction.run_minutes_max,
+                **self._engine_values(),
+            ),
+        )
+
+    def _engine_values(self) -> dict[str, Any]:
+        emr, compaction = self._emr, self.compaction
+        if isinstance(emr, EmrServerless) and isinstance(compaction, EmrServerlessCompaction):
+            return {
+                "application_id": emr.application_id,
+                "execution_role": emr.role.role_arn,
+                "worker_vcpu": compaction.worker_vcpu,
+            }
+        assert isinstance(emr, EmrEc2)  # noqa: S101
+        return {"cluster_name": emr.cluster_name, "cluster_template": emr.template}
+
+    def _tell(self, schedule: Schedule) -> None:
+        emr = self._emr
+        self.describe(
+            RunResources(
+                rules=(schedule.rule.rule_name,),
+                function=self.create.function.function_name,
+                state_machine=self.runs.state_machine.state_machine_arn,
+                engine=self.compaction.engine,
+                application=emr.application_id if isinstance(emr, EmrServerless) else None,
+                cluster_name=emr.cluster_name if isinstance(emr, EmrEc2) else None,
+            )
+        )

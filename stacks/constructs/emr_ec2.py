@@ -1,0 +1,225 @@
+"""Spark on EMR on EC2: all that a cluster needs but the cluster itself, which the submitting lambda makes.
+
+CloudFormation could not make one again that ended because it was idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import aws_cdk as cdk
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_emr as emr
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
+from constructs import Construct
+
+from dormouse.settings.deployment import EmrStepsCompaction, EmrTransientCompaction
+from stacks.acknowledge import acknowledge
+from stacks.constructs.database_function import let_out_to_s3
+from stacks.constructs.emr_release import RELEASE
+from stacks.constructs.emr_service_role import EmrServiceRole
+from stacks.constructs.function import Function, Placement
+from stacks.constructs.wildcards import acknowledge_resources
+from stacks.instance_stack import INSTANCE_TAG
+
+PRIMARY_PORT, SERVICE_PORT = 8443, 9443
+"""Where EMR calls the cluster, and the cluster EMR, within the VPC."""
+
+ROOT_GB = 30
+SPARK_PROPERTIES = {
+    "spark.authenticate": "true",
+    "spark.network.crypto.enabled": "true",
+    "spark.io.encryption.enabled": "true",
+}
+"""What executors exchange and spill is encrypted with secrets that YARN makes for each run."""
+
+
+class EmrEc2(Construct):
+    """Runs have the rights of `role`; `security_groups` are where they connect from."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        instance_id: str,
+        compaction: EmrStepsCompaction | EmrTransientCompaction,
+        placement: Placement,
+        key: kms.IKey,
+        log_uri: str,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        self._stack = cdk.Stack.of(self)
+        self._instance_id = instance_id
+        self.cluster_name = f"dormouse-{instance_id}"
+        self._primary = self._security_group("Primary", placement)
+        self._core = self._security_group("Core", placement)
+        self._service = self._security_group("ServiceAccess", placement)
+        self.security_groups = (self._primary, self._core)
+        self._connect()
+        self.role = iam.Role(
+            self,
+            "Role",
+            description="Clusters on EC2, and the runs on them",
+            assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
+        )
+        self._profile = iam.InstanceProfile(self, "Profile", role=self.role)
+        service_role = EmrServiceRole(
+            self,
+            "Service",
+            instance_id=instance_id,
+            placement=placement,
+            security_groups=(self._primary, self._core, self._service),
+            instance_role=self.role,
+            key=key,
+        )
+        self._service_role = service_role.role
+        self._security = self._security_configuration(key)
+        self.template = self._stack.to_json_string(self._request(compaction, placement, log_uri))
+
+    def allow_submit(self, function: Function) -> None:
+        """To look for clusters and steps, to make one, and to end one of two that were made at once."""
+        function.allow(["elasticmapreduce:ListClusters"], ["*"])
+        function.allow(
+            ["elasticmapreduce:RunJobFlow"],
+            ["*"],
+            {"StringEquals": {f"elasticmapreduce:RequestTag/{INSTANCE_TAG}": self._instance_id}},
+        )
+        function.allow(
+            ["elasticmapreduce:AddTags"],
+            [self._clusters],
+            {"StringEquals": {f"elasticmapreduce:RequestTag/{INSTANCE_TAG}": self._instance_id}},
+        )
+        self._allow_cluster(
+            function,
+            "AddJobFlowSteps",
+            "CancelSteps",
+            "ListSteps",
+            "PutAutoTerminationPolicy",
+            "PutManagedScalingPolicy",
+            "TerminateJobFlows",
+        )
+        for role, service in (
+            (self._service_role, "elasticmapreduce.amazonaws.com"),
+            (self.role, "ec2.amazonaws.com"),
+        ):
+            function.allow(
+                ["iam:PassRole"], [role.role_arn], {"StringEquals": {"iam:PassedToService": service}}
+            )
+        acknowledge(
+            function.role,
+            "AwsSolutions-IAM5[Resource::*]",
+            "X-Ray's actions, the list of clusters and a cluster that is yet to be made know no resources",
+        )
+
+    def allow_follow(self, function: Function) -> None:
+        self._allow_cluster(function, "DescribeCluster", "DescribeStep")
+
+    def allow_cancel(self, function: Function) -> None:
+        self._allow_cluster(function, "CancelSteps")
+
+    @property
+    def _clusters(self) -> str:
+        return self._stack.format_arn(service="elasticmapreduce", resource="cluster", resource_name="*")
+
+    def _allow_cluster(self, function: Function, *actions: str) -> None:
+        """Ids of clusters are not known before there are any: those of this instance, by their tag."""
+        function.allow(
+            [f"elasticmapreduce:{action}" for action in actions],
+            [self._clusters],
+            {"StringEquals": {f"elasticmapreduce:ResourceTag/{INSTANCE_TAG}": self._instance_id}},
+        )
+        acknowledge_resources(function.role, [self._clusters], "the clusters with the tag of this instance")
+
+    def _security_group(self, name: str, placement: Placement) -> ec2.SecurityGroup:
+        return ec2.SecurityGroup(
+            self,
+            name,
+            vpc=placement.vpc,
+            description=f"{self._stack.stack_name}: EMR {name}",
+            allow_all_outbound=False,
+        )
+
+    def _connect(self) -> None:
+        """All rules that EMR would add by itself, which it then leaves alone, and the way to S3."""
+        for one in self.security_groups:
+            let_out_to_s3(one)
+            for other in self.security_groups:
+                for port in (ec2.Port.all_tcp(), ec2.Port.all_udp(), ec2.Port.all_icmp()):
+                    one.connections.allow_to(other, port, "within the cluster")
+            self._service.connections.allow_to(one, ec2.Port.tcp(PRIMARY_PORT), "EMR calls the cluster")
+        self._primary.connections.allow_to(self._service, ec2.Port.tcp(SERVICE_PORT), "the cluster calls EMR")
+
+    def _security_configuration(self, key: kms.IKey) -> emr.CfnSecurityConfiguration:
+        return emr.CfnSecurityConfiguration(
+            self,
+            "SecurityConfiguration",
+            security_configuration={
+                "EncryptionConfiguration": {
+                    "EnableInTransitEncryption": False,  # Spark encrypts by itself: SPARK_PROPERTIES.
+                    "EnableAtRestEncryption": True,
+                    "AtRestEncryptionConfiguration": {
+                        "S3EncryptionConfiguration": {"EncryptionMode": "SSE-KMS", "AwsKmsKey": key.key_arn},
+                        "LocalDiskEncryptionConfiguration": {
+                            "EncryptionKeyProviderType": "AwsKms",
+                            "AwsKmsKey": key.key_arn,
+                            "EnableEbsEncryption": True,
+                        },
+                    },
+                },
+                "InstanceMetadataServiceConfiguration": {
+                    "MinimumInstanceMetadataServiceVersion": 2,
+                    "HttpPutResponseHopLimit": 1,
+                },
+            },
+        )
+
+    def _request(
+        self, compaction: EmrStepsCompaction | EmrTransientCompaction, placement: Placement, log_uri: str
+    ) -> dict[str, Any]:
+        """RunJobFlow without Name and Steps."""
+        steps = isinstance(compaction, EmrStepsCompaction)
+        tags = {INSTANCE_TAG: self._instance_id, **self._stack.tags.tag_values()}
+        request: dict[str, Any] = {
+            "ReleaseLabel": RELEASE,
+            "Applications": [{"Name": "Spark"}],
+            "LogUri": log_uri,
+            "ServiceRole": self._service_role.role_arn,
+            "JobFlowRole": self._profile.instance_profile_name,
+            "SecurityConfiguration": self._security.ref,
+            "ScaleDownBehavior": "TERMINATE_AT_TASK_COMPLETION",
+            "VisibleToAllUsers": True,
+            "EbsRootVolumeSize": ROOT_GB,
+            "Instances": {
+                "InstanceFleets": list(_fleets(compaction.instance_types)),
+                "Ec2SubnetIds": [subnet.subnet_id for subnet in placement.subnets],
+                "EmrManagedMasterSecurityGroup": self._primary.security_group_id,
+                "EmrManagedSlaveSecurityGroup": self._core.security_group_id,
+                "ServiceAccessSecurityGroup": self._service.security_group_id,
+                "KeepJobFlowAliveWhenNoSteps": steps,
+                "TerminationProtected": False,
+            },
+            "ManagedScalingPolicy": {
+                "ComputeLimits": {
+                    "UnitType": "InstanceFleetUnits",
+                    "MinimumCapacityUnits": 1,
+                    "MaximumCapacityUnits": compaction.instances_max,
+                    "MaximumCoreCapacityUnits": compaction.instances_max,
+                    "MaximumOnDemandCapacityUnits": compaction.instances_max,
+                }
+            },
+            "Configurations": [{"Classification": "spark-defaults", "Properties": SPARK_PROPERTIES}],
+            "Tags": [{"Key": key, "Value": value} for key, value in sorted(tags.items())],
+        }
+        if isinstance(compaction, EmrStepsCompaction):
+            request["AutoTerminationPolicy"] = {"IdleTimeout": compaction.idle_minutes * 60}
+        return request
+
+
+def _fleets(instance_types: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """One primary instance, and core instances that scaling adds; each type counts as one."""
+    kinds = [{"InstanceType": one, "WeightedCapacity": 1} for one in instance_types]
+    for kind in ("MASTER", "CORE"):
+        yield {"InstanceFleetType": kind, "TargetOnDemandCapacity": 1, "InstanceTypeConfigs": kinds}

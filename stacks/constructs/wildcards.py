@@ -1,0 +1,34 @@
+"""Wildcards in policies that stay, as cdk-nag names them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import aws_cdk as cdk
+from constructs import Construct
+
+from stacks.acknowledge import acknowledge
+
+
+def acknowledge_resources(scope: Construct, arns: Iterable[str], reason: str) -> None:
+    """ARNs that end in `*`; they may have tokens."""
+    stack = cdk.Stack.of(scope)
+    for arn in arns:
+        acknowledge(scope, f"AwsSolutions-IAM5[Resource::{_flat(stack.resolve(arn))}]", reason)
+
+
+def _flat(value: Any) -> str:
+    """The text of cdk-nag: references in angle brackets, names of imported values bare."""
+    match value:
+        case str():
+            return value
+        case {"Ref": name}:
+            return f"<{name}>"
+        case {"Fn::GetAtt": [name, attribute]}:
+            return f"<{name}.{attribute}>"
+        case {"Fn::ImportValue": name}:
+            return _flat(name)
+        case {"Fn::Join": [separator, parts]}:
+            return str(separator).join(_flat(part) for part in parts)
+    raise ValueError(f"an ARN of a form that is not known here: {value}")
