@@ -44,7 +44,8 @@ class BuiltAssets:
         )
 
     def emr_package(self, scope: Construct) -> s3_assets.Asset:
-        path = self._path(f"build/emr/dormouse-{self._architecture}.tar.gz", "run make emr-package")
+        # Not .tar.gz: of an asset's name S3 keeps the last part, and Spark unpacks nothing that ends in .gz.
+        path = self._path(f"build/emr/dormouse-{self._architecture}.tgz", "run make emr-package")
         return s3_assets.Asset(scope, "EmrPackage", path=path)
 
     def emr_entry(self, scope: Construct) -> s3_assets.Asset:
@@ -75,7 +76,7 @@ class StubAssets:
         return lambda_.Code.from_asset(str(self._file(package, "handler.py").parent))
 
     def emr_package(self, scope: Construct) -> s3_assets.Asset:
-        return s3_assets.Asset(scope, "EmrPackage", path=str(self._file("emr", "package.tar.gz")))
+        return s3_assets.Asset(scope, "EmrPackage", path=str(self._file("emr", "package.tgz")))
 
     def emr_entry(self, scope: Construct) -> s3_assets.Asset:
         return s3_assets.Asset(scope, "EmrEntry", path=str(self._file("emr", "run.py")))

@@ -104,7 +104,7 @@ class RunsEnvironment(Environment):
     """The instance's object store."""
 
     archive: NonEmpty
-    """The URI of the environment that the run unpacks: s3://…/dormouse-arm64.tar.gz."""
+    """The URI of the environment that the run unpacks: s3://…/dormouse-arm64.tgz."""
 
     entry: NonEmpty
     """The URI of the script that Spark starts."""
