@@ -7,6 +7,7 @@ import ssl
 import threading
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 
 from cryptography import x509
@@ -34,10 +35,11 @@ class CertificateAuthority:
         )
 
     def server_certificate(self, name: str) -> tuple[Path, Path]:
-        """The PEM files of a certificate for a host of this name, and of its key."""
+        """The PEM files of a certificate for a host of this name or address, and of its key."""
         key = ec.generate_private_key(ec.SECP256R1())
         made = self._builder(_name(name), key)
-        made = made.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        host = x509.IPAddress(ip_address(name)) if name[:1].isdigit() else x509.DNSName(name)
+        made = made.add_extension(x509.SubjectAlternativeName([host]), critical=False)
         certificate, private = self._folder / f"{name}.pem", self._folder / f"{name}.key"
         certificate.write_bytes(
             made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)

@@ -1,0 +1,31 @@
+"""`python -m tests.deploy_local`: prints each step; exits with 1 and one clear line when one fails."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+
+from tests.deploy_local.processes import RunFailed
+from tests.deploy_local.run import Run
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        Run(lambda line: print(line, flush=True)).all()
+    except RunFailed as error:
+        print(f"deploy-local failed: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("deploy-local was interrupted; all that it had started is gone", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""Commit requests, good and bad, through the queue to the deployed lambda, and what must become of them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from dormouse.commits.requests import AddFiles, CommitRequest, encode
+from dormouse.instance import Instance
+from dormouse.settings.resources import CommitResources
+from tests.commits import add, assignment, replacement
+from tests.deploy_local.cloud import Cloud
+from tests.deploy_local.processes import RunFailed
+from tests.state import file, live, ref
+
+COMPACTIONS = 250
+"""For each table: three requests, which need each other."""
+
+TABLES = ("flights", "lineitem", "orders", "parts")
+LARGE_FILES = 12_000
+"""In one request, which does not fit a message and travels as an object."""
+
+MALFORMED = ("nonsense", "{}", '{"version": 1, "type": "add_files"}', '["add_files"]')
+SHUFFLED_TOGETHER = 60
+POLL_SECONDS = 0.5
+DRAIN_SECONDS_MAX = 180.0
+
+
+@dataclass
+class Expected:
+    """What the deployed lambda must make of what was sent."""
+
+    applied: list[str] = field(default_factory=list)
+    rejected: dict[str, str] = field(default_factory=dict)
+    """Commit ids, and what their refusals must say."""
+
+    dead: int = 0
+
+
+def _three(table: str, number: int) -> list[CommitRequest]:
+    """All that a compaction of one file sends, the last first: the queue is not ordered."""
+    old, new, job = (f"{table}-{what}-{number}" for what in ("old", "new", "job"))
+    return [replacement(table, job, [old], new), assignment(table, job, old), add(table, old)]
+
+
+def send(cloud: Cloud, instance: Instance, resources: CommitResources) -> tuple[int, Expected]:
+    """Sends them; how many messages, and what to expect."""
+    good = [request for table in TABLES for n in range(COMPACTIONS) for request in _three(table, n)]
+    chosen = random.Random(7)  # the same requests meet each time, as far as lambdas let them
+    for start in range(0, len(good), SHUFFLED_TOGETHER):
+        part = good[start : start + SHUFFLED_TOGETHER]
+        chosen.shuffle(part)
+        good[start : start + SHUFFLED_TOGETHER] = part
+    expected = Expected(applied=[request.commit_id for request in good])
+    large = tuple(file(name, ref(name)) for name in (f"large-{n}" for n in range(LARGE_FILES)))
+    good.append(AddFiles(commit_id="large", table="bulk", files=large))
+    expected.applied.append("large")
+    instance.submit(good)
+    again = chosen.sample(good[:-1], 200)
+    instance.submit(again)
+    bad = list(_refused(expected))
+    instance.submit(bad)
+    raw = [*MALFORMED, encode(add("nowhere", "lost", "to nowhere"))]
+    expected.rejected["to nowhere"] = "nowhere"
+    sqs = cloud.client("sqs")
+    for url in resources.queues:
+        for body in raw:
+            sqs.send_message(QueueUrl=url, MessageBody=body)
+        expected.dead += len(MALFORMED)
+    return len(good) + len(again) + len(bad) + len(raw) * len(resources.queues), expected
+
+
+def _refused(expected: Expected) -> Iterator[CommitRequest]:
+    table = TABLES[0]
+    yield assignment(table, "job without files", "never added", commit_id="without files")
+    expected.rejected["without files"] = "tried"
+    yield add("bulk", "large-1", "taken")
+    expected.rejected["taken"] = "large-1"
+    yield add(table, "other contents", f"add {table}-old-0")  # the id of another request
+
+
+def wait_until_applied(cloud: Cloud, instance: Instance, expected: Expected) -> None:
+    """Time passes quickly for messages that wait for others, and for the dead ones, tried 50 times."""
+    ids = [*expected.applied, *expected.rejected]
+
+    def missing() -> list[str]:
+        found = [status for name in _parts(ids) for status in instance.commits.statuses(name)]
+        return [status.commit_id for status in found if status.state in ("unknown", "pending")]
+
+    wait(cloud, lambda: f"{len(found)} commits, like {found[0]!r}" if (found := missing()) else "")
+
+
+def check(instance: Instance, expected: Expected) -> None:
+    """Of each table the references, of each commit its status."""
+    for name in TABLES:
+        found = sorted(filename for _, filename, _, _ in live(instance.table(name).files))
+        if found != sorted(f"{name}-new-{number}" for number in range(COMPACTIONS)):
+            raise RunFailed(
+                f"table {name} has {len(found)} references, like {found[:2]}: not those committed"
+            )
+    count = sum(1 for _ in instance.table("bulk").files.file_references())
+    if count != LARGE_FILES:
+        raise RunFailed(f"table bulk has {count} references, not {LARGE_FILES}")
+    for commit_id, text in expected.rejected.items():
+        status = instance.commit_status(commit_id)
+        if status.state != "rejected" or text not in str(status.error):
+            raise RunFailed(
+                f"commit {commit_id!r} is {status.state}, {status.error}: not a refusal with {text!r}"
+            )
+    reused = instance.commit_status(f"add {TABLES[0]}-old-0")
+    if reused.state != "applied" or not reused.error:
+        raise RunFailed(
+            f"a commit id that came twice is {reused}: nobody is told that the second was refused"
+        )
+
+
+def wait_for_dead_letters(cloud: Cloud, resources: CommitResources, expected: Expected) -> None:
+    sqs = cloud.client("sqs")
+
+    def look() -> str:
+        depths = [_depth(sqs, url) for url in (*resources.dead_letters, *resources.queues)]
+        dead, left = sum(depths[: len(resources.dead_letters)]), sum(depths[len(resources.dead_letters) :])
+        if dead > expected.dead:
+            raise RunFailed(f"{dead} messages are dead letters, not {expected.dead}")
+        return (
+            ""
+            if dead == expected.dead and left == 0
+            else f"{dead} dead letters of {expected.dead}, {left} left"
+        )
+
+    wait(cloud, look)
+
+
+def wait(cloud: Cloud, look: Callable[[], str], seconds_max: float = DRAIN_SECONDS_MAX) -> None:
+    """Until `look` finds nothing left; visibility timeouts pass at once meanwhile."""
+    deadline = time.monotonic() + seconds_max
+    while left := look():
+        if time.monotonic() > deadline:
+            raise RunFailed(f"after {seconds_max:g} s there are still {left}")
+        time.sleep(POLL_SECONDS)
+        cloud.ask("/time")
+
+
+def _depth(sqs: object, url: str) -> int:
+    names = [f"ApproximateNumberOfMessages{suffix}" for suffix in ("", "NotVisible", "Delayed")]
+    found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=names)["Attributes"]  # type: ignore[attr-defined]
+    return sum(int(found[name]) for name in names)
+
+
+def _parts(ids: list[str], size: int = 500) -> Iterator[list[str]]:
+    return (ids[start : start + size] for start in range(0, len(ids), size))

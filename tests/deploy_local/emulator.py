@@ -1,0 +1,340 @@
+"""Starts the AWS emulator with what it lacks; run by the Python of the emulator's own environment.
+
+Types without behaviour that the run claims to prove get handlers that do nothing. The database cluster
+leads to the run's PostgreSQL: its endpoint, its managed secret, who may log in. The rest is the emulator's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import boto3
+from ministack import app
+from ministack.core import iam_evaluator, lambda_runtime, rds_iam
+from ministack.core.concurrency import esm_wake
+from ministack.core.responses import new_uuid, request_scope
+from ministack.services import eventbridge, rds, secretsmanager, sqs, sts
+from ministack.services.cloudformation.provisioners import _RESOURCE_HANDLERS as HANDLERS
+
+ACCOUNT, REGION = os.environ["MINISTACK_ACCOUNT_ID"], os.environ["MINISTACK_REGION"]
+DATABASE_HOST, DATABASE_PORT = os.environ["DATABASE_HOST"], int(os.environ["DATABASE_PORT"])
+RUN = Path(os.environ["TMPDIR"])
+NEWEST_LABEL = "emr-7.13.0"
+"""The newest release that moto's EMR Serverless knows."""
+
+TRANSITION_SECONDS = 2.0
+"""How long a cluster is `stopping` or `starting`."""
+
+SESSION_SECONDS = 3600.0
+RUNTIME_LIBRARIES = ("boto3", "botocore", "dateutil", "jmespath", "s3transfer", "six.py", "urllib3")
+"""What the Python runtime of Lambda has beside the standard library."""
+
+NOTHING_TO_PROVE = {
+    "AWS::Budgets::Budget": {},
+    "AWS::EC2::FlowLog": {"Id": "fl-{id}"},
+    "AWS::EC2::SecurityGroupEgress": {"Id": "sgr-{id}"},
+    "AWS::EC2::SecurityGroupIngress": {"Id": "sgr-{id}"},
+    "AWS::RDS::DBProxy": {"Endpoint": DATABASE_HOST, "DBProxyArn": "arn:aws:rds:::db-proxy:prx-{id}"},
+    "AWS::RDS::DBProxyTargetGroup": {"TargetGroupArn": "arn:aws:rds:::target-group:prx-tg-{id}"},
+    "AWS::SecretsManager::RotationSchedule": {},
+}
+"""Types that the emulator lacks, with their attributes."""
+
+
+def main() -> None:
+    for name, attributes in NOTHING_TO_PROVE.items():
+        HANDLERS.setdefault(name, _nothing(attributes))
+    HANDLERS["AWS::EMRServerless::Application"] = {
+        "create": _create_application,
+        "delete": _delete_application,
+    }
+    _lead_to_the_database()
+    _take_time_to_stop_and_start()
+    _give_sessions_an_end()
+    _receive_whole_batches()
+    _run_lambdas_with_their_own_libraries()
+    _count_as_tls()
+    threading.Thread(target=_end_with_the_run, daemon=True).start()
+    server = ThreadingHTTPServer(("127.0.0.1", int(os.environ["CONTROL_PORT"])), _Control)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    sys.argv = ["ministack"]
+    app.main()
+
+
+def _nothing(attributes: dict[str, str]) -> dict[str, Any]:
+    def create(_logical_id: str, _props: dict[str, Any], _stack: str) -> tuple[str, dict[str, str]]:
+        physical_id = new_uuid().replace("-", "")[:17]
+        return physical_id, {name: text.format(id=physical_id) for name, text in attributes.items()}
+
+    def update(physical_id: str, _old: Any, _new: Any, *_: Any, **__: Any) -> tuple[str, dict[str, str]]:
+        return physical_id, {name: text.format(id=physical_id) for name, text in attributes.items()}
+
+    return {"create": create, "update": update, "delete": lambda _id, _props: None}
+
+
+# ------------------------------------------------------------------ EMR Serverless: moto's server
+
+
+def _emr() -> Any:
+    return boto3.client(
+        "emr-serverless",
+        endpoint_url=os.environ["AWS_ENDPOINT_URL_EMR_SERVERLESS"],
+        region_name=REGION,
+        aws_access_key_id="test",
+        aws_secret_access_key="test",  # noqa: S106
+    )
+
+
+def _create_application(logical_id: str, props: dict[str, Any], stack: str) -> tuple[str, dict[str, str]]:
+    made = _emr().create_application(
+        name=props.get("Name", f"{stack}-{logical_id}")[:64], releaseLabel=NEWEST_LABEL, type=props["Type"]
+    )
+    _emr().stop_application(applicationId=made["applicationId"])
+    return made["applicationId"], {"ApplicationId": made["applicationId"], "Arn": made["arn"]}
+
+
+def _delete_application(physical_id: str, _props: dict[str, Any]) -> None:
+    _emr().stop_application(applicationId=physical_id)
+    _emr().delete_application(applicationId=physical_id)
+
+
+# ------------------------------------------------------------------ the database cluster
+
+
+def _lead_to_the_database() -> None:
+    """The endpoint is the run's PostgreSQL, the managed master secret a real one."""
+    handler = dict(HANDLERS["AWS::RDS::DBCluster"])
+    create, update, delete = handler["create"], handler["update"], handler["delete"]
+
+    def created(logical_id: str, props: dict[str, Any], stack: str) -> tuple[str, dict[str, str]]:
+        if int(props.get("Port", 0)) != DATABASE_PORT:
+            raise ValueError(f"the run's PostgreSQL listens on port {DATABASE_PORT}, not {props.get('Port')}")
+        cluster_id, attributes = create(logical_id, props, stack)
+        cluster = rds._clusters[cluster_id]
+        password = new_uuid()
+        secret = secretsmanager.create_secret_in_process(
+            f"rds!{cluster['DbClusterResourceId']}",
+            json.dumps({"username": cluster["MasterUsername"], "password": password}),
+        )
+        cluster |= {"_MasterUserPassword": password, "Endpoint": DATABASE_HOST, "Port": DATABASE_PORT}
+        cluster["MasterUserSecret"] = {
+            "SecretArn": secret,
+            "SecretStatus": "active",
+            "KmsKeyId": props.get("MasterUserSecret", {}).get("KmsKeyId", ""),
+        }
+        return cluster_id, attributes | _attributes(cluster)
+
+    def updated(physical_id: str, *arguments: Any, **more: Any) -> tuple[str, dict[str, str]]:
+        kept = dict(rds._clusters[physical_id])
+        cluster_id, attributes = update(physical_id, *arguments, **more)
+        cluster = rds._clusters[cluster_id]
+        cluster |= {key: kept[key] for key in ("Endpoint", "Port", "_MasterUserPassword", "MasterUserSecret")}
+        return cluster_id, attributes | _attributes(cluster)
+
+    def deleted(physical_id: str, props: dict[str, Any]) -> None:
+        if cluster := rds._clusters.get(physical_id):
+            secretsmanager.delete_secret_in_process(cluster["MasterUserSecret"]["SecretArn"])
+        delete(physical_id, props)
+
+    HANDLERS["AWS::RDS::DBCluster"] = handler | {"create": created, "update": updated, "delete": deleted}
+
+
+def _attributes(cluster: dict[str, Any]) -> dict[str, str]:
+    return {
+        "Endpoint.Address": DATABASE_HOST,
+        "Endpoint.Port": str(DATABASE_PORT),
+        "ReadEndpoint.Address": DATABASE_HOST,
+        "MasterUserSecret.SecretArn": cluster["MasterUserSecret"]["SecretArn"],
+    }
+
+
+def _take_time_to_stop_and_start() -> None:
+    """As on AWS, where it takes minutes; the emulator is there at once."""
+    for action, on_the_way in (("StopDBCluster", "stopping"), ("StartDBCluster", "starting")):
+        rds._ACTION_MAP[action] = _slowly(rds._ACTION_MAP[action], on_the_way)
+
+
+def _slowly(change: Any, on_the_way: str) -> Any:
+    def changed(parameters: dict[str, Any]) -> Any:
+        answer = change(parameters)
+        cluster = rds._resolve_cluster_in_request_region(rds._p(parameters, "DBClusterIdentifier"))
+        if answer[0] == 200 and cluster:
+            there = cluster["Status"]
+            cluster["Status"] = on_the_way
+            threading.Timer(TRANSITION_SECONDS, lambda: cluster.update(Status=there)).start()
+        return answer
+
+    return changed
+
+
+def _cluster() -> dict[str, Any] | None:
+    return next(iter(rds._clusters.values()), None)
+
+
+def _refusal(user: str, token: str) -> str | None:
+    """Why nobody logs in as this user with this token; None when it is let in, by IAM as on AWS."""
+    with request_scope(ACCOUNT, REGION):
+        cluster = _cluster()
+        if cluster is None or not cluster["IAMDatabaseAuthenticationEnabled"]:
+            return "no cluster with IAM authentication"
+        found = rds_iam.verify_rds_iam_token(
+            token,
+            hostname=DATABASE_HOST,
+            port=DATABASE_PORT,
+            db_user=user,
+            region=REGION,
+            account_id=ACCOUNT,
+        )
+        if isinstance(found, rds_iam.RdsIamTokenError):
+            return found.code
+        principal = iam_evaluator.resolve_principal(found.access_key_id, ACCOUNT)
+        if isinstance(principal, iam_evaluator.AuthError):
+            return "unknown principal"
+        if principal.policies is None:
+            return None  # the account itself
+        resource = f"arn:aws:rds-db:{REGION}:{ACCOUNT}:dbuser:{cluster['DbClusterResourceId']}/{user}"
+        asked = iam_evaluator.EvalContext(
+            principal_arn=principal.arn,
+            principal_type=principal.type,
+            principal_account=ACCOUNT,
+            action="rds-db:connect",
+            resource_arn=resource,
+            region=REGION,
+            principal_keys=principal.keys,
+        )
+        decision = iam_evaluator.evaluate(asked, principal.policies, *principal.limits).decision
+        return None if decision == "Allow" else f"{principal.arn} may not rds-db:connect {resource}"
+
+
+# ------------------------------------------------------------------ lambdas and their queues
+
+
+def _give_sessions_an_end() -> None:
+    """Without one, no token of theirs opens the database."""
+    make = lambda_runtime.execution_credentials
+
+    def made(config: dict[str, Any]) -> dict[str, str]:
+        credentials = make(config)
+        session = sts._sessions.get(credentials["AWS_ACCESS_KEY_ID"])
+        if session is not None:
+            session["Expiration"] = time.time() + SESSION_SECONDS
+        return credentials
+
+    lambda_runtime.execution_credentials = made
+
+
+def _receive_whole_batches() -> None:
+    """As many as the mapping's batch size says; the emulator stops at ten."""
+
+    def receive(queue_url: str, number: int) -> list[dict[str, Any]]:
+        with sqs._queues_lock:
+            queue = sqs._get_q(queue_url)
+            visibility = int(queue["attributes"].get("VisibilityTimeout", "30"))
+            sqs._expire_retained(queue)
+            sqs._dlq_sweep(queue)
+            return list(sqs._collect_msgs(queue, number, visibility))
+
+    sqs._receive_messages_for_esm = receive
+
+
+def _let_visibility_timeouts_pass() -> int:
+    """Messages that wait to be received again are received now, and are as much older; returns how many."""
+    count, now = 0, time.time()
+    with request_scope(ACCOUNT, REGION), sqs._queues_lock:
+        for queue in sqs._queues.values():
+            for message in queue["messages"]:
+                if (hidden := message.get("visible_at", 0) - now) > 0:
+                    message["visible_at"] = now
+                    message["sent_at"] -= hidden
+                    count += 1
+    esm_wake.set()
+    return count
+
+
+def _let_schedule_come(rule: str) -> None:
+    """If the rule is enabled, its targets are called now."""
+    for key, found in list(eventbridge._rules._data.items()):
+        if found["Name"] == rule:
+            eventbridge._rule_last_fired[key] = 0.0
+    eventbridge._tick_scheduled_rules()
+
+
+def _run_lambdas_with_their_own_libraries() -> None:
+    """A Python with the standard library and boto3: what a package forgets is missing, as on AWS."""
+    libraries = RUN / "lambda-runtime"
+    libraries.mkdir()
+    installed = Path(boto3.__file__).parents[1]
+    for name in RUNTIME_LIBRARIES:
+        (libraries / name).symlink_to(installed / name)
+    python = RUN / "lambda-python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={libraries} exec {sys.executable} -S -s "$@"\n')
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    detect = lambda_runtime._detect_runtime_binary
+
+    def detected(runtime: str) -> tuple[str, str]:
+        if runtime != "python3.11":
+            raise RuntimeError(f"the lambdas of Dormouse run on python3.11, not {runtime}")
+        return str(python), detect(runtime)[1]
+
+    lambda_runtime._detect_runtime_binary = detected
+
+
+def _count_as_tls() -> None:
+    """Or the buckets' policies, which the emulator enforces, refused what comes over loopback."""
+    pin = app.pin_request_origin
+    app.pin_request_origin = lambda address, _secure: pin(address, True)
+
+
+def _end_with_the_run() -> None:
+    """Also when it was killed."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+# ------------------------------------------------------------------ what the run asks of this process
+
+
+class _Control(BaseHTTPRequestHandler):
+    """Beside the emulator's own port: who may log in to the database, and time that passes."""
+
+    def do_POST(self) -> None:
+        given = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
+        if self.path == "/login":
+            self._answer({"refusal": _refusal(given["user"], given["token"])})
+        elif self.path == "/time":
+            self._answer({"messages": _let_visibility_timeouts_pass()})
+        elif self.path == "/schedule":
+            self._answer({"called": _let_schedule_come(given["rule"])})
+        elif self.path == "/cluster":
+            self._answer(self._described())
+
+    def _described(self) -> dict[str, Any]:
+        with request_scope(ACCOUNT, REGION):
+            cluster = _cluster() or {}
+            names = ("Status", "MasterUsername", "_MasterUserPassword", "DatabaseName")
+            return {name.strip("_"): cluster.get(name) for name in names}
+
+    def _answer(self, content: dict[str, Any]) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""What runs on schedules, and how the instance sleeps and wakes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from dormouse.instance import Instance
+from dormouse.settings.resources import Resources
+from dormouse.system.switches import rule_name
+from tests.commits import add
+from tests.deploy_local.cloud import Cloud
+from tests.deploy_local.commits import wait
+from tests.deploy_local.processes import RunFailed
+from tests.state import live
+
+INGESTS = 13
+"""More than one compaction takes."""
+
+ROWS = 1_000
+WAIT_SECONDS_MAX = 90.0
+MEANWHILE = 50
+STARTED_BY_AWS = "RDS-EVENT-0153"
+
+
+def ingest(instance: Instance) -> None:
+    """Rows by the queue: the deployed lambda commits what is written here."""
+    table = instance.table("events")
+    for number in range(INGESTS):
+        keys = range(number, ROWS * INGESTS, INGESTS)
+        table.ingest(pa.table({"key": pa.array(keys, pa.int64()), "value": pa.array(keys, pa.int64())}))
+    found = table.query(where={"key": 7}).read_all().num_rows
+    rows = sum(reference.row_count for reference in table.files.file_references())
+    if (found, rows) != (1, ROWS * INGESTS):
+        raise RunFailed(f"table events has {rows} rows, and {found} of one key: not those ingested")
+
+
+def compact_by_state_machine(cloud: Cloud, instance: Instance, resources: Resources) -> str:
+    """The schedule makes jobs, EMR gets one run of them, and what no Spark did is released."""
+    told = resources.compaction
+    assert told is not None and told.state_machine is not None
+    states, emr = cloud.client("stepfunctions"), cloud.client("emr-serverless")
+    cloud.ask("/schedule", rule=rule_name(told.rules[0]))
+
+    def last() -> str:
+        found = states.list_executions(stateMachineArn=told.state_machine)["executions"]
+        return str(found[0]["status"]) if found else "not started"
+
+    wait_for(lambda: "" if last() not in ("RUNNING", "not started") else f"a run that is {last()}")
+    runs = emr.list_job_runs(applicationId=told.application)["jobRuns"]
+    if len(runs) != 1:
+        raise RunFailed(f"EMR was given {len(runs)} runs, not one; the state machine says {last()}")
+    run = emr.get_job_run(applicationId=told.application, jobRunId=runs[0]["id"])["jobRun"]
+    listed = " ".join(run["jobDriver"]["sparkSubmit"]["entryPointArguments"])
+    held = [job for _, _, _, job in live(instance.table("events").files) if job is not None]
+    if held:
+        raise RunFailed(f"{len(held)} references are still of jobs whose run is over")
+    return f"execution {last().lower()}, run {run['name']!r} with {listed}"
+
+
+def collect_garbage(cloud: Cloud, instance: Instance, resources: Resources) -> str:
+    """A compaction leaves inputs that nothing refers to; the schedule has their objects deleted."""
+    assert resources.garbage is not None
+    table = instance.table("events")
+    before = {name for _, name, _, _ in live(table.files)}
+    table.compact()
+    gone = before - {name for _, name, _, _ in live(table.files)}
+    if not gone:
+        raise RunFailed("the compaction of table events replaced nothing")
+    cloud.ask("/schedule", rule=rule_name(resources.garbage.rules[0]))
+
+    def left() -> str:
+        names = {name for name, _ in instance._objects.list("")}
+        return f"{len(gone & names)} objects of {len(gone)} that nothing refers to" if gone & names else ""
+
+    wait_for(left)
+    return f"{len(gone)} objects deleted"
+
+
+def pause(cloud: Cloud, resources: Resources) -> str:
+    """By the command; nothing runs then, and a second pause has nothing to do."""
+    cloud.dormouse("pause", "--instance", "local", "--wait")
+    if (found := asleep(cloud, resources)) != "":
+        raise RunFailed(f"after dormouse pause, {found}")
+    said = json.loads(cloud.dormouse("pause", "--instance", "local", "--wait", "--json")[1])
+    if undone := [step["step"] for step in said["steps"] if step["outcome"] == "done"][:-1]:
+        raise RunFailed(f"a second dormouse pause still did: {', '.join(undone)}")
+    return "schedules and queues off, database stopped"
+
+
+def asleep(cloud: Cloud, resources: Resources) -> str:
+    """What is not; empty when all is."""
+    events, functions, rds = cloud.client("events"), cloud.client("lambda"), cloud.client("rds")
+    assert resources.commit is not None and resources.database is not None
+    for told in (resources.garbage, resources.compaction, resources.maintenance):
+        for rule in told.rules if told else ():
+            if events.describe_rule(Name=rule_name(rule))["State"] != "DISABLED":
+                return f"the rule {rule} is enabled"
+    for mapping in resources.commit.mappings:
+        if (state := functions.get_event_source_mapping(UUID=mapping)["State"]) != "Disabled":
+            return f"the mapping {mapping} is {state}"
+    (cluster,) = rds.describe_db_clusters(DBClusterIdentifier=resources.database.cluster)["DBClusters"]
+    return "" if cluster["Status"] == "stopped" else f"the database is {cluster['Status']}"
+
+
+def send_meanwhile(cloud: Cloud, bodies: list[str], resources: Resources) -> str:
+    """Messages for a sleeping instance stay in its queues; schedules that would come do nothing."""
+    assert resources.commit is not None and resources.garbage is not None
+    sqs = cloud.client("sqs")
+    for number, body in enumerate(bodies):
+        queues = resources.commit.queues
+        sqs.send_message(QueueUrl=queues[number % len(queues)], MessageBody=body)
+    cloud.ask("/schedule", rule=rule_name(resources.garbage.rules[0]))
+    kept = 0
+    for url in resources.commit.queues:
+        found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["ApproximateNumberOfMessages"])
+        kept += int(found["Attributes"]["ApproximateNumberOfMessages"])
+    if kept != len(bodies):
+        raise RunFailed(f"{kept} messages are kept of {len(bodies)} that were sent to the paused instance")
+    return f"{kept} messages kept"
+
+
+def start_as_aws_does(cloud: Cloud, resources: Resources) -> str:
+    """After seven days; the event comes by the rule and the queue to the lambda, which stops it again."""
+    assert resources.database is not None
+    rds, name = cloud.client("rds"), resources.database.cluster
+    (cluster,) = rds.describe_db_clusters(DBClusterIdentifier=name)["DBClusters"]
+    rds.start_db_cluster(DBClusterIdentifier=name)
+    detail = {
+        "EventCategories": ["notification"],
+        "SourceType": "CLUSTER",
+        "SourceArn": cluster["DBClusterArn"],
+        "SourceIdentifier": name,
+        "EventID": STARTED_BY_AWS,
+        "Message": "DB cluster is being started due to it exceeding the maximum allowed time being stopped.",
+    }
+    event = {
+        "Source": "aws.rds",
+        "DetailType": "RDS DB Cluster Event",
+        "Resources": [cluster["DBClusterArn"]],
+        "Detail": json.dumps(detail),
+    }
+    if cloud.client("events").put_events(Entries=[event])["FailedEntryCount"]:
+        raise RunFailed("the emulator does not take the event of the start")
+    wait(cloud, lambda: asleep(cloud, resources), WAIT_SECONDS_MAX)
+    return "stopped again"
+
+
+def resume(cloud: Cloud, instance: Instance, resources: Resources, commit_ids: list[str]) -> str:
+    """By the command; messages that came meanwhile are processed."""
+    cloud.dormouse("resume", "--instance", "local", "--wait")
+
+    def left() -> str:
+        found = [status for status in instance.commits.statuses(commit_ids) if status.state != "applied"]
+        return f"{len(found)} commits, like {found[0]}" if found else ""
+
+    wait(cloud, left, WAIT_SECONDS_MAX)
+    return f"{len(commit_ids)} messages processed"
+
+
+def bodies_meanwhile(instance: Instance) -> tuple[list[str], list[str]]:
+    """Commit requests, and their ids; encoded while the database still tells the id of the table."""
+    from dormouse.commits.requests import encode
+
+    requests = [add("parts", f"meanwhile-{number}") for number in range(MEANWHILE)]
+    table_id = instance.table("parts").files.table.table_id
+    return [encode(one, table_id=table_id) for one in requests], [one.commit_id for one in requests]
+
+
+def wait_for(look: Callable[[], str], seconds_max: float = WAIT_SECONDS_MAX) -> None:
+    """Until `look` finds nothing left."""
+    deadline = time.monotonic() + seconds_max
+    while left := look():
+        if time.monotonic() > deadline:
+            raise RunFailed(f"after {seconds_max:g} s there is still {left}")
+        time.sleep(0.5)

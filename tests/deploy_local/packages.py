@@ -1,0 +1,84 @@
+"""What a run needs before it starts: the emulator, the CDK CLI, and the lambda packages."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+
+from tests.deploy_local.cloud import EMULATOR_PYTHON, ROOT, node
+from tests.deploy_local.processes import RunFailed, run
+
+REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+INSTALLED = ROOT / ".venv-emulator" / ".installed"
+BUNDLE = Path("dormouse") / "postgres" / "rds-ca-bundle.pem"
+PYTHON = (3, 11)
+"""Of the lambdas."""
+
+
+def native_architecture() -> str:
+    """Of this machine, as the settings call it."""
+    return {"aarch64": "arm64", "arm64": "arm64"}.get(platform.machine(), "x86_64")
+
+
+def install_emulator(logs: Path) -> None:
+    """Into an environment of its own: its libraries are not those of Dormouse."""
+    if sys.version_info[:2] != PYTHON:
+        raise RunFailed(
+            f"the lambdas run on Python 3.11: make .venv with it, not {platform.python_version()}"
+        )
+    if INSTALLED.exists() and INSTALLED.read_text() == REQUIREMENTS.read_text():
+        return
+    folder = INSTALLED.parent
+    shutil.rmtree(folder, ignore_errors=True)
+    environment = dict(os.environ)
+    for name, command in (
+        ("venv", [sys.executable, "-m", "venv", str(folder)]),
+        ("pip", [str(EMULATOR_PYTHON), "-m", "pip", "install", "-qq", "--no-deps", "-r", str(REQUIREMENTS)]),
+    ):
+        run(name, command, environment, logs, cwd=ROOT, seconds_max=300)
+    INSTALLED.write_text(REQUIREMENTS.read_text())
+
+
+def install_cdk(logs: Path) -> None:
+    """What package-lock.json pins, with the npm of the Python packages."""
+    pinned = ROOT / "package-lock.json"
+    installed = ROOT / "node_modules" / ".dormouse-installed"
+    if installed.exists() and installed.read_bytes() == pinned.read_bytes():
+        return
+    npm = [str(node()), str(node().parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
+    command = [*npm, "ci", "--no-audit", "--no-fund"]
+    environment = {**os.environ, "PATH": f"{node().parent}{os.pathsep}{os.environ['PATH']}"}
+    run("npm", command, environment, logs, cwd=ROOT, seconds_max=300)
+    installed.write_bytes(pinned.read_bytes())
+
+
+def build_lambdas(logs: Path) -> None:
+    """For this machine; what is built already stays."""
+    command = [sys.executable, "-m", "lambdas.build", "--architecture", "native"]
+    run("lambdas", command, dict(os.environ), logs, cwd=ROOT, seconds_max=300)
+
+
+def copy_packages(target: Path, certificates: Path) -> None:
+    """A folder like the checkout, as far as a deployment packs it: its lambdas trust the run's database."""
+    for package in sorted((ROOT / "build" / "lambdas").glob(f"*-{native_architecture()}")):
+        copy = target / "build" / "lambdas" / package.name
+        shutil.copytree(package, copy, symlinks=True)
+        if (copy / BUNDLE).exists():
+            shutil.copyfile(certificates, copy / BUNDLE)
+    archive = target / "build" / "emr" / f"dormouse-{native_architecture()}.tgz"
+    archive.parent.mkdir()
+    archive.write_bytes(b"")  # no Spark runs here
+    migrations = Path("dormouse") / "postgres" / "migrations"
+    shutil.copytree(ROOT / migrations, target / migrations)
+    entry = target / "dormouse" / "spark" / "run.py"
+    entry.parent.mkdir(parents=True)
+    shutil.copyfile(ROOT / "dormouse" / "spark" / "run.py", entry)
+
+
+def write_settings(target: Path) -> None:
+    """Those of local.toml, for this machine."""
+    settings = Path(__file__).with_name("local.toml").read_text("utf-8")
+    target.write_text(f'architecture = "{native_architecture()}"\n{settings}', "utf-8")

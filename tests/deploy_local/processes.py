@@ -1,0 +1,118 @@
+"""The processes of a run, on loopback, each with a log; all of them end with the run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+START_SECONDS_MAX = 60.0
+STOP_SECONDS_MAX = 10.0
+POLL_SECONDS = 0.1
+SIGNS_MAX = 300
+
+
+class RunFailed(Exception):
+    """The run cannot go on; the message is one line."""
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+class Background:
+    """A process that runs until `stop`, with the processes that it starts."""
+
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], logs: Path) -> None:
+        self.name = name
+        self._log = logs / f"{name}.log"
+        with self._log.open("wb") as log:
+            # A session of its own: Ctrl-C in the terminal is for the run, which then ends this.
+            self._process = subprocess.Popen(
+                command,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait_for(self, url: str) -> None:
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while True:
+            if self._process.poll() is not None:
+                raise RunFailed(f"{self.name} ended while it started: {self._tail()}")
+            with suppress(OSError), urllib.request.urlopen(url, timeout=5):  # noqa: S310
+                return
+            if time.monotonic() > deadline:
+                raise RunFailed(f"{self.name} does not answer after {START_SECONDS_MAX:g} s: {self._tail()}")
+            time.sleep(POLL_SECONDS)
+
+    def stop(self) -> None:
+        self._signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_SECONDS_MAX)
+        self._signal(signal.SIGKILL)  # what it had started
+        self._process.wait()
+
+    def _signal(self, how: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, how)
+
+    def _tail(self) -> str:
+        lines = self._log.read_text("utf-8", errors="replace").split("\n")
+        return " ".join(line.strip() for line in lines[-4:])[-SIGNS_MAX:]
+
+
+def run(
+    name: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    logs: Path,
+    *,
+    cwd: Path,
+    seconds_max: float,
+    accept: Sequence[int] = (0,),
+) -> tuple[int, str]:
+    """Runs a command to its end; its exit code and all it said, which its log has too.
+
+    Raises RunFailed for another exit code than those to accept, and when it takes too long.
+    """
+    log = logs / f"{name}.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(seconds_max)
+        except subprocess.TimeoutExpired:
+            raise RunFailed(f"{name} takes longer than {seconds_max:g} s") from None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    said = log.read_text("utf-8", errors="replace")
+    if code not in accept:
+        raise RunFailed(f"{name} failed with exit code {code}: {_sign(said)}")
+    return code, said
+
+
+def _sign(said: str) -> str:
+    """The line that says most: the last with an error, or the last."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if any(word in line.lower() for word in ("error", "failed", "❌"))]
+    return (errors or lines or ["it said nothing"])[-1][:SIGNS_MAX]

@@ -1,0 +1,186 @@
+"""The run, step by step; each says what it came to, and how long it took."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import dormouse as dm
+from dormouse.instance import Instance
+from dormouse.settings.resources import Resources
+from dormouse.system.environment import environment
+from dormouse.system.instance import DeployedInstance, find
+from tests.deploy_local import commits, operations, packages
+from tests.deploy_local.cloud import ACCOUNT, REGION, ROOT, Cloud, left_behind
+from tests.deploy_local.processes import RunFailed
+
+FOLDER = "dormouse-deploy-"
+FAILED_LOGS = ROOT / "build" / "deploy-local"
+LEFT_SECONDS_MAX = 10.0
+INSTANCE = "local"
+
+
+class Run:
+    """`all()` is the run; whatever happens, nothing but the logs of a failure outlives it."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._began = time.monotonic()
+        self._failed = "begin"
+
+    def all(self) -> None:
+        """Raises RunFailed, whose message has the step, the fault and the place of the logs."""
+        work = Path(tempfile.mkdtemp(prefix=FOLDER))
+        logs = work / "logs"
+        logs.mkdir()
+        try:
+            self._in(work, logs)
+        except BaseException as error:
+            place = FAILED_LOGS / work.name
+            shutil.copytree(logs, place)
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            raise RunFailed(f"{self._failed}: {_one_line(error)} (logs in {place})") from error
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        self.step("nothing is left behind", lambda: _check_nothing_left(work))
+
+    def step(self, name: str, do: Callable[[], object]) -> object:
+        began = time.monotonic()
+        try:
+            came_to = do()
+        except BaseException:
+            self._failed = name
+            raise
+        took, since = time.monotonic() - began, time.monotonic() - self._began
+        more = f": {came_to}" if isinstance(came_to, str) else ""
+        self._say(f"[{since:5.0f} s] {name}{more} ({took:.1f} s)")
+        return came_to
+
+    def _in(self, work: Path, logs: Path) -> None:
+        self.step("install the emulator", lambda: packages.install_emulator(logs))
+        self.step("install the CDK CLI", lambda: packages.install_cdk(logs))
+        self.step("build the lambda packages", lambda: packages.build_lambdas(logs))
+        cloud = Cloud(work, logs)
+        self.step("start AWS, EMR Serverless and PostgreSQL on loopback", cloud.start)
+        try:
+            packages.copy_packages(work / "checkout", cloud.database.certificates)
+            packages.write_settings(work / "local.toml")
+            self.step("cdk bootstrap", lambda: cloud.cdk("bootstrap", f"aws://{ACCOUNT}/{REGION}"))
+            self.step("cdk deploy --all", lambda: _deploy(cloud))
+            self.step("cdk diff", lambda: _diff(cloud))
+            self._works(cloud)
+            self.step("dormouse destroy", lambda: _destroy(cloud))
+        finally:
+            cloud.stop()
+
+    def _works(self, cloud: Cloud) -> None:
+        deployed = find(INSTANCE, cloud.session)
+        self.step("dormouse status", lambda: _status(cloud, "running"))
+        with _opened(cloud, deployed) as instance:
+            self.step("make tables", lambda: _make_tables(instance))
+            self._commits(cloud, instance, deployed.resources)
+            self._schedules(cloud, instance, deployed.resources)
+            self._sleeps(cloud, instance, deployed.resources)
+
+    def _commits(self, cloud: Cloud, instance: Instance, resources: Resources) -> None:
+        told = resources.commit
+        assert told is not None
+        found: list[tuple[int, commits.Expected]] = []
+        self.step("send commit requests", lambda: found.append(commits.send(cloud, instance, told)))
+        count, expected = found[0]
+        self.step(
+            f"the lambda applies {count} messages",
+            lambda: commits.wait_until_applied(cloud, instance, expected),
+        )
+        self.step("tables and statuses are right", lambda: commits.check(instance, expected))
+        self.step("dead letters", lambda: commits.wait_for_dead_letters(cloud, told, expected))
+        self.step("ingest rows through the queue", lambda: operations.ingest(instance))
+
+    def _schedules(self, cloud: Cloud, instance: Instance, resources: Resources) -> None:
+        step = operations.compact_by_state_machine
+        self.step("compaction, up to EMR", lambda: step(cloud, instance, resources))
+        self.step("garbage", lambda: operations.collect_garbage(cloud, instance, resources))
+
+    def _sleeps(self, cloud: Cloud, instance: Instance, resources: Resources) -> None:
+        bodies, ids = operations.bodies_meanwhile(instance)
+        self.step("dormouse pause", lambda: operations.pause(cloud, resources))
+        self.step("dormouse status, paused", lambda: _status(cloud, "paused"))
+        self.step("messages while paused", lambda: operations.send_meanwhile(cloud, bodies, resources))
+        self.step("AWS starts the database", lambda: operations.start_as_aws_does(cloud, resources))
+        self.step("dormouse resume", lambda: operations.resume(cloud, instance, resources, ids))
+        self.step("dormouse status, resumed", lambda: _status(cloud, "running"))
+
+
+def _app(cloud: Cloud) -> tuple[str, ...]:
+    import sys
+
+    command = f"{sys.executable} -m tests.deploy_local.app {cloud.work}"
+    return "--all", "--app", command, "--output", str(cloud.work / "cdk.out")
+
+
+def _deploy(cloud: Cloud) -> str:
+    cloud.cdk("deploy", *_app(cloud), "--require-approval", "never")
+    stacks = cloud.client("cloudformation").describe_stacks()["Stacks"]
+    wrong = [one["StackName"] for one in stacks if one["StackStatus"] != "CREATE_COMPLETE"]
+    if wrong:
+        raise RunFailed(f"the CDK says that it succeeded, the emulator that {', '.join(wrong)} did not")
+    return f"{len(stacks) - 1} stacks"
+
+
+def _diff(cloud: Cloud) -> str:
+    code, said = cloud.cdk("diff", "--fail", *_app(cloud), accept=(0, 1))
+    if code or "Number of stacks with differences: 0" not in said:
+        raise RunFailed("it is not empty right after the deploy")
+    return "empty"
+
+
+def _destroy(cloud: Cloud) -> str:
+    cloud.cdk("destroy", *_app(cloud), "--force")
+    left = [one["StackName"] for one in cloud.client("cloudformation").describe_stacks()["Stacks"]]
+    if left != ["CDKToolkit"]:
+        raise RunFailed(f"stacks are left: {', '.join(left)}")
+    return "all stacks are gone"
+
+
+def _status(cloud: Cloud, wanted: str) -> str:
+    import json
+
+    found = json.loads(cloud.dormouse("status", "--instance", INSTANCE, "--json")[1])
+    if not str(found["summary"]).startswith(wanted):
+        raise RunFailed(f"it says {found['summary']!r}, not {wanted}")
+    return str(found["summary"])
+
+
+def _opened(cloud: Cloud, deployed: DeployedInstance) -> Instance:
+    """As somebody with the environment of `dormouse env`, who trusts the run's certificates."""
+    import os
+
+    variables = environment(deployed, "dormouse_owner")
+    dsn = f"{variables.pop('DORMOUSE_DSN')}&sslrootcert={cloud.database.certificates}"
+    os.environ.update(variables)
+    return dm.connect(dsn, variables["DORMOUSE_OBJECTS"])
+
+
+def _make_tables(instance: Instance) -> str:
+    schema = dm.Schema(row_keys=[dm.Field("key", dm.LONG)], values=[dm.Field("value", dm.LONG)])
+    for name in (*commits.TABLES, "bulk"):
+        instance.create_table(name, schema)
+    instance.create_table("events", schema, properties=dm.TableProperties(gc_delay_seconds=0.0))
+    return f"{len(instance.tables())} tables"
+
+
+def _check_nothing_left(work: Path) -> None:
+    deadline = time.monotonic() + LEFT_SECONDS_MAX
+    while left := list(left_behind(work)):
+        if time.monotonic() > deadline:
+            raise RunFailed(f"the run left {'; '.join(left)}")
+        time.sleep(0.2)
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, RunFailed) else f"{type(error).__name__}: {text}"
