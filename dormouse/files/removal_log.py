@@ -20,9 +20,14 @@ _PREFIX = "removed_reference_"
 
 
 def roll(supplier: Supplier) -> None:
-    """Makes the coming days' partitions and drops those that are not needed; busy days wait for next time."""
+    """Makes the coming days' partitions and drops those that are not needed; busy days wait for next time.
+
+    A session that does not own the log leaves it to those that do, such as the maintenance of a deployment.
+    """
     today = datetime.now(UTC).date()
     with supplier.connection() as conn:
+        if not conn.execute(_QUERIES["may_roll"].on()).fetchall()[0][0]:
+            return
         have = {_day(name) for (name,) in conn.execute(_QUERIES["days"].on()).fetchall()}
     ahead = (today + timedelta(days=n) for n in range(DAYS_AHEAD))
     for day in sorted(set(ahead) - have):

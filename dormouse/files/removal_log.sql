@@ -1,3 +1,7 @@
+-- name: may_roll
+-- Whether the session may make and drop partitions of the log.
+select pg_has_role(relowner, 'usage') from pg_class where oid = 'removed_reference'::regclass;
+
 -- name: days
 -- The days that the log has a partition for.
 select c.relname

@@ -28,6 +28,17 @@ logger = logging.getLogger(__name__)
 SCAN_SETTINGS = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin")
 """What sessions do without, as all that runs often looks rows up by keys."""
 
+SESSION_SETTINGS = {
+    "search_path": "dormouse",  # pg_catalog is searched first, without being named
+    "timezone": "UTC",
+    "jit": "off",  # compiling costs more than our short statements
+    # Plans of statements over arrays must not depend on the arrays that came first.
+    "plan_cache_mode": "force_generic_plan",
+    # Nor on how small a table was when they were made: see `scans` of run_transaction.
+    **dict.fromkeys(SCAN_SETTINGS, "off"),
+}
+"""Of every session of ours; those through an RDS Proxy have them from their role."""
+
 CHECK_AFTER_IDLE_SECONDS = 1.0
 """A connection that rested longer is asked whether it is alive before it is lent again."""
 
@@ -218,15 +229,9 @@ def session_conninfo(dsn: str, *, application_name: str, read_only: bool, isolat
     """The DSN with the session's settings, which take no round trip when they travel with the connection."""
     given = parameters(dsn)
     settings = {
-        "search_path": "dormouse",  # pg_catalog is searched first, without being named
-        "timezone": "UTC",
+        **SESSION_SETTINGS,
         "default_transaction_isolation": isolation.value,
         "default_transaction_read_only": "on" if read_only else "off",
-        "jit": "off",  # compiling costs more than our short statements
-        # Plans of statements over arrays must not depend on the arrays that came first.
-        "plan_cache_mode": "force_generic_plan",
-        # Nor on how small a table was when they were made: see `scans` of run_transaction.
-        **dict.fromkeys(SCAN_SETTINGS, "off"),
     }
     options = [f"-c {name}={_escaped(value)}" for name, value in settings.items()]
     options.insert(0, str(given.get("options") or ""))

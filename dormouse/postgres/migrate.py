@@ -71,6 +71,12 @@ def migrate(dsn_or_supplier: str | Supplier, folder: Path = MIGRATIONS) -> list[
             raise InstanceReadOnly("the database must be migrated, and it cannot be written to") from error
 
 
+def lacking(supplier: Supplier, folder: Path = MIGRATIONS) -> list[Migration]:
+    """What `migrate` would apply; changes nothing, and raises as it does."""
+    with supplier.connection() as conn:
+        return _pending(_applied(conn) or [], read_migrations(folder))
+
+
 def read_migrations(folder: Path) -> list[Migration]:
     """The migrations of a folder, in order; raises InstanceError unless they are numbered 1, 2, 3, ..."""
     migrations = []

@@ -1,0 +1,76 @@
+-- name: lock
+-- Waits until no other brings this database up to date; the lock ends with the session, too.
+select pg_advisory_lock(7236154098213002);
+
+-- name: unlock
+-- Lets the next one in.
+select pg_advisory_unlock(7236154098213002);
+
+-- name: make_roles
+-- The roles, and what they are to each other and to the database.
+do $$
+declare
+    name text;
+begin
+    foreach name in array array['dormouse_schema', 'dormouse_owner', 'dormouse_run'] loop
+        begin
+            if to_regrole(name) is null then
+                execute format('create role %I', name);
+            end if;
+        exception when duplicate_object or unique_violation then
+            null;  -- another database of the server was faster
+        end;
+    end loop;
+    -- 'usage' is what superusers have of every role
+    if not pg_has_role('dormouse_schema', 'usage') then
+        execute format('grant dormouse_schema to %I', current_user);
+    end if;
+    execute format('grant create, connect, temporary on database %I to dormouse_schema', current_database());
+    if not pg_has_role('dormouse_owner', 'dormouse_schema', 'usage') then
+        grant dormouse_schema to dormouse_owner;
+    end if;
+    foreach name in array array['dormouse_owner', 'dormouse_run'] loop
+        if not (select rolcanlogin from pg_roles where rolname = name) then
+            execute format('alter role %I login', name);
+        end if;
+        execute format('grant connect on database %I to %I', current_database(), name);
+        if to_regrole('rds_iam') is not null then
+            if not pg_has_role(name::regrole, 'rds_iam', 'usage') then
+                execute format('grant rds_iam to %I', name);
+            end if;
+        end if;
+    end loop;
+end
+$$;
+
+-- name: set
+-- Gives the sessions of a role in this database a setting.
+alter role {role} in database {database} set {name} = {value};
+
+-- name: owned_by_others
+-- Statements that give the schema, and what is in it, to the role that is to own it; none when it does.
+select statement
+from (
+    select 1 as step, 'alter schema dormouse owner to dormouse_schema' as statement
+    from pg_namespace
+    where nspname = 'dormouse' and nspowner <> 'dormouse_schema'::regrole
+    union all
+    select 2, format('alter table %s owner to dormouse_schema', c.oid::regclass)
+    from pg_class c
+    where c.relnamespace = to_regnamespace('dormouse') and c.relkind in ('r', 'p', 'v', 'm')
+        and c.relowner <> 'dormouse_schema'::regrole
+    union all
+    select 3, format('alter routine %s owner to dormouse_schema', p.oid::regprocedure)
+    from pg_proc p
+    where p.pronamespace = to_regnamespace('dormouse') and p.proowner <> 'dormouse_schema'::regrole
+) owned
+order by step, statement;
+
+-- name: grant
+-- What those who read and write rows may do, also in tables that are made later.
+grant usage on schema dormouse to dormouse_run;
+grant select, insert, update, delete on all tables in schema dormouse to dormouse_run;
+grant usage, select on all sequences in schema dormouse to dormouse_run;
+revoke insert, update, delete on migration, instance from dormouse_run;
+alter default privileges in schema dormouse grant select, insert, update, delete on tables to dormouse_run;
+alter default privileges in schema dormouse grant usage, select on sequences to dormouse_run;

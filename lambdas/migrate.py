@@ -1,0 +1,148 @@
+"""Brings the database up to date as a part of a deployment: a custom resource of CloudFormation.
+
+Its properties are Host, Port, Database, User and Password, Migrations (a checksum, so that the resource
+changes with them) and DeployPaused. Every event is answered, with one line of why when it fails; the password
+is in the event, so the event is never logged.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from psycopg.conninfo import make_conninfo
+
+from dormouse.commits.outcomes import text_of
+from dormouse.errors import InvalidInput
+from dormouse.postgres import ConnectionSupplier
+from dormouse.postgres.rds_iam import CA_BUNDLE, CONNECT_TIMEOUT_SECONDS
+from dormouse.settings.lambdas import MigrateEnvironment
+from dormouse.system.migration import bring_up_to_date
+from lambdas.services import Call, called, connections, tracer
+
+PHYSICAL_ID = "dormouse-migrations"
+"""Always the same: another would mean that the resource was replaced, and the old one is to be deleted."""
+
+ANSWER_ATTEMPTS_MAX = 5
+REASON_CHARACTERS_MAX = 1_000
+APPLICATION_NAME = "dormouse-migrate"
+_WHERE = ("Host", "Port", "Database")
+
+logger = logging.getLogger("dormouse.lambdas")
+
+
+@tracer.capture_lambda_handler(capture_response=False, capture_error=False)
+def handler(event: dict[str, Any], context: Any) -> None:
+    """Migrates on Create and Update; Delete leaves the database alone."""
+    answer = _Answer(event)
+    watch: threading.Timer | None = None
+    try:
+        with called(MigrateEnvironment, "migrate", context) as call:
+            if (left := call.seconds_left()) < threading.TIMEOUT_MAX:
+                watch = threading.Timer(left, answer.failed, ["it took longer than the lambda may"])
+                watch.daemon = True
+                watch.start()
+            answer.succeeded(_migrate(event, call))
+    except Exception as error:  # whatever it is, the deployment must not wait for an hour
+        answer.failed(text_of(error))
+    finally:
+        if watch is not None:
+            watch.cancel()
+
+
+def _migrate(event: Mapping[str, Any], call: Call[MigrateEnvironment]) -> str:
+    if event["RequestType"] == "Delete":
+        return "the database is left as it is"
+    if _sleeps_on(event):
+        return "nothing to migrate"
+    dsn = _dsn(event["ResourceProperties"], call.environment)
+    wait_seconds = call.environment.connect_seconds_max
+    with connections(dsn, APPLICATION_NAME, wait_seconds):
+        connecting = partial(
+            ConnectionSupplier, application_name=APPLICATION_NAME, wait_seconds_max=wait_seconds
+        )
+        report = bring_up_to_date(dsn, connecting)
+    logger.info("%s", report)
+    return str(report)
+
+
+def _sleeps_on(event: Mapping[str, Any]) -> bool:
+    """Whether an instance that is deployed paused has nothing that its database must be woken for."""
+    new, old = event["ResourceProperties"], event.get("OldResourceProperties")
+    if not old or new.get("DeployPaused") != "true":
+        return False
+    return all(new.get(name) == old.get(name) for name in (*_WHERE, "Migrations"))
+
+
+def _dsn(properties: Mapping[str, Any], environment: MigrateEnvironment) -> str:
+    if missing := [name for name in (*_WHERE, "User", "Password") if not properties.get(name)]:
+        raise InvalidInput(f"the resource has no {', '.join(missing)}")
+    return make_conninfo(
+        "",
+        host=properties["Host"],
+        port=properties["Port"],
+        dbname=properties["Database"],
+        user=properties["User"],
+        password=properties["Password"],
+        sslmode="verify-full",
+        sslrootcert=environment.ca_bundle or str(CA_BUNDLE),
+        connect_timeout=CONNECT_TIMEOUT_SECONDS,
+    )
+
+
+class _Answer:
+    """CloudFormation's, given once."""
+
+    def __init__(self, event: Mapping[str, Any]) -> None:
+        self._event = event
+        self._secret = str((event.get("ResourceProperties") or {}).get("Password") or "")
+        self._lock = threading.Lock()
+        self._given = False
+
+    def succeeded(self, result: str) -> None:
+        self._give("SUCCESS", "", {"Result": self._safe(result)})
+
+    def failed(self, reason: str) -> None:
+        logger.error("migration failed: %s", self._safe(reason))
+        self._give("FAILED", self._safe(reason), {})
+
+    def _safe(self, text: str) -> str:
+        line = " ".join(text.split())
+        return (line.replace(self._secret, "…") if self._secret else line)[:REASON_CHARACTERS_MAX]
+
+    def _give(self, status: str, reason: str, data: dict[str, str]) -> None:
+        with self._lock:
+            if self._given:
+                return
+            self._given = True
+        body = {
+            "Status": status,
+            "Reason": reason,
+            "PhysicalResourceId": self._event.get("PhysicalResourceId") or PHYSICAL_ID,
+            "StackId": self._event["StackId"],
+            "RequestId": self._event["RequestId"],
+            "LogicalResourceId": self._event["LogicalResourceId"],
+            "Data": data,
+        }
+        _put(self._event["ResponseURL"], json.dumps(body).encode())
+
+
+def _put(url: str, body: bytes) -> None:
+    # the URL is signed for no content type
+    request = urllib.request.Request(url, body, {"Content-Type": ""}, method="PUT")  # noqa: S310
+    for attempt in range(1, ANSWER_ATTEMPTS_MAX + 1):
+        try:
+            with urllib.request.urlopen(request, timeout=10):  # noqa: S310
+                return
+        except (urllib.error.URLError, OSError) as error:
+            if attempt == ANSWER_ATTEMPTS_MAX:
+                raise
+            logger.warning("CloudFormation did not take the answer (attempt %d): %s", attempt, error)
+            time.sleep(attempt)

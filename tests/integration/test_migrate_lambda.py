@@ -1,0 +1,292 @@
+"""The migrate lambda as CloudFormation calls it: every event is answered; to the database it speaks TLS."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from dormouse.embedded_postgres import EmbeddedPostgres
+from dormouse.system.migration import OWNER_ROLE, RUN_ROLE, SCHEMA_ROLE
+from lambdas import migrate
+from lambdas.migrate import PHYSICAL_ID, handler
+from lambdas.services import MARGIN_SECONDS
+from tests.aws_lambda import Context, lambda_service
+from tests.tls import CertificateAuthority, TlsFront
+
+PASSWORD = "s3cret-of-the-master"  # noqa: S105
+NEW = "c2"
+
+
+class CloudFormation:
+    """Takes answers at `url`, and refuses the first ones if it is told to."""
+
+    def __init__(self) -> None:
+        self.answers: list[dict[str, Any]] = []
+        self.refusals = 0
+        stack = self
+
+        class Taker(BaseHTTPRequestHandler):
+            def do_PUT(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                assert self.headers["Content-Type"] == ""
+                stack.refusals -= 1
+                if stack.refusals < 0:
+                    stack.answers.append(json.loads(body))
+                self.send_response(200 if stack.refusals < 0 else 503)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Taker)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/answer?signature=x"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        assert len(self.answers) == 1
+        return self.answers[0]
+
+
+@pytest.fixture(scope="module")
+def authority() -> Iterator[CertificateAuthority]:
+    folder = Path(tempfile.mkdtemp(prefix="dormouse-tls-"))
+    yield CertificateAuthority(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def server(authority: CertificateAuthority) -> Iterator[tuple[str, int]]:
+    """A server behind TLS with a master user that is no superuser: its DSN for superusers, and its port."""
+    folder = Path(tempfile.mkdtemp(prefix="dormouse-tls-"))
+    try:
+        with EmbeddedPostgres(folder, tcp=True, options={"fsync": "off"}) as running:
+            with psycopg.connect(running.dsn, autocommit=True) as conn:
+                make = "create role master login createrole password {}"
+                conn.execute(sql.SQL(make).format(sql.Literal(PASSWORD)))
+            own_port = int(conninfo_to_dict(running.dsn)["port"])
+            with TlsFront(*authority.server_certificate("localhost"), own_port) as front:
+                yield running.dsn, front.port
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def dsn(server: tuple[str, int]) -> Iterator[str]:
+    """A DSN for superusers of an empty database of the master user's."""
+    with psycopg.connect(server[0], autocommit=True) as conn:
+        conn.execute("create database dormouse owner master")
+        yield make_conninfo(server[0], dbname="dormouse")
+        conn.execute("drop database dormouse with (force)")
+
+
+@pytest.fixture
+def cloudformation(
+    monkeypatch: pytest.MonkeyPatch, authority: CertificateAuthority
+) -> Iterator[CloudFormation]:
+    monkeypatch.setenv("DORMOUSE_CA_BUNDLE", str(authority.certificate))
+    monkeypatch.setenv("DORMOUSE_CONNECT_SECONDS_MAX", "0.3")
+    stack = CloudFormation()
+    yield stack
+    stack.close()
+
+
+@pytest.fixture
+def event(cloudformation: CloudFormation, server: tuple[str, int], dsn: str) -> dict[str, Any]:
+    return {
+        "RequestType": "Create",
+        "ResponseURL": cloudformation.url,
+        "StackId": "arn:stack",
+        "RequestId": "request",
+        "LogicalResourceId": "Migration",
+        "ResourceProperties": {
+            "ServiceToken": "arn:lambda",
+            "Host": "localhost",
+            "Port": str(server[1]),
+            "Database": "dormouse",
+            "User": "master",
+            "Password": PASSWORD,
+            "Migrations": NEW,
+            "DeployPaused": "false",
+        },
+    }
+
+
+def updated(event: dict[str, Any], *, migrations: str = NEW, **changes: str) -> dict[str, Any]:
+    """An update from other migrations."""
+    now = {**event["ResourceProperties"], **changes}
+    old = {**event["ResourceProperties"], "Migrations": migrations}
+    more = {"ResourceProperties": now, "OldResourceProperties": old, "PhysicalResourceId": PHYSICAL_ID}
+    return {**event, "RequestType": "Update", **more}
+
+
+def schema(dsn: str) -> str | None:
+    with psycopg.connect(dsn) as conn:
+        return conn.execute("select to_regclass('dormouse.file_reference')::text").fetchall()[0][0]
+
+
+def test_create_migrates_and_makes_the_roles(
+    event: dict[str, Any], cloudformation: CloudFormation, dsn: str
+) -> None:
+    handler(event, Context())
+    answer = cloudformation.answer
+    assert (answer["Status"], answer["PhysicalResourceId"]) == ("SUCCESS", PHYSICAL_ID)
+    assert answer["Data"]["Result"].startswith("applied migrations: 0001_tables_partitions_files, 0002")
+    assert {name: answer[name] for name in ("StackId", "RequestId", "LogicalResourceId")} == {
+        "StackId": "arn:stack",
+        "RequestId": "request",
+        "LogicalResourceId": "Migration",
+    }
+    assert schema(dsn) is not None
+    with psycopg.connect(make_conninfo(dsn, user="master", password=PASSWORD)) as conn:
+        names = [OWNER_ROLE, RUN_ROLE, SCHEMA_ROLE]
+        found = conn.execute("select count(*) from pg_roles where rolname = any(%s)", [names])
+        assert found.fetchall() == [(3,)]
+
+
+def test_an_update_is_the_same_resource(event: dict[str, Any], cloudformation: CloudFormation) -> None:
+    handler(event, Context())
+    handler(updated(event, migrations="c1"), Context())
+    assert [answer["Status"] for answer in cloudformation.answers] == ["SUCCESS"] * 2
+    assert {answer["PhysicalResourceId"] for answer in cloudformation.answers} == {PHYSICAL_ID}
+    assert cloudformation.answers[1]["Data"]["Result"].startswith("applied migrations: none")
+
+
+def test_delete_leaves_the_database_alone(
+    event: dict[str, Any], cloudformation: CloudFormation, dsn: str
+) -> None:
+    handler(event, Context())
+    handler({**event, "RequestType": "Delete", "PhysicalResourceId": PHYSICAL_ID}, Context())
+    assert [answer["Status"] for answer in cloudformation.answers] == ["SUCCESS"] * 2
+    assert schema(dsn) is not None
+
+
+def test_delete_needs_no_database(event: dict[str, Any], cloudformation: CloudFormation) -> None:
+    """Nor a creation that succeeded: CloudFormation deletes what failed, and must not fail at that too."""
+    del event["ResourceProperties"]["Host"]
+    handler({**event, "RequestType": "Delete", "PhysicalResourceId": "of a failure"}, Context())
+    assert cloudformation.answer["Status"] == "SUCCESS"
+    assert cloudformation.answer["PhysicalResourceId"] == "of a failure"
+
+
+@pytest.mark.parametrize("password", [PASSWORD, "wrong-and-secret"])
+def test_a_failure_is_one_line_without_the_password(
+    event: dict[str, Any],
+    cloudformation: CloudFormation,
+    password: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError(f"something\nwith the password {password} in it")
+
+    monkeypatch.setattr(migrate, "bring_up_to_date", fail)
+    event["ResourceProperties"]["Password"] = password
+    with lambda_service(monkeypatch):
+        handler(event, Context())
+    answer = cloudformation.answer
+    assert answer["Status"] == "FAILED" and answer["Reason"] and "\n" not in answer["Reason"]
+    captured = capsys.readouterr()
+    assert answer["Reason"] in json.loads(captured.out.splitlines()[-1])["message"]
+    assert password not in json.dumps(answer) + captured.out + captured.err
+
+
+def test_older_code_is_refused_by_a_newer_database(
+    event: dict[str, Any], cloudformation: CloudFormation, dsn: str
+) -> None:
+    handler(event, Context())
+    with psycopg.connect(dsn) as conn:
+        conn.execute("insert into dormouse.migration values (999, 'of_tomorrow', 'x')")
+    handler(updated(event, migrations="c9"), Context())
+    answer = cloudformation.answers[1]
+    assert answer["Status"] == "FAILED"
+    assert answer["Reason"].startswith("the database has migration 0999_of_tomorrow, this Dormouse knows")
+    assert answer["Reason"].endswith("upgrade Dormouse")
+
+
+def test_a_server_of_another_name_is_not_spoken_to(
+    event: dict[str, Any], cloudformation: CloudFormation, dsn: str
+) -> None:
+    event["ResourceProperties"]["Host"] = "127.0.0.1"
+    handler(event, Context())
+    assert cloudformation.answer["Status"] == "FAILED"
+    assert "certificate" in cloudformation.answer["Reason"]
+    assert schema(dsn) is None
+
+
+def test_a_server_that_amazon_did_not_certify_is_not_spoken_to(
+    event: dict[str, Any], cloudformation: CloudFormation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DORMOUSE_CA_BUNDLE")
+    handler(event, Context())
+    assert "certificate verify failed" in cloudformation.answer["Reason"]
+
+
+def test_a_sleeping_database_is_not_woken_for_nothing(
+    event: dict[str, Any], cloudformation: CloudFormation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrate, "connections", None)
+    handler(updated(event, DeployPaused="true"), Context())
+    assert cloudformation.answer["Data"] == {"Result": "nothing to migrate"}
+
+
+def test_a_paused_instance_with_new_migrations_needs_its_database(
+    event: dict[str, Any], cloudformation: CloudFormation, dsn: str
+) -> None:
+    handler(updated(event, DeployPaused="true", migrations="c1"), Context())
+    assert cloudformation.answer["Status"] == "SUCCESS" and schema(dsn) is not None
+
+
+def test_an_answer_that_is_not_taken_is_given_again(
+    event: dict[str, Any], cloudformation: CloudFormation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrate.time, "sleep", lambda seconds: None)
+    cloudformation.refusals = 2
+    handler({**event, "RequestType": "Delete", "PhysicalResourceId": PHYSICAL_ID}, Context())
+    assert cloudformation.answer["Status"] == "SUCCESS"
+
+
+def test_it_answers_before_its_time_is_over(
+    event: dict[str, Any], cloudformation: CloudFormation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As nobody else does when the lambda is ended; what comes later is no second answer."""
+    answered = threading.Event()
+    give = migrate._put
+    monkeypatch.setattr(migrate, "_put", lambda url, body: (give(url, body), answered.set()))
+    monkeypatch.setattr(migrate, "bring_up_to_date", lambda *_: answered.wait(60))
+    handler(event, Context(seconds=MARGIN_SECONDS + 0.5))
+    assert cloudformation.answer["Reason"] == "it took longer than the lambda may"
+
+
+def test_a_resource_without_its_properties_is_refused(
+    event: dict[str, Any], cloudformation: CloudFormation
+) -> None:
+    del event["ResourceProperties"]["Host"], event["ResourceProperties"]["User"]
+    handler(event, Context())
+    assert cloudformation.answer["Reason"] == "the resource has no Host, User"
+
+
+def test_two_at_once_both_succeed(event: dict[str, Any], cloudformation: CloudFormation) -> None:
+    threads = [threading.Thread(target=handler, args=(event, Context())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [answer["Status"] for answer in cloudformation.answers] == ["SUCCESS"] * 2

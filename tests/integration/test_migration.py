@@ -1,0 +1,306 @@
+"""A deployment's database: schema and roles, brought up to date by who is no superuser."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+import dormouse as dm
+from dormouse.errors import InstanceError, InstanceTooNew
+from dormouse.files import removal_log
+from dormouse.files.layout import LAYOUTS
+from dormouse.files.parameters import narrow_id
+from dormouse.postgres import ConnectionSupplier, migrate
+from dormouse.postgres.connection import SESSION_SETTINGS
+from dormouse.postgres.migrate import MIGRATIONS, read_migrations
+from dormouse.system.migration import OWNER_ROLE, RUN_ROLE, SCHEMA_ROLE, bring_up_to_date
+from tests.commits import add, compaction
+from tests.conftest import drop_database
+
+ADMINISTRATOR = "test_administrator"
+SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+
+
+@pytest.fixture(scope="module")
+def rds(server_dsn: str) -> Iterator[None]:
+    """The roles of a new Aurora cluster."""
+    with psycopg.connect(server_dsn, autocommit=True) as conn:
+        conn.execute("create role rds_iam nologin")
+        conn.execute(f"create role {ADMINISTRATOR} login createrole createdb")
+        conn.execute(f"grant rds_iam to {ADMINISTRATOR} with admin option")
+        conn.execute(f"revoke rds_iam from {ADMINISTRATOR}")
+        conn.execute(f"grant rds_iam to {ADMINISTRATOR} with admin true, inherit false, set false")
+        for role in (SCHEMA_ROLE, OWNER_ROLE, RUN_ROLE):
+            conn.execute(f"drop role if exists {role}")
+        yield
+        for role in (OWNER_ROLE, RUN_ROLE, SCHEMA_ROLE, ADMINISTRATOR, "rds_iam"):
+            conn.execute(f"drop role if exists {role}")
+
+
+@pytest.fixture
+def database(rds: None, server_dsn: str, new_database: Callable[[str], str]) -> Iterator[str]:
+    """A DSN of the administrator, of an empty database that is its own."""
+    dsn = new_database("template0")
+    name = str(conninfo_to_dict(dsn)["dbname"])
+    with psycopg.connect(server_dsn, autocommit=True) as conn:
+        conn.execute(
+            sql.SQL("alter database {} owner to {}").format(*map(sql.Identifier, (name, ADMINISTRATOR)))
+        )
+    yield as_role(dsn, ADMINISTRATOR)
+    drop_database(server_dsn, dsn)
+
+
+def as_role(dsn: str, role: str) -> str:
+    return make_conninfo(dsn, user=role)
+
+
+def rows(dsn: str, query: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(dsn) as conn:
+        return conn.execute(query).fetchall()
+
+
+def owners(dsn: str) -> set[str]:
+    query = """
+        select pg_get_userbyid(relowner) from pg_class where relnamespace = 'dormouse'::regnamespace
+        union select pg_get_userbyid(proowner) from pg_proc where pronamespace = 'dormouse'::regnamespace
+        union select pg_get_userbyid(nspowner) from pg_namespace where nspname = 'dormouse'"""
+    return {name for (name,) in rows(dsn, query)}
+
+
+def test_an_empty_database_gets_schema_and_roles(database: str) -> None:
+    report = bring_up_to_date(database)
+    assert [one.version for one in report.applied] == [one.version for one in read_migrations(MIGRATIONS)]
+    assert owners(database) == {SCHEMA_ROLE}
+    known = rows(
+        database,
+        "select rolname, rolcanlogin, rolsuper from pg_roles where rolname ~ '^dormouse_' order by 1",
+    )
+    assert known == [(OWNER_ROLE, True, False), (RUN_ROLE, True, False), (SCHEMA_ROLE, False, False)]
+
+
+def test_it_may_be_run_again_and_changes_nothing(database: str) -> None:
+    bring_up_to_date(database)
+    report = bring_up_to_date(database)
+    assert (report.applied, report.adopted) == ((), 0)
+
+
+def test_many_at_once_apply_each_migration_once(database: str) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        reports = list(threads.map(bring_up_to_date, [database] * 4))
+    assert sorted(len(report.applied) for report in reports) == [0, 0, 0, len(read_migrations(MIGRATIONS))]
+    assert owners(database) == {SCHEMA_ROLE}
+
+
+def test_both_log_in_with_iam_and_the_administrator_still_with_its_password(database: str) -> None:
+    """Of a member of a member of rds_iam, RDS takes no password; to have made a role is no membership."""
+    bring_up_to_date(database)
+    members = "select pg_has_role(%s, 'rds_iam', 'usage') or pg_has_role(%s, 'rds_iam', 'set')"
+    with psycopg.connect(database) as conn:
+        answers = {
+            role: conn.execute(members, (role, role)).fetchall()[0][0]
+            for role in (OWNER_ROLE, RUN_ROLE, SCHEMA_ROLE, ADMINISTRATOR)
+        }
+    assert answers == {OWNER_ROLE: True, RUN_ROLE: True, SCHEMA_ROLE: False, ADMINISTRATOR: False}
+
+
+@pytest.mark.parametrize("role", [OWNER_ROLE, RUN_ROLE])
+def test_sessions_have_their_settings_from_the_role(database: str, role: str) -> None:
+    """As through an RDS Proxy, which takes none from those who connect."""
+    bring_up_to_date(database)
+    with psycopg.connect(as_role(database, role)) as conn:
+        found = {name: conn.execute(f"show {name}").fetchall()[0][0] for name in SESSION_SETTINGS}
+    assert found == SESSION_SETTINGS
+
+
+def test_what_an_owner_makes_belongs_to_the_schema_s_role(database: str, tmp_path: Path) -> None:
+    bring_up_to_date(database)
+    with dm.connect(as_role(database, OWNER_ROLE), str(tmp_path)) as instance:
+        for layout in LAYOUTS:
+            instance.create_table(layout, SCHEMA, layout=layout)
+        instance.table("file_table").convert_layout("salted_counts")
+        instance.drop_table("dummy_reference")
+    assert owners(database) == {SCHEMA_ROLE}
+    with ConnectionSupplier(as_role(database, OWNER_ROLE)).connection() as conn:
+        assert conn.execute("select session_user, current_user").fetchall() == [(OWNER_ROLE, SCHEMA_ROLE)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_whoever_runs_jobs_reads_and_writes_rows(database: str, tmp_path: Path, layout: str) -> None:
+    bring_up_to_date(database)
+    with dm.connect(as_role(database, OWNER_ROLE), str(tmp_path)) as instance:
+        instance.create_table(
+            "t",
+            SCHEMA,
+            layout=layout,
+            properties=dm.TableProperties(gc_delay_seconds=0, split_threshold_rows=1_000),
+        )
+    with dm.connect(as_role(database, RUN_ROLE), str(tmp_path)) as instance:
+        table = instance.table("t")
+        for first in range(0, 4_000, 1_000):
+            table.ingest(pa.table({"key": list(range(first, first + 1_000))}), engine="local")
+        assert table.compact(engine="local").jobs_run == 1
+        assert table.split().partitions_split
+        assert table.collect_garbage().deleted_files
+        assert table.query().read_all().num_rows == 4_000
+        table.set_properties(gc_delay_seconds=1)
+        instance.submit([*compaction("t", 1), add("t", "taken"), add("t", "taken", "again")])
+        instance.committer().drain()
+        states = [instance.commit_status(name).state for name in ("add taken", "again")]
+        assert states == ["applied", "rejected"]
+        assert table.status().row_count >= 4_000
+
+
+def test_whoever_runs_jobs_makes_and_drops_no_tables(database: str, tmp_path: Path) -> None:
+    bring_up_to_date(database)
+    with dm.connect(as_role(database, OWNER_ROLE), str(tmp_path)) as instance:
+        instance.create_table("t", SCHEMA)
+        days = len(
+            rows(database, "select from pg_inherits where inhparent = 'dormouse.removed_reference'::regclass")
+        )
+    with dm.connect(as_role(database, RUN_ROLE), str(tmp_path)) as instance:
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            instance.create_table("u", SCHEMA)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            instance.drop_table("t")
+        removal_log.roll(instance._supplier)
+    for statement in (
+        "create table dormouse.x ()",
+        "create schema x",
+        "update dormouse.migration set name = 'x'",
+    ):
+        with (
+            psycopg.connect(as_role(database, RUN_ROLE)) as conn,
+            pytest.raises(psycopg.errors.InsufficientPrivilege),
+        ):
+            conn.execute(statement)
+    assert days == 8  # those of a week, and the default
+
+
+def test_a_database_that_others_made_is_adopted(database: str, tmp_path: Path) -> None:
+    with dm.connect(database, str(tmp_path)) as instance:
+        instance.create_table("t", SCHEMA).ingest(pa.table({"key": [1, 2]}), engine="local")
+    assert owners(database) == {ADMINISTRATOR}
+    report = bring_up_to_date(database)
+    assert report.applied == () and report.adopted > 10
+    assert owners(database) == {SCHEMA_ROLE}
+    with dm.connect(as_role(database, RUN_ROLE), str(tmp_path)) as instance:
+        assert instance.table("t").query().read_all().num_rows == 2
+
+
+def test_the_oldest_schema_is_upgraded_with_its_data(database: str, tmp_path: Path) -> None:
+    """All that the first release could hold: a table with files, references, removals, a job and commits."""
+    first = tmp_path / "migrations"
+    first.mkdir()
+    shutil.copy(sorted(MIGRATIONS.glob("*.sql"))[0], first)
+    migrate(database, first)
+    with psycopg.connect(database) as conn:
+        conn.execute("set search_path = dormouse")
+        insert_oldest_data(conn)
+        before = old_rows(conn)
+    report = bring_up_to_date(database)
+    assert report.applied[0].version == 2
+    with psycopg.connect(database, options="-c search_path=dormouse") as conn:
+        after = old_rows(conn)
+    for name, kept in before.items():
+        assert kept and len(kept) == len(after[name])
+        # later releases may add columns, and change none
+        assert all(any(old.items() <= new.items() for new in after[name]) for old in kept), name
+    assert owners(database) == {SCHEMA_ROLE}
+    with dm.connect(as_role(database, RUN_ROLE), str(tmp_path / "objects")) as instance:
+        table = instance.table("t")
+        assert [(r.filename, r.row_count, r.job_id) for r in table.files.file_references()] == [
+            ("data/t1/a/0-root.parquet", 10, None),
+            ("data/t1/b/0-root.parquet", 20, "job-1"),
+        ]
+        assert table.status().compaction_jobs == 1
+        assert table.files.is_applied("ingest-1")
+        instance.submit([add("t", "new")])
+        instance.committer().drain()
+        assert instance.commit_status("add new").state == "applied"
+
+
+def test_a_newer_database_is_refused_and_not_changed(database: str, tmp_path: Path) -> None:
+    bring_up_to_date(database)
+    older = tmp_path / "migrations"
+    older.mkdir()
+    shutil.copy(sorted(MIGRATIONS.glob("*.sql"))[0], older)
+    with psycopg.connect(database) as conn:
+        conn.execute(f"alter role {RUN_ROLE} nologin")
+    with pytest.raises(InstanceTooNew, match="upgrade Dormouse"):
+        bring_up_to_date(database, folder=older)
+    assert rows(database, f"select rolcanlogin from pg_roles where rolname = '{RUN_ROLE}'") == [(False,)]
+
+
+def test_who_may_not_make_roles_is_told_so(database: str) -> None:
+    bring_up_to_date(database)
+    with psycopg.connect(database) as conn:
+        conn.execute(f"alter role {RUN_ROLE} nologin")
+    with pytest.raises(InstanceError, match=r"use the database's administrator$") as error:
+        bring_up_to_date(as_role(database, OWNER_ROLE))
+    assert "\n" not in str(error.value)
+    bring_up_to_date(database)
+
+
+def old_rows(conn: psycopg.Connection[Any]) -> dict[str, list[dict[str, str]]]:
+    """The tables of the first release, each value as text."""
+    query = (
+        "select (select jsonb_object_agg(key, coalesce(value, 'null')) from jsonb_each_text(to_jsonb(t)))"
+        " from {} t"
+    )
+    return {name: [row for (row,) in conn.execute(query.format(name))] for name in OLD_TABLES}
+
+
+def insert_oldest_data(conn: psycopg.Connection[Any]) -> None:
+    conn.execute(OLDEST_TABLES)
+    for filename, rows, job_id in (("a", 10, None), ("b", 20, "job-1"), ("gone", 30, None)):
+        name = f"data/t1/{filename}/0-root.parquet"
+        file = {"id": narrow_id(name), "name": name, "rows": rows, "job": job_id}
+        conn.execute(
+            "insert into file_1 (table_id, file_id, filename, byte_count, row_count, min_key, max_key)"
+            " values (1, %(id)s, %(name)s, 1000, %(rows)s, '\\x01', '\\x02')",
+            file,
+        )
+        query = REMOVED if filename == "gone" else REFERENCED
+        conn.execute(query, file)
+    key = narrow_id("ingest-1")
+    conn.execute(
+        "insert into applied_commit (table_id, commit_key, commit_id) values (1, %s, 'ingest-1')", [key]
+    )
+    conn.execute("insert into compaction_job (table_id, job_id, partition_id) values (1, 'job-1', 'root')")
+    conn.execute(
+        "insert into write_attempt (table_id, attempt_id, object_prefix) values (1, %s, 'x/')", [key]
+    )
+
+
+OLDEST_TABLES = """
+insert into tables (name, schema, properties, layout) values ('t',
+    '{"row_keys": [{"name": "key", "type": "long"}]}', '{}', 'file_table');
+insert into partition (table_id, partition_id, created_epoch, min_keys, max_keys)
+    values (1, 'root', 0, array[null]::bytea[], array[null]::bytea[]);
+insert into epoch (table_id, epoch, created_at, sealed, created) values (1, 0, now(), '{}', '{root}');
+create table file_reference_1 (like file_reference including all);
+alter table file_reference attach partition file_reference_1 for values in (1);
+create table file_1 (like file including all);
+alter table file attach partition file_1 for values in (1);
+"""
+REFERENCED = """
+insert into file_reference_1 (table_id, partition_id, file_id, filename, row_count, count_approximate,
+    only_contains_data_for_this_partition, job_id)
+values (1, 'root', %(id)s, %(name)s, %(rows)s, false, true, %(job)s)"""
+REMOVED = """
+insert into removed_reference (table_id, partition_id, file_id, row_count, count_approximate,
+    only_contains_data_for_this_partition, added_xid)
+values (1, 'root', %(id)s, %(rows)s, false, true, pg_current_xact_id())"""
+OLD_TABLES = (
+    "instance", "tables", "partition", "epoch", "file", "file_reference", "removed_reference",
+    "applied_commit", "compaction_job", "write_attempt",
+)  # fmt: skip
