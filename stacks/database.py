@@ -171,8 +171,9 @@ class DatabaseStack(InstanceStack):
         # An upgrade behind the back of the settings would be undone by the next deploy, which fails.
         settings = self.settings.database
         if isinstance(settings, ServerlessDatabase):
+            # A reader that takes over must have the size of the writer.
             return rds.ClusterInstance.serverless_v2(
-                name, auto_minor_version_upgrade=False, publicly_accessible=False
+                name, scale_with_writer=True, auto_minor_version_upgrade=False, publicly_accessible=False
             )
         return rds.ClusterInstance.provisioned(
             name,

@@ -10,11 +10,15 @@ import aws_cdk as cdk
 from dormouse.settings.deployment import DeploymentSettings
 from stacks.assets import Assets
 from stacks.commit import CommitStack
+from stacks.compaction import CompactionStack
 from stacks.database import DatabaseStack
 from stacks.foundation import Foundation
 from stacks.garbage import GarbageStack
+from stacks.instance_stack import InstanceStack
+from stacks.maintenance import MaintenanceStack
 from stacks.migrate import MigrateStack
 from stacks.network import NetworkStack
+from stacks.pause import PauseStack
 from stacks.storage import StorageStack
 
 CDK_JSON = Path(__file__).parents[1] / "cdk.json"
@@ -22,7 +26,9 @@ CDK_JSON = Path(__file__).parents[1] / "cdk.json"
 
 def new_app(outdir: str | None = None) -> cdk.App:
     """An app with the context of cdk.json, which the CLI would give it."""
-    return cdk.App(context=json.loads(CDK_JSON.read_text("utf-8"))["context"], outdir=outdir)
+    context = json.loads(CDK_JSON.read_text("utf-8"))["context"]
+    # What differs from machine to machine stays out of what is synthesized.
+    return cdk.App(context=context, outdir=outdir, analytics_reporting=False, stack_traces=False)
 
 
 def build(settings: DeploymentSettings, *, assets: Assets, app: cdk.App | None = None) -> cdk.App:
@@ -33,8 +39,19 @@ def build(settings: DeploymentSettings, *, assets: Assets, app: cdk.App | None =
     database = DatabaseStack(app, settings, network)
     foundation = Foundation(settings, assets, network, storage, database)
     migrate = MigrateStack(app, foundation)
+    compaction: CompactionStack | None = None
+    on_database: list[InstanceStack] = []
     if settings.commit is not None:
-        CommitStack(app, foundation, settings.commit).add_stack_dependency(migrate)
+        on_database.append(CommitStack(app, foundation, settings.commit))
     if settings.garbage is not None:
-        GarbageStack(app, foundation, settings.garbage).add_stack_dependency(migrate)
+        on_database.append(GarbageStack(app, foundation, settings.garbage))
+    if settings.compaction is not None:
+        compaction = CompactionStack(app, foundation, settings.compaction)
+        on_database.append(compaction)
+    if settings.maintenance is not None:
+        on_database.append(MaintenanceStack(app, foundation, settings.maintenance, compaction))
+    for stack in on_database:
+        stack.add_stack_dependency(migrate, "its lambdas need the newest schema")
+    if settings.pause is not None:
+        PauseStack(app, foundation, settings.pause)
     return app
