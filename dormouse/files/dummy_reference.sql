@@ -110,6 +110,10 @@ with state as materialized (
 )
 select count(*) from stamped;
 
+-- name: orphaned
+-- How many files nothing refers to, as far as stage one has seen, and their bytes.
+select count(*), coalesce(sum(file_byte_count), 0)::bigint from {file_reference} where file_unreferenced;
+
 -- name: ready_for_gc
 -- A page of the files whose last reference went before a time, stamped or not yet, by id.
 select file_id, filename

@@ -102,6 +102,10 @@ with state as materialized (
 )
 select count(*) from stamped;
 
+-- name: orphaned
+-- How many files nothing refers to, as far as stage one has seen, and their bytes.
+select count(*), coalesce(sum(byte_count), 0)::bigint from {file} where unreferenced_at < 'infinity';
+
 -- name: ready_for_gc
 -- A page of the files whose last reference went before a time, stamped or not yet, by id.
 select file_id, filename

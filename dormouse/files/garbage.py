@@ -6,7 +6,7 @@ what was stamped long enough ago: first the object, then the row, so that a cras
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
@@ -31,6 +31,8 @@ class GarbageReport:
     deleted_files: tuple[str, ...]
     failed: tuple[tuple[str, str], ...]
     abandoned_attempts: int
+    whole: bool = True
+    """Whether all was done that was due; False when the time was over."""
 
 
 class GarbageCollector:
@@ -44,12 +46,17 @@ class GarbageCollector:
         self._objects = objects
         self._attempts = attempts
 
-    def collect(self) -> GarbageReport:
-        """One round of both stages, of dead writers' objects, expired commits, and the log of removals."""
+    def collect(self, is_over: Callable[[], bool] = lambda: False) -> GarbageReport:
+        """One round of both stages, of dead writers' objects, expired commits, and the log of removals.
+
+        It ends after the batch of files during which `is_over` becomes true.
+        """
         stamped = self._store.stamp_unreferenced()
         deleted: list[str] = []
         failed: list[tuple[str, str]] = []
         for batch in self._batches(self._due_before()):
+            if is_over():
+                return GarbageReport(stamped, tuple(deleted), tuple(failed), 0, whole=False)
             done, errors = self._delete(batch)
             deleted += done
             failed += errors

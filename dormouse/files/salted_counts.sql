@@ -121,6 +121,15 @@ with remembered as (
 )
 select 0;
 
+-- name: orphaned
+-- How many files nothing refers to, and their bytes.
+select count(*), coalesce(sum(s.byte_count), 0)::bigint
+from (select distinct file_id from {file_count} where is_zero) z
+cross join lateral (
+    select sum(count) as count, max(byte_count) as byte_count from {file_count} f where f.file_id = z.file_id
+) s
+where s.count = 0;
+
 -- name: ready_for_gc
 -- A page of the files whose last reference went before a time, by id.
 select z.file_id, s.filename

@@ -129,6 +129,11 @@ class FileReferenceStore(Updates):
         )
         return int(rows[0][0])
 
+    def orphaned(self) -> tuple[int, int]:
+        """How many files nothing refers to that garbage collection has not deleted yet, and their bytes."""
+        rows = self._run(lambda c: self._execute(c, "orphaned", {}).fetchall(), "orphaned", None)
+        return int(rows[0][0]), int(rows[0][1])
+
     def forget_expired_commits(self, limit: int) -> int:
         """Forgets commits that expired, at most so many; gives how many."""
         values = {"limit": limit}

@@ -1,0 +1,28 @@
+"""Collects garbage on a schedule, within the time that the lambda has; without work it wakes no database."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dormouse.objects import open_store
+from dormouse.settings.lambdas import GarbageEnvironment
+from dormouse.settings.metrics import FILES_DELETED, ORPHANED_BYTES
+from dormouse.system.garbage import KIND, collect
+from dormouse.system.work import Schedule
+from lambdas.services import called, database, tracer
+
+
+@tracer.capture_lambda_handler(capture_response=False)
+def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
+    """Answers {"skipped": true}, or how many tables were looked at and files deleted."""
+    with called(GarbageEnvironment, "garbage", context) as call:
+        objects = open_store(call.environment.objects)
+        schedule = Schedule(objects, KIND)
+        turn = schedule.turn()
+        if turn is None:
+            return {"skipped": True}
+        with database(call) as supplier:
+            done = collect(supplier, objects, turn, seconds_left=call.seconds_left)
+        schedule.done(turn, due_at=done.due_at, memory=done.memory)
+        call.count(**{FILES_DELETED: done.deleted_files, ORPHANED_BYTES: done.orphaned_bytes})
+        return {"skipped": False, "tables": done.tables, "deleted_files": done.deleted_files}
