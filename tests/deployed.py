@@ -7,7 +7,7 @@ import itertools
 import json
 import zipfile
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal
 
 import boto3
@@ -254,16 +254,21 @@ def start_emr_cluster(deployed: Deployed, name: str | None = None) -> str:
     return str(started["JobFlowId"])
 
 
+@cache
+def _keyed_session() -> Any:
+    """It reads the descriptions of services once."""
+    return boto3.session.Session("key", "secret", region_name=REGION)
+
+
 class StubSession:
     """Clients whose answers are given; one for each service."""
 
     def __init__(self) -> None:
-        session = boto3.session.Session("key", "secret", region_name=REGION)
-        self._session, self._stubs = session, dict[str, tuple[Any, Stubber]]()
+        self._stubs: dict[str, tuple[Any, Stubber]] = {}
 
     def client(self, service: str, **options: Any) -> Any:
         if service not in self._stubs:
-            made = self._session.client(service, **options)
+            made = _keyed_session().client(service, **options)
             self._stubs[service] = (made, Stubber(made))
             self._stubs[service][1].activate()
         return self._stubs[service][0]

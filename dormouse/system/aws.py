@@ -33,11 +33,14 @@ _BUSY = {
 }  # fmt: skip
 """The resource is being changed: the same request may succeed later."""
 
-MISSING = {
-    "AWS.SimpleQueueService.NonExistentQueue", "DBClusterNotFoundFault", "DBInstanceNotFound",
-    "DBInstanceNotFoundFault", "ExecutionDoesNotExist", "ParameterNotFound", "QueueDoesNotExist",
-    "ResourceNotFoundException", "StateMachineDoesNotExist",
-}  # fmt: skip
+MISSING = frozenset(
+    {
+        "AWS.SimpleQueueService.NonExistentQueue", "DBClusterNotFoundFault", "DBInstanceNotFound",
+        "DBInstanceNotFoundFault", "ExecutionDoesNotExist", "ParameterNotFound", "QueueDoesNotExist",
+        "ResourceNotFoundException", "StateMachineDoesNotExist",
+    }
+)  # fmt: skip
+"""What the request names is not there."""
 
 
 class AwsRefused(InstanceError):

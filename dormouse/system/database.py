@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from dormouse.errors import InstanceError
-from dormouse.system.aws import Aws
+from dormouse.system.aws import MISSING, Aws
 from dormouse.system.instance import DeployedInstance
 from dormouse.system.steps import DATABASE_SECONDS_MAX, Left
 
@@ -43,13 +43,13 @@ def describe(aws: Aws, cluster: str) -> Any:
 
 
 def stop(aws: Aws, cluster: str) -> bool:
-    """Whether AWS accepts; it refuses in all states but `available`."""
-    return aws.ask("rds", "stop_db_cluster", DBClusterIdentifier=cluster)
+    """Whether AWS accepts; it refuses in all states but `available`, and when there is no such cluster."""
+    return aws.ask("rds", "stop_db_cluster", refusals=MISSING, DBClusterIdentifier=cluster)
 
 
 def start(aws: Aws, cluster: str) -> bool:
     """Whether AWS accepts."""
-    return aws.ask("rds", "start_db_cluster", DBClusterIdentifier=cluster)
+    return aws.ask("rds", "start_db_cluster", refusals=MISSING, DBClusterIdentifier=cluster)
 
 
 def usable(instance: DeployedInstance) -> Any:
