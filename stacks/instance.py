@@ -14,9 +14,9 @@ from stacks.compaction import CompactionStack
 from stacks.database import DatabaseStack
 from stacks.foundation import Foundation
 from stacks.garbage import GarbageStack
-from stacks.instance_stack import InstanceStack
 from stacks.maintenance import MaintenanceStack
 from stacks.migrate import MigrateStack
+from stacks.monitoring import MonitoringStack, Watched
 from stacks.network import NetworkStack
 from stacks.pause import PauseStack
 from stacks.storage import StorageStack
@@ -39,19 +39,23 @@ def build(settings: DeploymentSettings, *, assets: Assets, app: cdk.App | None =
     database = DatabaseStack(app, settings, network)
     foundation = Foundation(settings, assets, network, storage, database)
     migrate = MigrateStack(app, foundation)
-    compaction: CompactionStack | None = None
-    on_database: list[InstanceStack] = []
-    if settings.commit is not None:
-        on_database.append(CommitStack(app, foundation, settings.commit))
-    if settings.garbage is not None:
-        on_database.append(GarbageStack(app, foundation, settings.garbage))
-    if settings.compaction is not None:
-        compaction = CompactionStack(app, foundation, settings.compaction)
-        on_database.append(compaction)
-    if settings.maintenance is not None:
-        on_database.append(MaintenanceStack(app, foundation, settings.maintenance, compaction))
-    for stack in on_database:
-        stack.add_stack_dependency(migrate, "its lambdas need the newest schema")
-    if settings.pause is not None:
-        PauseStack(app, foundation, settings.pause)
+    watched = _optional(app, foundation, migrate)
+    if settings.monitoring is not None:
+        MonitoringStack(app, foundation, settings.monitoring, watched)
     return app
+
+
+def _optional(app: cdk.App, foundation: Foundation, migrate: MigrateStack) -> Watched:
+    """The stacks that have a table in the settings."""
+    settings = foundation.settings
+    commit = CommitStack(app, foundation, settings.commit) if settings.commit else None
+    garbage = GarbageStack(app, foundation, settings.garbage) if settings.garbage else None
+    compaction = CompactionStack(app, foundation, settings.compaction) if settings.compaction else None
+    maintenance = (
+        MaintenanceStack(app, foundation, settings.maintenance, compaction) if settings.maintenance else None
+    )
+    for stack in (commit, garbage, compaction, maintenance):
+        if stack is not None:
+            stack.add_stack_dependency(migrate, "its lambdas need the newest schema")
+    pause = PauseStack(app, foundation, settings.pause) if settings.pause else None
+    return Watched(commit, garbage, compaction, maintenance, pause)

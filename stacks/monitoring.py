@@ -1,0 +1,115 @@
+"""A dashboard, alarms, and a budget, of what is deployed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cdk_monitoring_constructs as monitors
+from aws_cdk import aws_budgets as budgets
+from constructs import Construct
+
+from dormouse.settings.deployment import MonitoringSettings
+from stacks.commit import CommitStack
+from stacks.compaction import CompactionStack
+from stacks.constructs.alarm_topic import AlarmTopic
+from stacks.constructs.monitors import Monitors
+from stacks.foundation import Foundation
+from stacks.garbage import GarbageStack
+from stacks.instance_stack import INSTANCE_TAG, InstanceStack
+from stacks.maintenance import MaintenanceStack
+from stacks.pause import PauseStack
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The optional stacks that are deployed."""
+
+    commit: CommitStack | None = None
+    garbage: GarbageStack | None = None
+    compaction: CompactionStack | None = None
+    maintenance: MaintenanceStack | None = None
+    pause: PauseStack | None = None
+
+
+class MonitoringStack(InstanceStack):
+    """Nothing here is asked of the database itself, which may sleep."""
+
+    def __init__(
+        self, scope: Construct, foundation: Foundation, monitoring: MonitoringSettings, watched: Watched
+    ) -> None:
+        super().__init__(scope, "monitoring", foundation.settings, description="dashboard and alarms")
+        self._limits = monitoring
+        name = f"dormouse-{self.settings.id}"
+        alarms = AlarmTopic(self, "Alarms", email=monitoring.email, removal_policy=self.removal_policy)
+        self.topic = alarms.topic
+        facade = monitors.MonitoringFacade(
+            self,
+            "Monitoring",
+            alarm_factory_defaults=monitors.AlarmFactoryDefaults(
+                alarm_name_prefix=name,
+                actions_enabled=True,
+                action=monitors.SnsAlarmActionStrategy(on_alarm_topic=self.topic, on_ok_topic=self.topic),
+            ),
+            dashboard_factory=monitors.DefaultDashboardFactory(
+                self, "Dashboards", dashboard_name_prefix=name
+            ),
+        )
+        self._monitors = Monitors(
+            facade, instance_id=self.settings.id, cluster=foundation.database.fact(self, "cluster")
+        )
+        self._watch_database()
+        self._watch(watched)
+        if monitoring.budget_usd_month is not None:
+            self._budget(monitoring.budget_usd_month)
+
+    def _watch_database(self) -> None:
+        self._monitors.database(self._limits.connections_max)
+        if self.settings.database.kind == "serverless":
+            self._monitors.capacity()
+
+    def _watch(self, watched: Watched) -> None:
+        watch, limits = self._monitors, self._limits
+        if watched.commit is not None:
+            for number, queue in enumerate(watched.commit.queues, 1):
+                watch.queue(f"Commits {number}", queue, limits.oldest_message_seconds_max)
+            watch.function("Commit", watched.commit.function)
+            watch.commits()
+        if watched.garbage is not None:
+            watch.function("Garbage", watched.garbage.function)
+            watch.garbage(limits.orphaned_gb_max)
+        if watched.compaction is not None:
+            watch.function("Compaction", watched.compaction.create.function)
+            watch.runs("Compaction runs", watched.compaction.runs.state_machine)
+        if watched.maintenance is not None:
+            watch.function("Maintenance", watched.maintenance.function)
+            if watched.maintenance.runs is not None:
+                watch.runs("Split runs", watched.maintenance.runs.state_machine)
+        if watched.pause is not None:
+            watch.queue("Starts of the database", watched.pause.queue)
+            watch.function("Pause", watched.pause.function)
+            watch.pause()
+
+    def _budget(self, usd_month: float) -> None:
+        """Of what has the instance's tag, which must be active as a cost allocation tag."""
+        made = budgets.CfnBudget
+        to_topic = made.SubscriberProperty(subscription_type="SNS", address=self.topic.topic_arn)
+        notices = [
+            made.NotificationWithSubscribersProperty(
+                notification=made.NotificationProperty(
+                    comparison_operator="GREATER_THAN", notification_type=kind, threshold=100
+                ),
+                subscribers=[to_topic],
+            )
+            for kind in ("ACTUAL", "FORECASTED")
+        ]
+        made(
+            self,
+            "Budget",
+            budget=made.BudgetDataProperty(
+                budget_type="COST",
+                time_unit="MONTHLY",
+                budget_limit=made.SpendProperty(amount=usd_month, unit="USD"),
+                cost_filters={"TagKeyValue": [f"user:{INSTANCE_TAG}${self.settings.id}"]},
+            ),
+            notifications_with_subscribers=notices,
+        )
