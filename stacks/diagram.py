@@ -92,28 +92,31 @@ class _Graph:
         return [f"{_id(*source)} {line} {_id(*target)}" for source, target, line in sorted(found)]
 
     def _arrows_of(self, place: Place, one: Any) -> Iterator[tuple[Place, Place, str]]:
-        stack, properties = place[0], one.get("Properties", {})
-        match one["Type"]:
+        sources, targets, line = self._ends(place, one["Type"], one.get("Properties", {}))
+        yield from ((source, target, line) for source in sources for target in targets)
+
+    def _ends(
+        self, place: Place, kind: str, properties: Mapping[str, Any]
+    ) -> tuple[list[Place], list[Place], str]:
+        """From where to where arrows go because of a resource, and what they look like."""
+
+        def referred(value: Any) -> list[Place]:
+            return list(self._referred(place[0], value))
+
+        match kind:
             case "AWS::Lambda::EventSourceMapping":
-                for source in self._referred(stack, properties["EventSourceArn"]):
-                    for target in self._referred(stack, properties["FunctionName"]):
-                        yield source, target, "-->"
+                return referred(properties["EventSourceArn"]), referred(properties["FunctionName"]), "-->"
             case "AWS::Events::Rule":
-                for target in self._referred(stack, [target["Arn"] for target in properties["Targets"]]):
-                    yield place, target, "-->"
+                return [place], referred([target["Arn"] for target in properties["Targets"]]), "-->"
             case "AWS::SQS::Queue":
-                for target in self._referred(stack, properties.get("RedrivePolicy")):
-                    yield place, target, "-.->"
+                return [place], referred(properties.get("RedrivePolicy")), "-.->"
             case "AWS::StepFunctions::StateMachine":
-                for target in self._referred(stack, properties.get("DefinitionString")):
-                    yield place, target, "-->"
-            case kind if kind.startswith("Custom::"):
-                for function in self._referred(stack, properties["ServiceToken"]):
-                    for target in self._referred(stack, properties):
-                        yield function, target, "-->"
+                return [place], referred(properties.get("DefinitionString")), "-->"
             case "AWS::Lambda::Function":
-                for target in self._used_by(stack, properties):
-                    yield place, target, "-->"
+                return [place], list(self._used_by(place[0], properties)), "-->"
+            case _ if kind.startswith("Custom::"):
+                return referred(properties["ServiceToken"]), referred(properties), "-->"
+        return [], [], ""
 
     def _used_by(self, stack: str, function: Mapping[str, Any]) -> Iterator[Place]:
         """What a function's role may touch, and what its environment names."""
