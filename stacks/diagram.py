@@ -103,20 +103,22 @@ class _Graph:
         def referred(value: Any) -> list[Place]:
             return list(self._referred(place[0], value))
 
+        sources, targets = [place], list[Place]()
         match kind:
             case "AWS::Lambda::EventSourceMapping":
-                return referred(properties["EventSourceArn"]), referred(properties["FunctionName"]), "-->"
+                sources = referred(properties["EventSourceArn"])
+                targets = referred(properties["FunctionName"])
             case "AWS::Events::Rule":
-                return [place], referred([target["Arn"] for target in properties["Targets"]]), "-->"
+                targets = referred([target["Arn"] for target in properties["Targets"]])
             case "AWS::SQS::Queue":
-                return [place], referred(properties.get("RedrivePolicy")), "-.->"
+                targets = referred(properties.get("RedrivePolicy"))
             case "AWS::StepFunctions::StateMachine":
-                return [place], referred(properties.get("DefinitionString")), "-->"
+                targets = referred(properties.get("DefinitionString"))
             case "AWS::Lambda::Function":
-                return [place], list(self._used_by(place[0], properties)), "-->"
+                targets = list(self._used_by(place[0], properties))
             case _ if kind.startswith("Custom::"):
-                return referred(properties["ServiceToken"]), referred(properties), "-->"
-        return [], [], ""
+                sources, targets = referred(properties["ServiceToken"]), referred(properties)
+        return sources, targets, "-.->" if kind == "AWS::SQS::Queue" else "-->"
 
     def _used_by(self, stack: str, function: Mapping[str, Any]) -> Iterator[Place]:
         """What a function's role may touch, and what its environment names."""
