@@ -13,7 +13,7 @@ from constructs import Construct
 from dormouse.errors import InvalidInput
 
 Architecture = Literal["arm64", "x86_64"]
-MIGRATIONS = ("dormouse/postgres/migrations/*.sql",)
+MIGRATIONS = ("dormouse/postgres/migrations/*.sql", "dormouse/system/migration.*")
 STUB = "Stands in for what is built."
 
 

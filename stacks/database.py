@@ -18,6 +18,7 @@ from dormouse.settings.resources import PREFIX, DatabaseResources
 from stacks.acknowledge import acknowledge
 from stacks.constructs.database_proxy import DatabaseProxy, user_arns
 from stacks.constructs.retention import retention
+from stacks.constructs.security_group import closed_group
 from stacks.instance_stack import InstanceStack
 from stacks.network import NetworkStack
 
@@ -67,12 +68,8 @@ class DatabaseStack(InstanceStack):
             enable_key_rotation=True,
             removal_policy=self.removal_policy,
         )
-        self.security_group = ec2.SecurityGroup(
-            self,
-            "SecurityGroup",
-            vpc=self.placement.vpc,
-            description=f"{self.stack_name}: cluster and proxy",
-            allow_all_outbound=False,
+        self.security_group = closed_group(
+            self, "SecurityGroup", self.placement.vpc, f"{self.stack_name}: cluster and proxy"
         )
         self.cluster = self._cluster()
         self._keep_logs()
@@ -88,8 +85,6 @@ class DatabaseStack(InstanceStack):
             if settings.database.proxy
             else None
         )
-        if self.proxy is not None:
-            self.security_group.connections.allow_internally(ec2.Port.tcp(PORT), "the proxy to the cluster")
         self._tell()
 
     @property
