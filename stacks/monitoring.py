@@ -6,13 +6,19 @@ from dataclasses import dataclass
 
 import cdk_monitoring_constructs as monitors
 from aws_cdk import aws_budgets as budgets
+from aws_cdk import aws_lambda as lambda_
+from aws_cdk import aws_sqs as sqs
+from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
 from dormouse.settings.deployment import MonitoringSettings
 from stacks.commit import CommitStack
 from stacks.compaction import CompactionStack
 from stacks.constructs.alarm_topic import AlarmTopic
+from stacks.constructs.facts import fact
 from stacks.constructs.monitors import Monitors
+from stacks.constructs.queue import Queue
+from stacks.constructs.spark_runs import SparkRuns
 from stacks.foundation import Foundation
 from stacks.garbage import GarbageStack
 from stacks.instance_stack import INSTANCE_TAG, InstanceStack
@@ -69,25 +75,48 @@ class MonitoringStack(InstanceStack):
 
     def _watch(self, watched: Watched) -> None:
         watch, limits = self._monitors, self._limits
-        if watched.commit is not None:
-            for number, queue in enumerate(watched.commit.queues, 1):
-                watch.queue(f"Commits {number}", queue, limits.oldest_message_seconds_max)
-            watch.function("Commit", watched.commit.function)
+        if (commit := watched.commit) is not None:
+            for number, queue in enumerate(commit.queues, 1):
+                name = f"Commits {number}"
+                watch.queue(name, *self._queues(commit, name, queue), limits.oldest_message_seconds_max)
+            watch.function("Commit", self._function(commit, commit.function))
             watch.commits()
-        if watched.garbage is not None:
-            watch.function("Garbage", watched.garbage.function)
+        if (garbage := watched.garbage) is not None:
+            watch.function("Garbage", self._function(garbage, garbage.function))
             watch.garbage(limits.orphaned_gb_max)
-        if watched.compaction is not None:
-            watch.function("Compaction", watched.compaction.create.function)
-            watch.runs("Compaction runs", watched.compaction.runs.state_machine)
-        if watched.maintenance is not None:
-            watch.function("Maintenance", watched.maintenance.function)
-            if watched.maintenance.runs is not None:
-                watch.runs("Split runs", watched.maintenance.runs.state_machine)
-        if watched.pause is not None:
-            watch.queue("Starts of the database", watched.pause.queue)
-            watch.function("Pause", watched.pause.function)
+        if (compaction := watched.compaction) is not None:
+            watch.function("Compaction", self._function(compaction, compaction.create.function))
+            watch.runs("Compaction runs", self._machine(compaction, compaction.runs))
+        if (maintenance := watched.maintenance) is not None:
+            watch.function("Maintenance", self._function(maintenance, maintenance.function))
+            if maintenance.runs is not None:
+                watch.runs("Split runs", self._machine(maintenance, maintenance.runs))
+        if (pause := watched.pause) is not None:
+            name = "Starts of the database"
+            watch.queue(name, *self._queues(pause, name, pause.queue))
+            watch.function("Pause", self._function(pause, pause.function))
             watch.pause()
+
+    def _queues(self, owner: InstanceStack, name: str, queue: Queue) -> tuple[sqs.IQueue, sqs.IQueue]:
+        """The queue and its dead letters, as known here."""
+        key = name.lower().replace(" ", "-")
+        scope = Construct(self, name)
+        return (
+            sqs.Queue.from_queue_arn(scope, "Queue", fact(owner, self, key, queue.queue.queue_arn)),
+            sqs.Queue.from_queue_arn(
+                scope,
+                "DeadLetters",
+                fact(owner, self, f"{key}-dead-letters", queue.dead_letters.queue_arn),
+            ),
+        )
+
+    def _function(self, owner: InstanceStack, function: lambda_.IFunction) -> lambda_.IFunction:
+        name = fact(owner, self, "function", function.function_name)
+        return lambda_.Function.from_function_name(self, f"{owner.name}-function", name)
+
+    def _machine(self, owner: InstanceStack, runs: SparkRuns) -> sfn.IStateMachine:
+        arn = fact(owner, self, "runs", runs.state_machine.state_machine_arn)
+        return sfn.StateMachine.from_state_machine_arn(self, f"{owner.name}-runs", arn)
 
     def _budget(self, usd_month: float) -> None:
         """Of what has the instance's tag, which must be active as a cost allocation tag."""

@@ -9,10 +9,10 @@ import aws_cdk as cdk
 import cdk_monitoring_constructs as monitors
 from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_lambda as lambda_
+from aws_cdk import aws_sqs as sqs
 from aws_cdk import aws_stepfunctions as sfn
 
 from dormouse.settings import metrics
-from stacks.constructs.queue import Queue
 
 ALARM = "Alarm"
 ERRORS_HOUR_MAX = 2
@@ -34,10 +34,12 @@ class Monitors:
         self._instance_id = instance_id
         self._cluster = cluster
 
-    def queue(self, name: str, queue: Queue, oldest_seconds_max: int | None = None) -> None:
+    def queue(
+        self, name: str, queue: sqs.IQueue, dead_letters: sqs.IQueue, oldest_seconds_max: int | None = None
+    ) -> None:
         self._facade.monitor_sqs_queue_with_dlq(
-            queue=queue.queue,
-            dead_letter_queue=queue.dead_letters,
+            queue=queue,
+            dead_letter_queue=dead_letters,
             human_readable_name=name,
             alarm_friendly_name=_alarm_name(name),
             add_dead_letter_queue_max_size_alarm={
@@ -135,7 +137,8 @@ class Monitors:
             self._ours(metrics.ORPHANED_BYTES, "Maximum"),
             orphaned_gb_max * BYTES_GB,
             "Garbage collection does not keep up: too many bytes that nothing refers to",
-            _limits(5, times=3),
+            # A round may be a day after the other: until then it is as it was.
+            {**_limits(60), "treat_missing_data_override": cloudwatch.TreatMissingData.IGNORE},
         )
 
     def pause(self) -> None:
@@ -148,12 +151,12 @@ class Monitors:
             _limits(15, times=4),
         )
 
-    def _oldest(self, name: str, queue: Queue, seconds_max: int) -> None:
+    def _oldest(self, name: str, queue: sqs.IQueue, seconds_max: int) -> None:
         """Only while the database tells of itself: a paused instance is to keep its messages."""
         waiting = cloudwatch.MathExpression(
             expression="IF(FILL(connections, -1) >= 0, age, 0)",
             using_metrics={
-                "age": queue.queue.metric_approximate_age_of_oldest_message(period=cdk.Duration.minutes(1)),
+                "age": queue.metric_approximate_age_of_oldest_message(period=cdk.Duration.minutes(1)),
                 "connections": self._of_cluster("DatabaseConnections", 1),
             },
             label="Oldest message, in seconds",

@@ -1,0 +1,29 @@
+"""What one stack tells another by a parameter, which each deploy reads anew.
+
+An export can be neither changed nor removed while another stack uses it: a queue less, say, would not deploy.
+"""
+
+from __future__ import annotations
+
+import re
+
+import aws_cdk as cdk
+from aws_cdk import aws_ssm as ssm
+from constructs import Construct
+
+from dormouse.settings.resources import PREFIX
+from stacks.instance_stack import InstanceStack
+
+SCOPE = "Facts"
+
+
+def fact(owner: InstanceStack, reader: cdk.Stack, name: str, value: str) -> str:
+    """The value of `owner`, as `reader` gets it; the name is one of its own among the owner's."""
+    parameter_name = f"{PREFIX}/{owner.settings.id}/{owner.name}/{name}"
+    found = owner.node.try_find_child(SCOPE)
+    scope = found if isinstance(found, Construct) else Construct(owner, SCOPE)
+    construct_id = re.sub(r"\W", "", name.title())
+    if scope.node.try_find_child(construct_id) is None:
+        ssm.StringParameter(scope, construct_id, parameter_name=parameter_name, string_value=value)
+    reader.add_stack_dependency(owner, "its parameters")
+    return ssm.StringParameter.value_for_string_parameter(reader, parameter_name)
