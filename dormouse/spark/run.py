@@ -1,0 +1,190 @@
+"""The driver of a run on EMR: does what the run's list says, table by table, and tells of it in its log.
+
+    run.py --list s3://bucket/data/runs/<id>.json --dsn rds-iam://… --objects s3://bucket/data --region …
+
+Exits 0 when all is done, 1 when a job was given up or a table failed, 2 when it cannot begin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from types import FrameType
+
+from pyspark.sql import SparkSession
+
+from dormouse.catalog import Catalog
+from dormouse.context import TableContext
+from dormouse.errors import DormouseError, InvalidInput, ObjectNotFound, TableNotFound
+from dormouse.files.attempts import WriteAttempts
+from dormouse.objects import ObjectStore, open_store
+from dormouse.objects.activity import note_if_shared
+from dormouse.postgres.connection import ConnectionSupplier
+from dormouse.spark.compaction import BATCH_JOBS, compact_on_spark
+from dormouse.splitting import split
+from dormouse.system.runs import FOLDER, RunList, RunTable, read_list
+
+logger = logging.getLogger(__name__)
+
+DONE, FAILED, BAD_USAGE = 0, 1, 2
+CONNECTIONS_MAX = 4
+CONNECT_SECONDS_MAX = 120.0
+"""A database that paused itself wakes meanwhile."""
+
+PROGRESS_SECONDS = 30.0
+SPLIT_ROUNDS_MAX = 20
+
+
+class Stopped(BaseException):
+    """The run was told to end."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Gives the exit code; what goes wrong is a line of the log."""
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    given = _parser().parse_args(arguments)
+    try:
+        more = {} if given.region is None else {"region": given.region}
+        objects = open_store(given.objects, **more)
+        work = read_list(objects, _name_of(given.list, objects))
+    except ObjectNotFound:
+        logger.error("there is no list %s: the run was reported already, or never made", given.list)  # noqa: TRY400
+        return BAD_USAGE
+    except DormouseError as error:
+        logger.error("%s", error)  # noqa: TRY400
+        return BAD_USAGE
+    try:
+        with _until_told_to_stop():
+            return _run(given.dsn, objects, work)
+    except Stopped:
+        logger.warning("run %s was stopped; what it had not finished is put back", work.run_id)
+    except DormouseError as error:
+        logger.error("run %s failed: %s", work.run_id, error)  # noqa: TRY400
+    return FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="run", description="Does what the list of a run says, on Spark.")
+    parser.add_argument("--list", required=True, help="the URL of the run's list")
+    parser.add_argument("--dsn", required=True, help="the instance's PostgreSQL")
+    parser.add_argument("--objects", required=True, help="the instance's object store")
+    parser.add_argument("--region", help="the AWS region of the object store")
+    return parser
+
+
+def _name_of(url: str, objects: ObjectStore) -> str:
+    name = f"{FOLDER}/{url.rpartition('/')[2]}"
+    if url not in (objects.uri(name), f"{objects.url}/{name}"):
+        raise InvalidInput(f"--list must be below {objects.url}/{FOLDER}/, not {url}")
+    return name
+
+
+def _run(dsn: str, objects: ObjectStore, work: RunList) -> int:
+    supplier = ConnectionSupplier(
+        dsn,
+        connections_max=CONNECTIONS_MAX,
+        application_name="dormouse-run",
+        wait_seconds_max=CONNECT_SECONDS_MAX,
+    )
+    with closing(supplier):
+        records = {one.table_id: one for one in Catalog(supplier, WriteAttempts(supplier, objects)).tables()}
+        logger.info("run %s: %s of %d tables, %d jobs", work.run_id, work.kind, len(work.tables), work.jobs)
+        spark = SparkSession.builder.appName(f"dormouse-{work.kind}-{work.run_id}").getOrCreate()
+        failed = 0
+        for listed in work.tables:
+            if (record := records.get(listed.table_id)) is None:
+                logger.info("table %s was dropped, and is skipped", listed.table)
+                continue
+            context = TableContext(dsn, supplier, objects, record)
+            if work.kind == "compaction":
+                action = partial(_compact, context, work.run_id, spark)
+            else:
+                action = partial(_split, context)
+            failed += not _for_table(listed, action)
+        logger.info("run %s has ended; tables that failed: %d", work.run_id, failed)
+        return FAILED if failed else DONE
+
+
+def _for_table(listed: RunTable, work: Callable[[], bool]) -> bool:
+    """Whether all went well; what fails with one table holds up no other."""
+    try:
+        return work()
+    except TableNotFound:
+        logger.info("table %s was dropped meanwhile, and is skipped", listed.table)
+        return True
+    except Exception:
+        logger.exception("table %s failed", listed.table)
+        return False
+
+
+def _compact(context: TableContext, run_id: str, spark: SparkSession) -> bool:
+    name, total, started = context.table.name, context.jobs.due(run_id).jobs, time.monotonic()
+    outcomes: Counter[str] = Counter()
+    rows, told = 0, started
+    logger.info("table %s: %d jobs", name, total)
+    results = compact_on_spark(
+        context, int(time.time() * 1000), spark, run_id=run_id, jobs_at_once=_jobs_at_once(spark)
+    )
+    with closing(results):
+        for result in results:
+            outcomes[result.outcome] += 1
+            rows += result.rows_read
+            if result.outcome == "committed":
+                note_if_shared(context.objects)
+            if result.outcome == "given_up":
+                logger.error("table %s: job %s is given up: %s", name, result.job_id, result.error)
+            if time.monotonic() - told >= PROGRESS_SECONDS:
+                told = time.monotonic()
+                logger.info("table %s: %d of %d jobs, %d rows", name, outcomes["committed"], total, rows)
+    seconds = time.monotonic() - started
+    logger.info("table %s: %s, %d rows in %.1f s", name, dict(outcomes) or "no jobs", rows, seconds)
+    return not outcomes["given_up"]
+
+
+def _split(context: TableContext) -> bool:
+    """Rounds until one finds nothing to do, or enough were done for one run; they need no executors."""
+    name = context.table.name
+    for number in range(1, SPLIT_ROUNDS_MAX + 1):
+        done = split(context)
+        if not (done.partitions_split or done.references_pushed):
+            break
+        note_if_shared(context.objects)
+        counts = (len(done.partitions_split), done.references_pushed)
+        logger.info("table %s, round %d: %d partitions divided, %d references moved", name, number, *counts)
+    return True
+
+
+def _jobs_at_once(spark: SparkSession) -> int:
+    """As many as all executors could run that Spark may ask for: it asks for no more than there is work."""
+    settings = spark.sparkContext.getConf()
+    executors = int(settings.get("spark.dynamicAllocation.maxExecutors") or 1)
+    cores = int(settings.get("spark.executor.cores") or 1)
+    return max(spark.sparkContext.defaultParallelism, min(BATCH_JOBS, executors * cores))
+
+
+@contextmanager
+def _until_told_to_stop() -> Iterator[None]:
+    """SIGTERM, which ends a container, raises `Stopped` in the main thread."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Stopped
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
