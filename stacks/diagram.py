@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from dormouse.settings.config_file import load
 
 Template = Mapping[str, Any]
 Place = tuple[str, str]
@@ -29,6 +33,21 @@ SHOWN = {
     "AWS::Budgets::Budget": ("budget", "[{}]"),
 }
 COUNTED = {"AWS::CloudWatch::Alarm": "alarms", "AWS::KMS::Key": "keys", "AWS::RDS::DBInstance": "instances"}
+ROOT = Path(__file__).parents[1]
+_PAGE = """# The stacks
+
+What `config/dev.toml` deploys. `make docs` draws it from the synthesized templates, and a test compares. Arrows
+go from what calls or reads to what is called or read, as rules, state machines and policies say; dotted ones to
+where messages go that nobody could handle.
+
+```mermaid
+{diagram}```
+
+Each box is a CloudFormation stack, `dormouse-<id>-<name>`. Those of `network`, `storage`, `database` and
+`migrate` are always there, each of the others when its table is in the settings. Every function has a role and a
+log group of its own, and in the VPC a security group, which are not drawn. Stacks tell `dormouse pause`, `resume`
+and `status` what they have, in SSM parameters below `/dormouse/<id>/`.
+"""
 _HASH = re.compile(r"[0-9A-F]{8}$")
 _IN_SUB = re.compile(r"\$\{(\w+)")
 
@@ -121,8 +140,7 @@ class _Graph:
         return sources, targets, "-.->" if kind == "AWS::SQS::Queue" else "-->"
 
     def _used_by(self, stack: str, function: Mapping[str, Any]) -> Iterator[Place]:
-        """What a function's role may touch, and what its environment names."""
-        yield from self._referred(stack, function.get("Environment"))
+        """What a function's role may touch."""
         for role in self._referred(stack, function["Role"]):
             for policy in self._policies[role]:
                 yield from self._referred(policy[0], self._resources[policy]["Properties"]["PolicyDocument"])
@@ -201,3 +219,22 @@ def _id(stack: str, *parts: str) -> str:
 
 def _short(stack: str) -> str:
     return stack.rsplit("-", 1)[-1]
+
+
+def page() -> str:
+    """docs/reference/stacks.md: the stacks of config/dev.toml."""
+    from stacks.assets import StubAssets
+    from stacks.instance import build, new_app
+
+    with tempfile.TemporaryDirectory() as folder:
+        app = new_app(f"{folder}/out")
+        assembly = build(load(ROOT / "config/dev.toml"), assets=StubAssets(Path(folder)), app=app).synth()
+        templates = {stack.stack_name: stack.template for stack in assembly.stacks}
+    return _PAGE.format(diagram=draw(templates))
+
+
+if __name__ == "__main__":
+    from stacks.node import use_bundled_node
+
+    use_bundled_node()
+    (ROOT / "docs/reference/stacks.md").write_text(page(), "utf-8")
