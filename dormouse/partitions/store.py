@@ -123,6 +123,10 @@ class PartitionStore:
         """The leaves that have at least so many rows."""
         return [LeafRows(*row) for row in self._rows("row_counts", row_count_min=row_count_min)]
 
+    def count_above_leaves(self) -> int:
+        """How many references `references_above_leaves` would give now."""
+        return int(self._rows("count_above_leaves")[0][0])
+
     def references_above_leaves(self) -> Iterator[SplitFileReferenceRequest]:
         """How to push down, by one level, the unassigned references of partitions that were divided."""
         after = ("", "")

@@ -65,3 +65,10 @@ where p.table_id = %(table_id)s and p.sealed_epoch is not null and r.job_id is n
     and (p.partition_id, r.filename) > (%(after_partition)s, %(after_filename)s)
 order by p.partition_id, r.filename
 limit %(limit)s;
+
+-- name: count_above_leaves
+-- How many references of partitions that were divided wait to be pushed down.
+select count(*)
+from partition p
+join {file_reference} r on r.partition_id = p.partition_id
+where p.table_id = %(table_id)s and p.sealed_epoch is not null and r.job_id is null;

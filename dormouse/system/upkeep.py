@@ -1,0 +1,104 @@
+"""Upkeep on a schedule: the days of the removal log, and a list of what is to be split, for a run on Spark.
+
+A split reads keys from the sketches of files, which is none of a lambda's business: here only the database is
+asked which tables have leaves over their threshold, or references above leaves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dormouse.catalog import Catalog
+from dormouse.errors import TableNotFound
+from dormouse.files import removal_log
+from dormouse.files.attempts import WriteAttempts
+from dormouse.model.table import TableRecord
+from dormouse.objects import ObjectStore
+from dormouse.partitions.store import PartitionStore
+from dormouse.postgres.connection import Supplier
+from dormouse.system.runs import RunList, RunTable, write_list
+from dormouse.system.work import Turn
+
+KIND = "maintenance"
+_SEEN = "seen"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """What is to be split by the run, if anything is; `whole` when there was time to ask all tables.
+
+    `seen` tells, of each table that a run was to split, how it was then.
+    """
+
+    run: RunList | None
+    whole: bool
+    seen: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def memory(self) -> dict[str, dict[str, str]]:
+        """For the next round."""
+        return {_SEEN: self.seen}
+
+
+def keep_up(
+    supplier: Supplier,
+    objects: ObjectStore,
+    turn: Turn,
+    run_id: str | None,
+    *,
+    seconds_left: Callable[[], float],
+) -> Upkeep:
+    """Rolls the removal log, and writes the list of tables to split for the run, if there is one to be.
+
+    A table that was in a list already and is as it was then is left out until a day has passed: its leaves
+    have one key, or fewer rows than their references say.
+    """
+    removal_log.roll(supplier)
+    if run_id is None:
+        return Upkeep(None, whole=True)
+    known = _seen(turn)
+    due: list[RunTable] = []
+    seen: dict[str, str] = {}
+    for table in Catalog(supplier, WriteAttempts(supplier, objects)).tables():
+        if seconds_left() <= 0:
+            logger.warning("no time to ask all tables for what is to be split")
+            return Upkeep(_listed(objects, run_id, due), whole=False, seen={**known, **seen})
+        state = _state(supplier, table)
+        if state is None:
+            continue
+        seen[str(table.table_id)] = state
+        if known.get(str(table.table_id)) != state:
+            due.append(RunTable(table.name, table.table_id))
+    return Upkeep(_listed(objects, run_id, due), whole=True, seen=seen)
+
+
+def _seen(turn: Turn) -> dict[str, str]:
+    if turn.last is None or turn.why == "a day has passed":
+        return {}
+    return dict(turn.last.memory.get(_SEEN, {}))
+
+
+def _listed(objects: ObjectStore, run_id: str, due: list[RunTable]) -> RunList | None:
+    return write_list(objects, RunList(run_id, "split", tuple(due))) if due else None
+
+
+def _state(supplier: Supplier, table: TableRecord) -> str | None:
+    """What is to be split of a table, as a short text that differs when it does; None: nothing."""
+    partitions = PartitionStore(supplier, table)
+    try:
+        full = partitions.leaf_rows(table.properties.split_threshold_rows)
+        above = partitions.count_above_leaves()
+    except TableNotFound:
+        return None
+    except Exception:
+        logger.exception("table %s is not looked at in this round", table.name, extra={"table": table.name})
+        return None
+    if not full and not above:
+        return None
+    text = f"{above} {[(leaf.partition_id, leaf.row_count) for leaf in full]}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,40 @@
+"""Upkeep on a schedule, and a list of what a run on Spark is to split; without work it wakes no database."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from dormouse.errors import ObjectNotFound
+from dormouse.objects import open_store
+from dormouse.settings.lambdas import MaintenanceEnvironment
+from dormouse.settings.metrics import TABLES_TO_SPLIT
+from dormouse.system import runs
+from dormouse.system.upkeep import KIND, keep_up
+from dormouse.system.work import Schedule
+from lambdas.services import called, database, tracer
+
+NOTHING = {"jobs": 0}
+
+
+@tracer.capture_lambda_handler(capture_response=False)
+def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
+    """{"execution": name} → {"run_id", "kind", "list", "jobs", "tables"}; the same for the same execution.
+
+    Called by anything but a state machine, it lists nothing to split.
+    """
+    with called(MaintenanceEnvironment, "maintenance", context) as call:
+        objects = open_store(call.environment.objects)
+        execution = event.get("execution")
+        run_id = runs.run_id_for(execution) if execution else None
+        if run_id is not None:
+            with suppress(ObjectNotFound):
+                return runs.read_list(objects, runs.list_name(run_id)).summary(objects)
+        schedule = Schedule(objects, KIND)
+        if (turn := schedule.turn()) is None:
+            return NOTHING
+        with database(call) as supplier:
+            done = keep_up(supplier, objects, turn, run_id, seconds_left=call.seconds_left)
+        schedule.done(turn, due_at=None if done.whole else turn.began_at, memory=done.memory)
+        call.count(**{TABLES_TO_SPLIT: len(done.run.tables) if done.run else 0})
+        return done.run.summary(objects) if done.run else NOTHING
