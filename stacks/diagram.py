@@ -36,17 +36,17 @@ COUNTED = {"AWS::CloudWatch::Alarm": "alarms", "AWS::KMS::Key": "keys", "AWS::RD
 ROOT = Path(__file__).parents[1]
 _PAGE = """# The stacks
 
-What `config/dev.toml` deploys. `make docs` draws it from the synthesized templates, and a test compares. Arrows
-go from what calls or reads to what is called or read, as rules, state machines and policies say; dotted ones to
-where messages go that nobody could handle.
+What `config/dev.toml` deploys. `make docs` draws it from the synthesized templates, and a test compares.
+Arrows go from what calls or reads to what is called or read, as rules, state machines and policies say;
+dotted ones to where messages go that nobody could handle.
 
 ```mermaid
 {diagram}```
 
 Each box is a CloudFormation stack, `dormouse-<id>-<name>`. Those of `network`, `storage`, `database` and
-`migrate` are always there, each of the others when its table is in the settings. Every function has a role and a
-log group of its own, and in the VPC a security group, which are not drawn. Stacks tell `dormouse pause`, `resume`
-and `status` what they have, in SSM parameters below `/dormouse/<id>/`.
+`migrate` are always there, each of the others when its table is in the settings. Every function has a role
+and a log group of its own, and in the VPC a security group, which are not drawn. Stacks tell `dormouse
+pause`, `resume` and `status` what they have, in SSM parameters below `/dormouse/<id>/`.
 """
 _HASH = re.compile(r"[0-9A-F]{8}$")
 _IN_SUB = re.compile(r"\$\{(\w+)")
