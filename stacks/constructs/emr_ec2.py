@@ -21,6 +21,7 @@ from stacks.constructs.database_function import let_out_to_s3
 from stacks.constructs.emr_release import RELEASE
 from stacks.constructs.emr_service_role import EmrServiceRole
 from stacks.constructs.function import Function, Placement
+from stacks.constructs.security_group import closed_group
 from stacks.constructs.wildcards import acknowledge_resources
 from stacks.instance_stack import INSTANCE_TAG
 
@@ -134,13 +135,7 @@ class EmrEc2(Construct):
         acknowledge_resources(function.role, [self._clusters], "the clusters with the tag of this instance")
 
     def _security_group(self, name: str, placement: Placement) -> ec2.SecurityGroup:
-        return ec2.SecurityGroup(
-            self,
-            name,
-            vpc=placement.vpc,
-            description=f"{self._stack.stack_name}: EMR {name}",
-            allow_all_outbound=False,
-        )
+        return closed_group(self, name, placement.vpc, f"{self._stack.stack_name}: EMR {name}")
 
     def _connect(self) -> None:
         """All rules that EMR would add by itself, which it then leaves alone, and the way to S3."""
