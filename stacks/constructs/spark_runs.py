@@ -13,6 +13,7 @@ What its lambdas are called with, and answer:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
@@ -111,14 +112,14 @@ class SparkRuns(Construct):
     def _definition(self, create: lambda_.IFunction, functions: RunFunctions) -> sfn.Pass:
         report = self._reporting(functions.report)
         follow = self._following(functions, report)
-        submit = self._call("Submit", functions.submit, sfn.TaskInput.from_json_path_at("$.created"), "$.run")
+        submit = self._call("Submit", functions.submit, "$.created", "$.run")
         submit.add_retry(max_attempts=TRIES_MAX, jitter_strategy=sfn.JitterType.FULL)
         submit.add_catch(report, result_path="$.status")
         submit.next(follow)
         created = self._call(
             "Create",
             create,
-            sfn.TaskInput.from_object({"execution": sfn.JsonPath.execution_id}),
+            {"execution": sfn.JsonPath.execution_id},
             "$.created",
         )
         created.add_retry(errors=SERVICE_ERRORS, max_attempts=TRIES_MAX, jitter_strategy=sfn.JitterType.FULL)
@@ -135,7 +136,7 @@ class SparkRuns(Construct):
 
     def _following(self, functions: RunFunctions, report: tasks.LambdaInvoke) -> sfn.Wait:
         seconds = follow_seconds(self._run_minutes_max)
-        run = sfn.TaskInput.from_json_path_at("$.run")
+        run = "$.run"
         cancel = self._call("Cancel", functions.cancel, run, sfn.JsonPath.DISCARD)
         cancel.add_retry(max_attempts=TRIES_MAX, jitter_strategy=sfn.JitterType.FULL)
         cancel.add_catch(report, result_path=sfn.JsonPath.DISCARD)
@@ -175,12 +176,7 @@ class SparkRuns(Construct):
         report = self._call(
             "Report",
             function,
-            sfn.TaskInput.from_object(
-                {
-                    "run": sfn.JsonPath.object_at("$.created"),
-                    "status": sfn.JsonPath.object_at("$.status"),
-                }
-            ),
+            {"run": sfn.JsonPath.object_at("$.created"), "status": sfn.JsonPath.object_at("$.status")},
             "$.report",
         )
         report.add_retry(max_attempts=TRIES_MAX, jitter_strategy=sfn.JitterType.FULL)
@@ -203,14 +199,16 @@ class SparkRuns(Construct):
         return report
 
     def _call(
-        self, name: str, function: lambda_.IFunction, payload: sfn.TaskInput, result_path: str
+        self, name: str, function: lambda_.IFunction, event: str | dict[str, Any], result_path: str
     ) -> tasks.LambdaInvoke:
+        """`event` is a path of the state, or what it consists of."""
         self._called.append(function)
         return tasks.LambdaInvoke(
             self,
             name,
             lambda_function=function,
-            payload=payload,
+            input_path=event if isinstance(event, str) else None,
+            payload=None if isinstance(event, str) else sfn.TaskInput.from_object(event),
             payload_response_only=True,
             result_path=result_path,
             retry_on_service_exceptions=False,
