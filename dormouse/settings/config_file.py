@@ -1,121 +1,67 @@
-"""Reads the file of a deployment's settings, and reports all of its problems at once."""
+"""Reads the file of a deployment's settings; of what is wrong with it, everything is said at once."""
 
 from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
 from dormouse.errors import InvalidInput
 from dormouse.settings.deployment import DeploymentSettings
+from dormouse.settings.problems import problems_of
 
 FILES = Path("config")
+BYTES_MAX = 1_000_000
 
 
 def load(path: str | Path) -> DeploymentSettings:
-    """The settings of a TOML file; raises InvalidInput, a line for each problem: key, value and rule."""
-    path = Path(path)
+    """The settings of a TOML file; raises InvalidInput, a line a problem: key, value, what is allowed."""
+    name = str(path)
     try:
-        content = tomllib.loads(path.read_text("utf-8"))
+        content = tomllib.loads(_text(Path(path)))
+    except InvalidInput:
+        raise
     except FileNotFoundError:
-        raise InvalidInput(f"there is no file {path}{_others(path)}") from None
+        raise InvalidInput(f"there is no file {name}{_others(Path(path))}") from None
     except OSError as error:
-        raise InvalidInput(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path} is not TOML: {error}") from None
-    return parse(content, str(path))
+        raise InvalidInput(f"cannot read {name}: {error.strerror or error}") from None
+    except RecursionError:
+        raise InvalidInput(f"{name} is not TOML that can be read: it is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{name} is not TOML: it is not text in UTF-8") from None
+    except ValueError as error:  # also what Python itself refuses, like a number of 5,000 digits
+        raise InvalidInput(f"{_printable(name)} is not TOML: {_printable(str(error))}") from None
+    return parse(content, name)
 
 
 def parse(content: Mapping[str, Any], name: str = "settings") -> DeploymentSettings:
     """The settings of a document; `name` is what a message calls it."""
-    try:
-        return DeploymentSettings.model_validate(content)
-    except ValidationError as error:
-        problems = [_line(one, content) for one in error.errors(include_url=False)]
-        raise InvalidInput("\n".join(f"{name}: {problem}" for problem in problems)) from None
+    settings, problems = problems_of(content)
+    if settings is None:
+        raise InvalidInput("\n".join(f"{name}: {problem}" for problem in problems))
+    return settings
 
 
-def _line(error: Any, content: Mapping[str, Any]) -> str:
-    keys = [str(key) for key in error["loc"]]
-    where = _place(keys, content)
-    shown = ".".join(where) or "the file"
-    match error["type"]:
-        case "extra_forbidden":
-            return f"{shown} is not a setting{_nearest(where)}"
-        case "missing":
-            return f"{shown} is missing"
-        case "union_tag_not_found":
-            return f"{shown}.{_bare(error['ctx']['discriminator'])} is missing"
-        case "union_tag_invalid":
-            context = error["ctx"]
-            key = f"{shown}.{_bare(context['discriminator'])}"
-            return f"{key} = {context['tag']!r}: it must be {context['expected_tags']}"
-    reason = error["msg"].removeprefix("Value error, ")
-    value = _value(where, content)
-    if isinstance(value, Mapping) or value is None:
-        return f"{shown}: {reason}"
-    return f"{shown} = {value!r}: {reason[0].lower()}{reason[1:]}"
-
-
-def _place(keys: list[str], content: Any) -> list[str]:
-    """The keys of the file; pydantic also names the kind of database or engine that it took."""
-    where: list[str] = []
-    for number, key in enumerate(keys):
-        inside = content.get(key) if isinstance(content, Mapping) else None
-        last = number == len(keys) - 1
-        if inside is None and not last and number and key in content.values():
-            continue
-        if isinstance(content, Mapping) and key not in content and key in map(str, content.values()):
-            continue
-        where.append(key)
-        content = inside if isinstance(inside, Mapping) else {}
-    return where
-
-
-def _value(where: Iterable[str], content: Any) -> Any:
-    for key in where:
-        if not isinstance(content, Mapping) or key not in content:
-            return content if not isinstance(content, Mapping) else None
-        content = content[key]
-    return content
-
-
-def _nearest(where: list[str]) -> str:
-    names = _names(where[:-1])
-    near = difflib.get_close_matches(where[-1], names, 1, 0.5)
-    return f"; did you mean {near[0]}?" if near else f"; known there: {', '.join(sorted(names))}"
-
-
-def _names(where: list[str]) -> set[str]:
-    models: list[type[BaseModel]] = [DeploymentSettings]
-    for key in where:
-        models = [inner for model in models for inner in _models_of(model, key)]
-    return {name for model in models for name in model.model_fields}
-
-
-def _models_of(model: type[BaseModel], key: str) -> list[type[BaseModel]]:
-    field = model.model_fields.get(key)
-    return [] if field is None else list(_models_in(field.annotation))
-
-
-def _models_in(annotation: Any) -> Iterable[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for inner in getattr(annotation, "__args__", ()):
-        yield from _models_in(inner)
-
-
-def _bare(name: str) -> str:
-    return name.strip("'")
+def _text(path: Path) -> str:
+    if path.exists() and not path.is_file():
+        raise InvalidInput(f"{path} is not a file: name a TOML file, like config/dev.toml{_others(path)}")
+    with path.open("rb") as file:
+        content = file.read(BYTES_MAX + 1)
+    if len(content) > BYTES_MAX:
+        raise InvalidInput(f"{path} has more than {BYTES_MAX:,} bytes: it is not a file of settings")
+    return content.decode("utf-8-sig")
 
 
 def _others(path: Path) -> str:
-    known = sorted(path.parent.glob("*.toml")) if path.parent.is_dir() else sorted(FILES.glob("*.toml"))
-    near = difflib.get_close_matches(str(path), [str(one) for one in known], 1, 0.6)
+    folder = path if path.is_dir() else path.parent
+    known = [str(one) for one in sorted(folder.glob("*.toml")) or sorted(FILES.glob("*.toml"))]
+    near = difflib.get_close_matches(str(path), known, 1, 0.6)
     if near:
         return f"; did you mean {near[0]}?"
-    return f"; there are {', '.join(str(one) for one in known)}" if known else ""
+    return f"; there {'is' if len(known) == 1 else 'are'} {', '.join(known)}" if known else ""
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else ascii(text)[1:-1]

@@ -42,8 +42,9 @@ from dormouse.settings.section import (
 )
 
 __all__ = [
-    "CONNECT_SECONDS_MAX", "LAMBDA_SECONDS_MAX", "VISIBILITY_FACTOR", "VISIBILITY_SECONDS_MAX", "CommitSettings",
-    "CompactionSettings", "DatabaseSettings", "DeploymentSettings", "EmrServerlessCompaction",
+    "CONNECT_SECONDS_MAX", "LAMBDA_SECONDS_MAX", "VISIBILITY_FACTOR", "VISIBILITY_SECONDS_MAX",
+    "CommitSettings", "CompactionSettings", "DatabaseSettings", "DeploymentSettings",
+    "EmrServerlessCompaction",
     "EmrStepsCompaction", "EmrTransientCompaction", "FixedDatabase", "GarbageSettings", "MaintenanceSettings",
     "MonitoringSettings", "NetworkSettings", "PauseSettings", "ServerlessDatabase", "StorageSettings",
 ]  # fmt: skip

@@ -264,7 +264,7 @@ class _Month:
 
 def key_count(settings: DeploymentSettings) -> int:
     """The customer managed KMS keys of the instance."""
-    return 2 + (settings.commit is not None)
+    return 2 + (settings.monitoring is not None)
 
 
 def alarm_count(settings: DeploymentSettings) -> int:

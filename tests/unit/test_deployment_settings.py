@@ -1,0 +1,339 @@
+"""The file of a deployment's settings: every mistake is said at once, in words; nothing else is raised."""
+
+from __future__ import annotations
+
+import contextlib
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dormouse.errors import InvalidInput
+from dormouse.settings import reference
+from dormouse.settings.config_file import BYTES_MAX, load, parse
+from dormouse.settings.deployment import DeploymentSettings, FixedDatabase
+from dormouse.settings.tables import tables
+
+ROOT = Path(__file__).parents[2]
+VPC = """[network]
+vpc_id = "vpc-0a1b2c3d"
+subnet_ids = ["subnet-0a1b2c3d", "subnet-1a1b2c3d"]
+availability_zones = ["eu-west-1a", "eu-west-1b"]
+"""
+
+
+def lines(text: str) -> list[str]:
+    """What is wrong with a file that begins with a right id."""
+    with pytest.raises(InvalidInput) as caught:
+        parse(tomllib.loads(text if text.startswith("id =") else f'id = "dev"\n{text}'), "f")
+    found = str(caught.value).splitlines()
+    assert all(line.startswith("f: ") for line in found)
+    return [line.removeprefix("f: ") for line in found]
+
+
+@pytest.mark.parametrize("name", ["dev", "prod", "minimal"])
+def test_the_files_of_the_repository_are_right(name: str) -> None:
+    assert load(ROOT / "config" / f"{name}.toml").id == name
+
+
+def test_everything_else_has_a_default_and_tables_may_be_empty() -> None:
+    found = parse(tomllib.loads('id = "a1"\n[commit]\n[garbage]\n'))
+    assert (found.database.kind, found.commit is not None, found.compaction) == ("serverless", True, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('id = "D"', 'id = "D": it must be text in quotes: 2 to 20 of a-z, 0-9 and -, first a letter, '),
+        ("[commit]\nconcurrency = 1", "commit.concurrency = 1: it must be a whole number, 2 to 1,000"),
+        ("[commit]\nconcurrency = true", "commit.concurrency = true: it must be a whole number"),
+        ('[commit]\nqueues = "4"', 'commit.queues = "4": it must be a whole number, 1 to 16'),
+        ("[commit]\nqueues = 2.0", "commit.queues = 2.0: it must be a whole number"),
+        ("[commit]\nqueues = 1979-05-27", "commit.queues = 1979-05-27: it must be a whole number"),
+        ("[commit]\nqueues = {a = 1}", 'commit.queues = {"a": 1}: it must be a whole number'),
+        (
+            "[commit]\ntimeout_seconds = 30",
+            "commit.timeout_seconds = 30: it must be a whole number, 31 to 900",
+        ),
+        ("protected = 1", "protected = 1: it must be true or false"),
+        ("commit = true", "commit = true: it must be a table, which begins with [commit]"),
+        ("[[commit]]", "commit = [{}]: it must be a table, which begins with [commit]"),
+        ('database = "big"', 'database = "big": it must be a table, which begins with [database]'),
+        ('account = "1"\nregion = "eu-west-1"', 'account = "1": it must be text in quotes: the 12 digits'),
+        (
+            '[database]\nkind = "serverless"\nmin_acu = 0.3',
+            "database.min_acu = 0.3: it must be a number, 0 to 256",
+        ),
+        (
+            '[database]\nkind = "serverless"\nmax_acu = nan',
+            "database.max_acu = nan: it must be a number, 1 to",
+        ),
+        (
+            '[database]\nkind = "serverless"\nmax_acu = inf',
+            "database.max_acu = inf: it must be a number, 1 to",
+        ),
+        (
+            "[monitoring]\nbudget_usd_month = inf",
+            "monitoring.budget_usd_month = inf: it must be a number, more than 0",
+        ),
+        ("[database]\nmax_acu = 2", 'database.kind is missing: it must be "serverless" or "fixed"'),
+        ('[database]\nkind = "huge"', 'database.kind = "huge": it must be "serverless" or "fixed"'),
+        (
+            "[network]\nflow_log_days = 8",
+            "network.flow_log_days = 8: it must be 7, 14, 30, 60, 90, 180 or 365",
+        ),
+        (
+            '[network]\ncidr = "10.40.1.0/16"',
+            'network.cidr = "10.40.1.0/16": the network that this address is in begins',
+        ),
+        ('[network]\ncidr = "10.400.0.0/16"', 'network.cidr = "10.400.0.0/16": an IPv4 network'),
+        ('[network]\ncidr = "8.8.0.0/16"', 'network.cidr = "8.8.0.0/16": it must be private'),
+        ("[tags]\na = 3", "tags.a = 3: it must be text in quotes"),
+        ('[tags]\n"aws:a" = ""', 'tags."aws:a" = "": a tag must not begin with aws:'),
+        ('[tags]\n"a\\nb" = ""', 'tags."a\\nb" = "": the name of a tag must be'),
+    ],
+)
+def test_a_value_that_cannot_be_is_named_with_what_can(text: str, line: str) -> None:
+    (found,) = lines(text)
+    assert found.startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("protcted = true", "protcted is not a setting; did you mean protected?"),
+        ("comit = 1", "comit is not a setting; did you mean commit?"),
+        ("[garbage]\nevery_minute = 3", "garbage.every_minute is not a setting; did you mean every_minutes?"),
+        ("zones = 2", "zones is not a setting; it is one of [network]"),
+        (
+            "[commit]\nprotected = true",
+            "commit.protected is not a setting; it is one of the file itself: put it",
+        ),
+        (
+            '[database]\nkind = "serverless"\ninstance_class = "r8g.large"',
+            'database.instance_class is not a setting of database.kind = "serverless": it belongs to kind',
+        ),
+        (
+            '[compaction]\nengine = "emr-serverless"\ninstances_max = 3',
+            'compaction.instances_max is not a setting of compaction.engine = "emr-serverless": it',
+        ),
+        ("[pause]\nqqqqq = 3", "pause.qqqqq is not a setting; known there: drain_seconds"),
+    ],
+)
+def test_an_unknown_key_comes_with_where_it_belongs_or_the_nearest(text: str, line: str) -> None:
+    (found,) = lines(text)
+    assert found.startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('account = "123456789012"', 'account = "123456789012": account and region go together'),
+        (
+            '[database]\nkind = "serverless"\nmin_acu = 8\nmax_acu = 8',
+            "database.max_acu = 8: it must be more than min_acu, which is 8",
+        ),
+        (
+            '[database]\nkind = "serverless"\nmin_acu = 1\nauto_pause_seconds = 300',
+            "database.auto_pause_seconds = 300: it goes with min_acu = 0",
+        ),
+        (
+            '[database]\nkind = "serverless"\nproxy = true',
+            "database.proxy = true: it keeps the database awake",
+        ),
+        ("[commit]\nbatching_window_seconds = 0", "commit.batching_window_seconds = 0: it must be 1 or more"),
+        (
+            "[commit]\ntimeout_seconds = 900\nreceives_max = 500",
+            "commit.receives_max = 500: it must be 224 at most",
+        ),
+        (
+            '[compaction]\nengine = "emr-serverless"\nvcpu_max = 4',
+            "compaction.vcpu_max = 4: it must be at least twice worker_vcpu",
+        ),
+        (
+            'architecture = "x86_64"\n[compaction]\nengine = "emr-ec2-steps"',
+            "compaction.instance_types: m7g.xlarge, m6g.xlarge: other processors",
+        ),
+        (
+            "[commit]\nbatching_window_seconds = 300\n[monitoring]",
+            "monitoring.oldest_message_seconds_max: it must be more than commit.batching",
+        ),
+        (
+            '[network]\nsubnet_ids = ["subnet-0a1b2c3d"]',
+            'network.subnet_ids = ["subnet-0a1b2c3d"]: it is of an existing VPC',
+        ),
+        ('[network]\ns3_endpoint = "existing"', 'network.s3_endpoint = "existing": it is of an existing VPC'),
+        (VPC, "network.route_table_ids: there must be one for each of subnet_ids, which are"),
+        (VPC + 's3_endpoint = "existing"\nzones = 3', "network.zones = 3: it is of an own VPC"),
+        (
+            VPC + 's3_endpoint = "existing"\nroute_table_ids = ["rtb-0a1b2c3d"]',
+            'network.route_table_ids = ["rtb-0a1b2c3d"]: there',
+        ),
+        (
+            'account = "123456789012"\nregion = "us-east-1"\n' + VPC + 's3_endpoint = "existing"',
+            "network.availability_zones = ",
+        ),
+    ],
+)
+def test_settings_that_contradict_one_another_are_named(text: str, line: str) -> None:
+    (found,) = lines(text)
+    assert found.startswith(line)
+
+
+def test_every_problem_is_said_at_once_and_contradictions_beside_mistakes() -> None:
+    found = lines(
+        'id = "D"\naccount = "123456789012"\nwhat = 1\n[network]\nzones = 9\n'
+        '[database]\nkind = "serverless"\nmin_acu = 8\nmax_acu = 4\nbackup_days = 99\n'
+        "[commit]\nbatching_window_seconds = 0\nqueues = 99\n[garbage]\nmemory_mb = 1\n"
+    )
+    keys = {line.split(" ")[0].rstrip(":") for line in found}
+    assert keys == {
+        "id", "account", "what", "network.zones", "database.max_acu", "database.backup_days",
+        "commit.batching_window_seconds", "commit.queues", "garbage.memory_mb",
+    }  # fmt: skip
+    assert len(found) == len(keys)
+
+
+def test_a_mistake_is_not_compared_with_a_default_in_its_place() -> None:
+    (found,) = lines('[database]\nkind = "serverless"\nmin_acu = 8\nmax_acu = "9"')
+    assert found.startswith('database.max_acu = "9"')
+
+
+def test_numbers_in_lists_hide_no_contradiction() -> None:
+    found = lines('[network]\nsubnet_ids = [1, 2]\ncidr = "10.40.1.0/16"')
+    assert [line.split(" ")[0] for line in found] == [
+        "network.subnet_ids.0",
+        "network.subnet_ids.1",
+        "network.cidr",
+    ]
+
+
+def test_a_table_of_unknown_kind_is_checked_as_the_likeliest() -> None:
+    found = lines("[database]\nmin_acu = 300\nmax_acu = 4\nbackup = 3")
+    assert {line.split(" ")[0] for line in found} == {"database.kind", "database.min_acu", "database.backup"}
+
+
+def test_all_that_is_of_a_kind_is_read() -> None:
+    found = parse(tomllib.loads('id = "p"\n[database]\nkind = "fixed"'.replace('"p"', '"p1"')))
+    assert isinstance(found.database, FixedDatabase)
+    assert found.database.pause_after_seconds is None
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (b"\xff\xfe\x00", "not text in UTF-8"),
+        (b"\x00", "is not TOML"),
+        (b"id = 'a'\nid = 'b'", "is not TOML"),
+        (b"[a]\n[a]", "is not TOML"),
+        (b"a = " + b"[" * 5_000, "nested too deeply"),
+        (b"a = " + b"9" * 5_000, "is not TOML"),
+        (b"# " + b"x" * BYTES_MAX, "bytes"),
+        (b"", "id is missing: it must be text in quotes"),
+        (b"id = 'dev'\nprotected = 0x" + b"f" * 9_000, "protected = "),
+    ],
+)
+def test_a_hostile_file_is_one_clear_line(content: bytes, word: str, tmp_path: Path) -> None:
+    path = tmp_path / "f.toml"
+    path.write_bytes(content)
+    with pytest.raises(InvalidInput, match=word) as caught:
+        load(path)
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 1_000
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "f.toml"
+    path.write_bytes(b'\xef\xbb\xbfid = "dev"\r\n')
+    assert load(path).id == "dev"
+
+
+def test_what_is_not_a_file_comes_with_those_that_are(tmp_path: Path) -> None:
+    (tmp_path / "prod.toml").touch()
+    for path, word in ((tmp_path, "is not a file"), (tmp_path / "prd.toml", "did you mean .*prod.toml")):
+        with pytest.raises(InvalidInput, match=word):
+            load(path)
+    with pytest.raises(InvalidInput):
+        load("a\x00b")
+
+
+KEYS = st.sampled_from(
+    sorted({name for table in tables() for name in (table.key, *table.properties)} | {"x", "0", "a.b", "é\n"})
+)
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.dates() | st.times()
+    | st.datetimes() | st.sampled_from(["serverless", "fixed", "emr-serverless", "vpc-0a1b2c3d", 2**70])
+)  # fmt: skip
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=6),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(KEYS, VALUES, max_size=8))
+def test_a_document_is_settings_or_invalid_input_in_lines(content: dict[str, Any]) -> None:
+    try:
+        assert isinstance(parse(content), DeploymentSettings)
+    except InvalidInput as error:
+        assert str(error)
+        assert all(line.startswith("settings: ") for line in str(error).split("\n"))
+
+
+@settings(max_examples=100, deadline=None)
+@given(content=st.binary(max_size=200))
+def test_bytes_are_settings_or_invalid_input(
+    content: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzzed.toml"
+    path.write_bytes(content)
+    with contextlib.suppress(InvalidInput):
+        load(path)
+
+
+def test_the_reference_is_what_the_models_say() -> None:
+    assert (ROOT / reference.FILE).read_text("utf-8") == reference.render(), "run make docs"
+
+
+REPLACED = {
+    ("network", "cidr"): ("AWS::EC2::VPC", "CidrBlock"),
+    ("network", "zones"): ("AWS::EC2::Subnet", "CidrBlock"),
+    ("network", "vpc_id"): ("AWS::EC2::SecurityGroup", "VpcId"),
+    ("monitoring", "email"): ("AWS::SNS::Subscription", "Endpoint"),
+    ("compaction", "engine"): None,
+    ("", "id"): None,
+    ("", "account"): None,
+    ("", "region"): None,
+}
+DEPLOYED = {
+    ("network", "subnet_ids"): ("AWS::RDS::DBSubnetGroup", "SubnetIds"),
+    ("network", "flow_log_days"): ("AWS::Logs::LogGroup", "RetentionInDays"),
+    ("network", "route_table_ids"): ("AWS::EC2::VPCEndpoint", "RouteTableIds"),
+    ("storage", "payload_days"): ("AWS::S3::Bucket", "LifecycleConfiguration"),
+    ("database", "engine_version"): ("AWS::RDS::DBCluster", "EngineVersion"),
+    ("database", "backup_days"): ("AWS::RDS::DBCluster", "BackupRetentionPeriod"),
+    ("database", "max_acu"): ("AWS::RDS::DBCluster", "ServerlessV2ScalingConfiguration"),
+    ("database", "kind"): ("AWS::RDS::DBInstance", "DBInstanceClass"),
+    ("commit", "retention_days"): ("AWS::SQS::Queue", "MessageRetentionPeriod"),
+    ("commit", "concurrency"): ("AWS::Lambda::EventSourceMapping", "ScalingConfig"),
+    ("commit", "memory_mb"): ("AWS::Lambda::Function", "MemorySize"),
+    ("", "architecture"): ("AWS::Lambda::Function", "Architectures"),
+    ("garbage", "every_minutes"): ("AWS::Events::Rule", "ScheduleExpression"),
+    ("monitoring", "connections_max"): ("AWS::CloudWatch::Alarm", "Threshold"),
+}
+
+
+def test_what_a_change_needs_is_what_cloudformation_does() -> None:
+    """A property that can only be set at creation makes a change a replacement."""
+    said = {(t.key, name): node["change"] for t in tables() for name, node in t.properties.items()}
+    assert {key for key, change in said.items() if change == "replacement"} == set(REPLACED)
+    for kind, name in filter(None, (REPLACED | DEPLOYED).values()):
+        schema = PROVIDER_SCHEMA_MANAGER.get_resource_schema("us-east-1", kind).schema
+        assert name in schema["properties"]
+        at_creation = f"/properties/{name}" in schema["createOnlyProperties"]
+        assert at_creation == ((kind, name) in REPLACED.values()), (kind, name)
