@@ -65,6 +65,12 @@ class Session(boto3.session.Session):
         return self._clients[service_name]
 
 
+@cache
+def _session() -> Session:
+    """Of all tests, within moto."""
+    return Session("key", "secret", region_name=REGION)
+
+
 @dataclass
 class Deployed:
     """The names of what was made, and clients to look at it."""
@@ -121,7 +127,7 @@ def deploy(
     instance_id: str = "dev", *, engine: Engine = "emr-serverless", serverless: bool = True
 ) -> Deployed:
     """Everything that pause and resume know, running."""
-    session = Session(region_name=REGION)
+    session = _session()
     queues, mappings, function = _commit(session, instance_id)
     names = {stack: f"dormouse-{instance_id}-{stack}" for stack in ("garbage", "compaction", "maintenance")}
     keeper = f"dormouse-{instance_id}-keeper"

@@ -50,7 +50,7 @@ def pause(
     """Put a deployed instance to sleep: nothing runs, messages are kept. It may be run again at any time."""
     from dormouse.system import pause as system
 
-    found = _find(instance, region, profile)
+    found = find(instance, region, profile)
     ended, tell = _told(session)
     report = system.pause(
         found, wait=wait, dry_run=dry_run, drain_seconds=drain_seconds, tell=tell, ended=ended
@@ -71,7 +71,7 @@ def resume(
     """Wake a deployed instance, and wait until it works. It may be run again at any time."""
     from dormouse.system import resume as system
 
-    found = _find(instance, region, profile)
+    found = find(instance, region, profile)
     ended, tell = _told(session)
     report = system.resume(found, wait=wait, dry_run=dry_run, tell=tell, ended=ended)
     session.show(report, lambda: _end_of_resume(report))
@@ -95,7 +95,7 @@ def status(
     if table is not None:
         raise typer.BadParameter("a deployed instance's tables are shown with --dsn and --objects")
     try:
-        deployed = _find(str(session.instance), region, profile)
+        deployed = find(str(session.instance), region, profile)
     except (InstanceError, InvalidInput) as error:
         if region or profile:
             raise
@@ -121,11 +121,11 @@ def _is_deployed(session: Session, region: str | None, profile: str | None) -> b
     return folderless and bool(ID.fullmatch(str(given))) and not Path(str(given)).exists()
 
 
-def _find(instance: str, region: str | None, profile: str | None) -> DeployedInstance:
+def find(instance: str, region: str | None, profile: str | None) -> DeployedInstance:
+    from dormouse.system import instance as system
     from dormouse.system.aws import open_session
-    from dormouse.system.instance import find
 
-    return find(instance, open_session(region, profile))
+    return system.find(instance, open_session(region, profile))
 
 
 def _told(session: Session) -> tuple[Callable[[StepReport], None], Callable[[str], None]]:

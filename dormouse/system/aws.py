@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,8 @@ from functools import cached_property
 from typing import Any
 
 from dormouse.errors import DependencyMissing, InstanceError, InvalidInput
+
+logger = logging.getLogger(__name__)
 
 ATTEMPTS_MAX = 8
 CONNECT_SECONDS_MAX = 5
@@ -88,6 +91,7 @@ class Aws:
             self.call(service, operation, **given)
         except AwsRefused as refused:
             if refused.code in _BUSY or refused.code in refusals:
+                logger.info("not now: %s", refused)
                 return False
             raise
         return True

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, cast
+from types import NoneType
+from typing import Any, cast, get_args, get_type_hints
 
 from pydantic import ValidationError
 
 from dormouse.errors import InstanceError, InvalidInput, NotAnInstance
 from dormouse.settings import resources
-from dormouse.settings.resources import DesiredState, Resources
+from dormouse.settings.resources import Described, DesiredState, Resources
 from dormouse.system.aws import Aws, AwsRefused
 
 ID = re.compile(r"[a-z](-?[a-z0-9]){1,19}")
 NAMES_MAX = 20
+_TYPES = get_type_hints(Resources)
 
 
 @dataclass(frozen=True)
@@ -81,14 +83,18 @@ def find(instance_id: str, session: Any) -> DeployedInstance:
 
 
 def _parsed(instance_id: str, told: dict[str, str]) -> Resources:
-    known = {name: text for name, text in told.items() if name in Resources.model_fields}
-    document = "{" + ",".join(f'"{name}":{text}' for name, text in known.items()) + "}"
-    try:
-        return Resources.model_validate_json(document)
-    except ValidationError as error:
-        stack = str((error.errors()[0]["loc"] or ("",))[0])
-        where = resources.resources_parameter(instance_id, stack)
-        raise InstanceError(f"{where} cannot be read: deploy {instance_id} with this Dormouse") from None
+    found: dict[str, Described] = {}
+    for stack, text in told.items():
+        if stack in Resources.model_fields:
+            [model] = [one for one in get_args(_TYPES[stack]) if one is not NoneType]
+            try:
+                found[stack] = model.model_validate_json(text)
+            except ValidationError:
+                where = resources.resources_parameter(instance_id, stack)
+                raise InstanceError(
+                    f"{where} cannot be read: deploy {instance_id} with this Dormouse"
+                ) from None
+    return Resources.model_validate(found)
 
 
 def _others(aws: Aws) -> list[str]:

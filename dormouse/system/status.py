@@ -16,7 +16,7 @@ from dormouse.system.switches import mapping_state, mappings, rule_state, schedu
 
 GONE = "gone"
 GB = 1_000_000_000
-_HOUR, _DAY = 3_600, 86_400
+_MINUTES, _DAY = 300, 86_400
 
 
 @dataclass(frozen=True)
@@ -152,14 +152,15 @@ def _live(instance: DeployedInstance, cluster: Any, runs: bool) -> dict[str, Any
     measured = _measured(instance)
     classes = _instance_classes(instance) if cluster else []
     serverless = classes.count("db.serverless")
+    serves = drain.application(instance) is not None
     live = {
         "database": str(cluster["Status"]) if cluster else "stopped",
         "instances": classes,
         "acu": measured["acu"] * serverless if "acu" in measured else None,
         "database_gb": measured["database_bytes"] / GB if "database_bytes" in measured else None,
         "data_gb": measured["data_bytes"] / GB if "data_bytes" in measured else None,
-        "vcpus": None if runs else 0,
-        "hosts": _hosts(instance),
+        "vcpus": 0 if serves and not runs else None,
+        "hosts": None if serves else _hosts(instance),
     }
     return {name: value for name, value in live.items() if value is not None}
 
@@ -186,8 +187,8 @@ def _measured(instance: DeployedInstance) -> dict[str, float]:
     storage, now = instance.resources.storage, datetime.now(UTC)
     by_cluster = [{"Name": "DBClusterIdentifier", "Value": instance.cluster}]
     queries = [
-        _query("acu", "AWS/RDS", "ServerlessDatabaseCapacity", by_cluster, 60),
-        _query("database_bytes", "AWS/RDS", "VolumeBytesUsed", by_cluster, 300),
+        _query("acu", "AWS/RDS", "ServerlessDatabaseCapacity", by_cluster, _MINUTES),
+        _query("database_bytes", "AWS/RDS", "VolumeBytesUsed", by_cluster, _MINUTES),
     ]
     if storage is not None:
         bucket = [

@@ -328,6 +328,8 @@ def test_an_instance_that_is_not_there_is_named_with_those_that_are() -> None:
         session.client("ssm").put_parameter(Name=state_parameter("one"), Value="asleep", Overwrite=True)
         with pytest.raises(InstanceError, match="must be running or paused, not 'asleep'"):
             _ = find("one", session).desired
-        session.client("ssm").put_parameter(Name="/dormouse/two/resources/pause", Value="{}", Overwrite=True)
-        with pytest.raises(InstanceError, match="/dormouse/two/resources/pause cannot be read: deploy two"):
-            find("two", session)
+        for text in ("{}", "{"):
+            where = "/dormouse/two/resources/pause"
+            session.client("ssm").put_parameter(Name=where, Value=text, Overwrite=True)
+            with pytest.raises(InstanceError, match=f"{where} cannot be read: deploy two"):
+                find("two", session)

@@ -1,0 +1,217 @@
+"""`dormouse pause`, `resume` and `status --instance ID`: what they say, and how they fail."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from moto import mock_aws
+
+from dormouse.cli import main
+from dormouse.settings import resources
+from dormouse.system.status import QueueState, status
+from tests.deployed import (
+    PAUSED,
+    REGION,
+    RUNNING,
+    Deployed,
+    deploy,
+    receive_request,
+    start_emr_cluster,
+    start_job_run,
+)
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def moto(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    with mock_aws(config={"lambda": {"use_docker": False}}):
+        yield
+
+
+@pytest.fixture
+def deployed(moto: None) -> Deployed:
+    return deploy()
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Runs a command line in an empty folder; its exit code, and what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["dormouse", *args])
+        code = main()
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def on(verb: str, *more: str, instance: str = "dev") -> tuple[str, ...]:
+    return verb, "--instance", instance, "--region", REGION, *more
+
+
+def test_each_step_is_shown_and_again_when_there_is_nothing_to_do(deployed: Deployed, cli: Cli) -> None:
+    code, out, _ = cli(*on("pause"))
+    assert (code, deployed.state()) == (0, PAUSED)
+    assert out.splitlines() == [
+        "✓ write the desired state: paused",
+        "✓ disable the schedules",
+        "✓ disable the mappings of the queues",
+        "· let running commits end: nothing to do",
+        "· let runs end: nothing to do",
+        "✓ stop EMR",
+        "✓ stop the database",
+        "· enable the rule that keeps the database asleep: nothing to do",
+        "✓ verify",
+        "dev is paused, its database is stopped",
+    ]
+    code, out, _ = cli(*on("pause", "--wait"))
+    assert (code, out.splitlines()[-1]) == (0, "dev was paused, its database is stopped")
+    code, out, _ = cli(*on("resume"))
+    assert (code, out.splitlines()[-1]) == (0, "dev runs, its database is available")
+    code, out, _ = cli(*on("resume"))
+    assert (code, out.splitlines()[-1]) == (0, "dev ran already, its database is available")
+
+
+def test_with_json_it_is_one_document(deployed: Deployed, cli: Cli) -> None:
+    code, out, err = cli(*on("pause", "--json"))
+    report = json.loads(out)
+    assert (code, err, report["desired"], report["database"]) == (0, "", "paused", "stopped")
+    assert report["steps"][1]["outcome"] == "done" and len(report["steps"][1]["what"]) == 3
+
+
+def test_a_dry_run_says_what_it_would_do(deployed: Deployed, cli: Cli) -> None:
+    code, out, _ = cli(*on("pause", "--dry-run"))
+    assert (code, deployed.state()) == (0, RUNNING)
+    assert "→ stop the database: cluster dormouse-dev-database is available" in out.splitlines()
+    assert out.splitlines()[-1] == "dev: nothing was changed"
+    assert cli(*on("resume", "--dry-run"))[0] == 0
+
+
+def test_the_drain_can_be_shortened(deployed: Deployed, cli: Cli) -> None:
+    receive_request(deployed)
+    code, _, _ = cli(*on("pause", "--drain-seconds", "0"))
+    assert (code, deployed.state()) == (0, PAUSED)
+
+
+def test_mistakes_are_one_line(deployed: Deployed, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failed(*args: str) -> tuple[int, str]:
+        code, out, err = cli(*args)
+        assert (out, err.count("\n")) == ("", 1) and err.startswith("dormouse: ")
+        return code, err.removeprefix("dormouse: ").strip()
+
+    nowhere = f"there is no instance 'prod' in account 123456789012, {REGION}; there is dev"
+    for verb in ("pause", "resume", "status"):
+        assert failed(*on(verb, instance="prod")) == (1, nowhere)
+        code, line = failed(*on(verb, instance="Lake"))
+        assert code == 2 and "is not the id of an instance" in line
+    assert failed("pause", "--instance", "dev") == (
+        2, "no AWS region is given: use --region, or set AWS_REGION"
+    )  # fmt: skip
+    assert failed(*on("pause", "--profile", "nobody"))[0] == 2
+    assert failed("pause")[0] == 2
+    assert failed(*on("pause", "--drain-seconds", "-1"))[0] == 2
+    assert failed(*on("status", "a-table"))[0] == 2
+    code, line = failed("status", "--instance", "lake")
+    assert code == 1 and line.startswith("lake is no folder, and as for a deployed instance: no AWS region")
+    assert failed("status", "--region", REGION)[0] == 2
+    assert deployed.state() == RUNNING
+
+
+def test_the_status_says_what_runs_and_what_it_costs(deployed: Deployed, cli: Cli) -> None:
+    code, out, _ = cli(*on("status"))
+    assert code == 0
+    for words in (
+        "dev in 123456789012",
+        ": running",
+        "available",
+        "enabled",
+        "in flight",
+        "USD an hour",
+        "in all",
+    ):
+        assert words in out
+    code, out, _ = cli(*on("status", "--json"))
+    found = json.loads(out)
+    assert (code, found["desired"], found["summary"], found["database"]) == (
+        0, "running", "running", "available",
+    )  # fmt: skip
+    cli(*on("pause"))
+    found = json.loads(cli(*on("status", "--json"))[1])
+    assert (found["summary"], found["runs"]) == ("paused", [])
+    assert dict(found["usd_hour"])["database"] == 0.0
+
+
+def test_an_id_needs_no_region_option_where_there_is_one(
+    deployed: Deployed, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """But a folder of that name comes first."""
+    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+    assert json.loads(cli("status", "-i", "dev", "--json")[1])["summary"] == "running"
+    (tmp_path / "dev").mkdir()
+    code, _, err = cli("status", "-i", "dev")
+    assert code == 1 and "is not a Dormouse instance" in err
+
+
+def test_the_status_knows_what_waits_and_what_runs(deployed: Deployed) -> None:
+    receive_request(deployed)
+    run = start_job_run(deployed)
+    sqs, dead = deployed.client("sqs"), deployed.find().resources.commit
+    assert dead is not None
+    for number in range(3):
+        sqs.send_message(QueueUrl=dead.dead_letters[1], MessageBody=str(number))
+    found = status(deployed.find())
+    assert found.runs == (f"job run {run}, running",)
+    assert found.queues == (
+        QueueState(deployed.queues[0], waiting=0, in_flight=1, delayed=0, dead=0),
+        QueueState(deployed.queues[1], waiting=0, in_flight=0, delayed=0, dead=3),
+    )
+    assert (found.spark, dict(found.usd_hour)["runs"]) == ("STARTED", None)
+
+
+def test_what_a_database_costs_follows_its_capacity(deployed: Deployed) -> None:
+    assert dict(status(deployed.find()).usd_hour)["database"] is None  # nothing was measured yet
+    dimensions = [{"Name": "DBClusterIdentifier", "Value": deployed.cluster}]
+    measured = {"MetricName": "ServerlessDatabaseCapacity", "Dimensions": dimensions, "Value": 2.0}
+    deployed.client("cloudwatch").put_metric_data(
+        Namespace="AWS/RDS", MetricData=[{**measured, "Timestamp": datetime.now(UTC) - timedelta(minutes=6)}]
+    )
+    usd = dict(status(deployed.find()).usd_hour)["database"]
+    assert usd is not None and 0.1 < usd < 1
+
+
+@pytest.mark.parametrize("engine", ["emr-ec2-steps", "emr-ec2-transient"])
+def test_clusters_of_emr_are_runs(moto: None, engine: Any) -> None:
+    deployed = deploy(engine=engine)
+    assert (status(deployed.find()).spark, status(deployed.find()).runs) == ("no cluster", ())
+    cluster = start_emr_cluster(deployed)
+    found = status(deployed.find())
+    assert (found.spark, found.runs) == ("1 cluster", (f"cluster {cluster}, waiting",))
+
+
+def test_the_summary_names_what_is_not_as_it_should_be(deployed: Deployed) -> None:
+    rule = deployed.rules[0]
+    deployed.client("events").disable_rule(Name=rule)
+    assert status(deployed.find()).summary == "should be running, but is not wholly: resume it again"
+    name = resources.state_parameter("dev")
+    deployed.client("ssm").put_parameter(Name=name, Value="paused", Overwrite=True)
+    assert status(deployed.find()).summary == "should be paused, but is not wholly: pause it again"
+
+
+def test_a_small_instance_has_a_status_too(deployed: Deployed) -> None:
+    """Without queues, compaction and buckets told."""
+    found = deployed.find()
+    told = resources.Resources(database=found.resources.database, pause=found.resources.pause)
+    small = status(replace(found, resources=told))
+    assert (small.summary, small.queues, small.spark, small.runs) == ("running", (), None, ())
