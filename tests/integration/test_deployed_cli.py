@@ -1,0 +1,89 @@
+"""`dormouse env` and `restore-objects`: what they print, and how they fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from moto import mock_aws
+
+from dormouse.cli import main
+from tests.deployed import REGION, Deployed, deploy
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    with mock_aws(config={"lambda": {"use_docker": False}}):
+        found = deploy()
+        s3 = found.session.client("s3")
+        s3.create_bucket(Bucket="data", CreateBucketConfiguration={"LocationConstraint": REGION})
+        s3.put_bucket_versioning(Bucket="data", VersioningConfiguration={"Status": "Enabled"})
+        yield found
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["dormouse", *args, "--region", REGION])
+        code = main()
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_a_shell_takes_the_environment_as_it_is(deployed: Deployed, cli: Cli) -> None:
+    code, out, err = cli("env", "--instance", "dev", "--role", "dormouse_run")
+    assert (code, err) == (0, "")
+    script = f'{out}\nprintf "%s\\n" "$DORMOUSE_DSN" "$DORMOUSE_OBJECTS" "$DORMOUSE_COMMIT_QUEUE"'
+    lines = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
+    assert lines[:3] == [
+        f"rds-iam://dormouse_run@db:5432/dormouse?region={REGION}",
+        "s3://data/data",
+        ",".join(deployed.queues),
+    ]
+    as_json = json.loads(cli("env", "--instance", "dev", "--json")[1])
+    assert as_json["DORMOUSE_DSN"].startswith("rds-iam://dormouse_owner@")
+
+
+def test_deleted_objects_come_back(deployed: Deployed, cli: Cli) -> None:
+    s3 = deployed.session.client("s3")
+    s3.put_object(Bucket="data", Key="data/1/a", Body=b"a")
+    s3.delete_object(Bucket="data", Key="data/1/a")
+    restore = ("restore-objects", "--instance", "dev", "--since", "2026-01-01T00:00:00Z")
+    code, out, _ = cli(*restore, "--dry-run")
+    assert (code, out) == (0, "1 object deleted since 2026-01-01 00:00:00 UTC would come back\n")
+    code, out, err = cli(*restore)
+    assert (code, out.endswith(" came back\n"), "pause" in err) == (0, True, True)
+    assert s3.get_object(Bucket="data", Key="data/1/a")["Body"].read() == b"a"
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "word"),
+    [
+        (("env", "--instance", "none"), 1, "there is dev"),
+        (("env", "--instance", "dev", "--role", "x"), 2, "dormouse_owner"),
+        (("restore-objects", "--instance", "dev", "--since", "yesterday"), 2, "'yesterday'"),
+        (("restore-objects", "--instance", "dev", "--since", "2026-01-01"), 2, "zone"),
+        (("restore-objects", "--instance", "dev", "--since", "2126-01-01T00:00:00Z"), 2, "to come"),
+    ],
+)
+def test_mistakes_are_one_clear_line(
+    args: tuple[str, ...], code: int, word: str, deployed: Deployed, cli: Cli
+) -> None:
+    found, out, err = cli(*args)
+    assert (found, out) == (code, "")
+    assert word in err
+    assert len(err.strip().splitlines()) == 1
