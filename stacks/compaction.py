@@ -57,6 +57,9 @@ class CompactionStack(InstanceStack):
         self._emr.allow_follow(follow)
         self._emr.allow_cancel(cancel)
         self.functions = RunFunctions(submit.function, follow.function, cancel.function, report.function)
+        for function in (submit, follow, cancel, report):
+            # Maintenance uses them: it can be switched off when its coming did not change this stack.
+            self.export_value(function.function.function_arn)
         self.runs = SparkRuns(
             self,
             "Runs",

@@ -52,7 +52,12 @@ class NetworkStack(InstanceStack):
             nat_gateways=0,
             create_internet_gateway=False,
             subnet_configuration=[
-                ec2.SubnetConfiguration(name="Isolated", subnet_type=ec2.SubnetType.PRIVATE_ISOLATED)
+                ec2.SubnetConfiguration(
+                    name="Isolated",
+                    subnet_type=ec2.SubnetType.PRIVATE_ISOLATED,
+                    # A quarter each, so that one more leaves the others as they are.
+                    cidr_mask=int(network.cidr.rpartition("/")[2]) + 2,
+                )
             ],
             restrict_default_security_group=False,  # Nothing is in it, and it would take a lambda.
         )
