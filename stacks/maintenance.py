@@ -38,7 +38,7 @@ class MaintenanceStack(InstanceStack):
             timeout_seconds=maintenance.timeout_seconds,
             environment=MaintenanceEnvironment,
             database_role=OWNER_ROLE,
-            object_actions=["s3:GetObject", "s3:PutObject"],
+            object_actions=["s3:DeleteObject", "s3:GetObject", "s3:PutObject"],
         )
         self.function = lambda_.function
         self.runs = self._runs(compaction) if compaction is not None else None
