@@ -188,7 +188,9 @@ class _Month:
         polls = commit.queues * 5 * SECONDS_MONTH / 20 / 1e6
         sent = requests * 3 / 10 * prices.sqs_request_million
         yield self._in_use(
-            "commit", f"SQS, {_times(commit.queues)}queue", sent + polls * prices.sqs_request_million
+            "commit",
+            f"SQS, {commit.queues} queue{'s' * (commit.queues > 1)}",
+            sent + polls * prices.sqs_request_million,
         )
         batches = max(requests * 1e6 / min(commit.batch_size, 100), 1)
         cost = self._invocations(batches, 1.0, commit.memory_mb)

@@ -1,0 +1,199 @@
+"""`dormouse cost`, `doctor` and `destroy`: of an instance as its file of settings has it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dormouse.cli.failures import BAD_USAGE, FAILED, say
+from dormouse.cli.session import Session, verb
+from dormouse.cli.wording import plural
+from dormouse.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from dormouse.settings.deployment import DeploymentSettings
+    from dormouse.system.destroy import Doomed
+    from dormouse.system.doctor import Check
+    from dormouse.system.month import Estimate
+
+BAR_CHARACTERS = 30
+MARKS = {"ok": "✓", "warning": "!", "wrong": "✗"}
+
+Config = Annotated[Path, typer.Option("--config", "-c", help="The file of settings, like config/prod.toml.")]
+Region = Annotated[
+    str | None, typer.Option(help="The AWS region [the file's, AWS_REGION, or the profile's].")
+]
+Profile = Annotated[str | None, typer.Option(help="The AWS profile [AWS_PROFILE].")]
+
+
+def add_to(app: typer.Typer) -> None:
+    verb(app, "cost", example="dormouse cost --config config/prod.toml --region eu-west-1", opens=False)(cost)
+    verb(app, "doctor", example="dormouse doctor --config config/dev.toml", opens=False)(doctor)
+    verb(app, "destroy", example="dormouse destroy --config config/dev.toml --dry-run", opens=False)(destroy)
+
+
+def cost(
+    session: Session,
+    config: Config,
+    region: Annotated[str | None, typer.Option(help="The AWS region [that of the file].")] = None,
+    requests_million: Annotated[float, typer.Option(help="Commit requests a month, in millions.")] = 1.0,
+    data_gb: Annotated[float, typer.Option(help="GB of data in the object store.")] = 1_000.0,
+    payload_gb: Annotated[float, typer.Option(help="GB of payloads in the object store.")] = 0.0,
+    database_gb: Annotated[float, typer.Option(help="GB in the database.")] = 20.0,
+    io_per_request: Annotated[float, typer.Option(help="Storage I/O of the database a request.")] = 20.0,
+    load: Annotated[float, typer.Option(help="How much of min_acu to max_acu is taken, 0 to 1.")] = 0.25,
+    awake: Annotated[
+        float, typer.Option(help="For how much of the month a database that pauses itself wakes, 0 to 1.")
+    ] = 0.25,
+    run_hours: Annotated[float, typer.Option(help="Hours of Spark runs a month.")] = 60.0,
+    run_share: Annotated[float, typer.Option(help="How much of its limit a run takes, 0 to 1.")] = 0.5,
+    log_gb: Annotated[float, typer.Option(help="GB of logs a month.")] = 5.0,
+) -> None:
+    """Estimate a month of an instance: running, pausing itself, and paused. Uses no network."""
+    given = locals()
+    from dormouse.system.month import Assumptions, estimate
+
+    assumptions = Assumptions(**{field.name: given[field.name] for field in fields(Assumptions)})
+    found = estimate(_settings(config), region, assumptions)
+    totals = {"running": found.running, "auto_paused": found.auto_paused, "paused": found.paused}
+    session.show({**asdict(found), "usd_month": totals}, lambda: _bill(found))
+
+
+def doctor(session: Session, config: Config, region: Region = None, profile: Profile = None) -> None:
+    """Check what a deploy needs, on this machine and in the account; nothing is changed."""
+    from dormouse.system.doctor import examine
+
+    checks = examine(_settings(config), region=region, profile=profile, root=Path.cwd())
+    wrong = sum(check.result == "wrong" for check in checks)
+    session.show({"checks": checks, "wrong": wrong}, lambda: _findings(checks))
+    if wrong:
+        raise typer.Exit(FAILED)
+
+
+def destroy(
+    session: Session,
+    config: Config,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be deleted, and delete nothing.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for the id of the instance.")] = False,
+    region: Region = None,
+    profile: Profile = None,
+) -> None:
+    """Delete a deployed instance with all of its data. One that is protected is refused."""
+    from dormouse.system import destroy as system
+    from dormouse.system.aws import open_session
+
+    settings = _settings(config)
+    system.refuse_protected(settings)
+    aws = open_session(region or settings.region, profile)
+    found = system.doomed(settings, aws)
+    if found is None:
+        session.show({"id": settings.id, "found": False}, lambda: f"there is no instance {settings.id}")
+        return
+    if dry_run:
+        session.show({**asdict(found), "destroyed": False}, lambda: _doom(found))
+        return
+    system.cdk_command()
+    if not yes:
+        _confirm(found)
+    system.destroy(found, config, aws, tell=say)
+    session.show({**asdict(found), "destroyed": True}, lambda: f"{found.id} is destroyed")
+
+
+def _settings(config: Path) -> DeploymentSettings:
+    """With a line on stderr for each problem of the file."""
+    from dormouse.settings.config_file import load
+
+    try:
+        return load(config)
+    except InvalidInput as error:
+        for line in str(error).split("\n"):
+            say(line)
+        raise typer.Exit(BAD_USAGE) from None
+
+
+def _confirm(found: Doomed) -> None:
+    if not sys.stdin.isatty():
+        raise InvalidInput(
+            f"nobody can be asked here: give --yes to destroy {found.id}, or --dry-run to look"
+        )
+    sys.stderr.write(f"{_doom(found)}\nType {found.id} to delete all of this: ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip() != found.id:
+        raise InvalidInput(f"that is not {found.id}: nothing is deleted")
+
+
+def _doom(found: Doomed) -> str:
+    from dormouse.system.destroy import COUNTED_MAX
+
+    lines = [f"{found.id}, account {found.account}, {found.region}"]
+    lines += [f"  stack    {name}" for name in found.stacks]
+    for bucket in found.buckets:
+        more = " or more" if bucket.objects >= COUNTED_MAX else ""
+        lines.append(f"  bucket   {bucket.name}: {plural(bucket.objects, 'object')}{more}, with versions")
+    lines += [f"  cluster  {name}" for name in found.clusters]
+    return "\n".join(lines)
+
+
+def _findings(checks: list[Check]) -> str:
+    lines = []
+    for check in checks:
+        lines.append(f"{MARKS[check.result]} {check.name}: {check.found}")
+        if check.mend:
+            lines.append(f"    {check.mend}")
+    counts = [sum(check.result == result for check in checks) for result in MARKS]
+    lines.append(f"{counts[0]} ok, {plural(counts[1], 'warning')}, {counts[2]} wrong")
+    return "\n".join(lines)
+
+
+def _bill(found: Estimate) -> Any:
+    from rich.console import Group
+
+    from dormouse.console import grid
+
+    naps = found.auto_paused is not None
+    columns = ["stack", "resource", "running", *(["pausing itself"] if naps else []), "paused"]
+    rows = [
+        [line.stack, line.resource, *map(_usd, _columns(line.running, line.auto_paused, line.paused, naps))]
+        for line in sorted(found.lines, key=lambda line: -line.running)
+    ]
+    total = _columns(found.running, found.auto_paused, found.paused, naps)
+    rows.append(["", "a month, in USD", *map(_usd, total)])
+    table = grid(columns, rows, title=f"A month in {found.region}, in USD")
+    for column in table.columns[2:]:
+        column.justify = "right"
+    return Group(table, "", _bars(found), "", _fine_print(found))
+
+
+def _columns(running: float, auto: float | None, paused: float, naps: bool) -> list[float]:
+    return [running, *([auto or 0.0] if naps else []), paused]
+
+
+def _bars(found: Estimate) -> str:
+    totals = {"running": found.running, "pausing itself": found.auto_paused, "paused": found.paused}
+    most = max(found.running, found.paused, 0.01)
+    return "\n".join(
+        f"{name:>14}  {'█' * max(1, round(BAR_CHARACTERS * usd / most))} {_usd(usd)}"
+        for name, usd in totals.items()
+        if usd is not None
+    )
+
+
+def _fine_print(found: Estimate) -> str:
+    assumed = ", ".join(f"{name} {value:g}" for name, value in asdict(found.assumptions).items())
+    lines = [
+        f"Assumed: {assumed} (each is an option).",
+        f"Prices as of {found.prices_of}, on demand: {found.source}.",
+        "Without taxes, free tiers, discounts and data transfer. AWS starts a paused database every week.",
+    ]
+    lines += [f"There is no price of {name}: it is counted as nothing." for name in found.unpriced]
+    return "\n".join(lines)
+
+
+def _usd(value: float) -> str:
+    return f"{value:,.2f}"

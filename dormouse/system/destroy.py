@@ -1,0 +1,183 @@
+"""The end of a deployed instance: its buckets are emptied, and its stacks deleted by the pinned CDK."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dormouse.errors import InstanceError, InvalidInput
+from dormouse.settings import environment
+from dormouse.settings.deployment import DeploymentSettings
+from dormouse.system.aws import Aws, AwsRefused
+
+DELETED_AT_ONCE = 1_000
+ATTEMPTS_MAX = 2
+COUNTED_MAX = 100_000
+CDK = ("npx", "--no-install", "cdk")
+_GONE = frozenset({"NoSuchBucket", "404", "NotFound"})
+
+
+@dataclass(frozen=True)
+class Bucket:
+    name: str
+    objects: int
+    """Versions and delete markers; `COUNTED_MAX` means that or more."""
+
+
+@dataclass(frozen=True)
+class Doomed:
+    """What is deleted with an instance."""
+
+    id: str
+    account: str
+    region: str
+    stacks: tuple[str, ...]
+    buckets: tuple[Bucket, ...]
+    clusters: tuple[str, ...]
+    protected_by: tuple[str, ...]
+    """What refuses to be deleted: stacks with termination protection, clusters with deletion protection."""
+
+
+def refuse_protected(settings: DeploymentSettings) -> None:
+    """Raises InvalidInput, with what to do, for an instance whose settings protect it."""
+    if settings.protected:
+        raise InvalidInput(_how_to_unprotect(settings.id, "its settings have protected = true"))
+
+
+def doomed(settings: DeploymentSettings, session: Any) -> Doomed | None:
+    """What there is of the instance, or None; raises InvalidInput when what is deployed is protected."""
+    refuse_protected(settings)
+    aws = Aws(session)
+    if settings.account and settings.account != aws.account:
+        raise InvalidInput(
+            f"the credentials are of the account {aws.account}, not {settings.account}: use --profile"
+        )
+    stacks = list(_stacks(aws, settings.id))
+    if not stacks:
+        return None
+    names = tuple(one["StackName"] for one in stacks)
+    found = [resource for name in names for resource in _resources(aws, name)]
+    clusters = tuple(_of(found, "AWS::RDS::DBCluster"))
+    keepers = [one["StackName"] for one in stacks if one.get("EnableTerminationProtection")]
+    keepers += [cluster for cluster in clusters if _is_protected(aws, cluster)]
+    if keepers:
+        why = f"as deployed it is protected ({', '.join(keepers)})"
+        raise InvalidInput(_how_to_unprotect(settings.id, why))
+    buckets = (Bucket(name, _count(aws, name)) for name in _of(found, "AWS::S3::Bucket"))
+    return Doomed(settings.id, aws.account, aws.region, names, tuple(buckets), clusters, tuple(keepers))
+
+
+def destroy(
+    found: Doomed, config: Path, session: Any, *, tell: Callable[[str], None], root: Path | None = None
+) -> None:
+    """Empties the buckets and deletes the stacks; it may be run again after it failed. Raises InstanceError."""
+    aws = Aws(session)
+    cdk = cdk_command(root)
+    for bucket in found.buckets:
+        tell(f"emptying {bucket.name}")
+        empty(aws, bucket.name)
+    tell(f"deleting {len(found.stacks)} stacks")
+    command = [*cdk, "destroy", "--all", "--force", "-c", f"config={config.resolve()}"]
+    if session.profile_name != "default":
+        command += ["--profile", session.profile_name]
+    region = {"AWS_REGION": found.region, "AWS_DEFAULT_REGION": found.region}
+    for _ in range(ATTEMPTS_MAX):
+        code = subprocess.run(command, cwd=root, env={**environment(), **region}, check=False).returncode
+        for bucket in found.buckets:
+            empty(aws, bucket.name)  # access logs come late, and keep a bucket from being deleted
+        if code == 0:
+            break
+    else:
+        raise InstanceError(f"cdk destroy failed ({code}); mend what it says, and run this again")
+    if left := [one["StackName"] for one in _stacks(aws, found.id)]:
+        raise InstanceError(
+            f"{', '.join(left)} are not in {config} any more, and still there: delete them in CloudFormation"
+        )
+
+
+def cdk_command(root: Path | None = None) -> list[str]:
+    """The pinned CDK; raises InstanceError, with what to run, when it is not installed."""
+    folder = root or Path.cwd()
+    if not (folder / "package.json").exists() or not (folder / "app.py").exists():
+        raise InstanceError(
+            "this is not Dormouse's checkout, which has app.py and package.json: run it there"
+        )
+    if not (folder / "node_modules/.bin/cdk").exists():
+        raise InstanceError("the CDK is not installed: run npm ci")
+    return list(CDK)
+
+
+def empty(aws: Aws, bucket: str) -> None:
+    """Deletes every version of every object; a bucket that is gone is empty."""
+    while batch := _some_versions(aws, bucket):
+        answer = aws.call("s3", "delete_objects", Bucket=bucket, Delete={"Objects": batch, "Quiet": True})
+        if errors := answer.get("Errors"):
+            first = errors[0]
+            raise InstanceError(
+                f"{bucket} cannot be emptied: {first['Key']}: {first.get('Message', first['Code'])}"
+            )
+
+
+def _some_versions(aws: Aws, bucket: str) -> list[dict[str, str]]:
+    try:
+        page = aws.call("s3", "list_object_versions", Bucket=bucket, MaxKeys=DELETED_AT_ONCE)
+    except AwsRefused as refused:
+        if refused.code in _GONE:
+            return []
+        raise
+    items = (*page.get("Versions", ()), *page.get("DeleteMarkers", ()))
+    return [{"Key": one["Key"], "VersionId": one["VersionId"]} for one in items]
+
+
+def _count(aws: Aws, bucket: str) -> int:
+    counted = 0
+    marks: dict[str, str] = {}
+    while counted < COUNTED_MAX:
+        try:
+            page = aws.call("s3", "list_object_versions", Bucket=bucket, **marks)
+        except AwsRefused as refused:
+            if refused.code in _GONE:
+                return counted
+            raise
+        counted += len(page.get("Versions", ())) + len(page.get("DeleteMarkers", ()))
+        if not page.get("IsTruncated"):
+            return counted
+        marks = {"KeyMarker": page["NextKeyMarker"], "VersionIdMarker": page["NextVersionIdMarker"]}
+    return COUNTED_MAX
+
+
+def _stacks(aws: Aws, instance_id: str) -> Iterator[dict[str, Any]]:
+    """Those of the instance, by their tag: another's name may begin the same."""
+    for stack in aws.all("cloudformation", "describe_stacks", "Stacks"):
+        tags = {tag["Key"]: tag["Value"] for tag in stack.get("Tags", ())}
+        named = stack["StackName"].startswith(f"dormouse-{instance_id}-")
+        if (
+            named
+            and tags.get("dormouse:instance") == instance_id
+            and stack["StackStatus"] != "DELETE_COMPLETE"
+        ):
+            yield stack
+
+
+def _resources(aws: Aws, stack: str) -> list[dict[str, Any]]:
+    found = aws.all("cloudformation", "list_stack_resources", "StackResourceSummaries", StackName=stack)
+    return [one for one in found if one["ResourceStatus"] != "DELETE_COMPLETE"]
+
+
+def _of(resources: list[dict[str, Any]], kind: str) -> list[str]:
+    return [one["PhysicalResourceId"] for one in resources if one["ResourceType"] == kind]
+
+
+def _is_protected(aws: Aws, cluster: str) -> bool:
+    found = aws.look("rds", "describe_db_clusters", DBClusterIdentifier=cluster)
+    return found is not None and any(one.get("DeletionProtection") for one in found["DBClusters"])
+
+
+def _how_to_unprotect(instance_id: str, why: str) -> str:
+    return (
+        f"{instance_id} is not destroyed: {why}. Set protected = false in its file, run cdk deploy --all, "
+        "then destroy it again"
+    )

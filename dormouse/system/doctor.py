@@ -1,0 +1,266 @@
+"""What a deploy needs, examined on this machine and in the account; nothing is changed."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dormouse.errors import DormouseError
+from dormouse.settings.deployment import DeploymentSettings, EmrServerlessCompaction, FixedDatabase
+from dormouse.system.aws import Aws, AwsRefused, open_session
+
+NODE_LEAST = 20
+BOOTSTRAP_LEAST = 6
+BOOTSTRAP = "/cdk-bootstrap/hnb659fds/version"
+COMMAND_SECONDS_MAX = 60
+INSTALL_NODE = "install Node 20 or later from https://nodejs.org, or with the machine's package manager"
+LAMBDAS = ("migrate", "commit", "garbage", "compaction", "runs", "maintenance", "pause")
+
+# service, code, what it is → quotas that a deploy may meet
+LAMBDA_CONCURRENCY = ("lambda", "L-B99A9384", "lambdas at once")
+VPCS = ("vpc", "L-F678F1CE", "VPCs")
+CLUSTERS = ("rds", "L-952B80B8", "database clusters")
+EMR_VCPU = ("emr-serverless", "L-D05C8A75", "vCPUs of EMR Serverless at once")
+
+Result = Literal["ok", "warning", "wrong"]
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    result: Result
+    found: str
+    mend: str = ""
+    """What to do; empty when it is ok."""
+
+
+def examine(
+    settings: DeploymentSettings,
+    *,
+    region: str | None = None,
+    profile: str | None = None,
+    root: Path,
+    session: Any = None,
+) -> list[Check]:
+    """Every check, in order; those of the account are left out when there are no credentials."""
+    checks = [*_machine(root), *_packages(settings, root)]
+    try:
+        session = session or open_session(region or settings.region, profile)
+        aws = Aws(session)
+        account, here = aws.account, aws.region
+    except DormouseError as error:
+        return [*checks, Check("credentials", "wrong", str(error), "log in, then run this again")]
+    checks.append(Check("credentials", "ok", f"account {account}, {here}"))
+    if settings.account and (settings.account, settings.region) != (account, here):
+        wanted = f"the settings are for account {settings.account}, {settings.region}"
+        return [*checks, Check("account", "wrong", wanted, "use the --profile and --region of that account")]
+    return [*checks, *_Account(settings, aws).checks()]
+
+
+def _machine(root: Path) -> Iterator[Check]:
+    node = _output(["node", "--version"])
+    number = re.match(r"v(\d+)", node or "")
+    if node is None or number is None:
+        yield Check("node", "wrong", "there is no Node", INSTALL_NODE)
+    elif int(number[1]) < NODE_LEAST:
+        yield Check("node", "wrong", f"Node {node}, which is too old for the CDK", INSTALL_NODE)
+    else:
+        yield Check("node", "ok", f"Node {node}")
+    yield _cdk(root)
+
+
+def _cdk(root: Path) -> Check:
+    try:
+        package = json.loads((root / "package.json").read_text("utf-8"))
+        pin = str(package["devDependencies"]["aws-cdk"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return Check(
+            "cdk", "wrong", "there is no package.json that pins it", "run this in Dormouse's checkout"
+        )
+    command = root / "node_modules/.bin/cdk"
+    if not command.exists():
+        return Check("cdk", "wrong", f"the CDK {pin} is not installed", "run npm ci")
+    found = (_output([str(command), "--version"], root) or "").split(" ")[0]
+    if found != pin:
+        return Check("cdk", "wrong", f"the CDK {found or 'that does not start'}, not {pin}", "run npm ci")
+    return Check("cdk", "ok", f"the CDK {pin}")
+
+
+def _packages(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
+    parts = {"migrate", *(name for name in LAMBDAS if getattr(settings, name, None) is not None)}
+    if settings.compaction or settings.maintenance:
+        parts.add("runs")
+    folders = [root / f"build/lambdas/{name}-{settings.architecture}" for name in sorted(parts)]
+    missing = [folder.name for folder in folders if not folder.is_dir()]
+    if missing:
+        yield Check("lambdas", "wrong", f"not built: {', '.join(missing)}", "run make lambdas")
+    else:
+        yield Check("lambdas", "ok", f"{len(folders)} packages are built")
+    if settings.compaction:
+        archive = root / f"build/emr/dormouse-{settings.architecture}.tar.gz"
+        if archive.exists():
+            yield Check("emr package", "ok", f"{archive.name} is built")
+        else:
+            yield Check("emr package", "wrong", f"{archive.name} is not built", "run make emr-package")
+
+
+class _Account:
+    def __init__(self, settings: DeploymentSettings, aws: Aws) -> None:
+        self.settings, self.aws = settings, aws
+
+    def checks(self) -> Iterator[Check]:
+        looks: list[tuple[str, Callable[[], Iterator[Check]]]] = [
+            ("bootstrap", self._bootstrap),
+            ("engine version", self._engine),
+            ("quotas of the database", lambda: self._quota(CLUSTERS, 1, self._clusters())),
+        ]
+        if self.settings.network.vpc_id is None:
+            looks.append(("quotas of the network", lambda: self._quota(VPCS, 1, self._vpcs())))
+        else:
+            looks.append(("vpc", self._vpc))
+        if commit := self.settings.commit:
+            needed = commit.queues * commit.concurrency
+            looks.append(("quota of lambdas", lambda: self._quota(LAMBDA_CONCURRENCY, needed, 0)))
+        compaction = self.settings.compaction
+        if isinstance(compaction, EmrServerlessCompaction):
+            limit = compaction.vcpu_max
+            looks.append(("quota of EMR Serverless", lambda: self._quota(EMR_VCPU, limit, 0)))
+        for name, look in looks:
+            try:
+                yield from look()
+            except AwsRefused as refused:
+                yield Check(
+                    name, "warning", f"not checked: {refused}", "ask for that right, or check by hand"
+                )
+            except DormouseError as error:
+                yield Check(name, "wrong", str(error), "mend it, then run this again")
+
+    def _bootstrap(self) -> Iterator[Check]:
+        found = self.aws.look("ssm", "get_parameter", Name=BOOTSTRAP)
+        run = f"run npx cdk bootstrap aws://{self.aws.account}/{self.aws.region}"
+        if found is None:
+            yield Check("bootstrap", "wrong", "the CDK is not bootstrapped here", run)
+            return
+        version = found["Parameter"]["Value"]
+        fine = version.isdigit() and int(version) >= BOOTSTRAP_LEAST
+        what = f"version {version}"
+        old = Check("bootstrap", "wrong", f"{what}, but {BOOTSTRAP_LEAST} is needed", run)
+        yield Check("bootstrap", "ok", what) if fine else old
+
+    def _engine(self) -> Iterator[Check]:
+        database = self.settings.database
+        wanted = {"Engine": "aurora-postgresql", "EngineVersion": database.engine_version}
+        if not self.aws.call("rds", "describe_db_engine_versions", **wanted)["DBEngineVersions"]:
+            what = f"Aurora PostgreSQL {database.engine_version} is not offered in {self.aws.region}"
+            yield Check("engine version", "wrong", what, "name another in database.engine_version")
+            return
+        yield Check("engine version", "ok", f"Aurora PostgreSQL {database.engine_version}")
+        name = f"db.{database.instance_class}" if isinstance(database, FixedDatabase) else "db.serverless"
+        offers = self.aws.call(
+            "rds", "describe_orderable_db_instance_options", DBInstanceClass=name, MaxRecords=20, **wanted
+        )["OrderableDBInstanceOptions"]
+        if offers:
+            yield Check("instance class", "ok", name)
+        else:
+            what = f"{name} is not offered with {database.engine_version} in {self.aws.region}"
+            yield Check("instance class", "wrong", what, "name another class, version or region")
+
+    def _vpc(self) -> Iterator[Check]:
+        network = self.settings.network
+        vpcs = self._in_vpc("describe_vpcs", "Vpcs", "vpc-id")
+        if not vpcs:
+            yield Check("vpc", "wrong", f"there is no VPC {network.vpc_id} here", "correct network.vpc_id")
+            return
+        subnets = {one["SubnetId"]: one for one in self._in_vpc("describe_subnets", "Subnets", "vpc-id")}
+        yield from self._subnets(subnets)
+        tables = self._in_vpc("describe_route_tables", "RouteTables", "vpc-id")
+        yield from self._routes(tables)
+        endpoints = self._in_vpc("describe_vpc_endpoints", "VpcEndpoints", "vpc-id")
+        yield self._endpoint([one for one in endpoints if one["ServiceName"].endswith(".s3")])
+
+    def _subnets(self, subnets: dict[str, Any]) -> Iterator[Check]:
+        network = self.settings.network
+        for subnet, zone in zip(network.subnet_ids, network.availability_zones, strict=True):
+            found = subnets.get(subnet)
+            if found is None:
+                what = f"{subnet} is not a subnet of {network.vpc_id}"
+                yield Check("subnet", "wrong", what, "correct network.subnet_ids")
+            elif found["AvailabilityZone"] != zone:
+                what = f"{subnet} is in {found['AvailabilityZone']}, not {zone}"
+                yield Check("subnet", "wrong", what, "correct network.availability_zones")
+            else:
+                yield Check("subnet", "ok", f"{subnet} in {zone}")
+
+    def _routes(self, tables: list[Any]) -> Iterator[Check]:
+        network = self.settings.network
+        used = {
+            link["SubnetId"]: table["RouteTableId"]
+            for table in tables
+            for link in table.get("Associations", ())
+            if "SubnetId" in link
+        }
+        main = next(
+            (t["RouteTableId"] for t in tables for a in t.get("Associations", ()) if a.get("Main")), None
+        )
+        for subnet, table in zip(network.subnet_ids, network.route_table_ids, strict=False):
+            real = used.get(subnet, main)
+            if real != table:
+                what = f"{subnet} has the route table {real}, not {table}"
+                yield Check("route table", "wrong", what, "correct network.route_table_ids")
+            else:
+                yield Check("route table", "ok", f"{table} of {subnet}")
+
+    def _endpoint(self, endpoints: list[Any]) -> Check:
+        gateways = [one for one in endpoints if one.get("VpcEndpointType") == "Gateway"]
+        create = self.settings.network.s3_endpoint == "create"
+        if gateways and create:
+            mend = 'set network.s3_endpoint = "existing"'
+            return Check("s3 endpoint", "wrong", "the VPC has an S3 gateway endpoint already", mend)
+        if not gateways and not create:
+            mend = 'make one, or set network.s3_endpoint = "create" with route_table_ids'
+            return Check("s3 endpoint", "wrong", "the VPC has no S3 gateway endpoint", mend)
+        return Check("s3 endpoint", "ok", "it will be made" if create else gateways[0]["VpcEndpointId"])
+
+    def _in_vpc(self, operation: str, key: str, name: str) -> list[Any]:
+        filters = [{"Name": name, "Values": [self.settings.network.vpc_id]}]
+        return self.aws.all("ec2", operation, key, Filters=filters)
+
+    def _quota(self, quota: tuple[str, str, str], needed: int, used: int) -> Iterator[Check]:
+        service, code, what = quota
+        try:
+            found = self.aws.call("service-quotas", "get_service_quota", ServiceCode=service, QuotaCode=code)
+        except AwsRefused as refused:
+            if refused.code != "NoSuchResourceException":
+                raise
+            yield Check("quota", "warning", f"{what}: not known", f"look it up in Service Quotas ({code})")
+            return
+        limit = int(found["Quota"]["Value"])
+        counted = f"{what}: {needed:,} needed{f', {used:,} in use' if used else ''}, {limit:,} allowed"
+        mend = f"ask for more in Service Quotas ({service}, {code}), or lower the settings"
+        yield (
+            Check("quota", "ok", counted)
+            if used + needed <= limit
+            else Check("quota", "wrong", counted, mend)
+        )
+
+    def _clusters(self) -> int:
+        return len(self.aws.all("rds", "describe_db_clusters", "DBClusters"))
+
+    def _vpcs(self) -> int:
+        return len(self.aws.all("ec2", "describe_vpcs", "Vpcs"))
+
+
+def _output(command: list[str], folder: Path | None = None) -> str | None:
+    """What a command prints, or None when it cannot be started or fails."""
+    try:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, check=True, timeout=COMMAND_SECONDS_MAX
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
