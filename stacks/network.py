@@ -118,18 +118,27 @@ class NetworkStack(InstanceStack):
             )
         )
         if self.settings.compaction is not None and self.settings.compaction.engine != "emr-serverless":
+            self._let_out_to_emr(endpoint)
+
+    def _let_out_to_emr(self, endpoint: ec2.GatewayVpcEndpoint) -> None:
+        """To the buckets that clusters on EC2 need to start, as EMR documents them for private subnets."""
+        data = [f"aws157-instance-data-{number}-prod-{self.region}" for number in (0, 1)]
+        # They have other names in one region, and which is ours may be known only when it is deployed.
+        data += [f"aws157-instance-data-bucket-{number}-prod-ap-southeast-2" for number in (0, 1)]
+        packages = [
+            f"prod.{self.region}.appinfo.src",
+            f"repo.{self.region}.emr.amazonaws.com",
+            f"al2023-repos-{self.region}-de612dc2",
+        ]
+        for sid, actions, buckets in (
+            ("PackagesOfEmr", ["s3:GetObject"], packages),
+            ("DataOfEmr", ["s3:GetObject", "s3:PutObject"], data),
+        ):
             endpoint.add_to_policy(
                 iam.PolicyStatement(
-                    sid="PackagesOfEmr",
-                    principals=anyone,
-                    actions=["s3:GetObject"],
-                    resources=[
-                        f"arn:{self.partition}:s3:::{bucket}/*"
-                        for bucket in (
-                            f"prod.{self.region}.appinfo.src",
-                            f"repo.{self.region}.emr.amazonaws.com",
-                            f"al2023-repos-{self.region}-de612dc2",
-                        )
-                    ],
+                    sid=sid,
+                    principals=[iam.AnyPrincipal()],
+                    actions=actions,
+                    resources=[f"arn:{self.partition}:s3:::{bucket}/*" for bucket in buckets],
                 )
             )
