@@ -1,0 +1,161 @@
+"""What the CDK app synthesizes, for tests: configurations, and templates as dictionaries."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dormouse.settings.config_file import load, parse
+from dormouse.settings.deployment import DeploymentSettings
+
+if TYPE_CHECKING:
+    import aws_cdk as cdk
+
+ROOT = Path(__file__).parents[1]
+
+
+def settings(name: str, **changes: Any) -> DeploymentSettings:
+    """A file of config/ with other tables; None removes one."""
+    content = tomllib.loads((ROOT / "config" / f"{name}.toml").read_text("utf-8")) | changes
+    return parse({key: value for key, value in content.items() if value is not None})
+
+
+def file(name: str) -> Callable[[], DeploymentSettings]:
+    return lambda: load(ROOT / "config" / f"{name}.toml")
+
+
+EXISTING_VPC = {
+    "vpc_id": "vpc-0123456789abcdef0",
+    "subnet_ids": ["subnet-0123456789abcdef0", "subnet-0123456789abcdef1"],
+    "availability_zones": ["eu-central-1a", "eu-central-1b"],
+    "route_table_ids": ["rtb-0123456789abcdef0", "rtb-0123456789abcdef1"],
+}
+
+CONFIGURATIONS: dict[str, Callable[[], DeploymentSettings]] = {
+    "dev": file("dev"),
+    "prod": file("prod"),
+    "minimal": file("minimal"),
+    "steps": lambda: settings(
+        "prod",
+        id="steps",
+        account="123456789012",
+        region="eu-central-1",
+        architecture="x86_64",
+        tags={"team": "storage"},
+        network=EXISTING_VPC,
+        database={"kind": "serverless", "min_acu": 0.5, "proxy": True, "readers": 1},
+        compaction={"engine": "emr-ec2-steps", "instance_types": ["m7i.xlarge"]},
+    ),
+    "transient": lambda: settings(
+        "dev", id="transient", deploy_paused=True, compaction={"engine": "emr-ec2-transient"}
+    ),
+}
+"""The ready ones, and two for what they leave out."""
+
+
+@dataclass(frozen=True)
+class Resource:
+    stack: str
+    name: str
+    type: str
+    properties: Mapping[str, Any]
+    body: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.stack}/{self.name}"
+
+
+class Assembly:
+    """A folder that was synthesized; stacks go by their short names, as `commit`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = json.loads((folder / "manifest.json").read_text("utf-8"))["artifacts"]
+
+    @cached_property
+    def id(self) -> str:
+        """Of the instance."""
+        path = next(self.folder.glob("dormouse-*.template.json"))
+        return path.name.removeprefix("dormouse-").split(".")[0].rpartition("-")[0]
+
+    @cached_property
+    def templates(self) -> dict[str, dict[str, Any]]:
+        paths = sorted(self.folder.glob("*.template.json"))
+        return {short(path.name.split(".")[0]): json.loads(path.read_text("utf-8")) for path in paths}
+
+    def resources(self, *types: str) -> Iterator[Resource]:
+        """Of the types named, or all."""
+        for stack, template in self.templates.items():
+            for name, body in template.get("Resources", {}).items():
+                if not types or body["Type"] in types:
+                    yield Resource(stack, name, body["Type"], body.get("Properties", {}), body)
+
+    def stack(self, name: str) -> dict[str, Any]:
+        """What the manifest says of a stack: tags, protection, dependencies."""
+        return next(
+            artifact
+            for full, artifact in self.manifest.items()
+            if artifact["type"] == "aws:cloudformation:stack" and short(full) == name
+        )
+
+    @cached_property
+    def acknowledged(self) -> list[tuple[str, str, str]]:
+        """Path of the construct, finding and reason, of each acknowledgement."""
+        found = []
+        for path in sorted(self.folder.glob("*.metadata.json")):
+            for construct, entries in json.loads(path.read_text("utf-8")).items():
+                for entry in entries:
+                    if entry["type"] == "aws:cdk:acknowledged-rules":
+                        found += [
+                            (construct, finding.removeprefix("Annotation::"), reason)
+                            for finding, reason in entry["data"].items()
+                        ]
+        return sorted(found)
+
+    @cached_property
+    def findings(self) -> list[str]:
+        """What cdk-nag found, and nobody acknowledged."""
+        report = json.loads((self.folder / "validation-report.json").read_text("utf-8"))
+        return [
+            f"{violation['ruleName']}: {construct['constructPath']}"
+            for plugin in report["pluginReports"]
+            for violation in plugin["violations"]
+            for construct in violation["violatingConstructs"]
+        ]
+
+
+def short(full: str) -> str:
+    """`commit`, of `dormouse-dev-commit`."""
+    return full.rpartition("-")[2]
+
+
+def synthesize(configuration: DeploymentSettings, folder: Path, *, checked: bool = True) -> Assembly:
+    """If `checked`, cdk-nag says what it finds; else it takes half the time."""
+    from stacks.assets import StubAssets
+    from stacks.instance import build, new_app
+
+    app = new_app(str(folder))
+    build(configuration, assets=StubAssets(Path(f"{folder}.stubs")), app=app)
+    if checked:
+        check(app)
+    else:
+        app.synth()
+    return Assembly(folder)
+
+
+def check(app: cdk.App) -> None:
+    """Synthesizes it with cdk-nag, whose findings are in its report then."""
+    import aws_cdk as cdk
+    from cdk_nag import AwsSolutionsChecks
+
+    cdk.Validations.of(app).add_plugins(AwsSolutionsChecks(app))
+    try:
+        app.synth()
+    except RuntimeError as error:
+        if "ValidationFailed" not in str(error):
+            raise

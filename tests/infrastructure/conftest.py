@@ -1,0 +1,43 @@
+"""Synthesizes each configuration once in a test run, also when several processes run the tests."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stacks.node import use_bundled_node
+from tests.assembly import CONFIGURATIONS, Assembly, synthesize
+
+use_bundled_node()
+
+
+@pytest.fixture(scope="session")
+def synthesized(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Assembly]:
+    """The assembly of a configuration, by its name."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+
+    def assembly(name: str) -> Assembly:
+        folder = root / f"synthesized-{name}"
+        with Path(f"{folder}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / "manifest.json").exists():
+                unfinished = Path(f"{folder}.unfinished")
+                shutil.rmtree(unfinished, ignore_errors=True)
+                synthesize(CONFIGURATIONS[name](), unfinished)
+                unfinished.rename(folder)
+        return Assembly(folder)
+
+    return assembly
+
+
+@pytest.fixture(params=list(CONFIGURATIONS))
+def assembly(request: pytest.FixtureRequest, synthesized: Callable[[str], Assembly]) -> Assembly:
+    """Of every configuration."""
+    return synthesized(request.param)

@@ -1,0 +1,110 @@
+"""`python app.py`, as the CLI runs it: the same bytes everywhere, and clear lines for mistakes."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.assembly import ROOT
+
+PACKAGES = ("commit", "compaction", "garbage", "maintenance", "migrate", "pause", "runs")
+SAYS_WHERE = ".metadata.json"
+"""Traces of where in the CDK something was made, for its own messages; they have its temporary folder."""
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Path:
+    """A copy of the checkout with something in place of what is built."""
+    root = tmp_path / "checkout"
+    root.mkdir()
+    for folder in ("dormouse", "stacks", "config"):
+        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("app.py", "cdk.json"):
+        shutil.copy(ROOT / file, root)
+    for package in PACKAGES:
+        file = root / f"build/lambdas/{package}-arm64/lambdas/{package}.py"
+        file.parent.mkdir(parents=True)
+        file.write_text("def handler(event, context): ...\n", "utf-8")
+    archive = root / "build/emr/dormouse-arm64.tgz"
+    archive.parent.mkdir()
+    archive.write_bytes(b"archive")
+    return root
+
+
+def run(root: Path, cwd: Path, outdir: Path, config: str, **environment: str) -> tuple[int, str]:
+    """The exit code and the lines of stderr."""
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(("CDK_", "JSII_", "AWS_"))
+    }
+    context = {"CDK_OUTDIR": str(outdir), "CDK_CONTEXT_JSON": json.dumps({"config": config})}
+    done = subprocess.run(
+        [sys.executable, str(root / "app.py")],
+        cwd=cwd,
+        env=inherited | context | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.stdout == ""
+    return done.returncode, done.stderr
+
+
+@pytest.mark.slow
+def test_two_synths_give_the_same_bytes(built: Path, tmp_path: Path) -> None:
+    """In another time zone, for another user, in another folder, from another checkout."""
+    other = tmp_path / "other" / "place"
+    shutil.copytree(built, other, copy_function=shutil.copy)
+    one, two = tmp_path / "one", tmp_path / "two"
+    home = tmp_path / "home"
+    home.mkdir()
+    config = str(built / "config/dev.toml")
+    assert run(built, built, one, config, TZ="UTC") == (0, "")
+    assert run(
+        other, tmp_path, two, config, TZ="Asia/Kolkata", HOME=str(home), USER="someone", LANG="de_DE.UTF-8"
+    ) == (0, "")
+    files = sorted(str(path.relative_to(one)) for path in one.rglob("*") if path.is_file())
+    assert files == sorted(str(path.relative_to(two)) for path in two.rglob("*") if path.is_file())
+    compared = [name for name in files if not name.endswith(SAYS_WHERE)]
+    assert len([name for name in compared if name.endswith(".template.json")]) >= 10
+    assert filecmp.cmpfiles(one, two, compared, shallow=False)[1:] == ([], [])
+
+
+def test_what_is_not_built_is_one_line(built: Path, tmp_path: Path) -> None:
+    shutil.rmtree(built / "build/lambdas/commit-arm64")
+    assert run(built, built, tmp_path / "out", "config/dev.toml") == (
+        2,
+        "build/lambdas/commit-arm64 is missing: run make lambdas\n",
+    )
+
+
+def test_all_mistakes_in_the_settings_are_told_at_once(built: Path, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text('id = "Dev"\n[database]\nkind = "serverless"\nmin_acu = 0.3\n[comit]\n', "utf-8")
+    code, said = run(built, built, tmp_path / "out", str(path))
+    assert code == 2
+    assert {line.partition(" ")[0] for line in said.splitlines()} == {f"{path}:"}
+    for part in ("id", "min_acu", "did you mean commit?"):
+        assert part in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_missing_file_is_one_line(built: Path, tmp_path: Path) -> None:
+    code, said = run(built, built, tmp_path / "out", "config/pord.toml")
+    assert (code, said) == (2, "there is no file config/pord.toml; did you mean config/prod.toml?\n")
+
+
+def test_the_lock_names_no_host() -> None:
+    """And pins the version that package.json has."""
+    lock = (ROOT / "package-lock.json").read_text("utf-8")
+    version = json.loads((ROOT / "package.json").read_text("utf-8"))["devDependencies"]["aws-cdk"]
+    assert "resolved" not in lock or "https://registry.npmjs.org/" in lock
+    assert json.loads(lock)["packages"]["node_modules/aws-cdk"]["version"] == version

@@ -1,0 +1,320 @@
+"""What holds in every configuration: reachability, rights, encryption, protection, and the queues."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from dormouse.settings.deployment import VISIBILITY_FACTOR, VISIBILITY_SECONDS_MAX
+from tests.assembly import CONFIGURATIONS, Assembly, Resource
+
+ANYWHERE = {"0.0.0.0/0", "::/0"}
+DATABASE_PACKAGES = {"commit", "compaction", "garbage", "maintenance", "migrate"}
+KEEPING = {"AWS::KMS::Key", "AWS::RDS::DBCluster", "AWS::RDS::DBInstance", "AWS::S3::Bucket"}
+TRIES_MIN = 5
+
+
+def test_nothing_lets_in_an_address(assembly: Assembly) -> None:
+    """Only security groups by name."""
+    found = 0
+    for resource in assembly.resources("AWS::EC2::SecurityGroupIngress", "AWS::EC2::SecurityGroup"):
+        for rule in resource.properties.get("SecurityGroupIngress", [resource.properties]):
+            if resource.type == "AWS::EC2::SecurityGroup" and rule is resource.properties:
+                continue
+            found += 1
+            assert not {"CidrIp", "CidrIpv6", "SourcePrefixListId"} & rule.keys(), str(resource)
+            assert rule.get("SourceSecurityGroupId"), str(resource)
+            if resource.stack != "compaction":  # within a cluster of EMR, any port may be used
+                assert rule["FromPort"] == rule["ToPort"], str(resource)
+    assert found > 0
+
+
+def test_nothing_is_public(assembly: Assembly) -> None:
+    types = {resource.type for resource in assembly.resources()}
+    assert not types & {"AWS::EC2::InternetGateway", "AWS::EC2::NatGateway", "AWS::EC2::EIP"}
+    for subnet in assembly.resources("AWS::EC2::Subnet"):
+        assert subnet.properties["MapPublicIpOnLaunch"] is False
+    for instance in assembly.resources("AWS::RDS::DBInstance"):
+        assert instance.properties["PubliclyAccessible"] is False
+
+
+def test_nothing_goes_out_but_to_s3_and_named_groups(assembly: Assembly) -> None:
+    for group in assembly.resources("AWS::EC2::SecurityGroup"):
+        rules = group.properties.get("SecurityGroupEgress", [])
+        assert rules, f"{group} has the default rule, which lets all out"
+        for rule in rules:
+            if rule.get("CidrIp") in ANYWHERE:
+                assert (rule["IpProtocol"], rule["FromPort"], rule["ToPort"]) == ("tcp", 443, 443), str(group)
+                assert group.stack != "database"
+
+
+def test_no_allowed_action_is_a_wildcard(assembly: Assembly) -> None:
+    for where, statement in statements(assembly):
+        if statement["Effect"] == "Allow" and not where.endswith("KeyPolicy"):
+            assert "NotAction" not in statement, where
+            assert [action for action in listed(statement["Action"]) if "*" in action] == [], where
+
+
+def test_key_policies_only_hand_over_to_iam(assembly: Assembly) -> None:
+    """The one `kms:*` is of the account itself: without it, nobody could ever change the key."""
+    for key in assembly.resources("AWS::KMS::Key"):
+        for statement in key.properties["KeyPolicy"]["Statement"]:
+            if any("*" in action for action in listed(statement["Action"])):
+                assert ":root" in json.dumps(statement["Principal"]), str(key)
+
+
+# These know no resources, or not before the fact.
+ANY_RESOURCE = {
+    "ec2:AssignPrivateIpAddresses",
+    "ec2:CreateNetworkInterface",
+    "ec2:DeleteNetworkInterface",
+    "ec2:DescribeNetworkInterfaces",
+    "ec2:DescribeSubnets",
+    "ec2:UnassignPrivateIpAddresses",
+    "xray:PutTelemetryRecords",
+    "xray:PutTraceSegments",
+}
+
+
+@pytest.mark.parametrize("stack", ["network", "storage", "database", "migrate", "commit", "garbage"])
+def test_statements_name_their_resources(stack: str, assembly: Assembly) -> None:
+    if stack not in assembly.templates:
+        return
+    for policy in assembly.resources("AWS::IAM::Policy"):
+        if policy.stack != stack:
+            continue
+        for statement in policy.properties["PolicyDocument"]["Statement"]:
+            if statement["Effect"] == "Allow" and "*" in listed(statement["Resource"]):
+                assert set(listed(statement["Action"])) <= ANY_RESOURCE, str(policy)
+
+
+def test_each_lambda_has_a_role_and_a_log_group_of_its_own(assembly: Assembly) -> None:
+    lambdas = list(assembly.resources("AWS::Lambda::Function"))
+    for keys in (("Role",), ("LoggingConfig", "LogGroup"), ("VpcConfig", "SecurityGroupIds")):
+        used = Counter(
+            f"{one.stack}{json.dumps(value)}"
+            for one in lambdas
+            if (value := dig(one.properties, keys)) is not None
+        )
+        assert max(used.values()) == 1, keys
+        assert sum(used.values()) == len(lambdas) or keys[0] == "VpcConfig", keys
+    assert not [
+        role for role in assembly.resources("AWS::IAM::Role") if "ManagedPolicyArns" in role.properties
+    ]
+
+
+def test_lambdas_are_in_the_vpc_if_they_know_the_database(assembly: Assembly) -> None:
+    """No other is, as it could not reach what it calls."""
+    for one in assembly.resources("AWS::Lambda::Function"):
+        package = one.properties["Handler"].split(".")[1]
+        assert ("VpcConfig" in one.properties) == (package in DATABASE_PACKAGES), str(one)
+
+
+def test_database_lambdas_may_log_in_as_one_role(assembly: Assembly) -> None:
+    for policy in assembly.resources("AWS::IAM::Policy"):
+        arns = [
+            json.dumps(arn)
+            for statement in policy.properties["PolicyDocument"]["Statement"]
+            if "rds-db:connect" in listed(statement["Action"])
+            for arn in listed(statement["Resource"])
+        ]
+        assert not any("*" in arn for arn in arns), str(policy)
+        assert len(arns) <= (2 if policy.stack == "database" else 1), str(policy)
+
+
+def test_lambdas_are_traced_and_connect_in_time(assembly: Assembly) -> None:
+    for one in assembly.resources("AWS::Lambda::Function"):
+        assert one.properties["TracingConfig"] == {"Mode": "Active"}
+        assert one.properties["Runtime"] == "python3.11"
+        if "VpcConfig" in one.properties:
+            assert one.properties["Timeout"] > 30, str(one)
+
+
+def test_all_is_encrypted(assembly: Assembly) -> None:
+    for bucket in assembly.resources("AWS::S3::Bucket"):
+        rule = bucket.properties["BucketEncryption"]["ServerSideEncryptionConfiguration"][0]
+        algorithm = rule["ServerSideEncryptionByDefault"]["SSEAlgorithm"]
+        assert algorithm == ("AES256" if bucket.name.startswith("AccessLogs") else "aws:kms"), str(bucket)
+    for cluster in assembly.resources("AWS::RDS::DBCluster"):
+        assert cluster.properties["StorageEncrypted"] is True
+        assert {"KmsKeyId", "MasterUserSecret"} <= cluster.properties.keys()
+    for queue in assembly.resources("AWS::SQS::Queue"):
+        encrypted = queue.properties.get("SqsManagedSseEnabled") is True
+        assert encrypted or "KmsMasterKeyId" in queue.properties, str(queue)
+    for topic in assembly.resources("AWS::SNS::Topic"):
+        assert "KmsMasterKeyId" in topic.properties
+    for key in assembly.resources("AWS::KMS::Key"):
+        assert key.properties["EnableKeyRotation"] is True
+
+
+def test_only_tls_is_spoken(assembly: Assembly) -> None:
+    for type_, policy_type, key in (
+        ("AWS::S3::Bucket", "AWS::S3::BucketPolicy", "Bucket"),
+        ("AWS::SQS::Queue", "AWS::SQS::QueuePolicy", "Queues"),
+        ("AWS::SNS::Topic", "AWS::SNS::TopicPolicy", "Topics"),
+    ):
+        refusing = [
+            json.dumps([policy.stack, target["Ref"]])
+            for policy in assembly.resources(policy_type)
+            if '"aws:SecureTransport": "false"' in json.dumps(policy.properties["PolicyDocument"])
+            for target in listed(policy.properties[key])
+        ]
+        wanted = [json.dumps([one.stack, one.name]) for one in assembly.resources(type_)]
+        assert sorted(refusing) == sorted(wanted), type_
+    (parameters,) = assembly.resources("AWS::RDS::DBClusterParameterGroup")
+    assert parameters.properties["Parameters"]["rds.force_ssl"] == "1"
+
+
+def test_buckets_block_public_access_and_log_accesses(assembly: Assembly) -> None:
+    for bucket in assembly.resources("AWS::S3::Bucket"):
+        assert set(bucket.properties["PublicAccessBlockConfiguration"].values()) == {True}
+        is_log = bucket.name.startswith("AccessLogs")
+        assert ("LoggingConfiguration" in bucket.properties) != is_log, str(bucket)
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_deleted_objects_outlive_the_backups(name: str, synthesized: Any) -> None:
+    """Or a database that is restored to a point in time would refer to what is no more."""
+    settings, assembly = CONFIGURATIONS[name](), synthesized(name)
+    buckets = {one.name[:4]: one.properties for one in assembly.resources("AWS::S3::Bucket")}
+    rules = [rule for rule in buckets["Data"]["LifecycleConfiguration"]["Rules"] if "Prefix" not in rule]
+    kept = [rule["NoncurrentVersionExpiration"] for rule in rules if "NoncurrentVersionExpiration" in rule]
+    assert buckets["Data"]["VersioningConfiguration"] == {"Status": "Enabled"}
+    assert [rule["NoncurrentDays"] for rule in kept] == [settings.database.backup_days + 1]
+    assert not any("ExpirationInDays" in rule for rule in rules)
+    (payloads,) = (
+        rule["ExpirationInDays"]
+        for rule in buckets["Payl"]["LifecycleConfiguration"]["Rules"]
+        if "ExpirationInDays" in rule
+    )
+    assert payloads >= settings.storage.payload_days + settings.database.backup_days
+    for rules in (buckets[name]["LifecycleConfiguration"]["Rules"] for name in ("Data", "Payl")):
+        assert any("AbortIncompleteMultipartUpload" in rule for rule in rules)
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_only_a_protected_instance_keeps_what_it_holds(name: str, synthesized: Any) -> None:
+    settings, assembly = CONFIGURATIONS[name](), synthesized(name)
+    wanted = "Retain" if settings.protected else "Delete"
+    for one in assembly.resources(*KEEPING):
+        assert (one.body["DeletionPolicy"], one.body["UpdateReplacePolicy"]) == (wanted, wanted), str(one)
+    (cluster,) = assembly.resources("AWS::RDS::DBCluster")
+    assert cluster.properties["DeletionProtection"] is settings.protected
+    assert cluster.properties["EnableIAMDatabaseAuthentication"] is True
+    assert cluster.properties["ManageMasterUserPassword"] is True
+    for stack in ("network", "storage", "database", "commit"):
+        assert bool(assembly.stack(stack)["properties"].get("terminationProtection")) is settings.protected
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_all_stacks_are_tagged(name: str, synthesized: Any) -> None:
+    settings, assembly = CONFIGURATIONS[name](), synthesized(name)
+    for stack in assembly.templates:
+        assert assembly.stack(stack)["properties"]["tags"] == {
+            "dormouse:instance": settings.id,
+            **settings.tags,
+        }
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_mappings_do_not_overrun_the_database(name: str, synthesized: Any) -> None:
+    settings, assembly = CONFIGURATIONS[name](), synthesized(name)
+    assert settings.commit is not None
+    mappings = [one for one in assembly.resources("AWS::Lambda::EventSourceMapping") if one.stack == "commit"]
+    assert len(mappings) == settings.commit.queues
+    for mapping in mappings:
+        properties = mapping.properties
+        assert properties["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
+        assert properties["ScalingConfig"] == {"MaximumConcurrency": settings.commit.concurrency}
+        assert properties["MaximumBatchingWindowInSeconds"] == settings.commit.batching_window_seconds
+        assert properties.get("Enabled", True) is not settings.deploy_paused
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_a_paused_deploy_leaves_schedules_off(name: str, synthesized: Any) -> None:
+    wanted = "DISABLED" if CONFIGURATIONS[name]().deploy_paused else "ENABLED"
+    for rule in synthesized(name).resources("AWS::Events::Rule"):
+        if "ScheduleExpression" in rule.properties:
+            assert rule.properties["State"] == wanted, str(rule)
+
+
+def test_queues_have_dead_letters_and_wait_long_enough(assembly: Assembly) -> None:
+    queues = {(one.stack, one.name): one.properties for one in assembly.resources("AWS::SQS::Queue")}
+    timeouts = {
+        (one.stack, one.name): one.properties["Timeout"]
+        for one in assembly.resources("AWS::Lambda::Function")
+    }
+    read = 0
+    for mapping in assembly.resources("AWS::Lambda::EventSourceMapping"):
+        source = queues[mapping.stack, mapping.properties["EventSourceArn"]["Fn::GetAtt"][0]]
+        timeout = timeouts[mapping.stack, mapping.properties["FunctionName"]["Ref"]]
+        assert source["VisibilityTimeout"] >= min(VISIBILITY_FACTOR * timeout, VISIBILITY_SECONDS_MAX)
+        assert source["RedrivePolicy"]["maxReceiveCount"] >= TRIES_MIN
+        dead = queues[mapping.stack, source["RedrivePolicy"]["deadLetterTargetArn"]["Fn::GetAtt"][0]]
+        assert dead["MessageRetentionPeriod"] >= source["MessageRetentionPeriod"]
+        read += 1
+    assert read >= 1
+
+
+def test_logs_end(assembly: Assembly) -> None:
+    for group in assembly.resources("AWS::Logs::LogGroup"):
+        assert group.properties["RetentionInDays"] <= 365, str(group)
+
+
+def test_no_resource_has_a_physical_name(assembly: Assembly) -> None:
+    """But parameters, which commands look for, and the log group that RDS names."""
+    named = {
+        str(one)
+        for one in assembly.resources()
+        for key in ("BucketName", "DBClusterIdentifier", "FunctionName", "QueueName", "RoleName", "TopicName")
+        if key in one.properties
+        and one.type
+        in {
+            "AWS::S3::Bucket",
+            "AWS::RDS::DBCluster",
+            "AWS::Lambda::Function",
+            "AWS::SQS::Queue",
+            "AWS::IAM::Role",
+            "AWS::SNS::Topic",
+        }
+    }
+    assert named == set()
+
+
+def statements(assembly: Assembly) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Of every policy document, with where it is."""
+    for resource in assembly.resources():
+        yield from documents(str(resource), resource.properties)
+
+
+def documents(where: str, value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if isinstance(value, list):
+        for inside in value:
+            yield from documents(where, inside)
+    elif isinstance(value, dict):
+        if isinstance(value.get("Statement"), list):
+            for statement in value["Statement"]:
+                yield where, statement
+        for key, inside in value.items():
+            yield from documents(f"{where}/{key}", inside)
+
+
+def listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def dig(properties: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
+    found: Any = properties
+    for key in keys:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
+
+
+def test_the_helpers_find_statements() -> None:
+    document = {"PolicyDocument": {"Statement": [{"Effect": "Allow", "Action": "s3:*"}]}}
+    resource = Resource("storage", "Policy", "AWS::IAM::Policy", document, {})
+    assert [where for where, _ in documents(str(resource), document)] == ["storage/Policy/PolicyDocument"]

@@ -1,0 +1,99 @@
+"""What a change of the settings leaves as it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.assembly import Assembly, settings, synthesize
+
+OPTIONS = ("commit", "garbage", "compaction", "maintenance", "pause", "monitoring")
+WATCHING = {"monitoring"}
+"""It shows what there is."""
+
+REPLACING = {
+    "AWS::EC2::VPC": ["CidrBlock"],
+    "AWS::EC2::Subnet": ["CidrBlock", "AvailabilityZone"],
+    "AWS::KMS::Key": ["KeySpec", "KeyUsage"],
+    "AWS::RDS::DBCluster": ["DatabaseName", "DBSubnetGroupName", "KmsKeyId", "MasterUsername"],
+    "AWS::RDS::DBInstance": ["DBClusterIdentifier", "Engine"],
+    "AWS::S3::Bucket": ["BucketName"],
+    "AWS::SQS::Queue": ["FifoQueue", "QueueName"],
+}
+"""Properties whose change makes another resource, as CloudFormation documents them."""
+
+HARMLESS = re.compile(
+    r"\w+/Resources/Facts\w+|storage/Resources/Data\w+/Properties/LifecycleConfiguration/Rules"
+)
+Changed = Callable[..., Assembly]
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Changed:
+    """The assembly of the instance `prod` with other tables."""
+    return lambda **changes: synthesize(settings("prod", **changes), tmp_path / "assembly", checked=False)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_that_is_off_leaves_nothing_and_changes_no_other(
+    option: str, changed: Changed, synthesized: Callable[[str], Assembly]
+) -> None:
+    """Not even an export, which cannot be taken away while the stack that used it is there.
+
+    What others read of a stack may be more or less, and how long logs are kept.
+    """
+    off, whole = changed(**{option: None}), synthesized("prod")
+    assert option not in off.templates
+    depends = {"maintenance"} if option == "compaction" else set()
+    for stack in off.templates.keys() - depends - WATCHING:
+        found = differences(whole.templates[stack], off.templates[stack])
+        assert [path for path in found if not HARMLESS.fullmatch(f"{stack}{path}")] == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "architecture": "x86_64",
+            "commit": {"queues": 6, "timeout_seconds": 300},
+            "database": {"kind": "serverless", "max_acu": 64},
+            "deploy_paused": True,
+        },
+        {
+            "database": {"kind": "fixed", "instance_class": "r8g.16xlarge", "proxy": True, "readers": 2},
+            "network": {"zones": 2},
+            "protected": False,
+        },
+        {
+            "compaction": {"engine": "emr-ec2-steps"},
+            "database": {"kind": "fixed", "engine_version": "17.9", "backup_days": 1},
+            "storage": {"payload_days": 30},
+            "tags": {"team": "new"},
+        },
+    ],
+    ids=["serverless", "proxy", "version"],
+)
+def test_a_setting_that_needs_a_deploy_replaces_nothing_that_holds_data(
+    changes: dict[str, Any], changed: Changed, synthesized: Callable[[str], Assembly]
+) -> None:
+    before, after = synthesized("prod"), changed(**changes)
+    for kind, fixed in REPLACING.items():
+        were, are = ({str(one): one for one in it.resources(kind)} for it in (before, after))
+        assert were and are, kind
+        for name in were.keys() & are.keys():
+            for key in fixed:
+                assert were[name].properties.get(key) == are[name].properties.get(key), f"{name}: {key}"
+    for kind in ("AWS::RDS::DBCluster", "AWS::S3::Bucket", "AWS::EC2::VPC", "AWS::KMS::Key"):
+        assert {str(one) for one in before.resources(kind)} == {str(one) for one in after.resources(kind)}
+
+
+def differences(one: Any, other: Any, path: str = "") -> list[str]:
+    """Where two templates differ."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        keys = sorted(one.keys() | other.keys())
+        return [found for key in keys for found in differences(one.get(key), other.get(key), f"{path}/{key}")]
+    return [] if one == other else [path]

@@ -1,0 +1,112 @@
+"""The templates of every configuration: snapshots, cdk-nag, cfn-lint, and what is frozen."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aws_cdk as cdk
+import pytest
+from aws_cdk import aws_s3 as s3
+from cfnlint.api import lint
+from cfnlint.config import ManualArgs
+from syrupy.assertion import SnapshotAssertion
+from syrupy.extensions.json import JSONSnapshotExtension
+
+from tests.assembly import CONFIGURATIONS, Assembly, check
+
+FROZEN = Path(__file__).parent / "frozen"
+STATEFUL = {
+    "AWS::EC2::Subnet",
+    "AWS::EC2::VPC",
+    "AWS::KMS::Key",
+    "AWS::RDS::DBCluster",
+    "AWS::RDS::DBInstance",
+    "AWS::S3::Bucket",
+    "AWS::SNS::Topic",
+    "AWS::SQS::Queue",
+    "AWS::SSM::Parameter",
+}
+HASH = re.compile(r"[0-9a-f]{64}")
+All = Callable[[str], Assembly]
+
+
+def test_the_templates_are_as_reviewed(assembly: Assembly, snapshot: SnapshotAssertion) -> None:
+    """When a change is meant: `pytest tests/infrastructure --snapshot-update`, and review the difference."""
+    assert reviewable(assembly.templates) == snapshot(extension_class=JSONSnapshotExtension)
+
+
+def test_cdk_nag_has_no_open_finding(assembly: Assembly) -> None:
+    assert assembly.findings == []
+
+
+def test_cdk_nag_looks_at_all(tmp_path: Path) -> None:
+    app = cdk.App(outdir=str(tmp_path))
+    s3.Bucket(cdk.Stack(app, "dormouse-test-open"), "Open")
+    check(app)
+    assert [finding.partition(":")[0] for finding in Assembly(tmp_path).findings] == [
+        "AwsSolutions-S1",
+        "AwsSolutions-S10",
+    ]
+
+
+def test_acknowledged_findings_are_frozen(synthesized: All) -> None:
+    """Each with its reason at its scope; a new one is reviewed here."""
+    found = {
+        "  ".join(part.replace(f"dormouse-{assembly.id}-", "") for part in acknowledgement)
+        for assembly in map(synthesized, CONFIGURATIONS)
+        for acknowledgement in assembly.acknowledged
+        if acknowledgement[1].startswith("AwsSolutions-")
+    }
+    assert sorted(found) == frozen("acknowledgements")
+
+
+def test_logical_ids_of_stateful_resources_are_frozen(synthesized: All) -> None:
+    """Another logical id is another resource: what the old one holds would be lost."""
+    found = {
+        str(resource): resource.type
+        for assembly in map(synthesized, CONFIGURATIONS)
+        for resource in assembly.resources(*STATEFUL)
+        if not resource.name.startswith("Facts")
+    }
+    assert dict(sorted(found.items())) == frozen("logical_ids")
+
+
+@pytest.mark.slow
+def test_cfn_lint_finds_nothing(assembly: Assembly) -> None:
+    # W3005: dependencies that are there anyway, which the CDK writes down.
+    options = ManualArgs(regions=["eu-central-1"], ignore_checks=["W3005"])
+    found = [
+        f"{stack}: {match}"
+        for stack, template in assembly.templates.items()
+        for match in lint(json.dumps(template), config=options)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_only_the_stacks_of_the_settings_are_there(name: str, synthesized: All) -> None:
+    options = ("commit", "garbage", "compaction", "maintenance", "pause", "monitoring")
+    wanted = {option for option in options if getattr(CONFIGURATIONS[name](), option) is not None}
+    assert set(synthesized(name).templates) == {"network", "storage", "database", "migrate"} | wanted
+
+
+def frozen(name: str) -> Any:
+    return json.loads((FROZEN / f"{name}.json").read_text("utf-8"))
+
+
+def reviewable(templates: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Without the bootstrap's version and the hashes of what is uploaded."""
+    cleaned = {}
+    for stack, template in templates.items():
+        parameters = {
+            name: value
+            for name, value in template.get("Parameters", {}).items()
+            if name != "BootstrapVersion"
+        }
+        kept = {key: value for key, value in template.items() if key not in {"Rules", "Parameters"}}
+        cleaned[stack] = kept | ({"Parameters": parameters} if parameters else {})
+    return json.loads(HASH.sub("<hash>", json.dumps(cleaned)))
