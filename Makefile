@@ -25,6 +25,10 @@ test: .venv/.installed ## All tests but the slow tier
 test-all: .venv/.installed ## All tests
 	@$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile
 
+.PHONY: emr-package
+emr-package: .venv/.installed ## The archive that Spark on EMR runs, into build/emr (ARCHITECTURE=x86_64 for Intel)
+	@$(BIN)/python -m emr.build --architecture $(or $(ARCHITECTURE),arm64)
+
 .PHONY: lint
 lint: .venv/.installed ## ruff and mypy --strict
 	@$(BIN)/ruff check
@@ -35,6 +39,14 @@ lint: .venv/.installed ## ruff and mypy --strict
 format: .venv/.installed ## Format the code
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
+
+.PHONY: lambdas
+lambdas: .venv/.installed ## Build the code of the lambdas into build/lambdas
+	@$(BIN)/python -m lambdas.build
+
+.PHONY: docs
+docs: .venv/.installed ## Write the reference of a deployment's settings anew
+	@$(BIN)/python -m dormouse.settings.reference
 
 .PHONY: requirements
 requirements: .venv/.installed ## Pin the newest versions that pyproject.toml allows

@@ -1,0 +1,1 @@
+"""What Spark on EMR runs: an archive with a Python environment, which `make emr-package` builds."""
