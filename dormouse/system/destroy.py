@@ -73,7 +73,7 @@ def doomed(settings: DeploymentSettings, session: Any) -> Doomed | None:
 def destroy(
     found: Doomed, config: Path, session: Any, *, tell: Callable[[str], None], root: Path | None = None
 ) -> None:
-    """Empties the buckets and deletes the stacks; it may be run again after it failed. Raises InstanceError."""
+    """Empties the buckets and deletes the stacks; it may be run again if it fails. Raises InstanceError."""
     aws = Aws(session)
     cdk = cdk_command(root)
     for bucket in found.buckets:

@@ -1,0 +1,211 @@
+"""`dormouse cost`, `doctor` and `destroy`: what they say and change, exit codes, `--json`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from dormouse.cli import main
+from dormouse.errors import InstanceError, InvalidInput
+from dormouse.settings.config_file import parse
+from dormouse.settings.deployment import DeploymentSettings
+from dormouse.system import destroy as destruction
+from dormouse.system.aws import Aws
+from dormouse.system.destroy import Doomed, destroy, doomed
+
+REGION = "eu-west-1"
+CONFIG = Path(__file__).parents[2] / "config"
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def moto(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+    with mock_aws():
+        yield
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["dormouse", *args])
+        code = main()
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def dev(**more: Any) -> DeploymentSettings:
+    return parse({"id": "dev", **more})
+
+
+def stack(instance: str = "dev") -> str:
+    """Deploys a stack with a bucket that has versions of an object; the bucket's name."""
+    template = {
+        "Resources": {
+            "Data": {
+                "Type": "AWS::S3::Bucket",
+                "Properties": {"VersioningConfiguration": {"Status": "Enabled"}},
+            },
+        }
+    }
+    client = boto3.client("cloudformation", region_name=REGION)
+    client.create_stack(
+        StackName=f"dormouse-{instance}-storage",
+        TemplateBody=json.dumps(template),
+        Tags=[{"Key": "dormouse:instance", "Value": instance}],
+    )
+    found = client.describe_stack_resource(StackName=f"dormouse-{instance}-storage", LogicalResourceId="Data")
+    bucket = str(found["StackResourceDetail"]["PhysicalResourceId"])
+    s3 = boto3.client("s3", region_name=REGION)
+    s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    for body in (b"1", b"2"):
+        s3.put_object(Bucket=bucket, Key="a", Body=body)
+    s3.delete_object(Bucket=bucket, Key="a")
+    return bucket
+
+
+def session() -> Any:
+    return boto3.session.Session(region_name=REGION)
+
+
+def test_cost_is_a_table_or_json_and_needs_no_credentials(cli: Cli) -> None:
+    code, out, err = cli("cost", "--config", str(CONFIG / "prod.toml"), "--region", REGION)
+    assert (code, err) == (0, "")
+    assert all(word in out for word in ("Aurora, 2 × db.r8g.xlarge", "█", "run_hours 60", "Prices as of 20"))
+    code, out, _ = cli(
+        "cost", "--config", str(CONFIG / "dev.toml"), "--region", REGION, "--json", "--awake", "0"
+    )
+    found = json.loads(out)
+    assert (code, found["assumptions"]["awake"]) == (0, 0.0)
+    assert (
+        0 < found["usd_month"]["paused"] < found["usd_month"]["auto_paused"] < found["usd_month"]["running"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "word"),
+    [
+        (("--config", "no.toml"), "there is no file no.toml"),
+        (("--config", str(CONFIG / "dev.toml")), "no region is given"),
+        (("--config", str(CONFIG / "dev.toml"), "--region", "mars-1"), "no prices of the region mars-1"),
+        (("--config", str(CONFIG / "dev.toml"), "--region", REGION, "--load", "2"), "load = 2"),
+        ((), "--config"),
+    ],
+)
+def test_a_mistake_of_usage_is_one_line(cli: Cli, args: tuple[str, ...], word: str) -> None:
+    code, out, err = cli("cost", *args)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert word in err
+
+
+def test_each_problem_of_a_file_is_a_line(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text('id = "D"\nzoo = 1\n')
+    for command in ("cost", "doctor", "destroy"):
+        code, out, err = cli(command, "--config", "bad.toml")
+        assert (code, out, err.count("\n")) == (2, "", 2)
+
+
+def test_a_protected_instance_is_refused_with_what_to_do(cli: Cli, moto: None) -> None:
+    bucket = stack("prod")
+    code, out, err = cli("destroy", "--config", str(CONFIG / "prod.toml"), "--yes")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "Set protected = false in its file, run cdk deploy --all, then destroy it again" in err
+    assert destruction._count(Aws(session()), bucket) == 3
+
+
+def test_what_is_protected_as_deployed_is_refused_too(moto: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    stack()
+    boto3.client("rds", region_name=REGION).create_db_cluster(
+        DBClusterIdentifier="kept", Engine="aurora-postgresql", MasterUsername="u",
+        MasterUserPassword="password1", DeletionProtection=True,
+    )  # fmt: skip
+    cluster = {"ResourceType": "AWS::RDS::DBCluster", "PhysicalResourceId": "kept"}
+    monkeypatch.setattr(destruction, "_resources", lambda *_: [cluster])
+    with pytest.raises(InvalidInput, match=r"as deployed it is protected \(kept\)\. Set protected = false"):
+        doomed(dev(), session())
+
+
+def test_an_instance_that_does_not_exist_is_one_line(cli: Cli, moto: None) -> None:
+    stack("devil")
+    code, out, err = cli("destroy", "--config", str(CONFIG / "dev.toml"), "--yes")
+    assert (code, out, err) == (0, "there is no instance dev\n", "")
+
+
+def test_a_dry_run_lists_what_would_be_deleted_and_deletes_nothing(cli: Cli, moto: None) -> None:
+    bucket = stack()
+    code, out, _ = cli("destroy", "--config", str(CONFIG / "dev.toml"), "--dry-run")
+    assert code == 0
+    assert all(word in out for word in ("dormouse-dev-storage", f"{bucket}: 3 objects"))
+    code, out, _ = cli("destroy", "--config", str(CONFIG / "dev.toml"), "--dry-run", "--json")
+    assert json.loads(out)["buckets"] == [{"name": bucket, "objects": 3}]
+    assert destruction._count(Aws(session()), bucket) == 3
+
+
+def test_who_cannot_be_asked_must_say_yes(cli: Cli, moto: None, checkout: Path) -> None:
+    stack()
+    code, _, err = cli("destroy", "--config", str(CONFIG / "dev.toml"))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "give --yes to destroy dev" in err
+
+
+def test_outside_of_the_checkout_nothing_is_deleted(cli: Cli, moto: None) -> None:
+    bucket = stack()
+    code, _, err = cli("destroy", "--config", str(CONFIG / "dev.toml"), "--yes")
+    assert (code, err.count("\n")) == (1, 1)
+    assert destruction._count(Aws(session()), bucket) == 3
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with what `destroy` looks for, and a CDK that says it works when it is asked again."""
+    for name in ("package.json", "app.py", "node_modules/.bin/cdk"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    script = tmp_path / "cdk"
+    script.write_text('#!/bin/sh\necho "$AWS_REGION $@" >> called\n[ $(wc -l < called) -gt 1 ]\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(destruction, "CDK", (str(script),))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_destroying_empties_the_buckets_and_runs_the_cdk_again_when_it_fails(
+    moto: None, checkout: Path
+) -> None:
+    bucket = stack()
+    found = doomed(dev(), session())
+    assert isinstance(found, Doomed)
+    with pytest.raises(InstanceError, match="dormouse-dev-storage"):  # this CDK deletes nothing
+        destroy(found, CONFIG / "dev.toml", session(), tell=lambda _: None, root=checkout)
+    assert destruction._count(Aws(session()), bucket) == 0
+    first, second = (checkout / "called").read_text().splitlines()
+    assert first == second == f"{REGION} destroy --all --force -c config={CONFIG / 'dev.toml'}"
+
+
+def test_a_cdk_that_keeps_failing_is_one_line(moto: None, checkout: Path) -> None:
+    stack()
+    (checkout / "cdk").write_text("#!/bin/sh\nexit 3\n")
+    found = doomed(dev(), session())
+    assert found is not None
+    with pytest.raises(InstanceError, match=r"cdk destroy failed \(3\)"):
+        destroy(found, CONFIG / "dev.toml", session(), tell=lambda _: None, root=checkout)
+
+
+def test_another_account_is_refused(moto: None) -> None:
+    stack()
+    with pytest.raises(
+        InvalidInput, match="the credentials are of the account 123456789012, not 999999999999"
+    ):
+        doomed(dev(account="999999999999", region=REGION), session())

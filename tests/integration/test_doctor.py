@@ -1,0 +1,192 @@
+"""The doctor: each check says ok, warning or wrong, and how to mend it; what it may not ask is a warning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.stub import ANY, Stubber
+from moto import mock_aws
+
+from dormouse.settings.config_file import parse
+from dormouse.system.aws import Aws
+from dormouse.system.doctor import BOOTSTRAP, Check, _Account, _machine, _packages, examine
+
+REGION = "eu-west-1"
+
+
+@pytest.fixture
+def session() -> Iterator[Any]:
+    with mock_aws():
+        yield boto3.session.Session(region_name=REGION)
+
+
+def account(session: Any, **settings: Any) -> _Account:
+    return _Account(parse({"id": "dev", **settings}), Aws(session))
+
+
+def stubbed(subject: _Account, service: str, operation: str, *answers: Any) -> Stubber:
+    """Answers are documents, or the code of an error."""
+    stubber = Stubber(subject.aws._client(service))
+    for answer in answers:
+        if isinstance(answer, str):
+            stubber.add_client_error(operation, answer, "said AWS")
+        else:
+            stubber.add_response(operation, answer)
+    stubber.activate()
+    return stubber
+
+
+def results(checks: Any) -> list[tuple[str, str]]:
+    return [(check.name, check.result) for check in checks]
+
+
+def checkout(folder: Path, version: str) -> Path:
+    """A folder whose CDK says that it is of this version."""
+    (folder / "package.json").write_text(json.dumps({"devDependencies": {"aws-cdk": "2.1148.1"}}))
+    command = folder / "node_modules/.bin/cdk"
+    command.parent.mkdir(parents=True)
+    command.write_text(f"#!/bin/sh\necho '{version} (build 1)'\n")
+    command.chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize(("version", "result"), [("2.1148.1", "ok"), ("3.0.0", "wrong")])
+def test_the_cdk_is_the_pinned_one(version: str, result: str, tmp_path: Path) -> None:
+    check = list(_machine(checkout(tmp_path, version)))[-1]
+    assert (check.name, check.result, "npm ci" in check.mend) == ("cdk", result, result == "wrong")
+
+
+def test_a_machine_without_node_and_cdk_is_told_how_to_install_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    node, cdk = _machine(tmp_path)
+    assert (node.result, cdk.result) == ("wrong", "wrong")
+    assert "install Node" in node.mend
+    (tmp_path / "package.json").write_text('{"devDependencies": {"aws-cdk": "2"}}')
+    assert list(_machine(tmp_path))[1].mend == "run npm ci"
+    (tmp_path / "node").write_text("#!/bin/sh\necho v18.0.0\n")
+    (tmp_path / "node").chmod(0o755)
+    assert "too old" in next(_machine(tmp_path)).found
+
+
+def test_packages_that_are_not_built_are_named(tmp_path: Path) -> None:
+    settings = parse({"id": "dev", "commit": {}, "compaction": {"engine": "emr-serverless"}})
+    lambdas, archive = _packages(settings, tmp_path)
+    assert "commit-arm64, compaction-arm64, migrate-arm64, runs-arm64" in lambdas.found
+    assert (lambdas.mend, archive.mend) == ("run make lambdas", "run make emr-package")
+    for name in ("commit", "compaction", "migrate", "runs"):
+        (tmp_path / f"build/lambdas/{name}-arm64").mkdir(parents=True)
+    (tmp_path / "build/emr").mkdir()
+    (tmp_path / "build/emr/dormouse-arm64.tar.gz").touch()
+    assert {check.result for check in _packages(settings, tmp_path)} == {"ok"}
+
+
+@pytest.mark.parametrize(("version", "result"), [(None, "wrong"), ("5", "wrong"), ("28", "ok")])
+def test_the_account_is_bootstrapped(session: Any, version: str | None, result: str) -> None:
+    if version:
+        session.client("ssm").put_parameter(Name=BOOTSTRAP, Value=version, Type="String")
+    (check,) = account(session)._bootstrap()
+    assert check.result == result
+    assert (check.mend == "run npx cdk bootstrap aws://123456789012/eu-west-1") == (result == "wrong")
+
+
+def test_a_version_or_class_that_the_region_has_not_is_wrong(session: Any) -> None:
+    subject = account(session, database={"kind": "fixed", "instance_class": "r8g.large"})
+    with stubbed(subject, "rds", "describe_db_engine_versions", {"DBEngineVersions": []}):
+        assert results(subject._engine()) == [("engine version", "wrong")]
+    subject = account(session, database={"kind": "fixed", "instance_class": "r8g.large"})
+    stubber = stubbed(subject, "rds", "describe_db_engine_versions", {"DBEngineVersions": [{"Engine": "a"}]})
+    given = {"Engine": ANY, "EngineVersion": "17.7", "DBInstanceClass": "db.r8g.large", "MaxRecords": 20}
+    stubber.add_response("describe_orderable_db_instance_options", {"OrderableDBInstanceOptions": []}, given)
+    assert results(subject._engine()) == [("engine version", "ok"), ("instance class", "wrong")]
+
+
+def test_a_quota_that_is_too_small_is_wrong(session: Any) -> None:
+    subject = account(session)
+    answers = ({"Quota": {"Value": 10.0}}, {"Quota": {"Value": 10.0}}, "NoSuchResourceException")
+    stubbed(subject, "service-quotas", "get_service_quota", *answers)
+    quota = ("lambda", "L-B99A9384", "lambdas at once")
+    (enough,), (small,), (unknown,) = (subject._quota(quota, needed, 4) for needed in (6, 7, 1))
+    assert (enough.result, small.result, unknown.result) == ("ok", "wrong", "warning")
+    assert small.found == "lambdas at once: 7 needed, 4 in use, 10 allowed"
+    assert "Service Quotas (lambda, L-B99A9384)" in small.mend
+
+
+def existing(session: Any, *, endpoint: bool) -> dict[str, Any]:
+    """The settings of a VPC with two subnets."""
+    ec2 = session.client("ec2")
+    vpc = ec2.create_vpc(CidrBlock="10.1.0.0/16")["Vpc"]["VpcId"]
+    zones = [f"{REGION}a", f"{REGION}b"]
+    subnets = [
+        ec2.create_subnet(VpcId=vpc, CidrBlock=f"10.1.{n}.0/24", AvailabilityZone=zone)["Subnet"]["SubnetId"]
+        for n, zone in enumerate(zones)
+    ]
+    table = ec2.create_route_table(VpcId=vpc)["RouteTable"]["RouteTableId"]
+    for subnet in subnets:
+        ec2.associate_route_table(RouteTableId=table, SubnetId=subnet)
+    if endpoint:
+        ec2.create_vpc_endpoint(
+            VpcId=vpc,
+            ServiceName=f"com.amazonaws.{REGION}.s3",
+            VpcEndpointType="Gateway",
+            RouteTableIds=[table],
+        )
+    return {
+        "vpc_id": vpc, "subnet_ids": subnets, "availability_zones": zones, "route_table_ids": [table, table],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("has", [False, True])
+@pytest.mark.parametrize("s3_endpoint", ["create", "existing"])
+def test_the_endpoint_of_an_existing_vpc_is_there_or_made(session: Any, has: bool, s3_endpoint: str) -> None:
+    network = {**existing(session, endpoint=has), "s3_endpoint": s3_endpoint}
+    found = list(account(session, network=network)._vpc())
+    fine = has == (s3_endpoint == "existing")
+    assert [check.result for check in found if check.name != "s3 endpoint"] == ["ok"] * 4
+    assert (found[-1].name, found[-1].result) == ("s3 endpoint", "ok" if fine else "wrong")
+    assert bool(found[-1].mend) != fine
+
+
+def test_subnets_and_route_tables_are_where_the_settings_say(session: Any) -> None:
+    network = existing(session, endpoint=False)
+    network["availability_zones"].reverse()
+    network["route_table_ids"][0] = "rtb-0a1b2c3d"
+    found = results(account(session, network=network)._vpc())
+    assert found[:4] == [
+        ("subnet", "wrong"),
+        ("subnet", "wrong"),
+        ("route table", "wrong"),
+        ("route table", "ok"),
+    ]
+    network |= {"vpc_id": "vpc-0a1b2c3d"}
+    (check,) = account(session, network=network)._vpc()
+    assert check.mend == "correct network.vpc_id"
+
+
+def test_a_right_that_is_missing_is_a_warning_that_names_it(session: Any) -> None:
+    subject = account(session)
+    stubbed(subject, "ssm", "get_parameter", "AccessDeniedException")
+    check = next(iter(subject.checks()))
+    assert (check.name, check.result) == ("bootstrap", "warning")
+    assert "ssm:GetParameter" in check.found
+
+
+def test_the_account_and_region_are_those_of_the_settings(session: Any, tmp_path: Path) -> None:
+    settings = parse({"id": "dev", "account": "999999999999", "region": "us-east-1"})
+    last = examine(settings, root=tmp_path, session=session)[-1]
+    assert (last.name, last.result) == ("account", "wrong")
+
+
+def test_everything_is_looked_at_and_nothing_raises(session: Any, tmp_path: Path) -> None:
+    subject = account(session, commit={}, compaction={"engine": "emr-serverless"})
+    stubbed(subject, "rds", "describe_db_engine_versions", "AccessDenied")
+    stubbed(subject, "service-quotas", "get_service_quota", *["TooManyRequestsException"] * 30)
+    found = [*_machine(tmp_path), *subject.checks()]
+    assert all(isinstance(check, Check) and bool(check.mend) == (check.result != "ok") for check in found)
+    assert {"node", "cdk", "bootstrap", "engine version", "quota of lambdas"} <= {c.name for c in found}

@@ -1,0 +1,135 @@
+"""What an instance costs: by resource, in each state, from a dated file of prices with their sources."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from dormouse.errors import InvalidInput
+from dormouse.settings.config_file import load, parse
+from dormouse.settings.resources import DatabaseResources, Resources, RunResources, StorageResources
+from dormouse.system.cost import hourly
+from dormouse.system.month import Assumptions, Estimate, estimate
+from dormouse.system.prices import known_regions, prices_of
+
+CONFIG = Path(__file__).parents[2] / "config"
+PRICES = Path(__file__).parents[2] / "dormouse/system/prices.toml"
+
+
+def month(name: str, region: str = "us-east-1", **assumed: float) -> Estimate:
+    return estimate(load(CONFIG / f"{name}.toml"), region, replace(Assumptions(), **assumed))
+
+
+def usd(found: Estimate, resource: str) -> tuple[float, float | None, float]:
+    (line,) = (line for line in found.lines if line.resource.startswith(resource))
+    return line.running, line.auto_paused, line.paused
+
+
+def test_every_region_has_every_price_and_every_price_its_source() -> None:
+    assert set(known_regions()) == {
+        "us-east-1", "us-east-2", "us-west-2", "eu-west-1", "eu-west-2", "eu-central-1",
+    }  # fmt: skip
+    for region in known_regions():
+        found = prices_of(region)
+        assert all(getattr(found, field.name) for field in fields(found))
+    numbers = re.findall(r"^\w+ = [\d.]+\b(?!-).*$", PRICES.read_text("utf-8"), re.MULTILINE)
+    assert len(numbers) > 100
+    assert [line for line in numbers if not re.search(r"  # [LPD]\b", line)] == []
+
+
+def test_a_region_that_is_not_known_is_refused_with_those_that_are() -> None:
+    with pytest.raises(InvalidInput, match="no prices of the region mars-1: they are known of us-east-1, "):
+        month("dev", "mars-1")
+    with pytest.raises(InvalidInput, match="use --region with one of us-east-1, "):
+        estimate(load(CONFIG / "dev.toml"), None, Assumptions())
+
+
+def test_the_database_costs_by_its_capacity_while_it_is_awake() -> None:
+    running, asleep, paused = usd(month("dev", load=0.5, awake=0.1), "Aurora, 2 ACU")
+    assert running == pytest.approx(2 * 0.12 * 730)
+    assert asleep == pytest.approx(running / 10)
+    assert 0 < paused < 1  # AWS starts it every week
+
+
+def test_a_database_of_fixed_size_does_not_pause_itself() -> None:
+    found = month("prod")
+    assert usd(found, "Aurora, 2 × db.r8g.xlarge")[:2] == (pytest.approx(2 * 0.552 * 730), None)
+    assert found.auto_paused is None
+
+
+def test_what_is_kept_costs_the_same_in_every_state() -> None:
+    assert usd(month("dev", data_gb=2_000), "S3, 2000 GB of data") == (46.0, 46.0, 46.0)
+
+
+def test_a_paused_instance_runs_nothing() -> None:
+    found = month("prod", data_gb=0, database_gb=0, log_gb=0)
+    assert found.paused < 12 < found.running
+    for resource in ("EMR Serverless", "Lambda", "SQS", "Step Functions"):
+        assert all(line.paused == 0 for line in found.lines if line.resource.startswith(resource))
+
+
+def test_an_option_that_is_off_costs_nothing() -> None:
+    stacks = {line.stack for line in month("minimal").lines}
+    assert stacks == {"database", "storage", "commit", "garbage", "all"}
+
+
+def test_runs_cost_by_the_hour_wherever_they_run() -> None:
+    vcpu = 0.042094 + 4 * 0.004628
+    assert usd(month("dev", run_hours=10, run_share=0.5), "EMR Serverless")[0] == pytest.approx(160 * vcpu)
+    document = {"id": "x1", "compaction": {"engine": "emr-ec2-transient", "instances_max": 10}}
+    found = estimate(parse(document), "us-east-1", replace(Assumptions(), run_hours=10, run_share=0.5))
+    disk = 64 * 0.08 / 730
+    assert usd(found, "EMR on EC2")[0] == pytest.approx(10 * 6 * (0.1632 * 1.25 + disk))
+
+
+def test_an_instance_without_a_price_is_named() -> None:
+    document = {"id": "x1", "database": {"kind": "fixed", "instance_class": "x9z.large"}}
+    assert estimate(parse(document), "us-east-1", Assumptions()).unpriced == ("db.x9z.large",)
+
+
+def test_a_proxy_costs_also_while_all_sleeps() -> None:
+    document = {"id": "x1", "database": {"kind": "fixed", "instance_class": "r8g.large", "proxy": True}}
+    running, _, paused = usd(estimate(parse(document), "us-east-1", Assumptions()), "RDS Proxy")
+    assert running == paused == pytest.approx(2 * 0.015 * 730)
+
+
+@pytest.mark.parametrize("given", [{"load": 1.5}, {"awake": -0.1}, {"data_gb": float("nan")}, {"log_gb": -1}])
+def test_an_assumption_that_cannot_be_is_named(given: dict[str, float]) -> None:
+    with pytest.raises(InvalidInput, match=f"^{next(iter(given))} = "):
+        replace(Assumptions(), **given)
+
+
+DATABASE = DatabaseResources(cluster="c", kind="fixed", endpoint="e", port=5432, name="dormouse")
+STORAGE = StorageResources(data_bucket="d", payload_bucket="p", objects="s3://d/data")
+RUNS = RunResources(rules=(), function="f", engine="emr-serverless")
+
+
+def test_an_hour_costs_what_is_awake() -> None:
+    all_of_it = Resources(database=DATABASE, storage=STORAGE, compaction=RUNS)
+    live = {
+        "database": "available",
+        "instances": ["db.r8g.large"],
+        "database_gb": 73,
+        "data_gb": 730,
+        "vcpus": 10,
+    }
+    found = dict(hourly(all_of_it, live, "us-east-1"))
+    assert found == {
+        "database": pytest.approx(0.276),
+        "database storage": pytest.approx(0.01),
+        "objects": pytest.approx(0.023),
+        "runs": pytest.approx(10 * (0.042094 + 4 * 0.004628)),
+    }
+    serverless = {"instances": ["db.serverless"], "acu": 1.5, "hosts": ["m7g.xlarge"]}
+    found = dict(hourly(all_of_it, serverless, "us-east-1"))
+    assert (found["database"], found["runs"]) == (pytest.approx(0.18), pytest.approx(0.204))
+
+
+def test_an_hour_of_what_is_stopped_costs_nothing_and_what_is_not_known_is_none() -> None:
+    only = Resources(database=DATABASE)
+    assert dict(hourly(only, {"database": "stopped"}, "us-east-1"))["database"] == 0.0
+    assert {cost for _, cost in hourly(only, {}, "us-east-1")} == {None}
+    assert {cost for _, cost in hourly(only, {"instances": ["db.r8g.large"]}, "mars-1")} == {None}
