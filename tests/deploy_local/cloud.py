@@ -48,6 +48,14 @@ class Cloud:
     def stop(self) -> None:
         self._running.close()
 
+    def keep_service_logs(self) -> None:
+        """Writes what lambdas and state machines logged beside the logs of the processes."""
+        client = self.client("logs")
+        for group in client.describe_log_groups()["logGroups"]:
+            found = client.filter_log_events(logGroupName=group["logGroupName"])["events"]
+            name = group["logGroupName"].strip("/").replace("/", "-")
+            (self.logs / f"{name}.log").write_text("".join(f"{one['message']}\n" for one in found), "utf-8")
+
     @cached_property
     def environment(self) -> dict[str, str]:
         """Of whoever deploys and operates: credentials of the account itself, all services on loopback."""

@@ -24,6 +24,7 @@ LARGE_FILES = 12_000
 
 MALFORMED = ("nonsense", "{}", '{"version": 1, "type": "add_files"}', '["add_files"]')
 SHUFFLED_TOGETHER = 60
+TWICE = 200
 POLL_SECONDS = 0.5
 DRAIN_SECONDS_MAX = 180.0
 
@@ -45,21 +46,26 @@ def _three(table: str, number: int) -> list[CommitRequest]:
     return [replacement(table, job, [old], new), assignment(table, job, old), add(table, old)]
 
 
-def send(cloud: Cloud, instance: Instance, resources: CommitResources) -> tuple[int, Expected]:
-    """Sends them; how many messages, and what to expect."""
+def send_good(instance: Instance, expected: Expected) -> int:
+    """What is to be applied, some of it twice; how many messages."""
     good = [request for table in TABLES for n in range(COMPACTIONS) for request in _three(table, n)]
     chosen = random.Random(7)  # the same requests meet each time, as far as lambdas let them
     for start in range(0, len(good), SHUFFLED_TOGETHER):
         part = good[start : start + SHUFFLED_TOGETHER]
         chosen.shuffle(part)
         good[start : start + SHUFFLED_TOGETHER] = part
-    expected = Expected(applied=[request.commit_id for request in good])
+    expected.applied += [request.commit_id for request in good]
     large = tuple(file(name, ref(name)) for name in (f"large-{n}" for n in range(LARGE_FILES)))
     good.append(AddFiles(commit_id="large", table="bulk", files=large))
     expected.applied.append("large")
     instance.submit(good)
-    again = chosen.sample(good[:-1], 200)
+    again = chosen.sample(good[:-1], TWICE)
     instance.submit(again)
+    return len(good) + len(again)
+
+
+def send_bad(cloud: Cloud, instance: Instance, resources: CommitResources, expected: Expected) -> int:
+    """What is refused, when the good ones are there, and what nobody can read; how many messages."""
     bad = list(_refused(expected))
     instance.submit(bad)
     raw = [*MALFORMED, encode(add("nowhere", "lost", "to nowhere"))]
@@ -69,7 +75,7 @@ def send(cloud: Cloud, instance: Instance, resources: CommitResources) -> tuple[
         for body in raw:
             sqs.send_message(QueueUrl=url, MessageBody=body)
         expected.dead += len(MALFORMED)
-    return len(good) + len(again) + len(bad) + len(raw) * len(resources.queues), expected
+    return len(bad) + len(raw) * len(resources.queues)
 
 
 def _refused(expected: Expected) -> Iterator[CommitRequest]:
@@ -103,6 +109,9 @@ def check(instance: Instance, expected: Expected) -> None:
     count = sum(1 for _ in instance.table("bulk").files.file_references())
     if count != LARGE_FILES:
         raise RunFailed(f"table bulk has {count} references, not {LARGE_FILES}")
+    for status in (one for part in _parts(expected.applied) for one in instance.commits.statuses(part)):
+        if status.state != "applied":
+            raise RunFailed(f"commit {status.commit_id!r} is {status.state}: {status.error}")
     for commit_id, text in expected.rejected.items():
         status = instance.commit_status(commit_id)
         if status.state != "rejected" or text not in str(status.error):

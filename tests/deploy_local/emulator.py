@@ -57,6 +57,7 @@ def main() -> None:
         "create": _create_application,
         "delete": _delete_application,
     }
+    _take_alarms_on_metric_math()
     _lead_to_the_database()
     _take_time_to_stop_and_start()
     _give_sessions_an_end()
@@ -79,6 +80,22 @@ def _nothing(attributes: dict[str, str]) -> dict[str, Any]:
         return physical_id, {name: text.format(id=physical_id) for name, text in attributes.items()}
 
     return {"create": create, "update": update, "delete": lambda _id, _props: None}
+
+
+def _take_alarms_on_metric_math() -> None:
+    """The emulator refuses them; nobody raises alarms here."""
+    known, nothing = HANDLERS["AWS::CloudWatch::Alarm"], _nothing({"Arn": "arn:aws:cloudwatch:::alarm:{id}"})
+
+    def create(logical_id: str, props: dict[str, Any], stack: str) -> Any:
+        return (nothing if "Metrics" in props else known)["create"](logical_id, props, stack)
+
+    def update(physical_id: str, old: Any, new: dict[str, Any], *rest: Any, **more: Any) -> Any:
+        return (nothing if "Metrics" in new else known)["update"](physical_id, old, new, *rest, **more)
+
+    def delete(physical_id: str, props: dict[str, Any]) -> Any:
+        return (nothing if "Metrics" in props else known)["delete"](physical_id, props)
+
+    HANDLERS["AWS::CloudWatch::Alarm"] = known | {"create": create, "update": update, "delete": delete}
 
 
 # ------------------------------------------------------------------ EMR Serverless: moto's server
@@ -302,6 +319,13 @@ def _end_with_the_run() -> None:
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
+def _tell_rules(event: dict[str, Any]) -> int:
+    """An event of AWS itself, which nobody else may put."""
+    with request_scope(ACCOUNT, REGION):
+        _, _, body = eventbridge._put_events({"Entries": [event]}, allow_aws_source=True)
+    return int(json.loads(body)["FailedEntryCount"])
+
+
 # ------------------------------------------------------------------ what the run asks of this process
 
 
@@ -316,6 +340,8 @@ class _Control(BaseHTTPRequestHandler):
             self._answer({"messages": _let_visibility_timeouts_pass()})
         elif self.path == "/schedule":
             self._answer({"called": _let_schedule_come(given["rule"])})
+        elif self.path == "/event":
+            self._answer({"refused": _tell_rules(given)})
         elif self.path == "/cluster":
             self._answer(self._described())
 

@@ -143,7 +143,7 @@ def start_as_aws_does(cloud: Cloud, resources: Resources) -> str:
         "Resources": [cluster["DBClusterArn"]],
         "Detail": json.dumps(detail),
     }
-    if cloud.client("events").put_events(Entries=[event])["FailedEntryCount"]:
+    if cloud.ask("/event", **event)["refused"]:
         raise RunFailed("the emulator does not take the event of the start")
     wait(cloud, lambda: asleep(cloud, resources), WAIT_SECONDS_MAX)
     return "stopped again"

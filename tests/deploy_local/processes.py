@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -112,7 +113,9 @@ def run(
 
 
 def _sign(said: str) -> str:
-    """The line that says most: the last with an error, or the last."""
+    """The line that says most: the first that AWS failed with, the last with an error, or the last."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
+    if refused := [line for line in lines if re.search("(CREATE|UPDATE|DELETE)_FAILED", line)]:
+        return " ".join(refused[0].split())[:SIGNS_MAX]
     errors = [line for line in lines if any(word in line.lower() for word in ("error", "failed", "❌"))]
     return (errors or lines or ["it said nothing"])[-1][:SIGNS_MAX]

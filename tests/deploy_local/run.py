@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import dormouse as dm
@@ -74,6 +75,11 @@ class Run:
             self.step("cdk diff", lambda: _diff(cloud))
             self._works(cloud)
             self.step("dormouse destroy", lambda: _destroy(cloud))
+            self.step("end all processes", cloud.stop)
+        except BaseException:
+            with suppress(Exception):
+                cloud.keep_service_logs()
+            raise
         finally:
             cloud.stop()
 
@@ -89,13 +95,20 @@ class Run:
     def _commits(self, cloud: Cloud, instance: Instance, resources: Resources) -> None:
         told = resources.commit
         assert told is not None
-        found: list[tuple[int, commits.Expected]] = []
-        self.step("send commit requests", lambda: found.append(commits.send(cloud, instance, told)))
-        count, expected = found[0]
-        self.step(
-            f"the lambda applies {count} messages",
-            lambda: commits.wait_until_applied(cloud, instance, expected),
-        )
+        expected = commits.Expected()
+
+        def good() -> str:
+            count = commits.send_good(instance, expected)
+            commits.wait_until_applied(cloud, instance, expected)
+            return f"{count} messages"
+
+        def bad() -> str:
+            count = commits.send_bad(cloud, instance, told, expected)
+            commits.wait_until_applied(cloud, instance, expected)
+            return f"{count} messages"
+
+        self.step("the lambda applies commit requests", good)
+        self.step("the lambda refuses bad ones", bad)
         self.step("tables and statuses are right", lambda: commits.check(instance, expected))
         self.step("dead letters", lambda: commits.wait_for_dead_letters(cloud, told, expected))
         self.step("ingest rows through the queue", lambda: operations.ingest(instance))
