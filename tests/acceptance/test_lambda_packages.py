@@ -1,0 +1,172 @@
+"""The packages of the lambdas, as `make lambdas` builds them: small, the same every time, and enough."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import dormouse as dm
+from lambdas import build
+from lambdas.build import LIBRARIES, PACKAGES, ROOT, cold_import, library_pins, native, tree_bytes
+from tests.commits import add
+from tests.integration.test_commit_lambda import record
+
+ELF_MACHINES = {"x86_64": 62, "arm64": 183}
+MODULES_MAX = 800
+"""What costs time in a cold import; so many take less than a second, as --measure tells."""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources, which nobody changes meanwhile."""
+    root = tmp_path_factory.mktemp("root")
+    copy_sources(ROOT, root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def target(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The packages for this machine."""
+    folder = tmp_path_factory.mktemp("built")
+    assert build.build(root, folder, native())
+    yield folder / "lambdas"
+    shutil.rmtree(folder)
+
+
+def copy_sources(source: Path, target: Path) -> None:
+    for folder in ("dormouse", "lambdas"):
+        shutil.copytree(source / folder, target / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(source / "requirements.txt", target)
+
+
+def package(target: Path, name: str) -> Path:
+    return target / f"{name}-{native()}"
+
+
+def fingerprint(folder: Path) -> str:
+    """Of names, modes, times and bytes, as an archive has them."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        status = path.stat()
+        line = f"{path.relative_to(folder)} {status.st_mode:o} {status.st_mtime_ns}\n"
+        digest.update(line.encode() + (path.read_bytes() if path.is_file() else b""))
+    return digest.hexdigest()
+
+
+def test_all_that_the_libraries_need_is_with_them() -> None:
+    known = {*LIBRARIES, "botocore"}  # which the runtime has
+    for name in LIBRARIES:
+        for needed in metadata.requires(name) or []:
+            if "extra ==" not in needed and "sys_platform" not in needed and "python_version" not in needed:
+                library = needed.split(";")[0].split("[")[0].split("<")[0].split(">")[0].split("=")[0].strip()
+                assert library.lower().replace("_", "-") in known, f"{name} needs {needed}"
+
+
+def test_a_library_without_a_pin_is_named() -> None:
+    pins = "\n".join(library_pins((ROOT / "requirements.txt").read_text("utf-8")))
+    with pytest.raises(dm.DormouseError, match=r"does not pin obstore: run make requirements"):
+        library_pins(pins.replace("obstore==", "other=="))
+
+
+@pytest.mark.slow
+def test_each_is_small_and_imports_little(target: Path) -> None:
+    for name in PACKAGES:
+        folder = package(target, name)
+        assert tree_bytes(folder) < build.SIZE_BYTES_MAX
+        assert cold_import(folder, f"lambdas.{name}").modules < MODULES_MAX
+
+
+@pytest.mark.slow
+def test_each_has_what_it_needs_and_no_more(root: Path, target: Path) -> None:
+    for name in PACKAGES:
+        folder = package(target, name)
+        modules = {path.stem for path in (folder / "lambdas").iterdir()}
+        assert modules == {"__init__", "services", name}
+        for wanted in ("postgres/rds-ca-bundle.pem", "files/store.sql", "system/migration.sql"):
+            assert (folder / "dormouse" / wanted).is_file()
+        migrations = sorted(path.name for path in (root / "dormouse/postgres/migrations").glob("*.sql"))
+        packed = sorted(path.name for path in (folder / "dormouse/postgres/migrations").iterdir())
+        assert packed == migrations
+        top = {path.name for path in folder.iterdir()}
+        assert not top & {"boto3", "botocore", "pyarrow", "pyspark", "datafusion", "numpy", "bin", "tests"}
+        assert not [path for path in folder.rglob("*") if path.suffix in {".pyc", ".pyi"}]
+
+
+@pytest.mark.slow
+def test_two_builds_have_the_same_bytes(root: Path, target: Path, tmp_path: Path) -> None:
+    """Of the same sources, in another folder and at another time, downloaded anew."""
+    copy_sources(root, tmp_path / "elsewhere")
+    assert build.build(tmp_path / "elsewhere", tmp_path, native())
+    for name in PACKAGES:
+        assert fingerprint(package(tmp_path / "lambdas", name)) == fingerprint(package(target, name))
+
+
+@pytest.mark.slow
+def test_it_is_built_again_only_when_something_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "root"
+    copy_sources(ROOT, root)
+    assert build.build(root, tmp_path / "build", native())
+    monkeypatch.setattr(build, "_install", None)  # nothing is downloaded any more
+    assert not build.build(root, tmp_path / "build", native())
+    garbage = package(tmp_path / "build/lambdas", "garbage")
+    before = fingerprint(garbage)
+    with (root / "lambdas/commit.py").open("a") as file:
+        file.write("# changed\n")
+    assert build.build(root, tmp_path / "build", native())
+    assert fingerprint(garbage) == before
+    assert "# changed" in (package(tmp_path / "build/lambdas", "commit") / "lambdas/commit.py").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["arm64", "x86_64"])
+def test_its_binaries_are_of_the_architecture(
+    architecture: build.Architecture, root: Path, tmp_path: Path
+) -> None:
+    assert build.build(root, tmp_path, architecture)
+    found = {
+        struct.unpack_from("<H", path.read_bytes()[:20], 18)[0]
+        for path in (tmp_path / "lambdas" / f"commit-{architecture}").rglob("*.so*")
+    }
+    assert found == {ELF_MACHINES[architecture]}
+
+
+@pytest.mark.slow
+def test_the_commit_lambda_works_with_nothing_but_its_package(target: Path, dsn: str, tmp_path: Path) -> None:
+    url = (tmp_path / "objects").as_uri()
+    with dm.connect(dsn, url) as instance:
+        instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        event = json.dumps({"Records": [record("1", add("t", "a")), record("2", "nonsense")]})
+        script = """
+import sys
+sys.path[:] = [sys.argv[1], *(p for p in sys.path if "site-packages" not in p), sys.argv[2]]
+import json
+from lambdas.commit import handler
+print("ANSWER " + json.dumps(handler(json.loads(sys.argv[3]), None)))
+"""
+        runtime = tmp_path / "runtime"
+        runtime.mkdir()
+        build.link_boto3(runtime)
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", script, package(target, "commit"), runtime, event],
+            env={**os.environ, "DORMOUSE_DSN": dsn, "DORMOUSE_OBJECTS": url},
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
+        answer = next(line for line in done.stdout.splitlines() if line.startswith("ANSWER "))
+        assert json.loads(answer.removeprefix("ANSWER ")) == {"batchItemFailures": [{"itemIdentifier": "2"}]}
+        assert instance.commit_status("add a").state == "applied"
