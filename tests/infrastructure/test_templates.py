@@ -34,9 +34,11 @@ HASH = re.compile(r"[0-9a-f]{64}")
 All = Callable[[str], Assembly]
 
 
-def test_the_templates_are_as_reviewed(assembly: Assembly, snapshot: SnapshotAssertion) -> None:
+@pytest.mark.parametrize("name", ["dev", "prod", "minimal"])
+def test_the_templates_are_as_reviewed(name: str, synthesized: All, snapshot: SnapshotAssertion) -> None:
     """When a change is meant: `pytest tests/infrastructure --snapshot-update`, and review the difference."""
-    assert reviewable(assembly.templates) == snapshot(extension_class=JSONSnapshotExtension)
+    templates = synthesized(name).templates
+    assert reviewable(templates) == snapshot(extension_class=JSONSnapshotExtension)
 
 
 def test_cdk_nag_has_no_open_finding(assembly: Assembly) -> None:
