@@ -272,8 +272,10 @@ def key_count(settings: DeploymentSettings) -> int:
 def alarm_count(settings: DeploymentSettings) -> int:
     """About how many alarms the monitoring stack makes."""
     queues = settings.commit.queues if settings.commit else 0
-    parts = (settings.commit, settings.garbage, settings.compaction, settings.maintenance)
-    return 4 + 2 * queues + 2 * sum(part is not None for part in parts)
+    lambdas = (settings.commit, settings.garbage, settings.pause)
+    runs = (settings.compaction, settings.maintenance)
+    parts = 2 * sum(part is not None for part in lambdas) + 4 * sum(part is not None for part in runs)
+    return 5 + isinstance(settings.database, ServerlessDatabase) + 2 * queues + parts
 
 
 def _times(count: int) -> str:

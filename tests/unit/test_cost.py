@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -12,10 +13,11 @@ from dormouse.errors import InvalidInput
 from dormouse.settings.config_file import load, parse
 from dormouse.settings.resources import DatabaseResources, Resources, RunResources, StorageResources
 from dormouse.system.cost import hourly
-from dormouse.system.month import Assumptions, Estimate, estimate
+from dormouse.system.month import Assumptions, Estimate, alarm_count, estimate, key_count
 from dormouse.system.prices import known_regions, prices_of
 
 CONFIG = Path(__file__).parents[2] / "config"
+TEMPLATES = Path(__file__).parents[1] / "infrastructure/__snapshots__/test_templates"
 PRICES = Path(__file__).parents[2] / "dormouse/system/prices.toml"
 
 
@@ -74,6 +76,19 @@ def test_a_paused_instance_runs_nothing() -> None:
 def test_an_option_that_is_off_costs_nothing() -> None:
     stacks = {line.stack for line in month("minimal").lines}
     assert stacks == {"database", "storage", "commit", "garbage", "all"}
+
+
+@pytest.mark.parametrize("name", ["dev", "prod", "minimal"])
+def test_keys_alarms_and_dashboards_are_counted_as_the_templates_have_them(name: str) -> None:
+    template = (TEMPLATES / f"test_the_templates_are_as_reviewed[{name}].json").read_text("utf-8")
+    kinds = Counter(re.findall(r'"Type": "(AWS::[\w:]+)"', template))
+    settings = load(CONFIG / f"{name}.toml")
+    assert key_count(settings) == kinds["AWS::KMS::Key"]
+    assert (settings.monitoring is not None) == kinds["AWS::CloudWatch::Dashboard"]
+    if settings.monitoring:  # an alarm is ten cents: the count may be a little off
+        assert abs(alarm_count(settings) - kinds["AWS::CloudWatch::Alarm"]) <= 4
+    dear = {"AWS::EC2::NatGateway", "AWS::EC2::EIP", "AWS::ElasticLoadBalancingV2::LoadBalancer"}
+    assert not dear & kinds.keys()
 
 
 def test_runs_cost_by_the_hour_wherever_they_run() -> None:
