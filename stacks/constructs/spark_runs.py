@@ -31,6 +31,8 @@ FOLLOWS_MAX = 2_000
 """An execution's history has 25,000 events at most, and each look at the run takes 11."""
 
 TRIES_MAX = 5
+CREATE_TRIES_MAX = 2
+CREATE_WAIT_SECONDS = 30
 SERVICE_ERRORS = [
     "Lambda.ClientExecutionTimeoutException",
     "Lambda.ServiceException",
@@ -123,6 +125,8 @@ class SparkRuns(Construct):
             "$.created",
         )
         created.add_retry(errors=SERVICE_ERRORS, max_attempts=TRIES_MAX, jitter_strategy=sfn.JitterType.FULL)
+        # What it had handed to the run before it failed is the run's again, and is not left to its deadline.
+        created.add_retry(max_attempts=CREATE_TRIES_MAX, interval=cdk.Duration.seconds(CREATE_WAIT_SECONDS))
         begin = sfn.Pass(self, "Begin", result=sfn.Result.from_object({"count": {"looks": 0}}))
         has_work = sfn.Condition.and_(
             sfn.Condition.is_present("$.created.jobs"), sfn.Condition.number_greater_than("$.created.jobs", 0)

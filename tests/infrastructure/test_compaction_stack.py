@@ -1,0 +1,264 @@
+"""Spark on EMR: what it may do, what submits to it, and that EMR would take the requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import botocore.session
+import pytest
+from botocore.validate import ParamValidator
+
+from dormouse.settings.compaction import EmrStepsCompaction
+from dormouse.settings.lambdas import RunsEnvironment, load_environment
+from dormouse.settings.resources import RunResources
+from tests.assembly import CONFIGURATIONS, Assembly
+from tests.template import allowed, flat
+
+ENGINES = {"dev": "emr-serverless", "steps": "emr-ec2-steps", "transient": "emr-ec2-transient"}
+ON_EC2 = ["steps", "transient"]
+CLUSTERS = "arn:Partition:elasticmapreduce:Region:AccountId:cluster/*"
+TAGGED = "elasticmapreduce:ResourceTag/dormouse:instance"
+All = Callable[[str], Assembly]
+
+
+@pytest.fixture(params=list(ENGINES))
+def name(request: pytest.FixtureRequest) -> str:
+    """Of a configuration for each engine."""
+    return str(request.param)
+
+
+@pytest.fixture
+def environment(name: str, synthesized: All, monkeypatch: pytest.MonkeyPatch) -> RunsEnvironment:
+    return runs_environment(synthesized(name), monkeypatch)
+
+
+def test_runs_know_where_to_run_what(name: str, environment: RunsEnvironment) -> None:
+    assert environment.engine == ENGINES[name]
+    assert environment.instance_id == name
+    assert environment.dsn.startswith("rds-iam://dormouse_run@")
+    assert environment.objects.endswith("/data")
+    assert environment.run_minutes_max == 360
+
+
+def test_spark_unpacks_the_archive_by_its_name(environment: RunsEnvironment) -> None:
+    """Of a name that ends in .tar.gz an asset keeps .gz, which is no archive to Spark."""
+    assert environment.archive.startswith("s3://cdk-")
+    assert environment.archive.endswith(".tgz")
+    assert environment.entry.endswith(".py")
+
+
+@pytest.mark.parametrize("name", ON_EC2)
+def test_emr_would_take_the_request_for_a_cluster(name: str, environment: RunsEnvironment) -> None:
+    template = json.loads(environment.cluster_template or "")
+    request = {**template, "Name": environment.cluster_name, "Steps": []}
+    service = botocore.session.get_session().get_service_model("emr")
+    shape = service.operation_model("RunJobFlow").input_shape
+    assert ParamValidator().validate(request, shape).generate_report() == ""
+    assert {"Key": "dormouse:instance", "Value": name} in template["Tags"]
+    assert template["ReleaseLabel"] == "emr-spark-8.0.0"
+    settings = CONFIGURATIONS[name]().compaction
+    assert settings is not None and settings.engine != "emr-serverless"
+    limits = template["ManagedScalingPolicy"]["ComputeLimits"]
+    assert limits["MaximumCapacityUnits"] == settings.instances_max
+    for fleet in template["Instances"]["InstanceFleets"]:
+        types = [kind["InstanceType"] for kind in fleet["InstanceTypeConfigs"]]
+        assert types == list(settings.instance_types)
+
+
+@pytest.mark.parametrize("name", ON_EC2)
+def test_only_a_cluster_for_steps_waits_for_more(name: str, environment: RunsEnvironment) -> None:
+    template = json.loads(environment.cluster_template or "")
+    settings = CONFIGURATIONS[name]().compaction
+    assert template["Instances"]["KeepJobFlowAliveWhenNoSteps"] is (name == "steps")
+    if isinstance(settings, EmrStepsCompaction):
+        assert template["AutoTerminationPolicy"] == {"IdleTimeout": settings.idle_minutes * 60}
+    else:
+        assert "AutoTerminationPolicy" not in template
+
+
+@pytest.mark.parametrize("name", ON_EC2)
+def test_clusters_are_encrypted(name: str, environment: RunsEnvironment, synthesized: All) -> None:
+    [security] = synthesized(name).resources("AWS::EMR::SecurityConfiguration")
+    encryption = security.properties["SecurityConfiguration"]["EncryptionConfiguration"]
+    at_rest = encryption["AtRestEncryptionConfiguration"]
+    assert encryption["EnableAtRestEncryption"] is True
+    assert at_rest["LocalDiskEncryptionConfiguration"]["EnableEbsEncryption"] is True
+    assert at_rest["S3EncryptionConfiguration"]["EncryptionMode"] == "SSE-KMS"
+    template = json.loads(environment.cluster_template or "")
+    assert template["SecurityConfiguration"] == security.name
+    [spark] = template["Configurations"]
+    for key in ("spark.authenticate", "spark.network.crypto.enabled", "spark.io.encryption.enabled"):
+        assert spark["Properties"][key] == "true"
+
+
+def test_clusters_reach_the_buckets_that_they_start_from(synthesized: All) -> None:
+    for name, engine in ENGINES.items():
+        endpoints = synthesized(name).resources("AWS::EC2::VPCEndpoint")
+        reached = "".join(map(flat, (one.properties["PolicyDocument"] for one in endpoints)))
+        assert ("aws157-instance-data-0-prod-" in reached) is (engine != "emr-serverless"), name
+
+
+def test_no_cluster_is_made_by_the_deploy(synthesized: All) -> None:
+    """One that ended when idle could not come back."""
+    assert not [one for name in ENGINES for one in synthesized(name).resources("AWS::EMR::Cluster")]
+
+
+@pytest.mark.parametrize("name", ["dev", "prod"])
+def test_the_application_starts_and_stops_by_itself_within_limits(name: str, synthesized: All) -> None:
+    [application] = synthesized(name).resources("AWS::EMRServerless::Application")
+    settings = CONFIGURATIONS[name]()
+    compaction = settings.compaction
+    assert compaction is not None and compaction.engine == "emr-serverless"
+    has = application.properties
+    assert (has["ReleaseLabel"], has["Type"], has["Architecture"]) == ("emr-spark-8.0.0", "SPARK", "ARM64")
+    assert has["AutoStartConfiguration"] == {"Enabled": True}
+    stop = {"Enabled": True, "IdleTimeoutMinutes": compaction.idle_minutes}
+    assert has["AutoStopConfiguration"] == stop
+    assert has["MaximumCapacity"] == {
+        "Cpu": f"{compaction.vcpu_max} vCPU",
+        "Memory": f"{4 * compaction.vcpu_max} GB",
+        "Disk": f"{20 * compaction.vcpu_max} GB",
+    }
+    assert len(has["NetworkConfiguration"]["SubnetIds"]) == settings.network.zones
+    logs = has["MonitoringConfiguration"]
+    assert logs["ManagedPersistenceMonitoringConfiguration"] == {"Enabled": False}
+    assert flat(logs["S3MonitoringConfiguration"]["LogUri"]).endswith("/logs/emr/")
+
+
+def test_only_our_runs_have_the_rights_of_spark(synthesized: All) -> None:
+    role = roles(synthesized("dev"))["EmrRole"]
+    [trust] = role["AssumeRolePolicyDocument"]["Statement"]
+    assert flat(trust["Condition"]["StringEquals"]["aws:SourceAccount"]) == "AccountId"
+    source = flat(trust["Condition"]["ArnEquals"]["aws:SourceArn"])
+    assert source.startswith("arn:Partition:emr-serverless:Region:AccountId:/applications/EmrApplication")
+    assert "*" not in source
+
+
+def test_spark_has_the_data_its_logs_and_its_archive(name: str, synthesized: All) -> None:
+    rights = {
+        action: resources for action, resources, _ in allowed(synthesized(name), "compaction", "EmrRole")
+    }
+    objects = ["s3:AbortMultipartUpload", "s3:DeleteObject", "s3:ListMultipartUploadParts"]
+    assert {rights[action].rpartition("Arn")[2][8:] for action in objects} == {"/data/*"}
+    assert {
+        "s3:GetObject",
+        "s3:PutObject",
+        "s3:ListBucket",
+        "kms:Decrypt",
+        "kms:GenerateDataKey",
+    } <= rights.keys()
+    assert rights["rds-db:connect"].endswith("/dormouse_run")
+    assert {action.partition(":")[0] for action in rights} == {"kms", "rds-db", "s3"}
+    read = [
+        where
+        for action, where, _ in allowed(synthesized(name), "compaction", "EmrRole")
+        if action == "s3:GetObject"
+    ]
+    assets = sorted(where.rpartition(".")[2] for where in read if "cdk-hnb659fds-assets" in where)
+    assert assets == ["py", "tgz"]
+    assert all("*" not in where or where.endswith("/data/*") for where in read)
+
+
+def test_who_calls_emr_serverless_may_do_no_more(synthesized: All) -> None:
+    wanted = {
+        "Submit": {"emr-serverless:StartJobRun", "iam:PassRole"},
+        "Follow": {"emr-serverless:GetJobRun"},
+        "Cancel": {"emr-serverless:CancelJobRun"},
+    }
+    for function, actions in wanted.items():
+        assert beyond_logs(synthesized("dev"), function) == actions
+
+
+@pytest.mark.parametrize("name", ON_EC2)
+def test_who_calls_emr_on_ec2_may_touch_our_clusters_only(name: str, synthesized: All) -> None:
+    of_clusters = {
+        "Submit": {"AddJobFlowSteps", "CancelSteps", "ListSteps", "TerminateJobFlows", "AddTags",
+                   "PutAutoTerminationPolicy", "PutManagedScalingPolicy"},
+        "Follow": {"DescribeCluster", "DescribeStep"},
+        "Cancel": {"CancelSteps"},
+    }  # fmt: skip
+    making = {"elasticmapreduce:ListClusters", "elasticmapreduce:RunJobFlow", "iam:PassRole"}
+    for function, actions in of_clusters.items():
+        names = {f"elasticmapreduce:{action}" for action in actions}
+        assert beyond_logs(synthesized(name), function) == names | (making if function == "Submit" else set())
+        for action, where, condition in allowed(synthesized(name), "compaction", f"{function}Role"):
+            if action in names:
+                assert flat_partition(where) == CLUSTERS
+                [(key, value)] = condition["StringEquals"].items()
+                assert key.endswith("Tag/dormouse:instance") and value == name
+                assert key == TAGGED or action == "elasticmapreduce:AddTags"
+            if action == "elasticmapreduce:RunJobFlow":
+                assert condition == {"StringEquals": {"elasticmapreduce:RequestTag/dormouse:instance": name}}
+
+
+def test_roles_are_passed_by_name_and_to_emr_only(name: str, synthesized: All) -> None:
+    passed = {
+        (where, condition["StringEquals"]["iam:PassedToService"])
+        for action, where, condition in allowed(synthesized(name), "compaction", "SubmitRole")
+        if action == "iam:PassRole"
+    }
+    services = {service for _, service in passed}
+    if name == "dev":
+        assert services == {"emr-serverless.amazonaws.com"}
+    else:
+        assert services == {"elasticmapreduce.amazonaws.com", "ec2.amazonaws.com"}
+    assert all(where.endswith("Arn") and "*" not in where for where, _ in passed)
+    assert len(passed) == len(services)
+
+
+def test_commands_learn_what_is_deployed(name: str, synthesized: All) -> None:
+    [told] = [
+        RunResources.model_validate_json(flat(one.properties["Value"]))
+        for one in synthesized(name).resources("AWS::SSM::Parameter")
+        if one.stack == "compaction" and one.properties["Name"].endswith("/resources/compaction")
+    ]
+    assert told.engine == ENGINES[name]
+    assert told.state_machine and told.state_machine.startswith("RunsStateMachine")
+    assert (told.application is None, told.cluster_name) == (
+        (False, None) if name == "dev" else (True, f"dormouse-{name}")
+    )
+    assert len(told.rules) == 1
+
+
+def test_logs_of_runs_end(name: str, synthesized: All) -> None:
+    [data] = [one for one in synthesized(name).resources("AWS::S3::Bucket") if one.name.startswith("Data")]
+    rules = data.properties["LifecycleConfiguration"]["Rules"]
+    [logs] = [rule for rule in rules if rule.get("Prefix") == "logs/emr/"]
+    assert logs["ExpirationInDays"] == 30
+
+
+def runs_environment(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> RunsEnvironment:
+    """As the lambdas read it."""
+    functions = [
+        one
+        for one in assembly.resources("AWS::Lambda::Function")
+        if one.stack == "compaction" and one.properties["Handler"].startswith("lambdas.runs.")
+    ]
+    handlers = {one.properties["Handler"].rpartition(".")[2] for one in functions}
+    assert handlers == {"submit", "follow", "cancel"}
+    for key, value in functions[0].properties["Environment"]["Variables"].items():
+        monkeypatch.setenv(key, flat(value))
+    return load_environment(RunsEnvironment)
+
+
+def roles(assembly: Assembly) -> dict[str, Any]:
+    """Of the stack, by their names without the hash."""
+    found = assembly.resources("AWS::IAM::Role")
+    return {one.name[:-8]: one.properties for one in found if one.stack == "compaction"}
+
+
+def beyond_logs(assembly: Assembly, function: str) -> set[str]:
+    actions = {action for action, _, _ in allowed(assembly, "compaction", f"{function}Role")}
+    assert actions
+    return {action for action in actions if action.partition(":")[0] not in {"logs", "xray"}}
+
+
+def flat_partition(arn: str) -> str:
+    """The same whether account and region are given by the settings or not."""
+    return (
+        arn.replace("arn:aws:", "arn:Partition:")
+        .replace("eu-central-1", "Region")
+        .replace("123456789012", "AccountId")
+    )

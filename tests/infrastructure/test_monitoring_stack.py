@@ -1,0 +1,160 @@
+"""Alarms: what raises them, what does not, and where they go."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dormouse.settings import metrics
+from tests.assembly import CONFIGURATIONS, Assembly, settings, synthesize
+from tests.template import flat
+
+All = Callable[[str], Assembly]
+WATCHED = ["dev", "prod", "steps", "transient"]
+METRICS = {value for key, value in vars(metrics).items() if key.isupper() and isinstance(value, str)}
+
+
+def alarms(assembly: Assembly) -> dict[str, Any]:
+    """By their names, without that of the instance."""
+    return {
+        one.properties["AlarmName"].removeprefix(f"dormouse-{assembly.id}-"): one.properties
+        for one in assembly.resources("AWS::CloudWatch::Alarm")
+    }
+
+
+def used(alarm: Any) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Namespace, name and dimensions of each metric of an alarm."""
+    for one in alarm["Metrics"]:
+        if "MetricStat" in one:
+            metric = one["MetricStat"]["Metric"]
+            dimensions = {each["Name"]: flat(each["Value"]) for each in metric.get("Dimensions", ())}
+            yield metric["Namespace"], metric["MetricName"], dimensions
+
+
+@pytest.fixture(params=WATCHED)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_all_that_can_go_wrong_raises_an_alarm(name: str, synthesized: All) -> None:
+    commit = CONFIGURATIONS[name]().commit
+    assert commit is not None
+    queues = [f"Commits-{number}" for number in range(1, commit.queues + 1)]
+    lambdas = ["Commit", "Compaction", "Garbage", "Maintenance", "Pause"]
+    runs = ["Compaction-runs", "Split-runs"]
+    assert set(alarms(synthesized(name))) == {
+        *(f"{queue}-DLQ-Queue-Message-Count-Max-Alarm" for queue in [*queues, "Starts-of-the-database"]),
+        *(f"{queue}-oldest-message-Alarm" for queue in queues),
+        *(f"{one}-{kind}-Count-Alarm" for one in lambdas for kind in ("Fault", "Throttled")),
+        *(f"{one}-{kind}-Count-Alarm" for one in runs for kind in ("Failure", "TimedOut")),
+        "Database-Connection-Count-High-Alarm",
+        "Deadlocks-Alarm",
+        "Orphaned-objects-Alarm",
+        "Running-while-paused-Alarm",
+        *(["Capacity-Alarm"] if CONFIGURATIONS[name]().database.kind == "serverless" else []),
+    }
+
+
+def test_alarms_come_and_go_by_the_topic_and_missing_data_raises_none(name: str, synthesized: All) -> None:
+    """A paused instance tells nothing of itself."""
+    [topic] = synthesized(name).resources("AWS::SNS::Topic")
+    for alarm in alarms(synthesized(name)).values():
+        assert alarm["ActionsEnabled"] is True
+        assert alarm["AlarmActions"] == alarm["OKActions"] == [{"Ref": topic.name}]
+        assert alarm["TreatMissingData"] in {"notBreaching", "ignore"}
+        assert alarm["AlarmDescription"]
+
+
+def test_limits_are_those_of_the_settings(name: str, synthesized: All) -> None:
+    limits, found = CONFIGURATIONS[name]().monitoring, alarms(synthesized(name))
+    assert limits is not None
+    assert found["Commits-1-oldest-message-Alarm"]["Threshold"] == limits.oldest_message_seconds_max
+    assert found["Database-Connection-Count-High-Alarm"]["Threshold"] == limits.connections_max
+    assert found["Orphaned-objects-Alarm"]["Threshold"] == limits.orphaned_gb_max * 1e9
+    assert found["Commits-1-DLQ-Queue-Message-Count-Max-Alarm"]["Threshold"] == 0
+
+
+def test_metrics_of_our_own_are_those_that_lambdas_write(name: str, synthesized: All) -> None:
+    ours = [
+        (metric, dimensions)
+        for alarm in alarms(synthesized(name)).values()
+        for namespace, metric, dimensions in used(alarm)
+        if namespace == metrics.NAMESPACE
+    ]
+    assert {metric for metric, _ in ours} == {metrics.ORPHANED_BYTES, metrics.RUNNING_WHILE_PAUSED}
+    assert all(dimensions == {metrics.DIMENSION: name} for _, dimensions in ours)
+
+
+def test_orphaned_bytes_are_believed_until_told_anew(synthesized: All) -> None:
+    """Garbage is looked for every so often, or once a day: between there is no data."""
+    alarm = alarms(synthesized("prod"))["Orphaned-objects-Alarm"]
+    assert (alarm["TreatMissingData"], alarm["EvaluationPeriods"]) == ("ignore", 1)
+
+
+def test_messages_that_wait_for_a_paused_database_raise_no_alarm(synthesized: All) -> None:
+    alarm = alarms(synthesized("prod"))["Commits-1-oldest-message-Alarm"]
+    [expression] = [one["Expression"] for one in alarm["Metrics"] if "Expression" in one]
+    assert expression == "IF(FILL(connections, -1) >= 0, age, 0)"
+    assert {metric for _, metric, _ in used(alarm)} == {
+        "ApproximateAgeOfOldestMessage",
+        "DatabaseConnections",
+    }
+
+
+def test_starting_and_stopping_again_has_its_time(synthesized: All) -> None:
+    """The lambda looks every nine minutes: so each period has a look, and an hour of them is too long."""
+    alarm = alarms(synthesized("dev"))["Running-while-paused-Alarm"]
+    [period] = {one["MetricStat"]["Period"] for one in alarm["Metrics"]}
+    assert period >= 540
+    assert period * alarm["DatapointsToAlarm"] == 3_600
+
+
+def test_only_cloudwatch_and_budgets_of_this_account_may_publish(name: str, synthesized: All) -> None:
+    [policy] = synthesized(name).resources("AWS::SNS::TopicPolicy")
+    allow = [one for one in policy.properties["PolicyDocument"]["Statement"] if one["Effect"] == "Allow"]
+    services = [one["Principal"]["Service"] for one in allow]
+    assert services == ["budgets.amazonaws.com", "cloudwatch.amazonaws.com"]
+    assert all(one["Condition"]["StringEquals"].keys() == {"aws:SourceAccount"} for one in allow)
+    [key] = [one for one in synthesized(name).resources("AWS::KMS::Key") if one.stack == "monitoring"]
+    [grant] = [
+        one
+        for one in key.properties["KeyPolicy"]["Statement"]
+        if one["Action"] == ["kms:Decrypt", "kms:GenerateDataKey"]
+    ]
+    assert grant["Principal"]["Service"] == services
+
+
+def test_a_budget_only_if_there_is_one_to_keep(synthesized: All) -> None:
+    assert not list(synthesized("dev").resources("AWS::Budgets::Budget"))
+    [budget] = synthesized("prod").resources("AWS::Budgets::Budget")
+    has = budget.properties["Budget"]
+    assert has["BudgetLimit"] == {"Amount": 5000, "Unit": "USD"}
+    assert has["CostFilters"] == {"TagKeyValue": ["user:dormouse:instance$prod"]}
+    notices = budget.properties["NotificationsWithSubscribers"]
+    assert [one["Notification"]["NotificationType"] for one in notices] == ["ACTUAL", "FORECASTED"]
+
+
+def test_nobody_uses_an_export_of_what_is_watched(name: str, synthesized: All) -> None:
+    """It could not be removed: a deploy with fewer queues would fail."""
+    assert "Fn::ImportValue" not in json.dumps(synthesized(name).templates["monitoring"])
+
+
+def test_an_address_subscribes_and_what_is_not_there_is_not_watched(tmp_path: Path) -> None:
+    configuration = settings("minimal", monitoring={"email": "people@example.org"})
+    assembly = synthesize(configuration, tmp_path / "assembly", checked=False)
+    [subscription] = assembly.resources("AWS::SNS::Subscription")
+    assert subscription.properties["Endpoint"] == "people@example.org"
+    watched = {name.split("-")[0] for name in alarms(assembly)}
+    assert watched == {"Capacity", "Commit", "Commits", "Database", "Deadlocks", "Garbage", "Orphaned"}
+
+
+def test_the_dashboard_shows_metrics_that_there_are(name: str, synthesized: All) -> None:
+    [dashboard] = synthesized(name).resources("AWS::CloudWatch::Dashboard")
+    body = flat(dashboard.properties["DashboardBody"])
+    shown = {one for one in METRICS if f'"{metrics.NAMESPACE}","{one}"' in body}
+    assert {metrics.COMMITS_APPLIED, metrics.COMMITS_REJECTED, metrics.COMMITS_LATER} <= shown
+    assert body.count(f'"{metrics.NAMESPACE}","') == len(shown)

@@ -1,0 +1,157 @@
+"""Runs of Spark, from the schedule to the report, as the state machine of each configuration has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from stacks.constructs.spark_runs import FOLLOWS_MAX, follow_seconds
+from tests.assembly import Assembly
+from tests.state_machine import EXECUTION, Execution, definition, execute
+
+CREATED = {
+    "run_id": "4c5e",
+    "kind": "compaction",
+    "list": "s3://b/data/runs/4c5e.json",
+    "jobs": 7,
+    "tables": 2,
+}
+SUBMITTED = {"engine": "emr-serverless", "run_id": "4c5e", "application": "a1", "id": "r1"}
+HISTORY_EVENTS_MAX = 25_000
+EVENTS_A_LOOK = 11
+
+
+class Lambdas:
+    """Stands in for those of a run: `looks` are the states that following finds, the last one for ever."""
+
+    def __init__(self, looks: list[str], created: Any = None, broken: tuple[str, ...] = ()) -> None:
+        self.calls: list[tuple[str, Any]] = []
+        self._answers: dict[str, Callable[[], Any]] = {
+            "Create": lambda: CREATED if created is None else created,
+            "Submit": lambda: SUBMITTED,
+            "Follow": lambda: {"state": next(self._looks), "reason": "as AWS says"},
+            "Cancel": lambda: {},
+            "Report": lambda: {"released": 0},
+        }
+        self._looks = self._for_ever(looks)
+        self._broken = broken
+
+    def __getitem__(self, name: str) -> Callable[[Any], Any]:
+        def call(event: Any) -> Any:
+            self.calls.append((name, event))
+            if name in self._broken:
+                raise RuntimeError(f"{name} is broken")
+            return self._answers[name]()
+
+        return call
+
+    @staticmethod
+    def _for_ever(looks: list[str]) -> Iterator[str]:
+        yield from looks
+        while True:
+            yield looks[-1]
+
+    def run(self, machine: Any) -> Execution:
+        return execute(machine, self)  # type: ignore[arg-type]
+
+    def reported(self) -> Any:
+        """What the report was called with, once."""
+        [event] = [event for name, event in self.calls if name == "Report"]
+        return event
+
+
+@pytest.fixture(scope="module", params=["compaction", "maintenance"])
+def machine(request: pytest.FixtureRequest, synthesized: Callable[[str], Assembly]) -> Any:
+    return definition(synthesized("dev").templates[request.param])
+
+
+def test_without_jobs_nothing_is_submitted(machine: Any) -> None:
+    for created in ({"jobs": 0}, {"skipped": True}):
+        lambdas = Lambdas(["SUCCEEDED"], created)
+        assert lambdas.run(machine).status == "SUCCEEDED"
+        assert lambdas.calls == [("Create", {"execution": EXECUTION})]
+
+
+def test_a_run_is_followed_to_its_end_and_reported(machine: Any) -> None:
+    lambdas = Lambdas(["RUNNING", "RUNNING", "SUCCEEDED"])
+    done = lambdas.run(machine)
+    assert (done.status, done.waited_seconds) == ("SUCCEEDED", 90)
+    assert [name for name, _ in lambdas.calls] == ["Create", "Submit", "Follow", "Follow", "Follow", "Report"]
+    assert [event for _, event in lambdas.calls[1:4]] == [CREATED, SUBMITTED, SUBMITTED]
+    assert lambdas.reported() == {"run": CREATED, "status": {"state": "SUCCEEDED", "reason": "as AWS says"}}
+
+
+@pytest.mark.parametrize("state", ["FAILED", "CANCELLED"])
+def test_a_run_that_failed_is_reported_and_fails_the_execution(machine: Any, state: str) -> None:
+    lambdas = Lambdas(["RUNNING", state])
+    done = lambdas.run(machine)
+    assert lambdas.reported()["status"]["state"] == state
+    assert done.status == "FAILED"
+    assert json.loads(done.cause or "") == {"state": state, "reason": "as AWS says"}
+
+
+def test_what_could_not_be_submitted_is_reported(machine: Any) -> None:
+    lambdas = Lambdas(["SUCCEEDED"], broken=("Submit",))
+    assert lambdas.run(machine).status == "FAILED"
+    assert lambdas.reported() == {
+        "run": CREATED,
+        "status": {"Error": "RuntimeError", "Cause": "Submit is broken"},
+    }
+
+
+def test_a_run_that_cannot_be_followed_is_cancelled_and_reported(machine: Any) -> None:
+    lambdas = Lambdas(["SUCCEEDED"], broken=("Follow",))
+    assert lambdas.run(machine).status == "FAILED"
+    assert [name for name, _ in lambdas.calls[-2:]] == ["Cancel", "Report"]
+    assert lambdas.reported()["status"]["Cause"] == "Follow is broken"
+
+
+@pytest.mark.parametrize("broken", [(), ("Cancel",)])
+def test_a_run_that_takes_too_long_is_cancelled_and_reported(machine: Any, broken: tuple[str, ...]) -> None:
+    lambdas = Lambdas(["RUNNING"], broken=broken)
+    done = lambdas.run(machine)
+    assert (done.status, done.waited_seconds) == ("FAILED", 360 * 60)
+    assert ("Cancel", SUBMITTED) in lambdas.calls
+    assert lambdas.reported()["status"] == {
+        "state": "CANCELLED",
+        "reason": "it took longer than 360 minutes",
+    }
+
+
+def test_a_run_that_ends_at_the_last_look_has_not_taken_too_long(machine: Any) -> None:
+    lambdas = Lambdas(["RUNNING"] * 719 + ["SUCCEEDED"])
+    assert lambdas.run(machine).status == "SUCCEEDED"
+
+
+def test_only_a_report_that_fails_is_not_reported(machine: Any) -> None:
+    done = Lambdas(["SUCCEEDED"], broken=("Report",)).run(machine)
+    assert (done.status, done.last) == ("FAILED", "Report")
+
+
+def test_every_task_is_tried_again_whatever_the_error(machine: Any) -> None:
+    """All are the same for the same execution; only making the work is not asked for so often."""
+    retried = {
+        name: {error: retry["MaxAttempts"] for retry in state["Retry"] for error in retry["ErrorEquals"]}
+        for name, state in machine["States"].items()
+        if state["Type"] == "Task"
+    }
+    assert retried.keys() == {"Create", "Submit", "Follow", "Cancel", "Report"}
+    assert retried["Create"].pop("Lambda.TooManyRequestsException") == 5
+    assert retried.pop("Create")["States.ALL"] == 2
+    assert [retry["States.ALL"] for retry in retried.values()] == [5] * 4
+
+
+@pytest.mark.parametrize("minutes", [10, 360, 1_000, 2_880])
+def test_the_longest_run_fits_the_history_of_an_execution(minutes: int) -> None:
+    seconds = follow_seconds(minutes)
+    assert seconds >= 30
+    assert minutes * 60 / seconds <= FOLLOWS_MAX
+    assert minutes * 60 / seconds * EVENTS_A_LOOK < HISTORY_EVENTS_MAX
+
+
+def test_parameters_are_objects(machine: Any) -> None:
+    """A path in their place would be handed on as it is written."""
+    assert all(isinstance(state.get("Parameters", {}), dict) for state in machine["States"].values())

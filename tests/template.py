@@ -1,0 +1,40 @@
+"""Values of templates as text, and what their policies allow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tests.assembly import Assembly
+
+
+def flat(value: Any) -> str:
+    """A value as text; references are the names of what they refer to."""
+    match value:
+        case {"Ref": name}:
+            return str(name).removeprefix("AWS::")
+        case {"Fn::GetAtt": [name, attribute]}:
+            return f"{name}{attribute}"
+        case {"Fn::ImportValue": name}:
+            return str(name)
+        case {"Fn::Sub": text}:
+            return str(text)
+        case {"Fn::Join": [separator, parts]}:
+            return str(separator).join(map(flat, parts))
+    return str(value)
+
+
+def allowed(assembly: Assembly, stack: str, role: str) -> Iterator[tuple[str, str, Any]]:
+    """Each action, resource and condition that a role, by its name without the hash, is allowed."""
+    for policy in assembly.resources("AWS::IAM::Policy"):
+        if policy.stack != stack or not any(one["Ref"][:-8] == role for one in policy.properties["Roles"]):
+            continue
+        for statement in policy.properties["PolicyDocument"]["Statement"]:
+            if statement["Effect"] == "Allow":
+                for action in _listed(statement["Action"]):
+                    for where in _listed(statement["Resource"]):
+                        yield action, flat(where), statement.get("Condition", {})
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
