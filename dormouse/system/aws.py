@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from dormouse.errors import DependencyMissing, InstanceError, InvalidInput
+from dormouse.settings import environment
 
 logger = logging.getLogger(__name__)
 
@@ -130,12 +131,15 @@ class Aws:
 
 
 def open_session(region: str | None = None, profile: str | None = None) -> Any:
-    """A boto3 session; what is not given comes from where AWS's tools look for it."""
+    """A boto3 session; what is not given comes from where AWS's tools look for it, the region also from
+    AWS_REGION, which boto3 does not know.
+    """
     try:
         import boto3
     except ImportError:
         raise DependencyMissing("deployed instances need boto3: pip install 'dormouse[aws]'") from None
     with _clear("sts", "get_caller_identity"):
+        region = region or (None if profile else environment().get("AWS_REGION"))
         return boto3.session.Session(region_name=region, profile_name=profile)
 
 

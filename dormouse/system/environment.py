@@ -19,6 +19,7 @@ def environment(instance: DeployedInstance, role: Role = "dormouse_owner") -> di
     host, more = (database.proxy, "&proxy=true") if database.proxy else (database.endpoint, "")
     variables = {
         "AWS_REGION": instance.region,
+        "AWS_DEFAULT_REGION": instance.region,
         "DORMOUSE_DSN": f"rds-iam://{role}@{host}:{database.port}/{database.name}"
         f"?region={instance.region}{more}",
         "DORMOUSE_OBJECTS": found.storage.objects,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -34,7 +35,8 @@ def cli(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureF
     monkeypatch.chdir(tmp_path)
 
     def run(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["dormouse", *args, "--region", REGION])
+        where = () if "AWS_REGION" in os.environ else ("--region", REGION)
+        monkeypatch.setattr(sys, "argv", ["dormouse", *args, *where])
         code = main()
         captured = capsys.readouterr()
         return code, captured.out, captured.err
@@ -56,6 +58,15 @@ def test_a_shell_takes_the_environment_as_it_is(deployed: Deployed, cli: Cli) ->
     ]
     as_json = json.loads(cli("env", "--instance", "dev", "--json")[1])
     assert as_json["DORMOUSE_DSN"].startswith("rds-iam://dormouse_owner@")
+
+
+def test_the_region_may_be_in_the_environment(
+    deployed: Deployed, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_REGION", REGION)
+    assert cli("env", "--instance", "dev")[0] == 0
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    assert cli("env", "--instance", "dev")[0] == 1
 
 
 def test_deleted_objects_come_back(deployed: Deployed, cli: Cli) -> None:
