@@ -20,6 +20,7 @@ ENGINES = {"dev": "emr-serverless", "steps": "emr-ec2-steps", "transient": "emr-
 ON_EC2 = ["steps", "transient"]
 CLUSTERS = "arn:Partition:elasticmapreduce:Region:AccountId:cluster/*"
 TAGGED = "elasticmapreduce:ResourceTag/dormouse:instance"
+LAUNCHING = ("CreateFleet", "CreateLaunchTemplate", "CreateLaunchTemplateVersion", "RunInstances")
 All = Callable[[str], Assembly]
 
 
@@ -206,6 +207,37 @@ def test_roles_are_passed_by_name_and_to_emr_only(name: str, synthesized: All) -
         assert services == {"elasticmapreduce.amazonaws.com", "ec2.amazonaws.com"}
     assert all(where.endswith("Arn") and "*" not in where for where, _ in passed)
     assert len(passed) == len(services)
+
+
+@pytest.mark.parametrize("name", ON_EC2)
+def test_emr_changes_what_is_tagged_or_named_only(name: str, synthesized: All) -> None:
+    """But what it must use to make a machine, and has no tag yet: images, fleets, and interfaces."""
+    free = set()
+    for action, where, condition in allowed(synthesized(name), "compaction", "EmrServiceRole"):
+        tags = {key for one in condition.values() for key in one}
+        if not where.endswith("*") or any(key.endswith("Tag/dormouse:instance") for key in tags):
+            continue
+        if not action.startswith("ec2:Describe") and "ec2:CreateAction" not in tags:
+            assert action in {f"ec2:{one}" for one in LAUNCHING}, action
+            free.add(flat_partition(where).partition(":ec2:")[2].rpartition(":")[2])
+    assert free == {"image/ami-*", "fleet/*", "network-interface/*"}
+    passed = {
+        where
+        for action, where, _ in allowed(synthesized(name), "compaction", "EmrServiceRole")
+        if action == "iam:PassRole"
+    }
+    assert len(passed) == 1 and passed.pop().startswith("EmrRole")
+
+
+@pytest.mark.parametrize("stack", ["compaction", "maintenance"])
+def test_the_state_machine_calls_its_lambdas_only(stack: str, synthesized: All) -> None:
+    called = {
+        where
+        for action, where, _ in allowed(synthesized("dev"), stack, "RunsRole")
+        if action.startswith("lambda:")
+    }
+    assert len(called) == 5
+    assert not any("*" in where for where in called)
 
 
 def test_commands_learn_what_is_deployed(name: str, synthesized: All) -> None:
