@@ -13,7 +13,11 @@ from constructs import Construct
 from dormouse.errors import InvalidInput
 
 Architecture = Literal["arm64", "x86_64"]
-MIGRATIONS = ("dormouse/postgres/migrations/*.sql", "dormouse/system/migration.*")
+MIGRATIONS = (
+    "dormouse/postgres/migrations/*.sql",
+    "dormouse/postgres/roles.*",
+    "dormouse/system/migration.*",
+)
 STUB = "Stands in for what is built."
 
 

@@ -92,7 +92,7 @@ def test_each_has_what_it_needs_and_no_more(root: Path, target: Path) -> None:
         folder = package(target, name)
         modules = {path.stem for path in (folder / "lambdas").iterdir()}
         assert modules == {"__init__", "services", name}
-        for wanted in ("postgres/rds-ca-bundle.pem", "files/store.sql", "system/migration.sql"):
+        for wanted in ("postgres/rds-ca-bundle.pem", "files/store.sql", "postgres/roles.sql"):
             assert (folder / "dormouse" / wanted).is_file()
         migrations = sorted(path.name for path in (root / "dormouse/postgres/migrations").glob("*.sql"))
         packed = sorted(path.name for path in (folder / "dormouse/postgres/migrations").iterdir())

@@ -17,7 +17,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dormouse.embedded_postgres import EmbeddedPostgres
-from dormouse.system.migration import OWNER_ROLE, RUN_ROLE, SCHEMA_ROLE
+from dormouse.postgres.roles import OWNER_ROLE, RUN_ROLE, SCHEMA_ROLE
 from lambdas import migrate
 from lambdas.migrate import PHYSICAL_ID, handler
 from lambdas.services import MARGIN_SECONDS

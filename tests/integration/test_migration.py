@@ -22,7 +22,8 @@ from dormouse.files.parameters import narrow_id
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.postgres.connection import SESSION_SETTINGS
 from dormouse.postgres.migrate import MIGRATIONS, read_migrations
-from dormouse.system.migration import OWNER_ROLE, RUN_ROLE, SCHEMA_ROLE, bring_up_to_date
+from dormouse.postgres.roles import OWNER_ROLE, RUN_ROLE, SCHEMA_ROLE
+from dormouse.system.migration import bring_up_to_date
 from tests.commits import add, compaction
 from tests.conftest import drop_database
 

@@ -1,0 +1,89 @@
+"""The roles that work on a deployed database, and what each may do.
+
+`dormouse_schema` owns the schema and all in it, and nobody logs in as it. `dormouse_owner` acts as it from
+login on, to make, convert and drop tables; `dormouse_run` reads and writes rows. Both log in with IAM where
+there is `rds_iam`. Whoever migrates acts as `dormouse_schema` too, and must be no member of the two: a member
+of a member of `rds_iam` cannot log in with a password any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from dormouse.errors import InstanceError
+from dormouse.postgres.connection import SESSION_SETTINGS, Isolation, Supplier
+from dormouse.postgres.opening import parameters
+from dormouse.postgres.queries import load
+
+SCHEMA_ROLE = "dormouse_schema"
+OWNER_ROLE = "dormouse_owner"
+RUN_ROLE = "dormouse_run"
+_LOGINS = (OWNER_ROLE, RUN_ROLE)
+_SETTINGS = {**SESSION_SETTINGS, "default_transaction_isolation": Isolation.READ_COMMITTED.value}
+_QUERIES = load(__file__, "roles")
+
+
+def make_roles(conn: psycopg.Connection[Any]) -> None:
+    """Makes the roles that are not there, and gives their sessions the settings of ours."""
+    conn.execute(_QUERIES["make_roles"].on())
+    for role in _LOGINS:
+        # an RDS Proxy takes no settings from those who connect
+        for name, value in _SETTINGS.items():
+            _set(conn, role, name, value)
+    _set(conn, OWNER_ROLE, "role", SCHEMA_ROLE)
+
+
+def _set(conn: psycopg.Connection[Any], role: str, name: str, value: str) -> None:
+    database = str(conn.info.dbname)
+    query = _QUERIES["set"].literally(value=value)
+    conn.execute(query.on(role=role, database=database, name=name))
+
+
+def adopt(conn: psycopg.Connection[Any]) -> int:
+    """Gives what others own of the schema to its role, each by itself: thousands of locks are too many."""
+    statements = [text for (text,) in conn.execute(_QUERIES["owned_by_others"].on()).fetchall()]
+    for text in statements:
+        conn.execute(sql.SQL(text))
+    return len(statements)
+
+
+def acting_as_schema(dsn: str) -> str:
+    """The DSN with sessions that act as the owner of the schema."""
+    given = parameters(dsn)
+    return make_conninfo("", **{**given, "options": f"{given.get('options') or ''} -c role={SCHEMA_ROLE}"})
+
+
+def grant(supplier: Supplier) -> None:
+    """Says what the others may do, in sessions that act as the owner of the schema."""
+    with supplier.connection() as conn:
+        conn.execute(_QUERIES["grant"].on())
+
+
+@contextmanager
+def alone(supplier: Supplier) -> Iterator[psycopg.Connection[Any]]:
+    """A connection, while no other brings this database up to date."""
+    with supplier.connection() as conn:
+        conn.execute(_QUERIES["lock"].on())
+        try:
+            yield conn
+        finally:
+            if not conn.closed:
+                conn.execute(_QUERIES["unlock"].on())
+
+
+@contextmanager
+def privileged() -> Iterator[None]:
+    """Says so when the session may not do what must be done."""
+    try:
+        yield
+    except psycopg.errors.InsufficientPrivilege as error:
+        reason = " ".join(str(error).split())
+        raise InstanceError(
+            f"the user may not do what a migration needs: {reason}; use the database's administrator"
+        ) from None
