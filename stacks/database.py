@@ -158,9 +158,20 @@ class DatabaseStack(InstanceStack):
             vpc_subnets=ec2.SubnetSelection(subnets=self.placement.subnets),
             security_groups=[self.security_group],
         )
+        if settings.snapshot is not None:
+            self._restore(cluster, settings.snapshot)
         if not self.settings.protected:
             acknowledge(cluster, "AwsSolutions-RDS10", "the settings say that it may be destroyed")
         return cluster
+
+    @staticmethod
+    def _restore(cluster: rds.DatabaseCluster, snapshot: str) -> None:
+        """Made from the snapshot, with what it says; a new password is managed as before."""
+        resource = cluster.node.default_child
+        assert isinstance(resource, rds.CfnDBCluster)  # noqa: S101
+        resource.snapshot_identifier = snapshot
+        for name in ("DatabaseName", "MasterUsername", "StorageEncrypted"):
+            resource.add_property_deletion_override(name)
 
     def _instance(self, name: str) -> rds.IClusterInstance:
         # An upgrade behind the back of the settings would be undone by the next deploy, which fails.

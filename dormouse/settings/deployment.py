@@ -30,6 +30,7 @@ from dormouse.settings.section import (
     MemoryMb,
     RouteTableId,
     Section,
+    SnapshotArn,
     SubnetId,
     TimeoutSeconds,
     VpcId,
@@ -133,6 +134,9 @@ class _Database(Section):
 
     readers: int = setting(0, ge=0, le=15)
     """Read replicas, which also take over when the writer fails."""
+
+    snapshot: SnapshotArn | None = setting(None, change="replacement")
+    """A snapshot that the cluster is made from, by its ARN; keep the setting as long as the cluster."""
 
     proxy: bool = setting(False)
     """An RDS Proxy in front; its connections keep a serverless database awake."""

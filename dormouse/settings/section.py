@@ -54,6 +54,10 @@ PATTERNS = {
         r"^[a-z][a-z0-9-]*\d[a-z0-9-]*\.([a-z]+|\d+xlarge)$",
         "an instance class, like r8g.large",
     ),
+    "snapshot": (
+        r"^arn:aws[a-z-]*:rds:[a-z0-9-]+:\d{12}:cluster-snapshot:[A-Za-z][A-Za-z0-9:-]*$",
+        "the ARN of a snapshot of a cluster, like arn:aws:rds:eu-west-1:123456789012:cluster-snapshot:prod",
+    ),
     "email": (r"^[^@\s]+@[^@\s]+\.[^@\s]+$", "an e-mail address"),
 }
 """What texts must match, and the same in words."""
@@ -69,6 +73,7 @@ SubnetId = Annotated[str, Field(pattern=pattern("subnet"))]
 RouteTableId = Annotated[str, Field(pattern=pattern("route_table"))]
 ZoneName = Annotated[str, Field(pattern=pattern("zone"))]
 InstanceClass = Annotated[str, Field(pattern=pattern("instance"))]
+SnapshotArn = Annotated[str, Field(pattern=pattern("snapshot"))]
 MemoryMb = Annotated[int, Field(ge=128, le=10_240)]
 TimeoutSeconds = Annotated[int, Field(gt=CONNECT_SECONDS_MAX, le=LAMBDA_SECONDS_MAX)]
 EveryMinutes = Annotated[int, Field(ge=1, le=1_440)]

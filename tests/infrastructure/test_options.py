@@ -29,6 +29,7 @@ REPLACING = {
 HARMLESS = re.compile(
     r"\w+/Resources/Facts\w+|storage/Resources/Data\w+/Properties/LifecycleConfiguration/Rules"
 )
+SNAPSHOT = "arn:aws:rds:eu-central-1:123456789012:cluster-snapshot:prod-2026-11-20"
 Changed = Callable[..., Assembly]
 
 
@@ -89,6 +90,23 @@ def test_a_setting_that_needs_a_deploy_replaces_nothing_that_holds_data(
                 assert were[name].properties.get(key) == are[name].properties.get(key), f"{name}: {key}"
     for kind in ("AWS::RDS::DBCluster", "AWS::S3::Bucket", "AWS::EC2::VPC", "AWS::KMS::Key"):
         assert {str(one) for one in before.resources(kind)} == {str(one) for one in after.resources(kind)}
+
+
+def test_a_cluster_from_a_snapshot_changes_nothing_else(
+    changed: Changed, synthesized: Callable[[str], Assembly]
+) -> None:
+    """Other stacks read where it is when they are deployed next."""
+    whole = synthesized("prod")
+    settings_of = {"kind": "fixed", "instance_class": "r8g.xlarge", "readers": 1, "backup_days": 35}
+    restored = changed(database={**settings_of, "log_days": 90, "snapshot": SNAPSHOT})
+    for stack in whole.templates.keys() - {"database"}:
+        assert differences(whole.templates[stack], restored.templates[stack]) == [], stack
+    (cluster,) = restored.resources("AWS::RDS::DBCluster")
+    assert cluster.properties["SnapshotIdentifier"] == SNAPSHOT
+    assert not {"DatabaseName", "MasterUsername", "StorageEncrypted"} & cluster.properties.keys()
+    path = f"/Resources/{cluster.name}/Properties/"
+    found = differences(whole.templates["database"], restored.templates["database"])
+    assert all(one.startswith(path) for one in found)
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:

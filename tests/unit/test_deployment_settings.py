@@ -304,6 +304,7 @@ REPLACED = {
     ("network", "cidr"): ("AWS::EC2::VPC", "CidrBlock"),
     ("network", "zones"): ("AWS::EC2::Subnet", "CidrBlock"),
     ("network", "vpc_id"): ("AWS::EC2::SecurityGroup", "VpcId"),
+    ("database", "snapshot"): ("AWS::RDS::DBCluster", "SnapshotIdentifier"),
     ("monitoring", "email"): ("AWS::SNS::Subscription", "Endpoint"),
     ("compaction", "engine"): None,
     ("", "id"): None,
