@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
 import psycopg
 import pytest
-from state import assign, at_once, jobs_of, query, ref, replace
+from state import assign, at_once, blocked, jobs_of, query, ref, replace, transaction, wait_until
 
 from dormouse.context import TableContext
+from dormouse.files import compaction_jobs
 from dormouse.files.compaction_jobs import ReleasedJobs, tables_of_run
 from dormouse.postgres.migrate import MIGRATIONS, migrate
 
@@ -132,6 +134,24 @@ def test_one_run_asked_for_at_once_gets_the_same_jobs(table: TableContext) -> No
     answers = at_once(*[lambda: table.jobs.hand_over(run_id, 4, ALIVE_SECONDS)] * 4)
     assert [len(answer) for answer in answers] == [4] * 4
     assert all(answer == answers[0] for answer in answers)
+
+
+def test_who_asks_for_a_run_that_another_is_just_handing_jobs_to_waits_for_them(table: TableContext) -> None:
+    """Jobs that are locked are passed over: without waiting, the run would get others as well."""
+    run_id = new_run()
+    values = {"table_id": table.table.table_id, "run_id": run_id, "limit": 4, "seconds": ALIVE_SECONDS}
+    answers: list[list[str]] = []
+    with transaction(table) as conn:
+        for name in ("one_at_a_time", "hand_over"):
+            found = conn.execute(compaction_jobs._QUERIES[name].on(), values).fetchall()
+        other = threading.Thread(
+            target=lambda: answers.append(table.jobs.hand_over(run_id, 4, ALIVE_SECONDS))
+        )
+        other.start()
+        wait_until(lambda: answers or blocked(table.supplier), seconds_max=60)
+        conn.execute("commit")
+    other.join(60)
+    assert answers == [[job for (job,) in found]]
 
 
 def test_runs_at_once_share_no_job(table: TableContext) -> None:
