@@ -105,9 +105,9 @@ def test_a_note_tells_of_what_its_process_did_in_the_minute_after_it(
     schedule: Schedule, objects: ObjectStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process notes, a run begins and ends, and the process commits again without another note."""
-    clock.now = clock.now.replace(second=0)
+    clock.now = clock.now.replace(second=59)
     note(objects, clock, monkeypatch)
-    clock.now += timedelta(seconds=59)
+    clock.now += timedelta(seconds=58)
     run(schedule)
     assert why(schedule) == "activity"
     clock.now += 3 * MINUTE
