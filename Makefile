@@ -45,8 +45,9 @@ lambdas: .venv/.installed ## Build the code of the lambdas into build/lambdas
 	@$(BIN)/python -m lambdas.build
 
 .PHONY: docs
-docs: .venv/.installed ## Write the reference of a deployment's settings anew
+docs: .venv/.installed ## Write the reference of a deployment's settings and the picture of its stacks anew
 	@$(BIN)/python -m dormouse.settings.reference
+	@$(BIN)/python -m stacks.diagram
 
 .PHONY: requirements
 requirements: .venv/.installed ## Pin the newest versions that pyproject.toml allows

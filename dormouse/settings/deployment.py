@@ -57,8 +57,8 @@ class NetworkSettings(Section):
     cidr: str = setting("10.40.0.0/16", change="replacement", pattern=pattern("cidr"))
     """The addresses of the own VPC."""
 
-    zones: int = setting(2, change="replacement", ge=2, le=3)
-    """Over how many availability zones the own VPC is spread; its subnets share its addresses."""
+    zones: int = setting(2, ge=2, le=3)
+    """Over how many availability zones the own VPC is spread; it can be raised, not lowered."""
 
     flow_log_days: Literal[7, 14, 30, 60, 90, 180, 365] = setting(30)
     """How many days the own VPC's flow log is kept."""

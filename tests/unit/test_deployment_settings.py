@@ -302,7 +302,6 @@ def test_the_reference_is_what_the_models_say() -> None:
 
 REPLACED = {
     ("network", "cidr"): ("AWS::EC2::VPC", "CidrBlock"),
-    ("network", "zones"): ("AWS::EC2::Subnet", "CidrBlock"),
     ("network", "vpc_id"): ("AWS::EC2::SecurityGroup", "VpcId"),
     ("database", "snapshot"): ("AWS::RDS::DBCluster", "SnapshotIdentifier"),
     ("monitoring", "email"): ("AWS::SNS::Subscription", "Endpoint"),
