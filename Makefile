@@ -25,6 +25,10 @@ test: .venv/.installed ## All tests but the slow tier
 test-all: .venv/.installed ## All tests
 	@$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile
 
+.PHONY: deploy-local
+deploy-local: .venv/.installed ## Deploy into an emulator on this machine, use it, destroy it; five minutes
+	@$(BIN)/python -m tests.deploy_local
+
 .PHONY: emr-package
 emr-package: .venv/.installed ## The archive that Spark on EMR runs, into build/emr (ARCHITECTURE=x86_64 for Intel)
 	@$(BIN)/python -m emr.build --architecture $(or $(ARCHITECTURE),arm64)
@@ -57,7 +61,7 @@ requirements: .venv/.installed ## Pin the newest versions that pyproject.toml al
 
 .PHONY: clean
 clean: ## Remove .venv and what tests and tools left
-	@rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .venv .venv-emulator node_modules cdk.out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # A finished set-up is brought up to date in place; one that was interrupted has no stamp, and starts again.
 .venv/.installed: requirements.txt pyproject.toml

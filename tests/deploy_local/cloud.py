@@ -17,6 +17,10 @@ from tests.deploy_local.processes import Background, RunFailed, free_port, run
 ROOT = Path(__file__).parents[2]
 ACCOUNT, REGION = "000000000000", "eu-west-1"
 EMULATOR_PYTHON = ROOT / ".venv-emulator" / "bin" / "python"
+BIN = Path(sys.executable).parent
+SECONDS_MAX = 400.0
+"""Of a command; a deploy takes a minute on two idle cores."""
+
 WAITS_SCALE = 0.05
 """State machines wait for twentieths of their times."""
 
@@ -88,27 +92,22 @@ class Cloud:
         """What the emulator's control port answers."""
         return ask(self.url("control"), path, **given)
 
-    def cdk(
-        self, *arguments: str, seconds_max: float = 300, accept: tuple[int, ...] = (0,)
-    ) -> tuple[int, str]:
+    def cdk(self, *arguments: str, accept: tuple[int, ...] = (0,)) -> tuple[int, str]:
         """Runs the CDK CLI; its exit code, and what it said."""
         command = [str(node()), str(_cli()), *arguments, "--no-notices", "--no-version-reporting"]
         name = f"cdk-{arguments[0]}"
         # An environment is bootstrapped without the app, which cdk.json would bring.
         cwd = self.work if arguments[0] == "bootstrap" else ROOT
         return run(
-            name, command, self.environment, self.logs, cwd=cwd, seconds_max=seconds_max, accept=accept
+            name, command, self.environment, self.logs, cwd=cwd, seconds_max=SECONDS_MAX, accept=accept
         )
 
-    def dormouse(
-        self, *arguments: str, seconds_max: float = 120, accept: tuple[int, ...] = (0,)
-    ) -> tuple[int, str]:
-        """Runs the command line; its exit code, and what it said."""
-        command = [str(Path(sys.executable).with_name("dormouse")), *arguments]
+    def dormouse(self, *arguments: str, **variables: str) -> str:
+        """Runs the command line, with more environment; what it said."""
+        command = [str(BIN / "dormouse"), *arguments]
+        environment = self.environment | variables
         name = f"dormouse-{arguments[0]}"
-        return run(
-            name, command, self.environment, self.logs, cwd=ROOT, seconds_max=seconds_max, accept=accept
-        )
+        return run(name, command, environment, self.logs, cwd=ROOT, seconds_max=SECONDS_MAX)[1]
 
     @property
     def _moto(self) -> list[str]:
@@ -118,7 +117,7 @@ class Cloud:
     def _bare_environment(self) -> dict[str, str]:
         """Nothing of the user's: neither credentials and profiles nor caches."""
         return {
-            "PATH": f"{node().parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(self.work),
             "TMPDIR": str(self.work),
             "LANG": "C.UTF-8",

@@ -54,11 +54,13 @@ def compact_by_state_machine(cloud: Cloud, instance: Instance, resources: Resour
     if len(runs) != 1:
         raise RunFailed(f"EMR was given {len(runs)} runs, not one; the state machine says {last()}")
     run = emr.get_job_run(applicationId=told.application, jobRunId=runs[0]["id"])["jobRun"]
-    listed = " ".join(run["jobDriver"]["sparkSubmit"]["entryPointArguments"])
+    arguments = run["jobDriver"]["sparkSubmit"]["entryPointArguments"]
+    if not any(str(one).startswith("s3://") and str(one).endswith(".json") for one in arguments):
+        raise RunFailed(f"the run of EMR has no list of its jobs among {arguments}")
     held = [job for _, _, _, job in live(instance.table("events").files) if job is not None]
     if held:
         raise RunFailed(f"{len(held)} references are still of jobs whose run is over")
-    return f"execution {last().lower()}, run {run['name']!r} with {listed}"
+    return f"one run, {run['name']}; its execution {last().lower()}"
 
 
 def collect_garbage(cloud: Cloud, instance: Instance, resources: Resources) -> str:
@@ -85,7 +87,7 @@ def pause(cloud: Cloud, resources: Resources) -> str:
     cloud.dormouse("pause", "--instance", "local", "--wait")
     if (found := asleep(cloud, resources)) != "":
         raise RunFailed(f"after dormouse pause, {found}")
-    said = json.loads(cloud.dormouse("pause", "--instance", "local", "--wait", "--json")[1])
+    said = json.loads(cloud.dormouse("pause", "--instance", "local", "--wait", "--json"))
     if undone := [step["step"] for step in said["steps"] if step["outcome"] == "done"][:-1]:
         raise RunFailed(f"a second dormouse pause still did: {', '.join(undone)}")
     return "schedules and queues off, database stopped"

@@ -108,11 +108,11 @@ def run(
             process.wait()
     said = log.read_text("utf-8", errors="replace")
     if code not in accept:
-        raise RunFailed(f"{name} failed with exit code {code}: {_sign(said)}")
+        raise RunFailed(f"{name} failed with exit code {code}: {sign(said)}")
     return code, said
 
 
-def _sign(said: str) -> str:
+def sign(said: str) -> str:
     """The line that says most: the first that AWS failed with, the last with an error, or the last."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     if refused := [line for line in lines if re.search("(CREATE|UPDATE|DELETE)_FAILED", line)]:

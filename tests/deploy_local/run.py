@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,7 +19,7 @@ from dormouse.system.environment import environment
 from dormouse.system.instance import DeployedInstance, find
 from tests.deploy_local import commits, operations, packages
 from tests.deploy_local.cloud import ACCOUNT, REGION, ROOT, Cloud, left_behind
-from tests.deploy_local.processes import RunFailed
+from tests.deploy_local.processes import RunFailed, sign
 
 FOLDER = "dormouse-deploy-"
 FAILED_LOGS = ROOT / "build" / "deploy-local"
@@ -129,14 +132,12 @@ class Run:
 
 
 def _app(cloud: Cloud) -> tuple[str, ...]:
-    import sys
-
     command = f"{sys.executable} -m tests.deploy_local.app {cloud.work}"
-    return "--all", "--app", command, "--output", str(cloud.work / "cdk.out")
+    return "--app", command, "--output", str(cloud.work / "cdk.out")
 
 
 def _deploy(cloud: Cloud) -> str:
-    cloud.cdk("deploy", *_app(cloud), "--require-approval", "never")
+    cloud.cdk("deploy", "--all", *_app(cloud), "--require-approval", "never")
     stacks = cloud.client("cloudformation").describe_stacks()["Stacks"]
     wrong = [one["StackName"] for one in stacks if one["StackStatus"] != "CREATE_COMPLETE"]
     if wrong:
@@ -145,14 +146,17 @@ def _deploy(cloud: Cloud) -> str:
 
 
 def _diff(cloud: Cloud) -> str:
+    """Of what the app synthesizes anew."""
     code, said = cloud.cdk("diff", "--fail", *_app(cloud), accept=(0, 1))
     if code or "Number of stacks with differences: 0" not in said:
-        raise RunFailed("it is not empty right after the deploy")
+        raise RunFailed(f"it is not empty right after the deploy: {sign(said)}")
     return "empty"
 
 
 def _destroy(cloud: Cloud) -> str:
-    cloud.cdk("destroy", *_app(cloud), "--force")
+    # The app of cdk.json would want the archive of EMR to be built.
+    app = str(cloud.work / "cdk.out")
+    cloud.dormouse("destroy", "--config", str(cloud.work / "local.toml"), "--yes", CDK_APP=app)
     left = [one["StackName"] for one in cloud.client("cloudformation").describe_stacks()["Stacks"]]
     if left != ["CDKToolkit"]:
         raise RunFailed(f"stacks are left: {', '.join(left)}")
@@ -160,9 +164,7 @@ def _destroy(cloud: Cloud) -> str:
 
 
 def _status(cloud: Cloud, wanted: str) -> str:
-    import json
-
-    found = json.loads(cloud.dormouse("status", "--instance", INSTANCE, "--json")[1])
+    found = json.loads(cloud.dormouse("status", "--instance", INSTANCE, "--json"))
     if not str(found["summary"]).startswith(wanted):
         raise RunFailed(f"it says {found['summary']!r}, not {wanted}")
     return str(found["summary"])
@@ -170,8 +172,6 @@ def _status(cloud: Cloud, wanted: str) -> str:
 
 def _opened(cloud: Cloud, deployed: DeployedInstance) -> Instance:
     """As somebody with the environment of `dormouse env`, who trusts the run's certificates."""
-    import os
-
     variables = environment(deployed, "dormouse_owner")
     dsn = f"{variables.pop('DORMOUSE_DSN')}&sslrootcert={cloud.database.certificates}"
     os.environ.update(variables)

@@ -1,0 +1,54 @@
+"""The real deploy into an emulator, as `make deploy-local` does it: once whole, once interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SECONDS_MAX = 1_800
+"""A run takes three minutes on two idle cores."""
+
+COMMAND = [sys.executable, "-m", "tests.deploy_local"]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deploy-local")]
+
+
+def _of_run(folder: Path) -> list[str]:
+    """The processes that know a folder for temporary files."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        known = [*(process.info["cmdline"] or ()), *(process.info["environ"] or {}).values()]
+        if process.pid != os.getpid() and any(str(folder) in text for text in known):
+            found.append(" ".join(process.info["cmdline"] or ()))
+    return found
+
+
+def test_a_deploy_works_sleeps_wakes_and_is_destroyed(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        COMMAND, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert "nothing is left behind" in done.stdout
+    assert _of_run(tmp_path) == [] and list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_run_leaves_nothing_behind(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        COMMAND, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "cdk bootstrap" in line:
+                process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 130
+    assert said.strip() == "deploy-local was interrupted; all that it had started is gone"
+    assert _of_run(tmp_path) == [] and list(tmp_path.iterdir()) == []
