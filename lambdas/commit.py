@@ -24,9 +24,15 @@ from lambdas.services import called, database, tracer
 class CommitBatch(BasePartialBatchProcessor):
     """A batch is applied whole before records are answered, since it is one statement a table and kind."""
 
-    def __init__(self, supplier: Supplier, objects: ObjectStore, receives_max: int) -> None:
+    def __init__(self, supplier: Supplier, objects: ObjectStore, environment: CommitEnvironment) -> None:
         super().__init__(EventType.SQS, raise_on_entire_batch_failure=False)
-        self._apply = partial(sqs_event.handle, supplier=supplier, objects=objects, receives_max=receives_max)
+        self._apply = partial(
+            sqs_event.handle,
+            supplier=supplier,
+            objects=objects,
+            receives_max=environment.receives_max,
+            patience_seconds=environment.patience_seconds,
+        )
         self.answer = Answer(frozenset(), 0, 0, 0, 0)
 
     def _prepare(self) -> None:
@@ -48,7 +54,7 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
     """Answers which records are to be delivered again. Keeps no connection: an idle database can pause."""
     with called(CommitEnvironment, "commit", context) as call, database(call) as supplier:
         objects = open_store(call.environment.objects)
-        batch = CommitBatch(supplier, objects, call.environment.receives_max)
+        batch = CommitBatch(supplier, objects, call.environment)
         answer = process_partial_response(
             event=event, record_handler=lambda record: None, processor=batch, context=context
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,11 @@ from dormouse.objects import ObjectStore
 from dormouse.postgres.connection import Supplier
 
 logger = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 10.0
+"""What a request waits for is mostly in the next batch, which another lambda applies at the same time."""
+
+FIRST_PAUSE_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +45,24 @@ class Answer:
 
 
 def handle(
-    event: Mapping[str, Any], supplier: Supplier, objects: ObjectStore, *, receives_max: int = RECEIVES_MAX
+    event: Mapping[str, Any],
+    supplier: Supplier,
+    objects: ObjectStore,
+    *,
+    receives_max: int = RECEIVES_MAX,
+    patience_seconds: float = PATIENCE_SECONDS,
 ) -> Answer:
     """Applies the records of an SQS event as one batch: a statement for each table and kind of request.
 
-    A request that was refused for good is acknowledged, since its submitter finds why by its commit id.
-    Messages that name no commit are left to the queue's own dead-letter queue. Raises `InvalidCommitRequest`
-    when the event is not one of SQS.
+    What waits for its inputs is tried again for `patience_seconds`, since SQS would deliver it only after the
+    visibility timeout. A request that was refused for good is acknowledged, since its submitter finds why by
+    its commit id. Messages that name no commit are left to the queue's own dead-letter queue. Raises
+    `InvalidCommitRequest` when the event is not one of SQS.
     """
     records = _Records(_messages(event))
     queue = PointerQueue(records, objects)
     found = queue.resolve(records.messages)
-    handled = Handler(Tables(supplier), receives_max=receives_max).handle(found)
+    handled = _patiently(Handler(Tables(supplier), receives_max=receives_max), found, patience_seconds)
     queue.delete([item.message for item in handled if item.fate == "done"])
     for item in handled:
         if item.outcome.error is not None and item.fate != "later":
@@ -66,6 +78,20 @@ def handle(
         later=len(later),
         dead=len(dead),
     )
+
+
+def _patiently(handler: Handler, messages: Sequence[Message], seconds: float) -> list[Handled]:
+    """What became of each message, after those that wait for others have had some time."""
+    found = {item.message.receipt: item for item in handler.handle(messages)}
+    deadline, pause = time.monotonic() + seconds, FIRST_PAUSE_SECONDS
+    while waiting := [item.message for item in found.values() if item.fate == "later"]:
+        pause = min(pause, deadline - time.monotonic())
+        if pause <= 0:
+            break
+        time.sleep(pause)
+        pause *= 2
+        found |= {item.message.receipt: item for item in handler.handle(waiting)}
+    return list(found.values())
 
 
 def _is_dead(item: Handled) -> bool:

@@ -62,6 +62,9 @@ class CommitEnvironment(DatabaseEnvironment):
     receives_max: int = Field(default=10, ge=1)
     """How often a request is tried before it is refused because its inputs are not there."""
 
+    patience_seconds: float = Field(default=10, ge=0, le=60)
+    """How long a batch is held for requests whose inputs are not there yet, before SQS hides them again."""
+
 
 class GarbageEnvironment(DatabaseEnvironment):
     """Of `garbage`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from dormouse.objects import activity
 from lambdas.commit import handler
 from tests.aws_lambda import Context, json_lines, lambda_service, metrics_in, waking_server
 from tests.commits import add, assignment, compaction, replacement
-from tests.state import live, query, wait_until
+from tests.state import at_once, live, query, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,6 +31,7 @@ def instance(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     url = (tmp_path / "objects").as_uri()
     monkeypatch.setenv("DORMOUSE_DSN", dsn)
     monkeypatch.setenv("DORMOUSE_OBJECTS", url)
+    monkeypatch.setenv("DORMOUSE_PATIENCE_SECONDS", "0")
     with dm.connect(dsn, url) as instance:
         instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
         yield instance
@@ -59,6 +61,18 @@ def test_only_what_must_be_tried_later_comes_again(instance: Instance) -> None:
     assert [name for _, name, _, _ in live(instance.table("t").files)] == ["a"]
     assert instance.commit_status("taken").state == "rejected"
     assert instance.commit_status("add b").state == "rejected"
+
+
+def test_what_another_lambda_applies_meanwhile_is_waited_for(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQS would hide the record for six times the lambda's timeout."""
+    monkeypatch.setenv("DORMOUSE_PATIENCE_SECONDS", "60")
+    replaced, assigned, added = compaction("t", 1)
+    waiting, other = record("1", replaced), [record("2", assigned), record("3", added)]
+    outcomes = at_once(lambda: again(waiting), lambda: time.sleep(0.3) or again(*other))
+    assert outcomes == [[], []]
+    assert [name for _, name, _, _ in live(instance.table("t").files)] == ["new 1"]
 
 
 def test_a_record_delivered_twice_is_applied_once(instance: Instance) -> None:
