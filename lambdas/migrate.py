@@ -22,8 +22,9 @@ from psycopg.conninfo import make_conninfo
 from dormouse.commits.outcomes import text_of
 from dormouse.errors import InvalidInput
 from dormouse.postgres import ConnectionSupplier
-from dormouse.postgres.rds_iam import CA_BUNDLE, CONNECT_TIMEOUT_SECONDS
+from dormouse.postgres.rds_iam import CA_BUNDLE
 from dormouse.settings.lambdas import MigrateEnvironment
+from dormouse.settings.section import CONNECT_SECONDS_MAX
 from dormouse.system.migration import bring_up_to_date
 from lambdas.services import Call, called, connections, tracer
 
@@ -93,7 +94,7 @@ def _dsn(properties: Mapping[str, Any], environment: MigrateEnvironment) -> str:
         password=properties["Password"],
         sslmode="verify-full",
         sslrootcert=environment.ca_bundle or str(CA_BUNDLE),
-        connect_timeout=CONNECT_TIMEOUT_SECONDS,
+        connect_timeout=CONNECT_SECONDS_MAX,
     )
 
 

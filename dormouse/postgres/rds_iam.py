@@ -17,12 +17,10 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dormouse.errors import InstanceError, InvalidInput
+from dormouse.settings.section import CONNECT_SECONDS_MAX
 
 SCHEME = "rds-iam"
 CA_BUNDLE = Path(__file__).with_name("rds-ca-bundle.pem")
-CONNECT_TIMEOUT_SECONDS = 40
-"""A database that paused itself needs 15 to 30 s and more to wake."""
-
 TOKEN_SECONDS = 900
 _PLACEHOLDER = "rds-iam in "
 _BY_PROXY = " by proxy"
@@ -41,7 +39,7 @@ def to_conninfo(dsn: str) -> str:
     defaults = {
         "sslmode": "verify-full",
         "sslrootcert": str(CA_BUNDLE),
-        "connect_timeout": str(CONNECT_TIMEOUT_SECONDS),
+        "connect_timeout": str(CONNECT_SECONDS_MAX),
     }
     plain = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode({**defaults, **query}), ""))
     return make_conninfo(plain, password=_PLACEHOLDER + region + _BY_PROXY * by_proxy)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-CONNECT_SECONDS_MAX = 30
+CONNECT_SECONDS_MAX = 40
 """How long a lambda waits for a database that wakes; its timeout is longer."""
 
 LAMBDA_SECONDS_MAX = 900
