@@ -57,7 +57,7 @@ def test_everything_else_has_a_default_and_tables_may_be_empty() -> None:
         ("[commit]\nqueues = {a = 1}", 'commit.queues = {"a": 1}: it must be a whole number'),
         (
             "[commit]\ntimeout_seconds = 30",
-            "commit.timeout_seconds = 30: it must be a whole number, 31 to 900",
+            "commit.timeout_seconds = 30: it must be a whole number, 41 to 900",
         ),
         ("protected = 1", "protected = 1: it must be true or false"),
         ("commit = true", "commit = true: it must be a table, which begins with [commit]"),
