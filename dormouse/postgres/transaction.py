@@ -14,7 +14,13 @@ from psycopg import errors
 from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
-from dormouse.errors import CommitFailed, CommitOutcomeUnknown, InstanceReadOnly, TooManyRetries
+from dormouse.errors import (
+    CommitFailed,
+    CommitOutcomeUnknown,
+    InstanceError,
+    InstanceReadOnly,
+    TooManyRetries,
+)
 from dormouse.postgres.backoff import backoff_seconds
 from dormouse.postgres.connection import SCAN_SETTINGS, Isolation, Supplier
 from dormouse.postgres.opening import is_alive
@@ -91,7 +97,8 @@ def run_transaction(
 
     Raises TooManyRetries after `attempts_max` attempts, CommitOutcomeUnknown when the connection died between
     COMMIT and its answer, CommitFailed when `work` hid a failed statement or ended the transaction itself,
-    InstanceReadOnly when the database only takes reads; and what `Supplier.connection` raises.
+    InstanceReadOnly when the database only takes reads, InstanceError when its role has no right; and what
+    `Supplier.connection` raises.
     """
     begin = _BEGIN[isolation, read_only] + (_WITH_SCANS if scans else "")
 
@@ -163,6 +170,11 @@ def _try_until_done(
         except errors.ReadOnlySqlTransaction as error:
             raise InstanceReadOnly(
                 f"{operation}: the instance was opened read-only, or its database only takes reads"
+            ) from error
+        except errors.InsufficientPrivilege as error:
+            raise InstanceError(
+                f"{operation}: the role of the database may not do this ({_first_line(error)}); log in as its "
+                "owner, which a deployment calls dormouse_owner"
             ) from error
         # Outside the handler: the connection is back with its supplier while this thread waits.
         time.sleep(backoff_seconds(attempt))

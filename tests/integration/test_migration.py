@@ -168,10 +168,9 @@ def test_whoever_runs_jobs_makes_and_drops_no_tables(database: str, tmp_path: Pa
             rows(database, "select from pg_inherits where inhparent = 'dormouse.removed_reference'::regclass")
         )
     with dm.connect(as_role(database, RUN_ROLE), str(tmp_path)) as instance:
-        with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            instance.create_table("u", SCHEMA)
-        with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            instance.drop_table("t")
+        for change in (lambda: instance.create_table("u", SCHEMA), lambda: instance.drop_table("t")):
+            with pytest.raises(InstanceError, match=OWNER_ROLE):
+                change()
         removal_log.roll(instance._supplier)
     for statement in (
         "create table dormouse.x ()",
