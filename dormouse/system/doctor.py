@@ -102,7 +102,7 @@ def _packages(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
     else:
         yield Check("lambdas", "ok", f"{len(folders)} packages are built")
     if settings.compaction:
-        archive = root / f"build/emr/dormouse-{settings.architecture}.tar.gz"
+        archive = root / f"build/emr/dormouse-{settings.architecture}.tgz"
         if archive.exists():
             yield Check("emr package", "ok", f"{archive.name} is built")
         else:

@@ -83,7 +83,7 @@ def test_packages_that_are_not_built_are_named(tmp_path: Path) -> None:
     for name in ("commit", "compaction", "migrate", "runs"):
         (tmp_path / f"build/lambdas/{name}-arm64").mkdir(parents=True)
     (tmp_path / "build/emr").mkdir()
-    (tmp_path / "build/emr/dormouse-arm64.tar.gz").touch()
+    (tmp_path / "build/emr/dormouse-arm64.tgz").touch()
     assert {check.result for check in _packages(settings, tmp_path)} == {"ok"}
 
 
