@@ -173,7 +173,7 @@ def _try_until_done(
             ) from error
         except errors.InsufficientPrivilege as error:
             raise InstanceError(
-                f"{operation}: the role of the database may not do this ({_first_line(error)}); log in as its "
+                f"{operation}: the role of the database may not do it ({_first_line(error)}); log in as the "
                 "owner, which a deployment calls dormouse_owner"
             ) from error
         # Outside the handler: the connection is back with its supplier while this thread waits.
