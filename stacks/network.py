@@ -41,6 +41,9 @@ class NetworkStack(InstanceStack):
             self.placement = self._existing(network, network.vpc_id)
         if network.s3_endpoint == "create":
             self._let_out_to_s3()
+        elif network.vpc_id is not None:
+            # CloudFormation takes no stack without resources; this one is nothing, and costs nothing.
+            cdk.CfnWaitConditionHandle(self, "Nothing")
 
     def _own(self, network: NetworkSettings) -> Placement:
         vpc = ec2.Vpc(
@@ -85,6 +88,9 @@ class NetworkStack(InstanceStack):
                 zip(network.subnet_ids, network.availability_zones, tables, strict=True), 1
             )
         ]
+        for subnet in subnets:
+            # Its route table is only needed to make an endpoint.
+            cdk.Annotations.of(subnet).acknowledge_warning("@aws-cdk/aws-ec2:noSubnetRouteTableId")
         return Placement(vpc, subnets)
 
     def _let_out_to_s3(self) -> None:

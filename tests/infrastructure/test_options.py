@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.assembly import Assembly, settings, synthesize
+from tests.assembly import EXISTING_VPC, Assembly, settings, synthesize
 
 OPTIONS = ("commit", "garbage", "compaction", "maintenance", "pause", "monitoring")
 WATCHING = {"monitoring"}
@@ -90,6 +90,18 @@ def test_a_setting_that_needs_a_deploy_replaces_nothing_that_holds_data(
                 assert were[name].properties.get(key) == are[name].properties.get(key), f"{name}: {key}"
     for kind in ("AWS::RDS::DBCluster", "AWS::S3::Bucket", "AWS::EC2::VPC", "AWS::KMS::Key"):
         assert {str(one) for one in before.resources(kind)} == {str(one) for one in after.resources(kind)}
+
+
+def test_a_vpc_that_has_all_that_is_needed_gets_nothing(
+    changed: Changed, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And is told of nothing: no stack may be empty, and no route table is needed."""
+    network = {key: value for key, value in EXISTING_VPC.items() if key != "route_table_ids"}
+    found = changed(network={**network, "s3_endpoint": "existing"})
+    assert {one.type for one in found.resources() if one.stack == "network"} == {
+        "AWS::CloudFormation::WaitConditionHandle"
+    }
+    assert "WARNING" not in capfd.readouterr().err
 
 
 def test_a_cluster_from_a_snapshot_changes_nothing_else(
