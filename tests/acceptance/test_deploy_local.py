@@ -16,7 +16,7 @@ SECONDS_MAX = 1_800
 """A run takes three minutes on two idle cores."""
 
 COMMAND = [sys.executable, "-m", "tests.deploy_local"]
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deploy-local")]
+pytestmark = pytest.mark.slow
 
 
 def _of_run(folder: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import signal
 import sys
 from types import FrameType
@@ -11,9 +12,12 @@ from tests.deploy_local.run import Run
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.deploy_local", description=__doc__)
+    parser.add_argument("--keep-logs", action="store_true", help="keep the logs in build/deploy-local")
+    options = parser.parse_args()
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        Run(lambda line: print(line, flush=True)).all()
+        Run(lambda line: print(line, flush=True), keep_logs=options.keep_logs).all()
     except RunFailed as error:
         print(f"deploy-local failed: {error}", file=sys.stderr)
         return 1

@@ -72,6 +72,7 @@ class Cloud:
             "CDK_DISABLE_CLI_TELEMETRY": "true",
             "CI": "true",
             "JSII_NODE": str(node()),
+            "JSII_RUNTIME_PACKAGE_CACHE_ROOT": str(Path.home() / ".cache/aws/jsii/package-cache"),
             "JSII_SILENCE_WARNING_UNTESTED_NODE_VERSION": "1",
         }
 

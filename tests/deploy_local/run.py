@@ -22,7 +22,7 @@ from tests.deploy_local.cloud import ACCOUNT, REGION, ROOT, Cloud, left_behind
 from tests.deploy_local.processes import RunFailed, sign
 
 FOLDER = "dormouse-deploy-"
-FAILED_LOGS = ROOT / "build" / "deploy-local"
+KEPT_LOGS = ROOT / "build" / "deploy-local"
 LEFT_SECONDS_MAX = 10.0
 INSTANCE = "local"
 
@@ -30,8 +30,9 @@ INSTANCE = "local"
 class Run:
     """`all()` is the run; whatever happens, nothing but the logs of a failure outlives it."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], *, keep_logs: bool = False) -> None:
         self._say = say
+        self._keep_logs = keep_logs
         self._began = time.monotonic()
         self._failed = "begin"
 
@@ -40,13 +41,15 @@ class Run:
         work = Path(tempfile.mkdtemp(prefix=FOLDER))
         logs = work / "logs"
         logs.mkdir()
+        place = KEPT_LOGS / work.name
         try:
             self._in(work, logs)
-        except BaseException as error:
-            place = FAILED_LOGS / work.name
+            if self._keep_logs:
+                shutil.copytree(logs, place)
+        except KeyboardInterrupt:
+            raise
+        except Exception as error:
             shutil.copytree(logs, place)
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
             raise RunFailed(f"{self._failed}: {_one_line(error)} (logs in {place})") from error
         finally:
             shutil.rmtree(work, ignore_errors=True)
@@ -77,6 +80,8 @@ class Run:
             self.step("cdk deploy --all", lambda: _deploy(cloud))
             self.step("cdk diff", lambda: _diff(cloud))
             self._works(cloud)
+            if self._keep_logs:
+                cloud.keep_service_logs()
             self.step("dormouse destroy", lambda: _destroy(cloud))
             self.step("end all processes", cloud.stop)
         except BaseException:
