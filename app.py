@@ -10,11 +10,14 @@ from dormouse.errors import InvalidInput
 from stacks.node import use_bundled_node
 
 ROOT = Path(__file__).parent
-DEFAULT_CONFIG = "config/dev.toml"
+DEFAULT_CONFIG = ROOT / "config/dev.toml"
 
 
 def main() -> int:
     """0, or 2 for what is wrong with the settings or not built."""
+    if len(sys.argv) > 1:
+        print("app.py takes no arguments: use npx cdk synth -c config=…", file=sys.stderr)  # noqa: T201
+        return 2
     use_bundled_node()
     from dormouse.settings.config_file import load
     from stacks.assets import BuiltAssets

@@ -49,7 +49,8 @@ class BuiltAssets:
 
     def emr_package(self, scope: Construct) -> s3_assets.Asset:
         # Not .tar.gz: of an asset's name S3 keeps the last part, and Spark unpacks nothing that ends in .gz.
-        path = self._path(f"build/emr/dormouse-{self._architecture}.tgz", "run make emr-package")
+        remedy = f"run make emr-package ARCHITECTURE={self._architecture}"
+        path = self._path(f"build/emr/dormouse-{self._architecture}.tgz", remedy)
         return s3_assets.Asset(scope, "EmrPackage", path=path)
 
     def emr_entry(self, scope: Construct) -> s3_assets.Asset:

@@ -106,7 +106,8 @@ def _packages(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
         if archive.exists():
             yield Check("emr package", "ok", f"{archive.name} is built")
         else:
-            yield Check("emr package", "wrong", f"{archive.name} is not built", "run make emr-package")
+            mend = f"run make emr-package ARCHITECTURE={settings.architecture}"
+            yield Check("emr package", "wrong", f"{archive.name} is not built", mend)
 
 
 class _Account:

@@ -38,14 +38,17 @@ def built(tmp_path: Path) -> Path:
     return root
 
 
-def run(root: Path, cwd: Path, outdir: Path, config: str, **environment: str) -> tuple[int, str]:
+def run(
+    root: Path, cwd: Path, outdir: Path, config: str | None, *arguments: str, **environment: str
+) -> tuple[int, str]:
     """The exit code and the lines of stderr."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("CDK_", "JSII_", "AWS_"))
     }
-    context = {"CDK_OUTDIR": str(outdir), "CDK_CONTEXT_JSON": json.dumps({"config": config})}
+    named = {} if config is None else {"config": config}
+    context = {"CDK_OUTDIR": str(outdir), "CDK_CONTEXT_JSON": json.dumps(named)}
     done = subprocess.run(
-        [sys.executable, str(root / "app.py")],
+        [sys.executable, str(root / "app.py"), *arguments],
         cwd=cwd,
         env=inherited | context | environment,
         capture_output=True,
@@ -83,6 +86,30 @@ def test_what_is_not_built_is_one_line(built: Path, tmp_path: Path) -> None:
         2,
         "build/lambdas/commit-arm64 is missing: run make lambdas\n",
     )
+
+
+def test_what_is_not_built_for_intel_is_told_how_to_build_it(built: Path, tmp_path: Path) -> None:
+    path = tmp_path / "intel.toml"
+    path.write_text(
+        'id = "intel"\narchitecture = "x86_64"\n[compaction]\nengine = "emr-serverless"\n', "utf-8"
+    )
+    shutil.copytree(built / "build/lambdas/migrate-arm64", built / "build/lambdas/migrate-x86_64")
+    assert run(built, built, tmp_path / "out", str(path)) == (
+        2,
+        "build/emr/dormouse-x86_64.tgz is missing: run make emr-package ARCHITECTURE=x86_64\n",
+    )
+
+
+def test_the_default_file_is_that_of_the_checkout(built: Path, tmp_path: Path) -> None:
+    """Wherever it is started."""
+    shutil.rmtree(built / "build")
+    code, said = run(built, tmp_path, tmp_path / "out", None)
+    assert (code, said) == (2, "build/lambdas/migrate-arm64 is missing: run make lambdas\n")
+
+
+def test_an_argument_is_refused_and_not_ignored(built: Path, tmp_path: Path) -> None:
+    code, said = run(built, built, tmp_path / "out", None, "-c", "config=config/prod.toml")
+    assert (code, said) == (2, "app.py takes no arguments: use npx cdk synth -c config=…\n")
 
 
 def test_all_mistakes_in_the_settings_are_told_at_once(built: Path, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_packages_that_are_not_built_are_named(tmp_path: Path) -> None:
     settings = parse({"id": "dev", "commit": {}, "compaction": {"engine": "emr-serverless"}})
     lambdas, archive = _packages(settings, tmp_path)
     assert "commit-arm64, compaction-arm64, migrate-arm64, runs-arm64" in lambdas.found
-    assert (lambdas.mend, archive.mend) == ("run make lambdas", "run make emr-package")
+    assert (lambdas.mend, archive.mend) == ("run make lambdas", "run make emr-package ARCHITECTURE=arm64")
     for name in ("commit", "compaction", "migrate", "runs"):
         (tmp_path / f"build/lambdas/{name}-arm64").mkdir(parents=True)
     (tmp_path / "build/emr").mkdir()
