@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from dormouse.system.month import Estimate
 
 BAR_CHARACTERS = 30
+PRICED_REGION = "us-east-1"
+"""Whose prices are shown when no region is named."""
+
 MARKS = {"ok": "✓", "warning": "!", "wrong": "✗"}
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The file of settings, like config/prod.toml.")]
@@ -39,7 +42,9 @@ def add_to(app: typer.Typer) -> None:
 def cost(
     session: Session,
     config: Config,
-    region: Annotated[str | None, typer.Option(help="The AWS region [that of the file].")] = None,
+    region: Annotated[
+        str | None, typer.Option(help=f"The AWS region [the file's, AWS_REGION, or {PRICED_REGION}].")
+    ] = None,
     requests_million: Annotated[float, typer.Option(help="Commit requests a month, in millions.")] = 1.0,
     data_gb: Annotated[float, typer.Option(help="GB of data in the object store.")] = 1_000.0,
     payload_gb: Annotated[float, typer.Option(help="GB of payloads in the object store.")] = 0.0,
@@ -55,10 +60,13 @@ def cost(
 ) -> None:
     """Estimate a month of an instance: running, pausing itself, and paused. Uses no network."""
     given = locals()
+    from dormouse.settings import environment
     from dormouse.system.month import Assumptions, estimate
 
     assumptions = Assumptions(**{field.name: given[field.name] for field in fields(Assumptions)})
-    found = estimate(_settings(config), region, assumptions)
+    settings, variables = _settings(config), environment()
+    here = variables.get("AWS_REGION") or variables.get("AWS_DEFAULT_REGION") or PRICED_REGION
+    found = estimate(settings, region or settings.region or here, assumptions)
     totals = {"running": found.running, "auto_paused": found.auto_paused, "paused": found.paused}
     session.show({**asdict(found), "usd_month": totals}, lambda: _bill(found))
 

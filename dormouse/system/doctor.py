@@ -18,7 +18,7 @@ NODE_LEAST = 20
 BOOTSTRAP_LEAST = 6
 BOOTSTRAP = "/cdk-bootstrap/hnb659fds/version"
 COMMAND_SECONDS_MAX = 60
-INSTALL_NODE = "install Node 20 or later from https://nodejs.org, or put .venv/bin, which has one, on the PATH"
+INSTALL_NODE = "install Node 20 or later from https://nodejs.org, or put .venv/bin, which has it, on PATH"
 LAMBDAS = ("migrate", "commit", "garbage", "compaction", "runs", "maintenance", "pause")
 
 # service, code, what it is → quotas that a deploy may meet

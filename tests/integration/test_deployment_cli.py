@@ -95,10 +95,28 @@ def test_cost_is_a_table_or_json_and_needs_no_credentials(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
+    ("variables", "region"),
+    [
+        ({}, "us-east-1"),
+        ({"AWS_DEFAULT_REGION": "eu-west-2"}, "eu-west-2"),
+        ({"AWS_DEFAULT_REGION": "eu-west-2", "AWS_REGION": "eu-central-1"}, "eu-central-1"),
+    ],
+)
+def test_cost_is_of_the_region_at_hand(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], region: str
+) -> None:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    code, out, err = cli("cost", "--config", str(CONFIG / "prod.toml"), "--json")
+    assert (code, json.loads(out)["region"], err) == (0, region, "")
+
+
+@pytest.mark.parametrize(
     ("args", "word"),
     [
         (("--config", "no.toml"), "there is no file no.toml"),
-        (("--config", str(CONFIG / "dev.toml")), "no region is given"),
         (("--config", str(CONFIG / "dev.toml"), "--region", "mars-1"), "no prices of the region mars-1"),
         (("--config", str(CONFIG / "dev.toml"), "--region", REGION, "--load", "2"), "load = 2"),
         ((), "--config"),
