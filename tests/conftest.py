@@ -1,12 +1,10 @@
-"""A real PostgreSQL for every test, copied from a template, and an S3 of our own: moto on loopback."""
+"""A real PostgreSQL for every test, copied from a template, and an AWS of our own: moto on loopback."""
 
 from __future__ import annotations
 
 import itertools
-import logging
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from uuid import uuid4
 import boto3
 import psycopg
 import pytest
-from moto.server import ThreadedMotoServer
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
@@ -28,6 +25,7 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier, migrate
+from tests.aws_server import aws_server
 
 BUCKET = "dormouse-test"
 _names = itertools.count(1)
@@ -129,13 +127,8 @@ def new_table(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) -
 @pytest.fixture(scope="session")
 def aws_endpoint() -> Iterator[str]:
     """The URL of an AWS on loopback."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    assert server._server is not None
-    server._server.app = one_at_a_time(server._server.app)
-    yield "http://{}:{}".format(*server.get_host_and_port())
-    server.stop()
+    with aws_server() as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
@@ -184,17 +177,6 @@ def new_sqs_queue(aws_endpoint: str) -> Callable[..., str]:
         return str(client.create_queue(QueueName=f"q{uuid4().hex}", Attributes=attributes)["QueueUrl"])
 
     return create
-
-
-def one_at_a_time(app: Callable[..., Any]) -> Callable[..., Any]:
-    """S3 puts on a condition atomically; moto checks first and puts later, and requests can meet there."""
-    lock = threading.Lock()
-
-    def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-        with lock:
-            return list(app(environ, start_response))
-
-    return serve
 
 
 def drop_database(server_dsn: str, dsn: str) -> None:

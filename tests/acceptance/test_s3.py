@@ -123,7 +123,8 @@ def test_a_bucket_that_goes_missing_is_one_clear_error_and_nothing_is_referenced
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield from rows(0, 10).to_batches()
-        client.delete_object(Bucket=bucket, Key="lake/instance.json")
+        for found in client.list_objects_v2(Bucket=bucket)["Contents"]:
+            client.delete_object(Bucket=bucket, Key=found["Key"])
         client.delete_bucket(Bucket=bucket)
 
     with pytest.raises(DormouseError, match=r"bucket") as raised:

@@ -20,6 +20,7 @@ from dormouse import embedded_server
 from dormouse.embedded_postgres import EmbeddedPostgres
 from dormouse.errors import InstanceError, InstanceLocked, InstanceTooNew, NotAnInstance
 from dormouse.postgres import ConnectionSupplier
+from tests.state import wait_until
 
 
 def test_a_new_folder_gets_a_durable_server_of_version_18(tmp_path: Path) -> None:
@@ -177,7 +178,8 @@ def test_a_recovery_that_takes_too_long_is_reported_and_goes_on(server_folder: P
         postmaster(server_folder).kill()
     with pytest.raises(InstanceError, match="try again when it has recovered"):
         EmbeddedPostgres(server_folder, seconds_max=0).start()
-    assert embedded_server._processes_in(server_folder / "postgres")
+    # it is a process of PostgreSQL as soon as it has replaced the copy of ours
+    wait_until(lambda: bool(embedded_server._processes_in(server_folder / "postgres")), 60)
     with EmbeddedPostgres(server_folder) as server:
         assert ask(server.dsn, "select count(*) from t") == 300000
 

@@ -1,0 +1,57 @@
+"""An AWS on loopback, in a process of its own: moto's state is global, and tests reset that of their process.
+
+    python -m tests.aws_server
+
+prints its URL, and ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+
+@contextmanager
+def aws_server() -> Iterator[str]:
+    """The URL of a server that ends with the context."""
+    command = [sys.executable, "-m", "tests.aws_server"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as process:  # type: ignore[call-overload]
+        yield process.stdout.readline().strip()
+        process.communicate(timeout=60)
+
+
+def main() -> None:
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    assert server._server is not None
+    server._server.app = one_at_a_time(server._server.app)
+    print("http://{}:{}".format(*server.get_host_and_port()), flush=True)
+    sys.stdin.read()
+    server.stop()
+
+
+def one_at_a_time(app: Callable[..., Any]) -> Callable[..., Any]:
+    """S3 puts on a condition atomically; moto checks first and puts later, and requests can meet there."""
+    lock = threading.Lock()
+
+    def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        with lock:
+            return list(app(environ, start_response))
+
+    return serve
+
+
+if __name__ == "__main__":
+    main()
