@@ -54,6 +54,7 @@ ENTRY_POINTS = {
     "dormouse", "dormouse.cli", "dormouse.__main__", "dormouse.settings.reference", "dormouse.spark.run",
 }  # fmt: skip
 
+CODE = ("dormouse", "stacks", "lambdas", "emr", "tests", "benchmarks")
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
 FUNCTION_LINES_MOSTLY = 30
@@ -133,6 +134,26 @@ def test_left_knows_nothing_of_right() -> None:
     assert wrong == []
 
 
+def test_stacks_know_settings_and_errors_only() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in (*python_files("stacks"), ROOT / "app.py")
+        for name, _ in imports(path)
+        if name.startswith("dormouse.") and name.split(".")[1] not in {"settings", "errors"}
+    ]
+    assert wrong == []
+
+
+def test_the_cdk_is_known_to_stacks_only() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in python_files("dormouse", "lambdas", "emr", "benchmarks")
+        for name, _ in imports(path)
+        if name.split(".")[0] in {"aws_cdk", "constructs", "cdk_nag", "cdk_monitoring_constructs", "stacks"}
+    ]
+    assert wrong == []
+
+
 def test_each_outside_library_has_one_home() -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
@@ -170,14 +191,14 @@ print(*sorted(set({HEAVY!r}) & set(sys.modules)))
 
 
 def test_files_are_short() -> None:
-    paths = [*python_files("dormouse", "tests", "benchmarks"), *PACKAGE.rglob("*.sql")]
+    paths = [*python_files(*CODE), *PACKAGE.rglob("*.sql")]
     lines = {str(path.relative_to(ROOT)): len(path.read_text("utf-8").splitlines()) for path in paths}
     assert {name: count for name, count in lines.items() if count > FILE_LINES_MAX} == {}
 
 
 def test_functions_are_short() -> None:
     """None is over 70 lines; in the package, nine in ten are under 30."""
-    everywhere = python_files("dormouse", "tests", "benchmarks")
+    everywhere = python_files(*CODE)
     assert [where for path in everywhere for where in functions(path) if where[1] > FUNCTION_LINES_MAX] == []
     counts = [count for path in MODULES.values() for _, count in functions(path)]
     short = sum(count < FUNCTION_LINES_MOSTLY for count in counts)
