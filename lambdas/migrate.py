@@ -1,8 +1,10 @@
 """Brings the database up to date as a part of a deployment: a custom resource of CloudFormation.
 
-Its properties are Host, Port, Database, User and Password, Migrations (a checksum, so that the resource
-changes with them) and DeployPaused. Every event is answered, with one line of why when it fails; the password
-is in the event, so the event is never logged.
+Its properties are Host, Port, Database, Secret (of the master user), Migrations (a checksum, so that the
+resource changes with them) and DeployPaused. CloudFormation resolves no secrets for custom resources, and
+from within the VPC there is no way to them: so `begin`, outside of it, adds User and Password, and hands the
+event to `handler`. Every event is answered, with one line of why when it fails; the password is in the event,
+so the event is never logged.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from dormouse.commits.outcomes import text_of
 from dormouse.errors import InvalidInput
 from dormouse.postgres import ConnectionSupplier
 from dormouse.postgres.rds_iam import CA_BUNDLE
-from dormouse.settings.lambdas import MigrateEnvironment
+from dormouse.settings.lambdas import BeginMigrationEnvironment, MigrateEnvironment
 from dormouse.settings.section import CONNECT_SECONDS_MAX
+from dormouse.system.aws import Aws, open_session
 from dormouse.system.migration import bring_up_to_date
 from lambdas.services import Call, called, connections, tracer
 
@@ -34,9 +37,24 @@ PHYSICAL_ID = "dormouse-migrations"
 ANSWER_ATTEMPTS_MAX = 5
 REASON_CHARACTERS_MAX = 1_000
 APPLICATION_NAME = "dormouse-migrate"
+LEFT_ALONE = "the database is left as it is"
 _WHERE = ("Host", "Port", "Database")
 
 logger = logging.getLogger("dormouse.lambdas")
+
+
+@tracer.capture_lambda_handler(capture_response=False, capture_error=False)
+def begin(event: dict[str, Any], context: Any) -> None:
+    """Adds the login of the master user, and leaves the rest to `handler`, which answers."""
+    answer = _Answer(event)
+    try:
+        with called(BeginMigrationEnvironment, "migrate", context) as call:
+            if event["RequestType"] == "Delete":
+                answer.succeeded(LEFT_ALONE)  # the secret may be gone by now
+            else:
+                _hand_over(event, call.environment)
+    except Exception as error:
+        answer.failed(text_of(error))
 
 
 @tracer.capture_lambda_handler(capture_response=False, capture_error=False)
@@ -58,9 +76,26 @@ def handler(event: dict[str, Any], context: Any) -> None:
             watch.cancel()
 
 
+def _hand_over(event: Mapping[str, Any], environment: BeginMigrationEnvironment) -> None:
+    properties = event["ResourceProperties"]
+    if not properties.get("Secret"):
+        raise InvalidInput("the resource has no Secret")
+    aws = Aws(open_session(environment.region))
+    secret = aws.call("secretsmanager", "get_secret_value", SecretId=properties["Secret"])["SecretString"]
+    login = json.loads(secret)
+    whole = {**properties, "User": login["username"], "Password": login["password"]}
+    aws.call(
+        "lambda",
+        "invoke",
+        FunctionName=environment.migrate_function,
+        InvocationType="Event",
+        Payload=json.dumps({**event, "ResourceProperties": whole}).encode(),
+    )
+
+
 def _migrate(event: Mapping[str, Any], call: Call[MigrateEnvironment]) -> str:
     if event["RequestType"] == "Delete":
-        return "the database is left as it is"
+        return LEFT_ALONE
     if _sleeps_on(event):
         return "nothing to migrate"
     dsn = _dsn(event["ResourceProperties"], call.environment)

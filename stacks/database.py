@@ -33,9 +33,9 @@ RUN_ROLE = "dormouse_run"
 OWNER_ROLE = "dormouse_owner"
 ROLES = (RUN_ROLE, OWNER_ROLE)
 
-Fact = Literal["cluster", "endpoint", "host", "login", "secret"]
+Fact = Literal["cluster", "endpoint", "host", "login", "secret", "key"]
 """Its identifier, its endpoint, where clients connect to, the resource that IAM lets them log in to, and the
-ARN of the master user's secret."""
+ARNs of the master user's secret and of the key that it is encrypted with."""
 
 
 def parameters(idle_session_seconds: int) -> dict[str, str]:
@@ -210,6 +210,7 @@ class DatabaseStack(InstanceStack):
             "host": cluster.cluster_endpoint.hostname if proxy is None else proxy.endpoint,
             "login": cluster.cluster_resource_identifier if proxy is None else proxy.resource_id,
             "secret": cluster.secret.secret_arn,
+            "key": self.key.key_arn,
         }
         scope = Construct(self, "Facts")
         for name, value in facts.items():

@@ -136,8 +136,16 @@ class _Graph:
             case "AWS::Lambda::Function":
                 targets = list(self._used_by(place[0], properties))
             case _ if kind.startswith("Custom::"):
-                sources, targets = referred(properties["ServiceToken"]), referred(properties)
+                first = referred(properties["ServiceToken"])
+                sources = [*first, *(called for one in first for called in self._called_by(one))]
+                targets = referred({**properties, "ServiceToken": None})
         return sources, targets, "-.->" if kind == "AWS::SQS::Queue" else "-->"
+
+    def _called_by(self, function: Place) -> Iterator[Place]:
+        """The functions that a function hands its event to."""
+        for used in self._used_by(function[0], self._resources[function]["Properties"]):
+            if used in self._resources and self._resources[used]["Type"] == "AWS::Lambda::Function":
+                yield used
 
     def _used_by(self, stack: str, function: Mapping[str, Any]) -> Iterator[Place]:
         """What a function's role may touch."""

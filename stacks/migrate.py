@@ -1,7 +1,8 @@
 """Brings the schema and the roles of the database up to date, as a part of the deployment.
 
-The lambda is itself the custom resource: it answers to CloudFormation through the S3 endpoint, and gets the
-password of the master user with its event, so that it needs no way to other AWS services.
+Two lambdas are the custom resource, as CloudFormation resolves no secrets for one: the first, outside of the
+VPC, reads the login of the master user, and hands the event with it to the second, which migrates and answers
+to CloudFormation through the S3 endpoint, so that the VPC needs no way to other AWS services.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import aws_cdk as cdk
 from constructs import Construct
 
-from dormouse.settings.lambdas import MigrateEnvironment
+from dormouse.settings.lambdas import BeginMigrationEnvironment, MigrateEnvironment
 from stacks.constructs.database_function import let_out_to_s3
 from stacks.constructs.function import Function
 from stacks.database import NAME, PORT
@@ -19,6 +20,8 @@ from stacks.instance_stack import InstanceStack
 RESOURCE_TYPE = "Custom::DormouseMigration"
 MEMORY_MB = 512
 TIMEOUT_SECONDS = 900
+BEGIN_MEMORY_MB = 256
+BEGIN_SECONDS_MAX = 60
 
 
 class MigrateStack(InstanceStack):
@@ -27,37 +30,67 @@ class MigrateStack(InstanceStack):
     def __init__(self, scope: Construct, foundation: Foundation) -> None:
         settings, database = foundation.settings, foundation.database
         super().__init__(scope, "migrate", settings, description="migrations of the database")
+        self._foundation = foundation
+        lambda_ = self._migrating()
+        begin = self._beginning(lambda_)
+        migration = cdk.CustomResource(
+            self,
+            "Migration",
+            resource_type=RESOURCE_TYPE,
+            service_token=begin.function.function_arn,
+            service_timeout=cdk.Duration.seconds(TIMEOUT_SECONDS),
+            properties={
+                "Host": database.fact(self, "endpoint"),
+                "Port": str(PORT),
+                "Database": NAME,
+                "Secret": database.fact(self, "secret"),
+                "Migrations": foundation.assets.migrations(),
+                "DeployPaused": str(settings.deploy_paused).lower(),
+            },
+        )
+        migration.node.add_dependency(lambda_, begin)
+
+    def _migrating(self) -> Function:
+        foundation = self._foundation
         lambda_ = Function(
             self,
             "Migrate",
-            settings=settings,
+            settings=self.settings,
             name="migrate",
             code=foundation.assets.lambda_code("migrate"),
             handler="lambdas.migrate.handler",
             description="Migrates the database",
             memory_mb=MEMORY_MB,
             timeout_seconds=TIMEOUT_SECONDS,
-            environment=MigrateEnvironment.variables(instance_id=settings.id),
+            environment=MigrateEnvironment.variables(instance_id=self.settings.id),
             placement=foundation.network.placement,
         )
         assert lambda_.security_group is not None  # noqa: S101
         let_out_to_s3(lambda_.security_group)
-        database.let_in_directly(lambda_.security_group)
-        secret = database.fact(self, "secret")
-        migration = cdk.CustomResource(
+        foundation.database.let_in_directly(lambda_.security_group)
+        return lambda_
+
+    def _beginning(self, migrating: Function) -> Function:
+        database = self._foundation.database
+        begin = Function(
             self,
-            "Migration",
-            resource_type=RESOURCE_TYPE,
-            service_token=lambda_.function.function_arn,
-            service_timeout=cdk.Duration.seconds(TIMEOUT_SECONDS),
-            properties={
-                "Host": database.fact(self, "endpoint"),
-                "Port": str(PORT),
-                "Database": NAME,
-                "User": f"{{{{resolve:secretsmanager:{secret}:SecretString:username}}}}",
-                "Password": f"{{{{resolve:secretsmanager:{secret}:SecretString:password}}}}",
-                "Migrations": foundation.assets.migrations(),
-                "DeployPaused": str(settings.deploy_paused).lower(),
-            },
+            "Begin",
+            settings=self.settings,
+            name="migrate",
+            code=self._foundation.assets.lambda_code("migrate"),
+            handler="lambdas.migrate.begin",
+            description="Gets the login of the master user for the migrations",
+            memory_mb=BEGIN_MEMORY_MB,
+            timeout_seconds=BEGIN_SECONDS_MAX,
+            environment=BeginMigrationEnvironment.variables(
+                instance_id=self.settings.id, migrate_function=migrating.function.function_name
+            ),
         )
-        migration.node.add_dependency(lambda_)
+        begin.allow(["secretsmanager:GetSecretValue"], [database.fact(self, "secret")])
+        begin.allow(
+            ["kms:Decrypt"],
+            [database.fact(self, "key")],
+            {"StringEquals": {"kms:ViaService": f"secretsmanager.{self.region}.{self.url_suffix}"}},
+        )
+        begin.allow(["lambda:InvokeFunction"], [migrating.function.function_arn])
+        return begin

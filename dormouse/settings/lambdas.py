@@ -85,13 +85,20 @@ class MaintenanceEnvironment(DatabaseEnvironment):
 
 
 class MigrateEnvironment(Environment):
-    """Of `migrate`; where the database is comes with its event."""
+    """Of `migrate`; where the database is, and the login, come with its event."""
 
     connect_seconds_max: float = Field(default=120, gt=0)
     """How long a database that starts is waited for."""
 
     ca_bundle: NonEmpty | None = None
     """The certificates that the database's is checked against; None: those of Amazon RDS."""
+
+
+class BeginMigrationEnvironment(Environment):
+    """Of `migrate.begin`, which calls Secrets Manager and `migrate` only."""
+
+    migrate_function: NonEmpty
+    """The name of the function that migrates, within the VPC."""
 
 
 class RunsEnvironment(Environment):

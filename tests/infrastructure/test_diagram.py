@@ -24,6 +24,7 @@ def test_messages_jobs_and_failures_are_drawn(synthesized: Callable[[str], Assem
         "commit_CommitFunction --> database_Cluster",
         "compaction_RunsStateMachine --> compaction_SubmitFunction",
         "compaction_SubmitFunction --> compaction_EmrApplication",
+        "migrate_BeginFunction --> migrate_MigrateFunction",
         "migrate_MigrateFunction --> database_Cluster",
     } <= lines
 

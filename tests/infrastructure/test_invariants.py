@@ -14,6 +14,7 @@ from tests.assembly import CONFIGURATIONS, Assembly, Resource
 
 ANYWHERE = {"0.0.0.0/0", "::/0"}
 DATABASE_PACKAGES = {"commit", "compaction", "garbage", "maintenance", "migrate"}
+GETS_THE_LOGIN = "lambdas.migrate.begin"
 KEEPING = {"AWS::KMS::Key", "AWS::RDS::DBCluster", "AWS::RDS::DBInstance", "AWS::S3::Bucket"}
 TRIES_MIN = 5
 
@@ -110,8 +111,40 @@ def test_each_lambda_has_a_role_and_a_log_group_of_its_own(assembly: Assembly) -
 def test_lambdas_are_in_the_vpc_if_they_know_the_database(assembly: Assembly) -> None:
     """No other is, as it could not reach what it calls."""
     for one in assembly.resources("AWS::Lambda::Function"):
-        package = one.properties["Handler"].split(".")[1]
-        assert ("VpcConfig" in one.properties) == (package in DATABASE_PACKAGES), str(one)
+        handler = one.properties["Handler"]
+        knows = handler.split(".")[1] in DATABASE_PACKAGES and handler != GETS_THE_LOGIN
+        assert ("VpcConfig" in one.properties) == knows, str(one)
+
+
+def test_custom_resources_have_no_secrets(assembly: Assembly) -> None:
+    """CloudFormation resolves none for them: the lambda would get the reference itself as the password."""
+    customs = [one for one in assembly.resources() if one.type.startswith("Custom::")]
+    assert customs
+    for one in customs:
+        assert "{{resolve:" not in json.dumps(one.properties), str(one)
+
+
+def test_who_reads_the_login_of_the_master_user_may_do_nothing_else(assembly: Assembly) -> None:
+    [begin] = [
+        one
+        for one in assembly.resources("AWS::Lambda::Function")
+        if one.properties["Handler"] == GETS_THE_LOGIN
+    ]
+    [role] = [begin.properties["Role"]["Fn::GetAtt"][0]]
+    actions = {
+        action: json.dumps(statement)
+        for policy in assembly.resources("AWS::IAM::Policy")
+        if policy.stack == "migrate" and {"Ref": role} in policy.properties["Roles"]
+        for statement in policy.properties["PolicyDocument"]["Statement"]
+        for action in listed(statement["Action"])
+    }
+    assert actions.keys() == {
+        "kms:Decrypt", "lambda:InvokeFunction", "logs:CreateLogStream", "logs:PutLogEvents",
+        "secretsmanager:GetSecretValue", "xray:PutTelemetryRecords", "xray:PutTraceSegments",
+    }  # fmt: skip
+    assert "MigrateFunction" in actions["lambda:InvokeFunction"]
+    assert "databasesecret" in actions["secretsmanager:GetSecretValue"]
+    assert "kms:ViaService" in actions["kms:Decrypt"]
 
 
 def test_database_lambdas_may_log_in_as_one_role(assembly: Assembly) -> None:

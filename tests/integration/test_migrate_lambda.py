@@ -11,21 +11,25 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import boto3
 import psycopg
 import pytest
+from botocore.stub import ANY, Stubber
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dormouse.embedded_postgres import EmbeddedPostgres
 from dormouse.postgres.roles import OWNER_ROLE, RUN_ROLE, SCHEMA_ROLE
 from lambdas import migrate
-from lambdas.migrate import PHYSICAL_ID, handler
+from lambdas.migrate import PHYSICAL_ID, begin, handler
 from lambdas.services import MARGIN_SECONDS
 from tests.aws_lambda import Context, lambda_service
 from tests.tls import CertificateAuthority, TlsFront
 
 PASSWORD = "s3cret-of-the-master"  # noqa: S105
 NEW = "c2"
+SECRET = "arn:aws:secretsmanager:eu-west-1:123456789012:secret:rds!cluster-1-abcdef"  # noqa: S105
+FUNCTION = "dormouse-dev-migrate-Migrate"
 
 
 class CloudFormation:
@@ -290,3 +294,78 @@ def test_two_at_once_both_succeed(event: dict[str, Any], cloudformation: CloudFo
     for thread in threads:
         thread.join()
     assert [answer["Status"] for answer in cloudformation.answers] == ["SUCCESS"] * 2
+
+
+class Aws:
+    """A session with Secrets Manager and Lambda as botocore knows them, and what was asked of them."""
+
+    def __init__(self) -> None:
+        self.handed: list[dict[str, Any]] = []
+        self._clients = {
+            name: boto3.session.Session("key", "secret", region_name="eu-west-1").client(name)
+            for name in ("secretsmanager", "lambda")
+        }
+        self.secrets, self.lambdas = (Stubber(client) for client in self._clients.values())
+        self._clients["lambda"].meta.events.register("before-parameter-build", self._take)
+        for stubber in (self.secrets, self.lambdas):
+            stubber.activate()
+
+    def client(self, name: str, **_: Any) -> Any:
+        return self._clients[name]
+
+    def _take(self, params: dict[str, Any], **_: Any) -> None:
+        self.handed.append(json.loads(params["Payload"]))
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> Aws:
+    found = Aws()
+    monkeypatch.setattr(migrate, "open_session", lambda region: found)
+    monkeypatch.setenv("DORMOUSE_MIGRATE_FUNCTION", FUNCTION)
+    return found
+
+
+def of_cloudformation(event: dict[str, Any]) -> dict[str, Any]:
+    """As it comes to the first of the two: with the name of the secret, and not what is in it."""
+    properties = {**event["ResourceProperties"], "Secret": SECRET}
+    del properties["User"], properties["Password"]
+    return {**event, "ResourceProperties": properties}
+
+
+def test_the_login_comes_from_the_secret(
+    event: dict[str, Any], cloudformation: CloudFormation, aws: Aws, dsn: str
+) -> None:
+    login = json.dumps({"username": "master", "password": PASSWORD})
+    aws.secrets.add_response("get_secret_value", {"SecretString": login}, {"SecretId": SECRET})
+    given = {"FunctionName": FUNCTION, "InvocationType": "Event", "Payload": ANY}
+    aws.lambdas.add_response("invoke", {"StatusCode": 202}, given)
+    begin(of_cloudformation(event), Context())
+    assert cloudformation.answers == [], "the other lambda answers"
+    [handed] = aws.handed
+    handler(handed, Context())
+    assert cloudformation.answer["Status"] == "SUCCESS" and schema(dsn) is not None
+
+
+def test_a_secret_that_may_not_be_read_fails_the_deployment(
+    event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
+) -> None:
+    aws.secrets.add_client_error("get_secret_value", "AccessDeniedException", "no")
+    begin(of_cloudformation(event), Context())
+    assert cloudformation.answer["Status"] == "FAILED"
+    assert "no right to secretsmanager:GetSecretValue" in cloudformation.answer["Reason"]
+    assert not aws.handed
+
+
+def test_a_resource_without_a_secret_is_refused(
+    event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
+) -> None:
+    begin(event, Context())
+    assert cloudformation.answer["Reason"] == "the resource has no Secret"
+
+
+def test_delete_needs_no_secret(event: dict[str, Any], cloudformation: CloudFormation, aws: Aws) -> None:
+    begin(
+        {**of_cloudformation(event), "RequestType": "Delete", "PhysicalResourceId": "of a failure"}, Context()
+    )
+    assert cloudformation.answer["Status"] == "SUCCESS"
+    assert cloudformation.answer["PhysicalResourceId"] == "of a failure"
