@@ -19,7 +19,13 @@ CONNECT_SECONDS_MAX = 5
 READ_SECONDS_MAX = 30
 
 # boto3's name of a service → the prefix of its actions in policies
-_PREFIXES = {"emr": "elasticmapreduce", "stepfunctions": "states"}
+_PREFIXES = {"emr": "elasticmapreduce", "service-quotas": "servicequotas", "stepfunctions": "states"}
+_ACTIONS = {
+    ("s3", "delete_objects"): "s3:DeleteObjectVersion",
+    ("s3", "list_object_versions"): "s3:ListBucketVersions",
+}
+"""Those that are called otherwise than the operation."""
+
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 _UNKNOWN = {
     "AuthFailure", "InvalidAccessKeyId", "InvalidClientTokenId", "InvalidSignatureException",
@@ -145,13 +151,14 @@ def open_session(region: str | None = None, profile: str | None = None) -> Any:
 
 def action(service: str, operation: str) -> str:
     """The name of an operation in policies: rds:StopDBCluster."""
-    words = "".join(word.capitalize() for word in operation.split("_"))
-    return f"{_PREFIXES.get(service, service)}:{words.replace('DbCluster', 'DBCluster')}"
+    words = "".join("DB" if word == "db" else word.capitalize() for word in operation.split("_"))
+    return _ACTIONS.get((service, operation), f"{_PREFIXES.get(service, service)}:{words}")
 
 
 @contextmanager
 def _clear(service: str, operation: str) -> Iterator[None]:
     from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
 
     try:
         yield
@@ -159,6 +166,10 @@ def _clear(service: str, operation: str) -> Iterator[None]:
         raise _refusal(error, action(service, operation)) from error
     except BotoCoreError as error:
         raise _problem(error, service) from error
+    except ResponseParserError as error:
+        raise InstanceError(
+            f"what answers for {service} is not AWS: check the network, its proxy, and AWS_ENDPOINT_URL"
+        ) from error
 
 
 def _refusal(error: Any, wanted: str) -> InstanceError:

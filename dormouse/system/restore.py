@@ -18,6 +18,7 @@ from dormouse.system.instance import DeployedInstance
 BATCH = 1_000
 """How many versions one request deletes, at most."""
 
+YEAR_LEAST = 2006
 CLOCK_SLACK = timedelta(minutes=1)
 EXAMPLES_MAX = 3
 Progress = Callable[[int], object]
@@ -49,6 +50,8 @@ def restore_objects(
         raise InvalidInput(f"the time {since.isoformat()} needs a zone: {since.isoformat()}Z is in UTC")
     if since > datetime.now(UTC):
         raise InvalidInput(f"the time {since.isoformat()} is to come")
+    if since.year < YEAR_LEAST:
+        raise InvalidInput(f"the time {since.isoformat()} is before there was S3")
     if instance.resources.storage is None:
         raise InstanceError(f"{instance.id} has no storage stack: deploy it")
     url = urlsplit(instance.resources.storage.objects)

@@ -97,7 +97,11 @@ def test_many_deletions_are_undone_page_by_page(
 
 @pytest.mark.parametrize(
     ("since", "word"),
-    [(datetime(2026, 1, 1), "zone"), (datetime.now(UTC) + timedelta(days=1), "to come")],
+    [
+        (datetime(2026, 1, 1), "zone"),
+        (datetime.now(UTC) + timedelta(days=1), "to come"),
+        (datetime(1, 1, 1, tzinfo=UTC), "before there was S3"),
+    ],
 )
 def test_a_time_that_cannot_be_meant_is_refused(
     since: datetime, word: str, s3: Any, instance: DeployedInstance

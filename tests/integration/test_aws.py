@@ -1,0 +1,63 @@
+"""Calls of AWS: how rights are named, and what is said when something else answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import boto3
+import pytest
+
+from dormouse.errors import InstanceError
+from dormouse.system.aws import Aws, action
+
+
+@pytest.mark.parametrize(
+    ("service", "operation", "named"),
+    [
+        ("rds", "describe_db_instances", "rds:DescribeDBInstances"),
+        ("rds", "describe_orderable_db_instance_options", "rds:DescribeOrderableDBInstanceOptions"),
+        ("rds", "stop_db_cluster", "rds:StopDBCluster"),
+        ("emr", "list_clusters", "elasticmapreduce:ListClusters"),
+        ("stepfunctions", "list_executions", "states:ListExecutions"),
+        ("service-quotas", "get_service_quota", "servicequotas:GetServiceQuota"),
+        ("s3", "list_object_versions", "s3:ListBucketVersions"),
+        ("s3", "delete_objects", "s3:DeleteObjectVersion"),
+    ],
+)
+def test_a_right_has_the_name_that_policies_give_it(service: str, operation: str, named: str) -> None:
+    assert action(service, operation) == named
+
+
+class Portal(BaseHTTPRequestHandler):
+    """Says that one must log in, whatever is asked."""
+
+    def do_POST(self) -> None:
+        body = b"<!doctype html>\n<p>Log in to the guests' network"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def portal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    server = HTTPServer(("127.0.0.1", 0), Portal)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    yield
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_who_answers_and_is_not_aws_is_one_clear_line(portal: None) -> None:
+    session = boto3.session.Session("id", "secret", region_name="eu-west-1")
+    with pytest.raises(InstanceError, match="what answers for rds is not AWS: check the network, its proxy"):
+        Aws(session).call("rds", "describe_db_clusters")
