@@ -9,6 +9,9 @@ from pydantic import Field
 
 from dormouse.settings.section import EveryMinutes, InstanceClass, MemoryMb, Section, TimeoutSeconds, setting
 
+INSTANCE_TYPES_MAX = 5
+"""Of a fleet of EMR."""
+
 
 class _Compaction(Section):
     every_minutes: EveryMinutes = setting(15)
@@ -54,10 +57,16 @@ class _Ec2Compaction(_Compaction):
     instance_types: tuple[InstanceClass, ...] = setting(
         ("m7g.xlarge", "m6g.xlarge"), strict=False, min_length=1
     )
-    """The instance types of the cluster, the most wanted first, of the instance's architecture."""
+    """Up to five instance types of the cluster, the most wanted first, of the instance's architecture."""
 
     instances_max: int = setting(10, ge=1, le=500)
     """The most core instances."""
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        if len(set(self.instance_types)) < len(self.instance_types):
+            yield "instance_types", "each must be there only once"
+        if len(self.instance_types) > INSTANCE_TYPES_MAX:
+            yield "instance_types", f"EMR takes {INSTANCE_TYPES_MAX} at most"
 
 
 class EmrStepsCompaction(_Ec2Compaction):

@@ -50,6 +50,13 @@ __all__ = [
     "MonitoringSettings", "NetworkSettings", "PauseSettings", "ServerlessDatabase", "StorageSettings",
 ]  # fmt: skip
 
+RECEIVES_LEAST = 50
+SUBNETS_MAX = 16
+"""Of a lambda."""
+
+EMR_TAG_BYTES_MAX = 750
+"""Lambda takes 4 KB of environment, in which the tags of clusters on EC2 are; the rest needs up to 3.3 KB."""
+
 
 class NetworkSettings(Section):
     """The network: a VPC of its own, or an existing one by id."""
@@ -67,7 +74,7 @@ class NetworkSettings(Section):
     """An existing VPC; the settings below go with it, those above do not."""
 
     subnet_ids: tuple[SubnetId, ...] = setting((), strict=False)
-    """Its private or isolated subnets, two or more. An RDS Proxy is replaced when they change."""
+    """Its private or isolated subnets, 2 to 16. An RDS Proxy is replaced when they change."""
 
     availability_zones: tuple[ZoneName, ...] = setting((), strict=False)
     """The zone of each subnet, in the same order."""
@@ -94,8 +101,8 @@ class NetworkSettings(Section):
         yield from self._lists()
 
     def _lists(self) -> Iterator[tuple[str, str]]:
-        if len(set(self.subnet_ids)) < max(2, len(self.subnet_ids)):
-            yield "subnet_ids", "two or more different subnets are needed"
+        if not max(2, len(self.subnet_ids)) <= len(set(self.subnet_ids)) <= SUBNETS_MAX:
+            yield "subnet_ids", f"2 to {SUBNETS_MAX} different subnets are needed"
         count = len(self.subnet_ids)
         if len(self.availability_zones) != count:
             yield "availability_zones", f"there must be one for each of subnet_ids, which are {count}"
@@ -217,7 +224,7 @@ class CommitSettings(Section):
     timeout_seconds: TimeoutSeconds = setting(120)
     """How long the lambda may work on a batch."""
 
-    receives_max: int = setting(100, ge=50, le=1_000)
+    receives_max: int = setting(100, ge=RECEIVES_LEAST, le=1_000)
     """How often a message is tried before it is a dead letter; a request waits for its inputs meanwhile."""
 
     retention_days: int = setting(14, ge=1, le=14)
@@ -233,7 +240,14 @@ class CommitSettings(Section):
             yield "batching_window_seconds", "it must be 1 or more when batch_size is more than 10"
         hidden = VISIBILITY_FACTOR * self.timeout_seconds
         most = self.retention_days * 86_400 // hidden
-        if self.receives_max > most:
+        if most < RECEIVES_LEAST:
+            longest = self.retention_days * 86_400 // (VISIBILITY_FACTOR * RECEIVES_LEAST)
+            why = (
+                f"it must be {longest} at most with retention_days = {self.retention_days}, "
+                f"for {RECEIVES_LEAST} tries of a message"
+            )
+            yield "timeout_seconds", why
+        elif self.receives_max > most:
             why = (
                 f"it must be {most} at most: a message is hidden {VISIBILITY_FACTOR} × timeout_seconds = "
                 f"{hidden:,} s at each try, and would be dropped after retention_days before its last"
@@ -341,6 +355,13 @@ class DeploymentSettings(Section):
             yield (
                 "compaction.instance_types",
                 f'{", ".join(wrong)}: other processors than architecture = "{self.architecture}"',
+            )
+        size = sum(len(f'{{"Key":"{key}","Value":"{value}"}},') for key, value in self.tags.items())
+        if types and size > EMR_TAG_BYTES_MAX:
+            yield (
+                "tags",
+                f"they are too long for clusters on EC2: with all that belongs to them {size:,} bytes, and "
+                f"{EMR_TAG_BYTES_MAX} may be; shorten some, or leave some out",
             )
         if self.monitoring and self.commit:
             window, age = self.commit.batching_window_seconds, self.monitoring.oldest_message_seconds_max

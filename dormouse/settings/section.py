@@ -34,10 +34,10 @@ PATTERNS = {
         r"^[a-z](-?[a-z0-9]){1,19}$",
         "2 to 20 of a-z, 0-9 and -, first a letter, no - at the end or doubled",
     ),
-    "account": (r"^\d{12}$", "the 12 digits of an AWS account"),
-    "region": (r"^[a-z]{2}(-[a-z]+)+-\d$", "an AWS region, like eu-west-1"),
+    "account": (r"^[0-9]{12}$", "the 12 digits of an AWS account"),
+    "region": (r"^[a-z]{2}(-[a-z]+)+-[0-9]$", "an AWS region, like eu-west-1"),
     "cidr": (
-        r"^\d{1,3}(\.\d{1,3}){3}/(1[6-9]|2[0-2])$",
+        r"^[0-9]{1,3}(\.[0-9]{1,3}){3}/(1[6-9]|2[0-2])$",
         "an IPv4 network of /16 to /22 whose address ends where its hosts begin, like 10.40.0.0/16",
     ),
     "vpc": (r"^vpc-([0-9a-f]{8}|[0-9a-f]{17})$", "the id of a VPC, like vpc-0a1b2c3d"),
@@ -49,13 +49,13 @@ PATTERNS = {
         r"^rtb-([0-9a-f]{8}|[0-9a-f]{17})$",
         "the id of a route table, like rtb-0a1b2c3d",
     ),
-    "zone": (r"^[a-z]{2}(-[a-z]+)+-\d[a-z]$", "an availability zone, like eu-west-1a"),
+    "zone": (r"^[a-z]{2}(-[a-z]+)+-[0-9][a-z]$", "an availability zone, like eu-west-1a"),
     "instance": (
-        r"^[a-z][a-z0-9-]*\d[a-z0-9-]*\.([a-z]+|\d+xlarge)$",
+        r"^[a-z][a-z0-9-]*[0-9][a-z0-9-]*\.([a-z]+|[0-9]+xlarge)$",
         "an instance class, like r8g.large",
     ),
     "snapshot": (
-        r"^arn:aws[a-z-]*:rds:[a-z0-9-]+:\d{12}:cluster-snapshot:[A-Za-z][A-Za-z0-9:-]*$",
+        r"^arn:aws[a-z-]*:rds:[a-z0-9-]+:[0-9]{12}:cluster-snapshot:[A-Za-z][A-Za-z0-9:-]*$",
         "the ARN of a snapshot of a cluster, like arn:aws:rds:eu-west-1:123456789012:cluster-snapshot:prod",
     ),
     "email": (r"^[^@\s]+@[^@\s]+\.[^@\s]+$", "an e-mail address"),
@@ -118,13 +118,17 @@ def cidr_problem(cidr: str) -> str | None:
 
 
 def tag_problems(tags: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """What some service refuses: EMR Serverless all but ASCII, IAM names that differ in case only."""
+    names: dict[str, str] = {}
     for key, value in tags.items():
         if key.partition(":")[0].lower() in {"aws", "dormouse"}:
             yield key, "a tag must not begin with aws: or dormouse:"
-        elif not re.fullmatch(r"[\w +\-=.:/@]{1,128}", key):
-            yield key, "the name of a tag must be 1 to 128 letters, digits, spaces and + - = . _ : / @"
-        elif not re.fullmatch(r"[\w +\-=.:/@]{0,256}", value):
-            yield key, "a tag must be 0 to 256 letters, digits, spaces and + - = . _ : / @"
+        elif not re.fullmatch(r"[\w +\-=.:/@]{1,128}", key, re.ASCII):
+            yield key, "the name of a tag must be 1 to 128 of a-z, A-Z, 0-9, spaces and + - = . _ : / @"
+        elif not re.fullmatch(r"[\w +\-=.:/@]{0,256}", value, re.ASCII):
+            yield key, "a tag must be 0 to 256 of a-z, A-Z, 0-9, spaces and + - = . _ : / @"
+        elif (other := names.setdefault(key.lower(), key)) != key:
+            yield key, f"to IAM this is the same tag as {other}"
     if len(tags) > TAGS_MAX:
         yield list(tags)[TAGS_MAX], f"there must be {TAGS_MAX} tags at most, not {len(tags)}"
 

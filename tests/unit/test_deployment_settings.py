@@ -94,6 +94,9 @@ def test_everything_else_has_a_default_and_tables_may_be_empty() -> None:
         ('[network]\ncidr = "8.8.0.0/16"', 'network.cidr = "8.8.0.0/16": it must be private'),
         ("[tags]\na = 3", "tags.a = 3: it must be text in quotes"),
         ('[tags]\n"aws:a" = ""', 'tags."aws:a" = "": a tag must not begin with aws:'),
+        ('[tags]\nTeam = "a"\nteam = "b"', 'tags.team = "b": to IAM this is the same tag as Team'),
+        ('[tags]\n"größe" = "b"', 'tags."größe" = "b": the name of a tag must be'),
+        ('account = "١٢٣٤٥٦٧٨٩٠١٢"\nregion = "eu-west-1"', "account = "),
         ('[tags]\n"a\\nb" = ""', 'tags."a\\nb" = "": the name of a tag must be'),
     ],
 )
@@ -149,6 +152,24 @@ def test_an_unknown_key_comes_with_where_it_belongs_or_the_nearest(text: str, li
         (
             "[commit]\ntimeout_seconds = 900\nreceives_max = 500",
             "commit.receives_max = 500: it must be 224 at most",
+        ),
+        (
+            "[commit]\ntimeout_seconds = 300\nretention_days = 1",
+            "commit.timeout_seconds = 300: it must be 288 at most with retention_days = 1, for 50 tries",
+        ),
+        (
+            '[compaction]\nengine = "emr-ec2-steps"\ninstance_types = ["m7g.large", "m7g.large"]',
+            'compaction.instance_types = ["m7g.large", "m7g.large"]: each must be there only once',
+        ),
+        (
+            '[compaction]\nengine = "emr-ec2-transient"\n'
+            f"instance_types = {[f'm{n}g.large' for n in range(1, 7)]}",
+            "compaction.instance_types = ",
+        ),
+        (
+            f"[tags]\n{''.join(f't{n} = {chr(34)}{99 * chr(97)}{chr(34)}{chr(10)}' for n in range(7))}"
+            '[compaction]\nengine = "emr-ec2-steps"',
+            "tags = ",
         ),
         (
             '[compaction]\nengine = "emr-serverless"\nvcpu_max = 4',
