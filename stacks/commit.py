@@ -6,7 +6,7 @@ import aws_cdk as cdk
 from aws_cdk import aws_lambda_event_sources as event_sources
 from constructs import Construct
 
-from dormouse.settings.deployment import VISIBILITY_FACTOR, VISIBILITY_SECONDS_MAX, CommitSettings
+from dormouse.settings.deployment import VISIBILITY_SECONDS_MAX, CommitSettings
 from dormouse.settings.lambdas import CommitEnvironment
 from dormouse.settings.resources import CommitResources
 from stacks.constructs.database_function import DatabaseFunction
@@ -52,7 +52,7 @@ class CommitStack(InstanceStack):
         return Queue(
             self,
             f"Commits{number}",
-            visibility_seconds=min(VISIBILITY_FACTOR * commit.timeout_seconds, VISIBILITY_SECONDS_MAX),
+            visibility_seconds=min(commit.visibility_seconds, VISIBILITY_SECONDS_MAX),
             retention_days=commit.retention_days,
             receives_max=commit.receives_max,
         )

@@ -29,10 +29,14 @@ PRIMARY_PORT, SERVICE_PORT = 8443, 9443
 """Where EMR calls the cluster, and the cluster EMR, within the VPC."""
 
 ROOT_GB = 30
+_CLEANUP_ROLE = "aws-service-role/elasticmapreduce.amazonaws.com/AWSServiceRoleForEMRCleanup"
 SPARK_PROPERTIES = {
     "spark.authenticate": "true",
     "spark.network.crypto.enabled": "true",
     "spark.io.encryption.enabled": "true",
+    # That of YARN's nodes knows no secrets unless they are set up for it, and lets no executor register.
+    "spark.shuffle.service.enabled": "false",
+    "spark.dynamicAllocation.shuffleTracking.enabled": "true",
 }
 """What executors exchange and spill is encrypted with secrets that YARN makes for each run."""
 
@@ -109,6 +113,12 @@ class EmrEc2(Construct):
             function.allow(
                 ["iam:PassRole"], [role.role_arn], {"StringEquals": {"iam:PassedToService": service}}
             )
+        # Of the account: EMR makes it with the first cluster, if whoever makes that may.
+        function.allow(
+            ["iam:CreateServiceLinkedRole"],
+            [self._stack.format_arn(service="iam", region="", resource="role", resource_name=_CLEANUP_ROLE)],
+            {"StringEquals": {"iam:AWSServiceName": "elasticmapreduce.amazonaws.com"}},
+        )
         acknowledge(
             function.role,
             "AwsSolutions-IAM5[Resource::*]",

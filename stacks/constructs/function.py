@@ -101,7 +101,8 @@ class Function(Construct):
     def _placed(self, placement: Placement) -> ec2.SecurityGroup:
         stack = cdk.Stack.of(self)
         self.allow(INTERFACE_ACTIONS, ["*"])
-        # Lambda itself makes the network interfaces with this role; its code has no business with them.
+        # Lambda itself makes the network interfaces with this role; its code has no business with them. Any
+        # function's, as a name is cut where it is too long, and no longer begins with the stack's.
         self.role.add_to_policy(
             iam.PolicyStatement(
                 effect=iam.Effect.DENY,
@@ -112,7 +113,7 @@ class Function(Construct):
                         "lambda:SourceFunctionArn": stack.format_arn(
                             service="lambda",
                             resource="function",
-                            resource_name=f"{stack.stack_name}-*",
+                            resource_name="*",
                             arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
                         )
                     }

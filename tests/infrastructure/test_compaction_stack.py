@@ -92,6 +92,8 @@ def test_clusters_are_encrypted(name: str, environment: RunsEnvironment, synthes
     [spark] = template["Configurations"]
     for key in ("spark.authenticate", "spark.network.crypto.enabled", "spark.io.encryption.enabled"):
         assert spark["Properties"][key] == "true"
+    # of the nodes, it would refuse executors that must prove who they are
+    assert spark["Properties"]["spark.shuffle.service.enabled"] == "false"
 
 
 def test_clusters_reach_the_buckets_that_they_start_from(synthesized: All) -> None:
@@ -180,7 +182,8 @@ def test_who_calls_emr_on_ec2_may_touch_our_clusters_only(name: str, synthesized
         "Follow": {"DescribeCluster", "DescribeStep"},
         "Cancel": {"CancelSteps"},
     }  # fmt: skip
-    making = {"elasticmapreduce:ListClusters", "elasticmapreduce:RunJobFlow", "iam:PassRole"}
+    making = {"elasticmapreduce:ListClusters", "elasticmapreduce:RunJobFlow"}
+    making |= {"iam:CreateServiceLinkedRole", "iam:PassRole"}
     for function, actions in of_clusters.items():
         names = {f"elasticmapreduce:{action}" for action in actions}
         assert beyond_logs(synthesized(name), function) == names | (making if function == "Submit" else set())
@@ -190,6 +193,8 @@ def test_who_calls_emr_on_ec2_may_touch_our_clusters_only(name: str, synthesized
                 [(key, value)] = condition["StringEquals"].items()
                 assert key.endswith("Tag/dormouse:instance") and value == name
                 assert key == TAGGED or action == "elasticmapreduce:AddTags"
+            if action == "iam:CreateServiceLinkedRole":
+                assert where.endswith("/elasticmapreduce.amazonaws.com/AWSServiceRoleForEMRCleanup")
             if action == "elasticmapreduce:RunJobFlow":
                 assert condition == {"StringEquals": {"elasticmapreduce:RequestTag/dormouse:instance": name}}
 

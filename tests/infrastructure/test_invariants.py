@@ -11,6 +11,7 @@ import pytest
 
 from dormouse.settings.deployment import VISIBILITY_FACTOR, VISIBILITY_SECONDS_MAX
 from tests.assembly import CONFIGURATIONS, Assembly, Resource
+from tests.template import flat
 
 ANYWHERE = {"0.0.0.0/0", "::/0"}
 DATABASE_PACKAGES = {"commit", "compaction", "garbage", "maintenance", "migrate"}
@@ -114,6 +115,19 @@ def test_lambdas_are_in_the_vpc_if_they_know_the_database(assembly: Assembly) ->
         handler = one.properties["Handler"]
         knows = handler.split(".")[1] in DATABASE_PACKAGES and handler != GETS_THE_LOGIN
         assert ("VpcConfig" in one.properties) == knows, str(one)
+
+
+def test_code_in_the_vpc_may_not_touch_network_interfaces(assembly: Assembly) -> None:
+    """Of any function: CloudFormation cuts the names of those whose stack has a long one."""
+    refused = [
+        flat(statement["Condition"]["ArnLike"]["lambda:SourceFunctionArn"])
+        for policy in assembly.resources("AWS::IAM::Policy")
+        for statement in policy.properties["PolicyDocument"]["Statement"]
+        if statement["Effect"] == "Deny"
+    ]
+    in_vpc = [one for one in assembly.resources("AWS::Lambda::Function") if "VpcConfig" in one.properties]
+    assert len(refused) == len(in_vpc)
+    assert all(one.endswith(":function:*") for one in refused)
 
 
 def test_custom_resources_have_no_secrets(assembly: Assembly) -> None:
@@ -285,7 +299,9 @@ def test_queues_have_dead_letters_and_wait_long_enough(assembly: Assembly) -> No
     for mapping in assembly.resources("AWS::Lambda::EventSourceMapping"):
         source = queues[mapping.stack, mapping.properties["EventSourceArn"]["Fn::GetAtt"][0]]
         timeout = timeouts[mapping.stack, mapping.properties["FunctionName"]["Ref"]]
-        assert source["VisibilityTimeout"] >= min(VISIBILITY_FACTOR * timeout, VISIBILITY_SECONDS_MAX)
+        window = mapping.properties.get("MaximumBatchingWindowInSeconds", 0)
+        wanted = min(VISIBILITY_FACTOR * timeout + window, VISIBILITY_SECONDS_MAX)
+        assert source["VisibilityTimeout"] >= wanted
         assert source["RedrivePolicy"]["maxReceiveCount"] >= TRIES_MIN
         dead = queues[mapping.stack, source["RedrivePolicy"]["deadLetterTargetArn"]["Fn::GetAtt"][0]]
         assert dead["MessageRetentionPeriod"] >= source["MessageRetentionPeriod"]
