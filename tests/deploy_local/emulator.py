@@ -22,7 +22,7 @@ from ministack import app
 from ministack.core import iam_evaluator, lambda_runtime, rds_iam
 from ministack.core.concurrency import esm_wake
 from ministack.core.responses import new_uuid, request_scope
-from ministack.services import eventbridge, rds, secretsmanager, sqs, sts
+from ministack.services import eventbridge, lambda_svc, rds, secretsmanager, sqs, sts
 from ministack.services.cloudformation.provisioners import _RESOURCE_HANDLERS as HANDLERS
 
 ACCOUNT, REGION = os.environ["MINISTACK_ACCOUNT_ID"], os.environ["MINISTACK_REGION"]
@@ -264,8 +264,13 @@ def _receive_whole_batches() -> None:
 
 
 def _let_visibility_timeouts_pass() -> int:
-    """Messages that wait to be received again are received now, and are as much older; returns how many."""
+    """Messages that wait to be received again are received now, and are as much older; returns how many.
+
+    None is while a lambda works on some: its own must stay hidden.
+    """
     count, now = 0, time.time()
+    if lambda_svc._esm_inflight:
+        return 0
     with request_scope(ACCOUNT, REGION), sqs._queues_lock:
         for queue in sqs._queues.values():
             for message in queue["messages"]:
