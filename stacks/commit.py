@@ -38,6 +38,7 @@ class CommitStack(InstanceStack):
             object_actions=["s3:GetObject", "s3:PutObject"],
         )
         self.function = lambda_.function
+        foundation.storage.allow_deletion(lambda_.role, "commits")  # large requests, once they are applied
         self.mappings = [self._mapping(queue, commit) for queue in self.queues]
         self.describe(
             CommitResources(

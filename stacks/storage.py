@@ -13,6 +13,7 @@ from constructs import Construct
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.resources import StorageResources
 from stacks.acknowledge import acknowledge
+from stacks.constructs.wildcards import acknowledge_resources
 from stacks.instance_stack import InstanceStack
 
 DATA_PREFIX = "data"
@@ -69,6 +70,17 @@ class StorageStack(InstanceStack):
             f"AwsSolutions-IAM5[Resource::{exported}/{DATA_PREFIX}/*]",
             "the objects of the instance, and nothing else, are below this prefix",
         )
+
+    def allow_deletion(self, role: iam.Role, folder: str) -> None:
+        """Of the instance's objects below one folder only."""
+        below = f"{DATA_PREFIX}/{folder}/*"
+        role.add_to_policy(
+            iam.PolicyStatement(
+                actions=["s3:DeleteObject"], resources=[self.data_bucket.arn_for_objects(below)]
+            )
+        )
+        exported = self.export_value(self.data_bucket.bucket_arn)
+        acknowledge_resources(role, [f"{exported}/{below}"], "these objects, and nothing else, are below it")
 
     def _access_logs(self) -> s3.Bucket:
         return s3.Bucket(

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from dormouse.commits.pointers import OBJECT_PREFIX
 from dormouse.settings.deployment import VISIBILITY_FACTOR, VISIBILITY_SECONDS_MAX
 from tests.assembly import CONFIGURATIONS, Assembly, Resource
-from tests.template import flat
+from tests.template import allowed, flat
 
 ANYWHERE = {"0.0.0.0/0", "::/0"}
 DATABASE_PACKAGES = {"commit", "compaction", "garbage", "maintenance", "migrate"}
@@ -128,6 +129,15 @@ def test_code_in_the_vpc_may_not_touch_network_interfaces(assembly: Assembly) ->
     in_vpc = [one for one in assembly.resources("AWS::Lambda::Function") if "VpcConfig" in one.properties]
     assert len(refused) == len(in_vpc)
     assert all(one.endswith(":function:*") for one in refused)
+
+
+def test_commits_delete_their_requests_and_no_data(assembly: Assembly) -> None:
+    deleted = {
+        where[where.index("/") :]
+        for action, where, _ in allowed(assembly, "commit", "CommitRole")
+        if action == "s3:DeleteObject"
+    }
+    assert deleted == {f"/data/{OBJECT_PREFIX}*"}
 
 
 def test_custom_resources_have_no_secrets(assembly: Assembly) -> None:
