@@ -266,7 +266,7 @@ def _receive_whole_batches() -> None:
 def _let_visibility_timeouts_pass() -> int:
     """Messages that wait to be received again are received now, and are as much older; returns how many.
 
-    None is while a lambda works on some: its own must stay hidden.
+    0 while a lambda works: what it works on must stay hidden.
     """
     count, now = 0, time.time()
     if lambda_svc._esm_inflight:
