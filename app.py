@@ -31,7 +31,12 @@ def main() -> int:
     except InvalidInput as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 2
-    app.synth()
+    try:
+        app.synth()
+    except RuntimeError as error:
+        if "ValidationFailed" not in str(error):
+            raise
+        return 2  # What CloudFormation would refuse is printed already.
     return 0
 
 

@@ -54,8 +54,8 @@ RECEIVES_LEAST = 50
 SUBNETS_MAX = 16
 """Of a lambda."""
 
-EMR_TAG_BYTES_MAX = 750
-"""Lambda takes 4 KB of environment, in which the tags of clusters on EC2 are; the rest needs up to 3.3 KB."""
+EMR_TAG_BYTES_MAX = 700
+"""Lambda takes 4 KB of environment, in which the tags of clusters on EC2 are; all else is up to 3.4 KB."""
 
 
 class NetworkSettings(Section):

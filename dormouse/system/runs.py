@@ -195,7 +195,7 @@ def decode(data: bytes, name: str) -> RunList:
         return RunList(str(uuid.UUID(found["run_id"])), found["kind"], tuple(tables), created_at)
     except InvalidInput:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise InvalidInput(f"{name} is not the list of a run") from None
 
 

@@ -112,6 +112,15 @@ def test_an_argument_is_refused_and_not_ignored(built: Path, tmp_path: Path) -> 
     assert (code, said) == (2, "app.py takes no arguments: use npx cdk synth -c config=…\n")
 
 
+def test_what_a_region_does_not_have_is_no_traceback(built: Path, tmp_path: Path) -> None:
+    """The CLI says what is wrong, from the report."""
+    path = tmp_path / "government.toml"
+    where = 'account = "123456789012"\nregion = "us-gov-west-1"'
+    path.write_text(f'id = "gov"\n{where}\n[monitoring]\nbudget_usd_month = 5\n', "utf-8")
+    assert run(built, built, tmp_path / "out", str(path)) == (2, "")
+    assert "AWS::Budgets::Budget" in (tmp_path / "out/validation-report.json").read_text("utf-8")
+
+
 def test_all_mistakes_in_the_settings_are_told_at_once(built: Path, tmp_path: Path) -> None:
     path = tmp_path / "wrong.toml"
     path.write_text('id = "Dev"\n[database]\nkind = "serverless"\nmin_acu = 0.3\n[comit]\n', "utf-8")

@@ -227,6 +227,12 @@ def test_a_list_of_splits_has_tables_and_is_never_overwritten(objects: ObjectSto
     [
         (b"nonsense", "is not the list of a run"),
         (b"[]", "is not the list of a run"),
+        (b"[" * 100_000, "is not the list of a run"),
+        (
+            b'{"version": 1, "kind": "split", "tables": [{"table": "t", "table_id": 1e999, "jobs": []}], '
+            b'"created_at": "2026-01-01T00:00:00+00:00", "run_id": "6f2d3c0e-5a3d-4a58-9d0f-7f2c5f0e3b11"}',
+            "is not the list of a run",
+        ),
         (b'{"version": 1, "kind": "compaction"}', "is not the list of a run"),
         (b'{"version": 2}', "newer Dormouse"),
         (b'{"version": 1, "kind": "dance"}', "'dance'"),

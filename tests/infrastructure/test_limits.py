@@ -1,0 +1,64 @@
+"""What AWS limits, with the longest settings that are allowed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dormouse.settings.compaction import INSTANCE_TYPES_MAX
+from dormouse.settings.deployment import EMR_TAG_BYTES_MAX, SUBNETS_MAX
+from tests.assembly import settings, synthesize
+
+ENVIRONMENT_BYTES_MAX = 4_096
+LONGEST = {
+    "AWS::AccountId": "123456789012",
+    "AWS::Partition": "aws",
+    "AWS::Region": "ap-southeast-2",
+    "Role": f"arn:aws:iam::123456789012:role/{'r' * 64}",
+    "SecurityGroup": "sg-0123456789abcdef0",
+    "Primary": "sg-0123456789abcdef0",
+    "Core": "sg-0123456789abcdef0",
+    "ServiceAccess": "sg-0123456789abcdef0",
+    "": "x" * 110,
+}
+"""What a reference may become, by a part of its name; others are names, of buckets and hosts."""
+
+
+def resolved(value: Any) -> str:
+    """A text of a template, as long as it may be when it is deployed."""
+    if isinstance(value, str):
+        return value
+    if "Fn::Join" in value:
+        separator, parts = value["Fn::Join"]
+        return str(separator).join(resolved(part) for part in parts)
+    text = json.dumps(value)
+    return next(longest for part, longest in LONGEST.items() if part in text)
+
+
+def test_the_environment_of_a_lambda_that_makes_clusters_fits(tmp_path: Path) -> None:
+    subnets = [f"subnet-0123456789abcde{number:02x}" for number in range(SUBNETS_MAX)]
+    network = {
+        "vpc_id": "vpc-0123456789abcdef0",
+        "subnet_ids": subnets,
+        "availability_zones": [f"eu-west-1{'ab'[number % 2]}" for number in range(SUBNETS_MAX)],
+        "s3_endpoint": "existing",
+    }
+    types = [f"m{number}gdn-flex.16xlarge" for number in range(INSTANCE_TYPES_MAX)]
+    configuration = settings(
+        "dev",
+        id="a" * 20,
+        network=network,
+        tags={name: "v" * (EMR_TAG_BYTES_MAX // 3 - len('{"Key":"a","Value":""},')) for name in "abc"},
+        compaction={"engine": "emr-ec2-steps", "instance_types": types},
+    )
+    assembly = synthesize(configuration, tmp_path / "assembly", checked=False)
+    sizes = {
+        str(function): sum(
+            len(name) + len(resolved(value))
+            for name, value in function.properties["Environment"]["Variables"].items()
+        )
+        for function in assembly.resources("AWS::Lambda::Function")
+    }
+    assert {name: size for name, size in sizes.items() if size > ENVIRONMENT_BYTES_MAX} == {}
+    assert max(sizes.values()) > ENVIRONMENT_BYTES_MAX / 2
