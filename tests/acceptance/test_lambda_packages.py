@@ -99,7 +99,9 @@ def test_each_has_what_it_needs_and_no_more(root: Path, target: Path) -> None:
         assert packed == migrations
         top = {path.name for path in folder.iterdir()}
         assert not top & {"boto3", "botocore", "pyarrow", "pyspark", "datafusion", "numpy", "bin", "tests"}
-        assert not [path for path in folder.rglob("*") if path.suffix in {".pyc", ".pyi"}]
+        assert not [path for path in folder.rglob("*") if path.suffix == ".pyi"]
+        compiled = {path.name.partition(".")[0] for path in folder.rglob("dormouse/**/*.pyc")}
+        assert compiled >= {path.stem for path in folder.rglob("dormouse/**/*.py")}
 
 
 @pytest.mark.slow
