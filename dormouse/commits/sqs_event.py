@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 PATIENCE_SECONDS = 10.0
 """What a request waits for is mostly in the next batch, which another lambda applies at the same time."""
 
+IDLE_SECONDS_MAX = 2.0
+"""What is not there for so long may be behind many other messages, which must not wait for it."""
+
 FIRST_PAUSE_SECONDS = 0.1
 
 
@@ -54,8 +57,8 @@ def handle(
 ) -> Answer:
     """Applies the records of an SQS event as one batch: a statement for each table and kind of request.
 
-    What waits for its inputs is tried again for `patience_seconds`, since SQS would deliver it only after the
-    visibility timeout. A request that was refused for good is acknowledged, since its submitter finds why by
+    What waits for its inputs is tried again for `patience_seconds` at most, and only while others of its kind
+    get on, since SQS would deliver it only after the visibility timeout. A request that was refused for good is acknowledged, since its submitter finds why by
     its commit id. Messages that name no commit are left to the queue's own dead-letter queue. Raises
     `InvalidCommitRequest` when the event is not one of SQS.
     """
@@ -83,15 +86,24 @@ def handle(
 def _patiently(handler: Handler, messages: Sequence[Message], seconds: float) -> list[Handled]:
     """What became of each message, after those that wait for others have had some time."""
     found = {item.message.receipt: item for item in handler.handle(messages)}
-    deadline, pause = time.monotonic() + seconds, FIRST_PAUSE_SECONDS
+    end = time.monotonic() + seconds
+    idle_end, pause = _idle_end(end), FIRST_PAUSE_SECONDS
     while waiting := [item.message for item in found.values() if item.fate == "later"]:
-        pause = min(pause, deadline - time.monotonic())
+        pause = min(pause, idle_end - time.monotonic())
         if pause <= 0:
             break
         time.sleep(pause)
-        pause *= 2
-        found |= {item.message.receipt: item for item in handler.handle(waiting)}
+        again = {item.message.receipt: item for item in handler.handle(waiting)}
+        found |= again
+        if any(item.fate != "later" for item in again.values()):
+            idle_end, pause = _idle_end(end), FIRST_PAUSE_SECONDS
+        else:
+            pause *= 2
     return list(found.values())
+
+
+def _idle_end(end: float) -> float:
+    return min(end, time.monotonic() + IDLE_SECONDS_MAX)
 
 
 def _is_dead(item: Handled) -> bool:
