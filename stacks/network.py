@@ -24,6 +24,8 @@ OBJECT_ACTIONS = [
     "s3:PutObject",
 ]
 
+ZONES_MAX = 3
+
 
 class NetworkStack(InstanceStack):
     """A VPC of its own or an existing one: `placement` is where in it.
@@ -45,13 +47,17 @@ class NetworkStack(InstanceStack):
             # CloudFormation takes no stack without resources; this one is nothing, and costs nothing.
             cdk.CfnWaitConditionHandle(self, "Nothing")
 
+    @property
+    def availability_zones(self) -> list[str]:
+        """By number, as their names differ from account to account; the CDK would ask AWS for those."""
+        return [cdk.Fn.select(zone, cdk.Fn.get_azs()) for zone in range(ZONES_MAX)]
+
     def _own(self, network: NetworkSettings) -> Placement:
         vpc = ec2.Vpc(
             self,
             "Vpc",
             ip_addresses=ec2.IpAddresses.cidr(network.cidr),
-            # By number, as their names differ from account to account.
-            availability_zones=[cdk.Fn.select(zone, cdk.Fn.get_azs()) for zone in range(network.zones)],
+            availability_zones=self.availability_zones[: network.zones],
             nat_gateways=0,
             create_internet_gateway=False,
             subnet_configuration=[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -102,6 +103,14 @@ def test_a_vpc_that_has_all_that_is_needed_gets_nothing(
         "AWS::CloudFormation::WaitConditionHandle"
     }
     assert "WARNING" not in capfd.readouterr().err
+
+
+def test_a_pinned_account_is_asked_nothing(changed: Changed) -> None:
+    """So that it is synthesized without credentials, and leaves no file with what was asked."""
+    found = changed(account="123456789012", region="eu-west-1")
+    manifest = json.loads((found.folder / "manifest.json").read_text("utf-8"))
+    assert "missing" not in manifest
+    assert found.stack("network")["environment"] == "aws://123456789012/eu-west-1"
 
 
 def test_a_cluster_from_a_snapshot_changes_nothing_else(
