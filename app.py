@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dormouse.errors import InvalidInput
 from stacks.node import use_bundled_node
+
+if TYPE_CHECKING:
+    import aws_cdk as cdk
 
 ROOT = Path(__file__).parent
 DEFAULT_CONFIG = ROOT / "config/dev.toml"
@@ -20,23 +25,32 @@ def main() -> int:
         return 2
     use_bundled_node()
     from dormouse.settings.config_file import load
-    from stacks.assets import BuiltAssets
+    from stacks.assets import BuiltAssets, StubAssets
     from stacks.instance import build, new_app
 
     # Under the CLI, that says where; else where the CLI would put it.
     app = new_app(None if "CDK_OUTDIR" in os.environ else "cdk.out")
-    try:
-        settings = load(app.node.try_get_context("config") or DEFAULT_CONFIG)
-        build(settings, assets=BuiltAssets(ROOT, settings.architecture), app=app)
-    except InvalidInput as error:
-        print(error, file=sys.stderr)  # noqa: T201
-        return 2
+    with tempfile.TemporaryDirectory() as stubs:
+        try:
+            settings = load(app.node.try_get_context("config") or DEFAULT_CONFIG)
+            # To be destroyed, an instance needs nothing built.
+            is_stub = app.node.try_get_context("packages") == "none"
+            built = BuiltAssets(ROOT, settings.architecture)
+            build(settings, assets=StubAssets(Path(stubs)) if is_stub else built, app=app)
+        except InvalidInput as error:
+            print(error, file=sys.stderr)  # noqa: T201
+            return 2
+        return synthesized(app)
+
+
+def synthesized(app: cdk.App) -> int:
+    """0, or 2 when CloudFormation would refuse a template."""
     try:
         app.synth()
     except RuntimeError as error:
         if "ValidationFailed" not in str(error):
             raise
-        return 2  # What CloudFormation would refuse is printed already.
+        return 2  # What is wrong is printed already.
     return 0
 
 

@@ -57,10 +57,10 @@ def handle(
 ) -> Answer:
     """Applies the records of an SQS event as one batch: a statement for each table and kind of request.
 
-    What waits for its inputs is tried again for `patience_seconds` at most, and only while others of its kind
-    get on, since SQS would deliver it only after the visibility timeout. A request that was refused for good is acknowledged, since its submitter finds why by
-    its commit id. Messages that name no commit are left to the queue's own dead-letter queue. Raises
-    `InvalidCommitRequest` when the event is not one of SQS.
+    What waits for its inputs is tried again for `patience_seconds` at most, and only while others like it get
+    on, since SQS would deliver it only after the visibility timeout. A request that was refused for good is
+    acknowledged, since its submitter finds why by its commit id. Messages that name no commit are left to the
+    queue's own dead-letter queue. Raises `InvalidCommitRequest` when the event is not one of SQS.
     """
     records = _Records(_messages(event))
     queue = PointerQueue(records, objects)

@@ -80,7 +80,7 @@ def destroy(
         tell(f"emptying {bucket.name}")
         empty(aws, bucket.name)
     tell(f"deleting {len(found.stacks)} stacks")
-    command = [*cdk, "destroy", "--all", "--force", "-c", f"config={config.resolve()}"]
+    command = [*cdk, "destroy", "--all", "--force", "-c", f"config={config.resolve()}", "-c", "packages=none"]
     if session.profile_name != "default":
         command += ["--profile", session.profile_name]
     region = {"AWS_REGION": found.region, "AWS_DEFAULT_REGION": found.region}

@@ -100,6 +100,13 @@ def test_what_is_not_built_for_intel_is_told_how_to_build_it(built: Path, tmp_pa
     )
 
 
+def test_to_be_destroyed_an_instance_needs_nothing_built(built: Path, tmp_path: Path) -> None:
+    shutil.rmtree(built / "build")
+    context = json.dumps({"config": "config/minimal.toml", "packages": "none"})
+    assert run(built, built, tmp_path / "out", None, CDK_CONTEXT_JSON=context) == (0, "")
+    assert (tmp_path / "out" / "dormouse-minimal-commit.template.json").exists()
+
+
 def test_the_default_file_is_that_of_the_checkout(built: Path, tmp_path: Path) -> None:
     """Wherever it is started."""
     shutil.rmtree(built / "build")

@@ -209,7 +209,9 @@ def test_destroying_empties_the_buckets_and_runs_the_cdk_again_when_it_fails(
         destroy(found, CONFIG / "dev.toml", session(), tell=lambda _: None, root=checkout)
     assert destruction._count(Aws(session()), bucket) == 0
     first, second = (checkout / "called").read_text().splitlines()
-    assert first == second == f"{REGION} destroy --all --force -c config={CONFIG / 'dev.toml'}"
+    assert (
+        first == second == f"{REGION} destroy --all --force -c config={CONFIG / 'dev.toml'} -c packages=none"
+    )
 
 
 def test_a_cdk_that_keeps_failing_is_one_line(moto: None, checkout: Path) -> None:
