@@ -56,7 +56,8 @@ def _text(path: Path) -> str:
 
 def _others(path: Path) -> str:
     folder = path if path.is_dir() else path.parent
-    known = [str(one) for one in sorted(folder.glob("*.toml")) or sorted(FILES.glob("*.toml"))]
+    beside = sorted(one for one in folder.glob("*.toml") if one.name != "pyproject.toml")
+    known = [str(one) for one in beside or sorted(FILES.glob("*.toml"))]
     near = difflib.get_close_matches(str(path), known, 1, 0.6)
     if near:
         return f"; did you mean {near[0]}?"

@@ -221,10 +221,10 @@ class CommitSettings(Section):
     memory_mb: MemoryMb = setting(1_024)
     """The memory of the lambda, which also sets its share of a CPU."""
 
-    timeout_seconds: TimeoutSeconds = setting(120)
-    """How long the lambda may work on a batch."""
+    timeout_seconds: TimeoutSeconds = setting(60)
+    """How long the lambda may work on a batch; messages of one that fails come again after six times that."""
 
-    receives_max: int = setting(100, ge=RECEIVES_LEAST, le=1_000)
+    receives_max: int = setting(RECEIVES_LEAST, ge=RECEIVES_LEAST, le=1_000)
     """How often a message is tried before it is a dead letter; a request waits for its inputs meanwhile."""
 
     retention_days: int = setting(14, ge=1, le=14)
@@ -238,10 +238,11 @@ class CommitSettings(Section):
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if self.batch_size > 10 and self.batching_window_seconds == 0:
             yield "batching_window_seconds", "it must be 1 or more when batch_size is more than 10"
-        hidden = VISIBILITY_FACTOR * self.timeout_seconds
+        hidden = self.visibility_seconds
         most = self.retention_days * 86_400 // hidden
         if most < RECEIVES_LEAST:
-            longest = self.retention_days * 86_400 // (VISIBILITY_FACTOR * RECEIVES_LEAST)
+            longest = self.retention_days * 86_400 // RECEIVES_LEAST - self.batching_window_seconds
+            longest //= VISIBILITY_FACTOR
             why = (
                 f"it must be {longest} at most with retention_days = {self.retention_days}, "
                 f"for {RECEIVES_LEAST} tries of a message"
@@ -249,8 +250,8 @@ class CommitSettings(Section):
             yield "timeout_seconds", why
         elif self.receives_max > most:
             why = (
-                f"it must be {most} at most: a message is hidden {VISIBILITY_FACTOR} × timeout_seconds = "
-                f"{hidden:,} s at each try, and would be dropped after retention_days before its last"
+                f"it must be {most} at most: each try hides a message for {hidden:,} s "
+                f"({VISIBILITY_FACTOR} × timeout_seconds and the window), and retention_days end before"
             )
             yield "receives_max", why
 
@@ -297,7 +298,7 @@ class MonitoringSettings(Section):
     budget_usd_month: float | None = setting(None, gt=0)
     """The monthly budget whose excess is reported; left out, there is no budget."""
 
-    oldest_message_seconds_max: int = setting(300, ge=60, le=86_400)
+    oldest_message_seconds_max: int = setting(900, ge=60, le=86_400)
     """The age of the oldest commit request that raises an alarm."""
 
     connections_max: int = setting(500, ge=10, le=5_000)
@@ -364,10 +365,11 @@ class DeploymentSettings(Section):
                 f"{EMR_TAG_BYTES_MAX} may be; shorten some, or leave some out",
             )
         if self.monitoring and self.commit:
-            window, age = self.commit.batching_window_seconds, self.monitoring.oldest_message_seconds_max
-            if age <= window + CONNECT_SECONDS_MAX:
+            least = self.commit.visibility_seconds + CONNECT_SECONDS_MAX
+            if self.monitoring.oldest_message_seconds_max <= least:
                 yield (
                     "monitoring.oldest_message_seconds_max",
-                    f"it must be more than commit.batching_window_seconds, {window}, and the "
-                    f"{CONNECT_SECONDS_MAX} s in which a database wakes: the alarm would never rest",
+                    f"it must be more than {least}: a message that is tried again comes after "
+                    f"{self.commit.visibility_seconds} s, {VISIBILITY_FACTOR} × commit.timeout_seconds and "
+                    f"the window, and a database wakes in {CONNECT_SECONDS_MAX} s",
                 )

@@ -61,7 +61,7 @@ def test_an_option_that_is_off_leaves_nothing_and_changes_no_other(
     [
         {
             "architecture": "x86_64",
-            "commit": {"queues": 6, "timeout_seconds": 300},
+            "commit": {"queues": 6, "timeout_seconds": 120},
             "database": {"kind": "serverless", "max_acu": 64},
             "deploy_paused": True,
         },
