@@ -11,6 +11,7 @@ import typer
 
 from dormouse.cli.failures import BAD_USAGE, FAILED, say
 from dormouse.cli.session import Session, verb
+from dormouse.cli.system import step_line, told
 from dormouse.cli.wording import plural
 from dormouse.errors import InvalidInput
 
@@ -109,8 +110,9 @@ def destroy(
     system.cdk_command()
     if not yes:
         _confirm(found)
-    system.destroy(found, config, aws, tell=say)
-    session.show({**asdict(found), "destroyed": True}, lambda: f"{found.id} is destroyed")
+    ended, _ = told(session)
+    steps = system.destroy(found, config, aws, tell=say, ended=ended)
+    session.show({**asdict(found), "steps": steps, "destroyed": True}, lambda: f"{found.id} is destroyed")
 
 
 def _settings(config: Path) -> DeploymentSettings:
@@ -145,6 +147,7 @@ def _doom(found: Doomed) -> str:
         more = " or more" if bucket.objects >= COUNTED_MAX else ""
         lines.append(f"  bucket   {bucket.name}: {plural(bucket.objects, 'object')}{more}, with versions")
     lines += [f"  cluster  {name}" for name in found.clusters]
+    lines += ["before that:", *(f"  {step_line(step)}" for step in found.steps)]
     return "\n".join(lines)
 
 

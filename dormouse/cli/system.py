@@ -51,7 +51,7 @@ def pause(
     from dormouse.system import pause as system
 
     found = find(instance, region, profile)
-    ended, tell = _told(session)
+    ended, tell = told(session)
     report = system.pause(
         found, wait=wait, dry_run=dry_run, drain_seconds=drain_seconds, tell=tell, ended=ended
     )
@@ -72,7 +72,7 @@ def resume(
     from dormouse.system import resume as system
 
     found = find(instance, region, profile)
-    ended, tell = _told(session)
+    ended, tell = told(session)
     report = system.resume(found, wait=wait, dry_run=dry_run, tell=tell, ended=ended)
     session.show(report, lambda: _end_of_resume(report))
 
@@ -128,14 +128,15 @@ def find(instance: str, region: str | None, profile: str | None) -> DeployedInst
     return system.find(instance, open_session(region, profile))
 
 
-def _told(session: Session) -> tuple[Callable[[StepReport], None], Callable[[str], None]]:
+def told(session: Session) -> tuple[Callable[[StepReport], None], Callable[[str], None]]:
     """What is told of a step when it has ended, and while it waits; nothing with --json."""
     if session.as_json:
         return lambda report: None, lambda line: None
-    return lambda report: session.show(None, lambda: _line(report)), say
+    return lambda report: session.show(None, lambda: step_line(report)), say
 
 
-def _line(report: StepReport) -> str:
+def step_line(report: StepReport) -> str:
+    """Of a step that has ended, or would be done."""
     shown = {"done": "", "already": ": nothing to do", "would": f": {'; '.join(report.what)}"}[report.outcome]
     seconds = f" ({report.seconds:.0f} s)" if report.seconds >= 1 else ""
     return f"{_MARKS[report.outcome]} {report.step}{shown}{seconds}"

@@ -29,6 +29,11 @@ def resources_parameter(instance_id: str, stack: str) -> str:
     return f"{resources_path(instance_id)}/{stack}"
 
 
+def cluster_name(instance_id: str) -> str:
+    """The name of the instance's clusters of EMR on EC2; those of one run only have its id behind."""
+    return f"dormouse-{instance_id}"
+
+
 class Described(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 

@@ -1,4 +1,6 @@
-"""The end of a deployed instance: its buckets are emptied, and its stacks deleted by the pinned CDK."""
+"""The end of a deployed instance: its work is ended, its buckets are emptied, and its stacks deleted by the
+pinned CDK.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,8 @@ from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings import environment
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.system.aws import Aws, AwsRefused
+from dormouse.system.steps import SYSTEM_CLOCK, Clock, StepReport
+from dormouse.system.wind_down import Listed, physical_ids, wind_down
 
 DELETED_AT_ONCE = 1_000
 ATTEMPTS_MAX = 2
@@ -40,6 +44,9 @@ class Doomed:
     protected_by: tuple[str, ...]
     """What refuses to be deleted: stacks with termination protection, clusters with deletion protection."""
 
+    steps: tuple[StepReport, ...]
+    """What is done before."""
+
 
 def refuse_protected(settings: DeploymentSettings) -> None:
     """Raises InvalidInput, with what to do, for an instance whose settings protect it."""
@@ -59,23 +66,40 @@ def doomed(settings: DeploymentSettings, session: Any) -> Doomed | None:
     if not stacks:
         return None
     names = tuple(one["StackName"] for one in stacks)
-    found = [resource for name in names for resource in _resources(aws, name)]
-    clusters = tuple(_of(found, "AWS::RDS::DBCluster"))
+    listed = _listed(aws, settings.id, names)
+    found = [resource for resources in listed.values() for resource in resources]
+    clusters = physical_ids(found, "AWS::RDS::DBCluster")
     keepers = [one["StackName"] for one in stacks if one.get("EnableTerminationProtection")]
     keepers += [cluster for cluster in clusters if _is_protected(aws, cluster)]
     if keepers:
         why = f"as deployed it is protected ({', '.join(keepers)})"
         raise InvalidInput(_how_to_unprotect(settings.id, why))
-    buckets = (Bucket(name, _count(aws, name)) for name in _of(found, "AWS::S3::Bucket"))
-    return Doomed(settings.id, aws.account, aws.region, names, tuple(buckets), clusters, tuple(keepers))
+    buckets = (Bucket(name, _count(aws, name)) for name in physical_ids(found, "AWS::S3::Bucket"))
+    return Doomed(
+        settings.id, aws.account, aws.region, names, tuple(buckets), clusters, tuple(keepers),
+        wind_down(settings.id, listed, aws, dry_run=True),
+    )  # fmt: skip
 
 
 def destroy(
-    found: Doomed, config: Path, session: Any, *, tell: Callable[[str], None], root: Path | None = None
-) -> None:
-    """Empties the buckets and deletes the stacks; it may be run again if it fails. Raises InstanceError."""
+    found: Doomed,
+    config: Path,
+    session: Any,
+    *,
+    tell: Callable[[str], None],
+    ended: Callable[[StepReport], None] = lambda report: None,
+    clock: Clock = SYSTEM_CLOCK,
+    root: Path | None = None,
+) -> tuple[StepReport, ...]:
+    """Ends all work, empties the buckets and deletes the stacks; what became of the steps before that.
+
+    `tell` hears what is waited for, `ended` of each step. It may be run again if it fails. Raises
+    InstanceError.
+    """
     aws = Aws(session)
     cdk = cdk_command(root)
+    listed = _listed(aws, found.id, found.stacks)
+    steps = wind_down(found.id, listed, aws, tell=tell, ended=ended, clock=clock)
     for bucket in found.buckets:
         tell(f"emptying {bucket.name}")
         empty(aws, bucket.name)
@@ -96,6 +120,7 @@ def destroy(
         raise InstanceError(
             f"{', '.join(left)} are not in {config} any more, and still there: delete them in CloudFormation"
         )
+    return steps
 
 
 def cdk_command(root: Path | None = None) -> list[str]:
@@ -162,13 +187,13 @@ def _stacks(aws: Aws, instance_id: str) -> Iterator[dict[str, Any]]:
             yield stack
 
 
+def _listed(aws: Aws, instance_id: str, stacks: tuple[str, ...]) -> Listed:
+    return {name.removeprefix(f"dormouse-{instance_id}-"): _resources(aws, name) for name in stacks}
+
+
 def _resources(aws: Aws, stack: str) -> list[dict[str, Any]]:
     found = aws.all("cloudformation", "list_stack_resources", "StackResourceSummaries", StackName=stack)
     return [one for one in found if one["ResourceStatus"] != "DELETE_COMPLETE"]
-
-
-def _of(resources: list[dict[str, Any]], kind: str) -> list[str]:
-    return [one["PhysicalResourceId"] for one in resources if one["ResourceType"] == kind]
 
 
 def _is_protected(aws: Aws, cluster: str) -> bool:

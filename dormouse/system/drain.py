@@ -18,6 +18,7 @@ INVOCATION_SLACK_SECONDS = 30.0
 UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 JOB_RUNS_LIVE = ("SUBMITTED", "PENDING", "SCHEDULED", "RUNNING", "CANCELLING", "QUEUED")
 CLUSTERS_LIVE = ("STARTING", "BOOTSTRAPPING", "RUNNING", "WAITING")
+CLUSTER_ENDING = "TERMINATING"
 STEPS_LIVE = ("PENDING", "RUNNING", "CANCEL_PENDING")
 APPLICATION_ASLEEP = {"CREATED", "STOPPED", "TERMINATED"}
 STATES_REFUSED = frozenset({"ValidationException", "InvalidRequestException"})
@@ -53,12 +54,12 @@ def application_state(instance: DeployedInstance) -> str | None:
     return None if seen is None else str(seen["application"]["state"])
 
 
-def clusters(instance: DeployedInstance) -> list[Any]:
-    """The EMR clusters that live, and do not yet end; as EMR lists them."""
+def clusters(instance: DeployedInstance, states: Sequence[str] = CLUSTERS_LIVE) -> list[Any]:
+    """The EMR clusters in these states, else those that live, and do not yet end; as EMR lists them."""
     told = instance.resources.compaction
     if told is None or told.cluster_name is None:
         return []
-    live = instance.aws.all("emr", "list_clusters", "Clusters", ClusterStates=list(CLUSTERS_LIVE))
+    live = instance.aws.all("emr", "list_clusters", "Clusters", ClusterStates=list(states))
     name = re.compile(rf"{re.escape(told.cluster_name)}(\W{UUID})?")  # of a run of its own, or of all
     return [one for one in live if name.fullmatch(one["Name"])]
 
@@ -174,9 +175,12 @@ class DrainRuns:
 
 @dataclass(frozen=True)
 class StopSpark:
-    """Stops the EMR Serverless application; terminates EMR clusters, which needs no waiting for."""
+    """Stops the EMR Serverless application; terminates EMR clusters, and with `to_the_end` waits until they
+    have ended.
+    """
 
     instance: DeployedInstance
+    to_the_end: bool = False
     seconds_max = STEP_SECONDS_MAX
     name = "stop EMR"
 
@@ -198,6 +202,7 @@ class StopSpark:
         yield Left(f"application {found} is {state.lower()}", ask if state == "STARTED" else None)
 
     def _clusters(self) -> Iterator[Left]:
-        for one in clusters(self.instance):
+        for one in clusters(self.instance, (*CLUSTERS_LIVE, *([CLUSTER_ENDING] if self.to_the_end else []))):
+            state = one["Status"]["State"]
             ask = partial(self.instance.aws.ask, "emr", "terminate_job_flows", JobFlowIds=[one["Id"]])
-            yield Left(f"cluster {one['Id']} is {one['Status']['State'].lower()}", ask)
+            yield Left(f"cluster {one['Id']} is {state.lower()}", None if state == CLUSTER_ENDING else ask)

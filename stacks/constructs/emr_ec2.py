@@ -16,6 +16,7 @@ from aws_cdk import aws_kms as kms
 from constructs import Construct
 
 from dormouse.settings.deployment import EmrStepsCompaction, EmrTransientCompaction
+from dormouse.settings.resources import cluster_name
 from stacks.acknowledge import acknowledge
 from stacks.constructs.database_function import let_out_to_s3
 from stacks.constructs.emr_release import RELEASE
@@ -58,7 +59,7 @@ class EmrEc2(Construct):
         super().__init__(scope, construct_id)
         self._stack = cdk.Stack.of(self)
         self._instance_id = instance_id
-        self.cluster_name = f"dormouse-{instance_id}"
+        self.cluster_name = cluster_name(instance_id)
         self._primary = self._security_group("Primary", placement)
         self._core = self._security_group("Core", placement)
         self._service = self._security_group("ServiceAccess", placement)

@@ -1,0 +1,114 @@
+"""Ends what would hold the stacks of an instance, before they are deleted: work, EMR, a database that sleeps.
+
+What there is comes from the stacks themselves: parameters, rules and all else may be gone already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dormouse.settings.resources import (
+    CommitResources,
+    DatabaseResources,
+    Resources,
+    RunResources,
+    ScheduledResources,
+    cluster_name,
+)
+from dormouse.system.aws import Aws
+from dormouse.system.database import StartDatabase, describe
+from dormouse.system.drain import DrainRuns, StopSpark
+from dormouse.system.instance import DeployedInstance
+from dormouse.system.steps import SYSTEM_CLOCK, Clock, Left, Run, Step, StepReport, would
+from dormouse.system.switches import SwitchMappings, SwitchRules, WriteDesiredState, rule_name, schedules
+
+WAKING = frozenset({"stopping", "stopped", "starting"})
+"""States of a cluster or its writer in which it may be refused to be deleted, and which a start ends."""
+
+Listed = Mapping[str, Sequence[Any]]
+"""The resources of each stack, by its short name, as CloudFormation lists them."""
+
+
+def wind_down(
+    instance_id: str,
+    listed: Listed,
+    aws: Aws,
+    *,
+    dry_run: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+    ended: Callable[[StepReport], None] = lambda report: None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> tuple[StepReport, ...]:
+    """What was done, or with `dry_run` would be. Raises InstanceError if something does not end in time, or
+    somebody pauses the instance meanwhile. It may be interrupted, and run again.
+    """
+    instance = DeployedInstance(instance_id, aws.account, aws.region, _resources(instance_id, listed), aws)
+    keepers = tuple(rule_name(rule) for rule in physical_ids(listed.get("pause", ()), "AWS::Events::Rule"))
+    steps: list[Step] = [
+        # Wanted to run, so that what keeps a paused instance asleep does not stop the database again.
+        WriteDesiredState(instance, "running"),
+        SwitchRules(instance, keepers, False, "the rule that keeps the database asleep"),
+        SwitchRules(instance, schedules(instance), False, "the schedules"),
+        SwitchMappings(instance, False),
+        DrainRuns(instance, 0.0),
+        StopSpark(instance, to_the_end=True),
+    ]
+    if instance.resources.database is not None:
+        steps.append(WakeDatabase(instance))
+    reports: list[StepReport] = []
+    run = Run("running", lambda: instance.desired, tell, clock)
+    for report in map(would, steps) if dry_run else run.all(steps):
+        reports.append(report)
+        ended(report)
+    return tuple(reports)
+
+
+def physical_ids(resources: Sequence[Any], kind: str) -> tuple[str, ...]:
+    """Of the resources of one type; one whose making failed may have none."""
+    found = (one.get("PhysicalResourceId") for one in resources if one["ResourceType"] == kind)
+    return tuple(name for name in found if name)
+
+
+@dataclass(frozen=True)
+class WakeDatabase(StartDatabase):
+    """Starts a database that sleeps, and waits for it; one in any other state is left alone."""
+
+    name = "wake the database"
+
+    def left(self, waited: float) -> Sequence[Left]:
+        cluster = describe(self.instance.aws, self.instance.cluster)
+        if cluster is None or not {cluster["Status"], self._writer_status(cluster)} & WAKING:
+            return []
+        return super().left(waited)
+
+
+def _resources(instance_id: str, listed: Listed) -> Resources:
+    """Without `pause`: the parameter of the desired state need not be there."""
+
+    def of(stack: str, kind: str) -> tuple[str, ...]:
+        return physical_ids(listed.get(stack, ()), kind)
+
+    def first(stack: str, kind: str) -> str | None:
+        return next(iter(of(stack, kind)), None)
+
+    def runs(stack: str, name: str | None = None) -> RunResources:
+        return RunResources(
+            rules=of(stack, "AWS::Events::Rule"),
+            function="",
+            state_machine=first(stack, "AWS::StepFunctions::StateMachine"),
+            application=first(stack, "AWS::EMRServerless::Application"),
+            cluster_name=name,
+        )
+
+    cluster = first("database", "AWS::RDS::DBCluster")
+    mappings = of("commit", "AWS::Lambda::EventSourceMapping")
+    database = {"cluster": cluster, "kind": "fixed", "endpoint": "", "port": 0, "name": ""}
+    return Resources(
+        database=DatabaseResources.model_validate(database) if cluster else None,
+        commit=CommitResources(queues=(), dead_letters=(), mappings=mappings, function=""),
+        garbage=ScheduledResources(rules=of("garbage", "AWS::Events::Rule"), function=""),
+        compaction=runs("compaction", cluster_name(instance_id)) if "compaction" in listed else None,
+        maintenance=runs("maintenance"),
+    )

@@ -1,0 +1,233 @@
+"""What `dormouse destroy` does before stacks are deleted, in moto: nothing runs then that would hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from moto import mock_aws
+from moto.emr.models import emr_backends
+from moto.rds.models import rds_backends
+
+from dormouse.errors import InstanceError
+from dormouse.settings import resources
+from dormouse.settings.config_file import parse
+from dormouse.system import destroy as destruction
+from dormouse.system.aws import Aws
+from dormouse.system.destroy import destroy, doomed
+from dormouse.system.pause import pause
+from dormouse.system.wind_down import Listed, wind_down
+from tests.deployed import (
+    REGION,
+    Deployed,
+    Engine,
+    FakeClock,
+    deploy,
+    job_run_state,
+    start_emr_cluster,
+    start_job_run,
+)
+
+ACCOUNT = "123456789012"
+NAME = "dormouse-dev"
+
+
+@pytest.fixture(autouse=True)
+def moto() -> Iterator[None]:
+    with mock_aws(config={"lambda": {"use_docker": False}}):
+        yield
+
+
+def listed(deployed: Deployed) -> dict[str, list[dict[str, str]]]:
+    """What CloudFormation would list."""
+
+    def one(kind: str, name: str) -> dict[str, str]:
+        return {"ResourceType": kind, "PhysicalResourceId": name, "ResourceStatus": "CREATE_COMPLETE"}
+
+    garbage, compaction, maintenance = (one("AWS::Events::Rule", rule) for rule in deployed.rules)
+    application = (
+        [one("AWS::EMRServerless::Application", deployed.application)] if deployed.application else []
+    )
+    return {
+        "storage": [one("AWS::S3::Bucket", "data")],
+        "database": [one("AWS::RDS::DBCluster", deployed.cluster)],
+        "commit": [one("AWS::Lambda::EventSourceMapping", uuid) for uuid in deployed.mappings],
+        "garbage": [garbage],
+        "compaction": [
+            compaction,
+            one("AWS::StepFunctions::StateMachine", deployed.machine),
+            *application,
+            {"ResourceType": "AWS::Events::Rule", "ResourceStatus": "CREATE_FAILED"},
+        ],
+        "maintenance": [maintenance],
+        "pause": [one("AWS::Events::Rule", deployed.keeper)],
+    }
+
+
+def ended(deployed: Deployed, clock: FakeClock, given: Listed | None = None) -> dict[str, str]:
+    """Winds it down; the outcome of each step."""
+    found = listed(deployed) if given is None else given
+    reports = wind_down(deployed.id, found, Aws(deployed.session), clock=clock.clock)
+    return {one.step: one.outcome for one in reports}
+
+
+def database(deployed: Deployed) -> Any:
+    return rds_backends[ACCOUNT][REGION].clusters[deployed.cluster]
+
+
+def test_what_runs_is_ended_and_the_database_left_available() -> None:
+    deployed, clock = deploy(), FakeClock()
+    run = start_job_run(deployed)
+    outcomes = ended(deployed, clock)
+    assert deployed.state() == {
+        "desired": "running", "database": "available", "rules": {"DISABLED"}, "keeper": "DISABLED",
+        "mappings": {"Disabled"}, "spark": "STOPPED",
+    }  # fmt: skip
+    assert job_run_state(deployed, run) == "CANCELLED"
+    assert {step for step, outcome in outcomes.items() if outcome == "already"} == {
+        "write the desired state: running", "wake the database",
+    }  # fmt: skip
+    assert set(ended(deployed, clock).values()) == {"already"}
+
+
+def test_an_execution_that_does_not_end_is_stopped() -> None:
+    deployed, clock = deploy(), FakeClock()
+    states = deployed.client("stepfunctions")
+    execution = states.start_execution(stateMachineArn=deployed.machine)["executionArn"]
+    assert ended(deployed, clock)["let runs end"] == "done"
+    assert states.describe_execution(executionArn=execution)["status"] == "ABORTED"
+
+
+@pytest.mark.parametrize("engine", ["emr-ec2-steps", "emr-ec2-transient"])
+def test_clusters_of_emr_are_ended_and_waited_for(engine: Engine) -> None:
+    """Their security groups cannot be deleted before."""
+    deployed, clock = deploy(engine=engine), FakeClock()
+    mine = start_emr_cluster(deployed, NAME)
+    of_a_run = start_emr_cluster(deployed, f"{NAME}-2cb1b1d5-6a5f-4ecb-8b35-5f4b3e0f9a11")
+    ending = start_emr_cluster(deployed, NAME)
+    other = start_emr_cluster(deployed, f"{NAME}2")
+    backend = emr_backends[ACCOUNT][REGION].clusters
+    backend[ending].state = "TERMINATING"  # as AWS has it for some minutes
+    clock.at.append((240.0, lambda: setattr(backend[ending], "state", "TERMINATED")))
+    assert ended(deployed, clock)["stop EMR"] == "done"
+    assert clock.seconds >= 240
+    assert {backend[one].state for one in (mine, of_a_run, ending)} == {"TERMINATED"}
+    assert backend[other].state == "WAITING"
+
+
+def test_a_cluster_that_does_not_end_is_an_error_that_names_it() -> None:
+    deployed, clock = deploy(engine="emr-ec2-steps"), FakeClock()
+    mine = start_emr_cluster(deployed, NAME)
+    emr_backends[ACCOUNT][REGION].clusters[mine].state = "TERMINATING"
+    with pytest.raises(InstanceError, match=f"could not stop EMR within 15 minutes: cluster {mine} is term"):
+        ended(deployed, clock)
+
+
+@pytest.mark.parametrize("state", ["stopped", "stopping"])
+def test_a_database_that_sleeps_is_woken_and_nothing_puts_it_to_sleep_again(state: str) -> None:
+    deployed, clock = deploy(), FakeClock()
+    pause(deployed.find(), clock=clock.clock)
+    if state == "stopping":
+        database(deployed).status = "stopping"
+        until = clock.seconds + 300
+        clock.at.append((until, lambda: setattr(database(deployed), "status", "stopped")))
+    assert ended(deployed, clock)["wake the database"] == "done"
+    found = deployed.state()
+    assert (found["database"], found["desired"], found["keeper"]) == ("available", "running", "DISABLED")
+    assert found["rules"] == {"DISABLED"}
+
+
+@pytest.mark.parametrize("status", ["deleting", "inaccessible-encryption-credentials", "modifying"])
+def test_a_database_that_neither_sleeps_nor_wakes_is_not_waited_for(status: str) -> None:
+    deployed, clock = deploy(), FakeClock()
+    database(deployed).status = status
+    assert ended(deployed, clock)["wake the database"] == "already"
+
+
+def test_half_of_an_instance_is_enough() -> None:
+    """Without pause stack and parameters, with what stacks list and what is gone all the same."""
+    deployed, clock = deploy(), FakeClock()
+    pause(deployed.find(), wait=True, clock=clock.clock)
+    ssm, events = deployed.client("ssm"), deployed.client("events")
+    names = [resources.state_parameter("dev"), resources.resources_parameter("dev", "database")]
+    names += [resources.resources_parameter("dev", stack) for stack in ("commit", "compaction", "pause")]
+    for name in names:
+        ssm.delete_parameter(Name=name)
+    events.delete_rule(Name=deployed.rules[0])
+    deployed.client("lambda").delete_event_source_mapping(UUID=deployed.mappings[0])
+    deployed.client("stepfunctions").delete_state_machine(stateMachineArn=deployed.machine)
+    left = listed(deployed)
+    del left["pause"]
+    assert ended(deployed, clock, left)["wake the database"] == "done"
+    assert database(deployed).status == "available"
+    rds = deployed.client("rds")
+    rds.delete_db_instance(DBInstanceIdentifier=f"{deployed.cluster}-writer")
+    rds.delete_db_cluster(DBClusterIdentifier=deployed.cluster, SkipFinalSnapshot=True)
+    assert set(ended(deployed, clock, left).values()) == {"already"}
+    assert set(ended(deployed, clock, {"storage": []}).values()) == {"already"}
+    assert not [one for one in ssm.describe_parameters()["Parameters"] if one["Name"].endswith("/state")]
+
+
+def test_who_pauses_it_meanwhile_is_heard() -> None:
+    deployed, clock = deploy(), FakeClock()
+    start_job_run(deployed)
+    deployed.client("stepfunctions").start_execution(stateMachineArn=deployed.machine)
+    write = {"Name": resources.state_parameter("dev"), "Value": "paused", "Overwrite": True}
+    clock.at.append((60.0, lambda: deployed.client("ssm").put_parameter(**write)))
+    with pytest.raises(InstanceError, match="somebody paused the instance meanwhile"):
+        ended(deployed, clock)
+
+
+@pytest.fixture
+def deployed_stacks(monkeypatch: pytest.MonkeyPatch) -> Deployed:
+    """A deployed instance that CloudFormation seems to have made."""
+    deployed = deploy()
+    deployed.client("s3").create_bucket(
+        Bucket="data", CreateBucketConfiguration={"LocationConstraint": REGION}
+    )
+    found = listed(deployed)
+    stacks = [{"StackName": f"dormouse-dev-{name}", "StackStatus": "CREATE_COMPLETE"} for name in found]
+    monkeypatch.setattr(destruction, "_stacks", lambda aws, instance_id: iter(stacks))
+    monkeypatch.setattr(
+        destruction, "_resources", lambda aws, stack: found[stack.removeprefix("dormouse-dev-")]
+    )
+    return deployed
+
+
+def test_a_look_says_what_would_be_done_and_does_nothing(deployed_stacks: Deployed) -> None:
+    before = deployed_stacks.state()
+    found = doomed(parse({"id": "dev"}), deployed_stacks.session)
+    assert found is not None
+    would = {one.step for one in found.steps if one.outcome == "would"}
+    assert {"disable the schedules", "disable the mappings of the queues", "stop EMR"} <= would
+    assert deployed_stacks.state() == before
+
+
+def test_all_is_ended_before_a_stack_is_deleted(
+    deployed_stacks: Deployed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("package.json", "app.py", "node_modules/.bin/cdk"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    seen: list[dict[str, Any]] = []
+
+    def cdk(*given: Any, **more: Any) -> Any:
+        seen.append(deployed_stacks.state())
+        monkeypatch.setattr(destruction, "_stacks", lambda aws, instance_id: iter(()))
+        return type("Done", (), {"returncode": 0})
+
+    pause(deployed_stacks.find(), wait=True, clock=FakeClock().clock)
+    found = doomed(parse({"id": "dev"}), deployed_stacks.session)
+    assert found is not None
+    monkeypatch.setattr(destruction.subprocess, "run", cdk)
+    told: list[str] = []
+    steps = destroy(
+        found, tmp_path / "dev.toml", deployed_stacks.session, tell=told.append, ended=lambda one: None,
+        clock=FakeClock().clock, root=tmp_path,
+    )  # fmt: skip
+    assert [one["database"] for one in seen] == ["available"]
+    assert (seen[0]["rules"], seen[0]["spark"]) == ({"DISABLED"}, "STOPPED")
+    assert steps[-1].step == "wake the database"
+    assert told.index("emptying data") > max(n for n, line in enumerate(told) if line.startswith("wake"))
