@@ -58,12 +58,15 @@ class StorageStack(InstanceStack):
     def allow_objects(self, role: iam.Role, actions: Sequence[str]) -> None:
         """Actions on the instance's objects, with the key that they need; names may always be listed, without
         which S3 says "forbidden" of what is not there."""
-        for allowed, resource in (
-            (list(actions), f"{self.data_bucket.bucket_arn}/{DATA_PREFIX}/*"),
-            (["s3:ListBucket"], self.data_bucket.bucket_arn),
-            (["kms:Decrypt", "kms:GenerateDataKey"], self.key.key_arn),
+        by_s3 = {"StringEquals": {"kms:ViaService": f"s3.{self.region}.{self.url_suffix}"}}
+        for allowed, resource, conditions in (
+            (list(actions), f"{self.data_bucket.bucket_arn}/{DATA_PREFIX}/*", None),
+            (["s3:ListBucket"], self.data_bucket.bucket_arn, None),
+            (["kms:Decrypt", "kms:GenerateDataKey"], self.key.key_arn, by_s3),
         ):
-            role.add_to_policy(iam.PolicyStatement(actions=allowed, resources=[resource]))
+            role.add_to_policy(
+                iam.PolicyStatement(actions=allowed, resources=[resource], conditions=conditions)
+            )
         exported = self.resolve(self.export_value(self.data_bucket.bucket_arn))["Fn::ImportValue"]
         acknowledge(
             role,

@@ -70,6 +70,18 @@ def test_key_policies_only_hand_over_to_iam(assembly: Assembly) -> None:
                 assert ":root" in json.dumps(statement["Principal"]), str(key)
 
 
+def test_keys_are_used_by_the_services_that_keep_what_they_encrypt(assembly: Assembly) -> None:
+    """Not by whoever has the role; EMR needs the key itself for the volumes of clusters on EC2."""
+    services = {
+        json.dumps(statement.get("Condition", {}).get("StringEquals", {}).get("kms:ViaService"))
+        for where, statement in statements(assembly)
+        if {"kms:Decrypt", "kms:GenerateDataKey"} & set(listed(statement["Action"]))
+        and not where.endswith("KeyPolicy")
+        and "kms:ReEncryptFrom" not in listed(statement["Action"])
+    }
+    assert {one.partition(".")[0].rpartition('"')[2] for one in services} == {"s3", "secretsmanager"}
+
+
 # These know no resources, or not before the fact.
 ANY_RESOURCE = {
     "ec2:AssignPrivateIpAddresses",
