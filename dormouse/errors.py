@@ -16,6 +16,7 @@ DormouseError
 │   ├── NotAnInstance                a folder or database that holds something else
 │   ├── InstanceLocked
 │   ├── InstanceReadOnly
+│   ├── InstanceForbidden            the role of the database may not do it
 │   └── InstanceTooNew               written by a newer Dormouse
 ├── PartitionError
 │   ├── PartitionNotFound
@@ -116,6 +117,10 @@ class InstanceLocked(InstanceError):
 
 class InstanceReadOnly(InstanceError):
     """The instance cannot be written to."""
+
+
+class InstanceForbidden(InstanceError):
+    """The role of the database may not do this."""
 
 
 class InstanceTooNew(InstanceError):

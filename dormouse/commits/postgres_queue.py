@@ -20,7 +20,13 @@ from psycopg import errors
 
 from dormouse.commits.queue import Message, QueueDepth
 from dormouse.commits.requests import commit_id_of
-from dormouse.errors import CommitOutcomeUnknown, CommitQueueError, InvalidCommitRequest, InvalidInput
+from dormouse.errors import (
+    CommitOutcomeUnknown,
+    CommitQueueError,
+    InstanceForbidden,
+    InvalidCommitRequest,
+    InvalidInput,
+)
 from dormouse.files.parameters import narrow_id
 from dormouse.model.file_reference import is_text
 from dormouse.postgres.connection import Supplier
@@ -221,7 +227,7 @@ class PostgresQueue:
             raise CommitQueueError(
                 f"{self._name} does not exist: the database is not an instance's, or not migrated"
             ) from error
-        except errors.InsufficientPrivilege as error:
+        except (errors.InsufficientPrivilege, InstanceForbidden) as error:
             raise CommitQueueError(f"{self._name} denies access: {_line(error)}") from error
         except psycopg.Error as error:
             raise CommitQueueError(f"{self._name} failed: {_line(error)}") from error

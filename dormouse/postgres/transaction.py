@@ -17,7 +17,7 @@ from psycopg.rows import TupleRow
 from dormouse.errors import (
     CommitFailed,
     CommitOutcomeUnknown,
-    InstanceError,
+    InstanceForbidden,
     InstanceReadOnly,
     TooManyRetries,
 )
@@ -97,8 +97,8 @@ def run_transaction(
 
     Raises TooManyRetries after `attempts_max` attempts, CommitOutcomeUnknown when the connection died between
     COMMIT and its answer, CommitFailed when `work` hid a failed statement or ended the transaction itself,
-    InstanceReadOnly when the database only takes reads, InstanceError when its role has no right; and what
-    `Supplier.connection` raises.
+    InstanceReadOnly when the database only takes reads, InstanceForbidden when its role has no right; and
+    what `Supplier.connection` raises.
     """
     begin = _BEGIN[isolation, read_only] + (_WITH_SCANS if scans else "")
 
@@ -172,7 +172,7 @@ def _try_until_done(
                 f"{operation}: the instance was opened read-only, or its database only takes reads"
             ) from error
         except errors.InsufficientPrivilege as error:
-            raise InstanceError(
+            raise InstanceForbidden(
                 f"{operation}: the role of the database may not do it ({_first_line(error)}); log in as the "
                 "owner, which a deployment calls dormouse_owner"
             ) from error

@@ -7,7 +7,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dormouse.settings.section import EveryMinutes, InstanceClass, MemoryMb, Section, TimeoutSeconds, setting
+from dormouse.settings.section import (
+    EveryMinutes,
+    InstanceClass,
+    MemoryMb,
+    Section,
+    TimeoutSeconds,
+    has_instance_store,
+    setting,
+)
 
 INSTANCE_TYPES_MAX = 5
 """Of a fleet of EMR."""
@@ -67,6 +75,12 @@ class _Ec2Compaction(_Compaction):
             yield "instance_types", "each must be there only once"
         if len(self.instance_types) > INSTANCE_TYPES_MAX:
             yield "instance_types", f"EMR takes {INSTANCE_TYPES_MAX} at most"
+        if storing := [one for one in self.instance_types if has_instance_store(one)]:
+            yield (
+                "instance_types",
+                f"{', '.join(storing)}: the disks of such an instance are encrypted with KMS, which the "
+                "network does not reach; take a type without, like m7g.xlarge",
+            )
 
 
 class EmrStepsCompaction(_Ec2Compaction):

@@ -51,6 +51,9 @@ __all__ = [
 ]  # fmt: skip
 
 RECEIVES_LEAST = 50
+ZONES_MAX = 3
+"""Of an own VPC."""
+
 SUBNETS_MAX = 16
 """Of a lambda."""
 
@@ -64,20 +67,22 @@ class NetworkSettings(Section):
     cidr: str = setting("10.40.0.0/16", change="replacement", pattern=pattern("cidr"))
     """The addresses of the own VPC."""
 
-    zones: int = setting(2, ge=2, le=3)
-    """Over how many availability zones the own VPC is spread; it can be raised, not lowered."""
+    zones: int = setting(2, ge=2, le=ZONES_MAX)
+    """Over how many availability zones the own VPC is spread; it can be raised, not lowered. If
+    availability_zones are given, it is their number."""
 
     flow_log_days: Literal[7, 14, 30, 60, 90, 180, 365] = setting(30)
     """How many days the own VPC's flow log is kept."""
 
+    availability_zones: tuple[ZoneName, ...] = setting((), strict=False)
+    """The zone of each of subnet_ids, in the same order. Of an own VPC: its 2 or 3 zones, the first of the
+    region if left out; a third can be added behind, for others deploy another instance."""
+
     vpc_id: VpcId | None = setting(None, change="replacement")
-    """An existing VPC; the settings below go with it, those above do not."""
+    """An existing VPC; the settings below go with it, those above but availability_zones do not."""
 
     subnet_ids: tuple[SubnetId, ...] = setting((), strict=False)
     """Its private or isolated subnets, 2 to 16. An RDS Proxy is replaced when they change."""
-
-    availability_zones: tuple[ZoneName, ...] = setting((), strict=False)
-    """The zone of each subnet, in the same order."""
 
     route_table_ids: tuple[RouteTableId, ...] = setting((), strict=False)
     """The route table of each subnet, in the same order; not needed with s3_endpoint = "existing"."""
@@ -89,7 +94,8 @@ class NetworkSettings(Section):
         if re.fullmatch(pattern("cidr"), self.cidr) and (why := cidr_problem(self.cidr)):
             yield "cidr", why
         if self.vpc_id is None:
-            for name in ("subnet_ids", "availability_zones", "route_table_ids"):
+            yield from self._own_zones()
+            for name in ("subnet_ids", "route_table_ids"):
                 if getattr(self, name):
                     yield name, "it is of an existing VPC: give vpc_id too, or leave it out"
             if self.s3_endpoint == "existing":
@@ -99,6 +105,15 @@ class NetworkSettings(Section):
             if name in self.model_fields_set:
                 yield name, "it is of an own VPC: leave it out, or vpc_id"
         yield from self._lists()
+
+    def _own_zones(self) -> Iterator[tuple[str, str]]:
+        count = len(self.availability_zones)
+        if count == 0:
+            return
+        if not 2 <= count <= ZONES_MAX or len(set(self.availability_zones)) < count:
+            yield "availability_zones", f"2 or {ZONES_MAX} different zones are needed by an own VPC"
+        elif "zones" in self.model_fields_set and self.zones != count:
+            yield "zones", f"availability_zones has {count}: leave zones out, or let both agree"
 
     def _lists(self) -> Iterator[tuple[str, str]]:
         if not max(2, len(self.subnet_ids)) <= len(set(self.subnet_ids)) <= SUBNETS_MAX:
@@ -348,9 +363,10 @@ class DeploymentSettings(Section):
             given, other = ("account", "region") if self.region is None else ("region", "account")
             yield given, f"account and region go together: give {other} too, or neither"
         yield from ((f"tags.{key}", why) for key, why in tag_problems(self.tags))
-        zones = [zone for zone in self.network.availability_zones if zone[:-1] != (self.region or zone[:-1])]
-        if zones:
-            yield "network.availability_zones", f"{zones[0]} is not of the region {self.region}"
+        zones = self.network.availability_zones
+        region = self.region or (zones[0][:-1] if zones else None)
+        if others := [zone for zone in zones if zone[:-1] != region]:
+            yield "network.availability_zones", f"{others[0]} is not of the region {region}"
         types = getattr(self.compaction, "instance_types", ())
         if wrong := [one for one in types if architecture_of(one) != self.architecture]:
             yield (

@@ -21,6 +21,14 @@ VISIBILITY_SECONDS_MAX = 12 * 3600
 TAGS_MAX = 49
 """AWS allows 50 tags; `dormouse:instance` is one."""
 
+STORING = frozenset(
+    {
+        "d", "dl", "f", "h", "i", "im", "is", "trn",
+        "c3", "g2", "g5", "g6", "g6e", "gr6", "m3", "p5", "p5e", "p5en", "r3", "x1", "x1e",
+    }
+)  # fmt: skip
+"""Families of EC2 with disks of their own, and no d that says so: of any generation, then of one."""
+
 Change = Literal["deploy", "replacement", "nothing"]
 
 
@@ -136,3 +144,10 @@ def tag_problems(tags: dict[str, str]) -> Iterator[tuple[str, str]]:
 def architecture_of(instance_type: str) -> str:
     """Graviton has a g after the generation: m7g, c7gn, im4gn, x2gd."""
     return "arm64" if re.match(r"[a-z]+\d+g", instance_type) else "x86_64"
+
+
+def has_instance_store(instance_type: str) -> bool:
+    """Whether it has disks of its own: a d after the generation says so, as in m7gd, else the family."""
+    family = instance_type.partition(".")[0]
+    found = re.match(r"([a-z]+)\d+([a-z]*)", family)
+    return found is not None and ("d" in found[2] or not STORING.isdisjoint((found[1], family)))
