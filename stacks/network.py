@@ -8,7 +8,8 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_logs as logs
 from constructs import Construct
 
-from dormouse.settings.deployment import DeploymentSettings, NetworkSettings
+from dormouse.settings.deployment import ZONES_MAX, DeploymentSettings, NetworkSettings
+from stacks.acknowledge import acknowledge
 from stacks.constructs.function import Placement
 from stacks.constructs.retention import retention
 from stacks.instance_stack import InstanceStack
@@ -23,8 +24,6 @@ OBJECT_ACTIONS = [
     "s3:ListMultipartUploadParts",
     "s3:PutObject",
 ]
-
-ZONES_MAX = 3
 
 
 class NetworkStack(InstanceStack):
@@ -57,7 +56,7 @@ class NetworkStack(InstanceStack):
             self,
             "Vpc",
             ip_addresses=ec2.IpAddresses.cidr(network.cidr),
-            availability_zones=self.availability_zones[: network.zones],
+            availability_zones=list(network.availability_zones) or self.availability_zones[: network.zones],
             nat_gateways=0,
             create_internet_gateway=False,
             subnet_configuration=[
@@ -70,6 +69,9 @@ class NetworkStack(InstanceStack):
             ],
             restrict_default_security_group=False,  # Nothing is in it, and it would take a lambda.
         )
+        if network.availability_zones:
+            for subnet in vpc.isolated_subnets:
+                acknowledge(subnet, "CloudFormation-Validate::W3010", "these zones are those of the settings")
         flow_log = logs.LogGroup(
             self,
             "FlowLogs",

@@ -105,6 +105,24 @@ def test_a_vpc_that_has_all_that_is_needed_gets_nothing(
     assert "WARNING" not in capfd.readouterr().err
 
 
+def test_an_own_vpc_is_in_the_zones_that_are_named(
+    changed: Changed, synthesized: Callable[[str], Assembly], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And in nothing else than those is it another."""
+    given = ["us-east-1a", "us-east-1b", "us-east-1f"]
+    named = changed(network={"availability_zones": given, "flow_log_days": 90})
+    assert "WARNING" not in capfd.readouterr().err
+    zones = [one.properties["AvailabilityZone"] for one in named.resources("AWS::EC2::Subnet")]
+    assert zones == given
+    whole = synthesized("prod")
+    assert [
+        path
+        for stack in whole.templates
+        for path in differences(whole.templates[stack], named.templates[stack])
+        if not path.endswith(("/Properties/AvailabilityZone", "/Metadata"))
+    ] == []
+
+
 def test_a_pinned_account_is_asked_nothing(changed: Changed) -> None:
     """So that it is synthesized without credentials, and leaves no file with what was asked."""
     found = changed(account="123456789012", region="eu-west-1")

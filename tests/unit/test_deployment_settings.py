@@ -16,6 +16,7 @@ from dormouse.errors import InvalidInput
 from dormouse.settings import reference
 from dormouse.settings.config_file import BYTES_MAX, load, parse
 from dormouse.settings.deployment import DeploymentSettings, FixedDatabase
+from dormouse.settings.section import has_instance_store
 from dormouse.settings.tables import tables
 
 ROOT = Path(__file__).parents[2]
@@ -188,6 +189,22 @@ def test_an_unknown_key_comes_with_where_it_belongs_or_the_nearest(text: str, li
             'network.subnet_ids = ["subnet-0a1b2c3d"]: it is of an existing VPC',
         ),
         ('[network]\ns3_endpoint = "existing"', 'network.s3_endpoint = "existing": it is of an existing VPC'),
+        (
+            '[network]\navailability_zones = ["eu-west-1a", "eu-west-1a"]',
+            'network.availability_zones = ["eu-west-1a", "eu-west-1a"]: 2 or 3 different',
+        ),
+        (
+            '[network]\navailability_zones = ["eu-west-1a", "eu-west-1b"]\nzones = 3',
+            "network.zones = 3: availability_zones has 2",
+        ),
+        (
+            '[network]\navailability_zones = ["eu-west-1a", "us-east-1b"]',
+            'network.availability_zones = ["eu-west-1a", "us-east-1b"]: us-east-1b is not of the region',
+        ),
+        (
+            '[compaction]\nengine = "emr-ec2-steps"\ninstance_types = ["m7gd.large", "i8g.large"]',
+            'compaction.instance_types = ["m7gd.large", "i8g.large"]: m7gd.large, i8g.large: the',
+        ),
         (VPC, "network.route_table_ids: there must be one for each of subnet_ids, which are"),
         (VPC + 's3_endpoint = "existing"\nzones = 3', "network.zones = 3: it is of an own VPC"),
         (
@@ -203,6 +220,27 @@ def test_an_unknown_key_comes_with_where_it_belongs_or_the_nearest(text: str, li
 def test_settings_that_contradict_one_another_are_named(text: str, line: str) -> None:
     (found,) = lines(text)
     assert found.startswith(line)
+
+
+@pytest.mark.parametrize("more", ["", "zones = 3"])
+def test_an_own_vpc_may_have_zones_by_name(more: str) -> None:
+    zones = ("eu-west-1a", "eu-west-1c", "eu-west-1b")
+    text = f'id = "dev"\n[network]\navailability_zones = {list(zones)}\n{more}'
+    assert parse(tomllib.loads(text)).network.availability_zones == zones
+
+
+WITHOUT_DISKS = [
+    "m7g", "m6i", "c7gn", "c6in", "r8g", "x2iezn", "m7i-flex", "u7i-12tb", "hpc7g", "t4g", "m5zn", "g5g",
+]  # fmt: skip
+WITH_DISKS = [
+    "m7gd", "r6id", "i4i", "i3en", "i8g", "i7ie", "im4gn", "is4gen", "d2", "d3en", "x2idn", "x2iedn", "x2gd",
+    "c5ad", "m5dn", "r5dn", "z1d", "g4dn", "p4d", "p4de", "hpc6id", "h1", "f2", "x1", "x1e", "g5", "trn1n",
+]  # fmt: skip
+
+
+def test_instance_types_with_disks_of_their_own_are_known() -> None:
+    assert [one for one in WITHOUT_DISKS if has_instance_store(f"{one}.xlarge")] == []
+    assert [one for one in WITH_DISKS if not has_instance_store(f"{one}.xlarge")] == []
 
 
 def test_every_problem_is_said_at_once_and_contradictions_beside_mistakes() -> None:
