@@ -70,8 +70,7 @@ class NetworkStack(InstanceStack):
             restrict_default_security_group=False,  # Nothing is in it, and it would take a lambda.
         )
         if network.availability_zones:
-            for subnet in vpc.isolated_subnets:
-                acknowledge(subnet, "CloudFormation-Validate::W3010", "these zones are those of the settings")
+            acknowledge(vpc, "CloudFormation-Validate::W3010", "these zones are those of the settings")
         flow_log = logs.LogGroup(
             self,
             "FlowLogs",
