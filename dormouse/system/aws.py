@@ -22,6 +22,7 @@ READ_SECONDS_MAX = 30
 _PREFIXES = {"emr": "elasticmapreduce", "service-quotas": "servicequotas", "stepfunctions": "states"}
 _ACTIONS = {
     ("s3", "delete_objects"): "s3:DeleteObjectVersion",
+    ("s3", "get_bucket_encryption"): "s3:GetEncryptionConfiguration",
     ("s3", "list_object_versions"): "s3:ListBucketVersions",
 }
 """Those that are called otherwise than the operation."""

@@ -12,10 +12,18 @@ from typing import Any, Literal
 
 from dormouse.errors import DormouseError
 from dormouse.settings.deployment import DeploymentSettings, EmrServerlessCompaction, FixedDatabase
+from dormouse.settings.resources import state_parameter
 from dormouse.system.aws import Aws, AwsRefused, open_session
 
 NODE_LEAST = 20
 BOOTSTRAP_LEAST = 6
+BUCKET = "cdk-hnb659fds-assets-{account}-{region}"
+OWN_KEY = "alias/aws/s3"
+"""Of S3, which whoever may read an object may use."""
+
+POOR_ZONES = frozenset({"use1-az3"})
+"""Ids of zones that lack services an instance needs; their names differ from account to account."""
+
 BOOTSTRAP = "/cdk-bootstrap/hnb659fds/version"
 COMMAND_SECONDS_MAX = 60
 INSTALL_NODE = "install Node 20 or later from https://nodejs.org, or put .venv/bin, which has it, on PATH"
@@ -117,17 +125,21 @@ class _Account:
     def checks(self) -> Iterator[Check]:
         looks: list[tuple[str, Callable[[], Iterator[Check]]]] = [
             ("bootstrap", self._bootstrap),
+            ("state", self._state),
             ("engine version", self._engine),
             ("quotas of the database", lambda: self._quota(CLUSTERS, 1, self._clusters())),
         ]
         if self.settings.network.vpc_id is None:
             looks.append(("quotas of the network", lambda: self._quota(VPCS, 1, self._vpcs())))
+            looks.append(("zones", self._zones))
         else:
             looks.append(("vpc", self._vpc))
         if commit := self.settings.commit:
             needed = commit.queues * commit.concurrency
             looks.append(("quota of lambdas", lambda: self._quota(LAMBDA_CONCURRENCY, needed, 0)))
         compaction = self.settings.compaction
+        if compaction:
+            looks.append(("bootstrap bucket", self._bucket))
         if isinstance(compaction, EmrServerlessCompaction):
             limit = compaction.vcpu_max
             looks.append(("quota of EMR Serverless", lambda: self._quota(EMR_VCPU, limit, 0)))
@@ -152,6 +164,61 @@ class _Account:
         what = f"version {version}"
         old = Check("bootstrap", "wrong", f"{what}, but {BOOTSTRAP_LEAST} is needed", run)
         yield Check("bootstrap", "ok", what) if fine else old
+
+    def _bucket(self) -> Iterator[Check]:
+        """Spark reads its archive from it; with a customer's key, its role would need rights to that."""
+        bucket = BUCKET.format(account=self.aws.account, region=self.aws.region)
+        try:
+            found = self.aws.call("s3", "get_bucket_encryption", Bucket=bucket)
+        except AwsRefused as refused:
+            if refused.code == "NoSuchBucket":
+                return  # said by the bootstrap
+            if refused.code != "ServerSideEncryptionConfigurationNotFoundError":
+                raise
+            found = {"ServerSideEncryptionConfiguration": {"Rules": []}}
+        rules = found["ServerSideEncryptionConfiguration"]["Rules"]
+        defaults = (rule.get("ApplyServerSideEncryptionByDefault", {}) for rule in rules)
+        keys = [one["KMSMasterKeyID"] for one in defaults if one.get("KMSMasterKeyID")]
+        if others := [key for key in keys if not key.endswith(OWN_KEY)]:
+            what = (
+                f"{bucket} is encrypted with the key {others[0]}: Spark's role cannot read its archive there"
+            )
+            mend = "let the account use that key by way of S3, or bootstrap with an AWS managed key"
+            yield Check("bootstrap bucket", "warning", what, mend)
+        else:
+            yield Check("bootstrap bucket", "ok", f"{bucket} has no key of its own")
+
+    def _state(self) -> Iterator[Check]:
+        found = self.aws.look("ssm", "get_parameter", Name=state_parameter(self.settings.id))
+        if found is None:
+            return
+        state = str(found["Parameter"]["Value"])
+        if state == "paused" and not self.settings.deploy_paused:
+            what = "the instance is paused: a deploy may switch schedules and queues on again"
+            yield Check("state", "warning", what, "resume it before, or set deploy_paused = true")
+        else:
+            yield Check("state", "ok", f"the instance is wanted {state}")
+
+    def _zones(self) -> Iterator[Check]:
+        """Those that an own VPC would be in: as named, else the first that `Fn::GetAZs` gives."""
+        network = self.settings.network
+        ordinary = [{"Name": "zone-type", "Values": ["availability-zone"]}]
+        zones = self.aws.call("ec2", "describe_availability_zones", Filters=ordinary)["AvailabilityZones"]
+        ids = {one["ZoneName"]: one["ZoneId"] for one in zones}
+        names = list(network.availability_zones)
+        if not names:
+            default = [{"Name": "default-for-az", "Values": ["true"]}]
+            subnets = self.aws.all("ec2", "describe_subnets", "Subnets", Filters=default)
+            names = sorted({one["AvailabilityZone"] for one in subnets} or ids)[: network.zones]
+        for name in names:
+            if name not in ids:
+                what = f"{name} is no zone of {self.aws.region} for this account"
+                yield Check("zone", "wrong", what, "correct network.availability_zones")
+            elif ids[name] in POOR_ZONES:
+                what = f"{name} is {ids[name]} in this account, which lacks services that are needed"
+                yield Check("zone", "warning", what, "name others in network.availability_zones")
+            else:
+                yield Check("zone", "ok", f"{name}, {ids[name]}")
 
     def _engine(self) -> Iterator[Check]:
         database = self.settings.database

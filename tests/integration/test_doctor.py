@@ -169,12 +169,103 @@ def test_subnets_and_route_tables_are_where_the_settings_say(session: Any) -> No
     assert check.mend == "correct network.vpc_id"
 
 
+def zones(region: str, *subnets: str, **network: Any) -> list[tuple[str, str]]:
+    """What is said of an own VPC's zones in an account that has default subnets in some; the first three."""
+    session = boto3.session.Session(region_name=region)
+    subject = account(session, network=network)
+    poor = [
+        {"ZoneName": f"{region}{zone}", "ZoneId": f"use1-az{n}"} for zone, n in zip("abc", "136", strict=True)
+    ]
+    stubber = stubbed(subject, "ec2", "describe_availability_zones", {"AvailabilityZones": poor})
+    stubber.add_response("describe_subnets", {"Subnets": [{"AvailabilityZone": one} for one in subnets]})
+    return [(check.found.split(" ")[0].rstrip(","), check.result) for check in subject._zones()]
+
+
+def test_a_zone_that_lacks_services_is_a_warning_and_others_may_be_named(session: Any) -> None:
+    assert zones("us-east-1") == [("us-east-1a", "ok"), ("us-east-1b", "warning")]
+    assert zones("us-east-1", zones=3)[2] == ("us-east-1c", "ok")
+    named = ["us-east-1c", "us-east-1a"]
+    assert zones("us-east-1", availability_zones=named) == [(name, "ok") for name in named]
+    named = ["us-east-1b", "us-east-1z"]
+    found = zones("us-east-1", availability_zones=named)
+    assert found == [("us-east-1b", "warning"), ("us-east-1z", "wrong")]
+
+
+def test_an_account_with_default_subnets_has_their_zones(session: Any) -> None:
+    """As CloudFormation chooses them."""
+    assert zones("us-east-1", "us-east-1c", "us-east-1a") == [("us-east-1a", "ok"), ("us-east-1c", "ok")]
+
+
+@pytest.mark.parametrize(
+    ("state", "deploy_paused", "result"),
+    [("paused", False, "warning"), ("paused", True, "ok"), ("running", False, "ok"), (None, False, None)],
+)
+def test_a_paused_instance_that_a_deploy_may_wake_is_a_warning(
+    session: Any, state: str | None, deploy_paused: bool, result: str | None
+) -> None:
+    if state:
+        session.client("ssm").put_parameter(Name="/dormouse/dev/state", Value=state, Type="String")
+    found = list(account(session, deploy_paused=deploy_paused)._state())
+    assert [check.result for check in found] == ([result] if result else [])
+    assert ["deploy_paused = true" in check.mend for check in found] == [result == "warning"] * len(found)
+
+
+@pytest.mark.parametrize(
+    ("default", "result"),
+    [
+        ({"SSEAlgorithm": "AES256"}, "ok"),
+        ({"SSEAlgorithm": "aws:kms"}, "ok"),
+        ({"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": f"arn:aws:kms:{REGION}:1:alias/aws/s3"}, "ok"),
+        ({"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": f"arn:aws:kms:{REGION}:1:key/1-2"}, "warning"),
+        (None, None),
+    ],
+)
+def test_a_bootstrap_bucket_with_a_key_of_a_customer_is_a_warning(
+    session: Any, default: dict[str, str] | None, result: str | None
+) -> None:
+    if default:
+        s3, name = session.client("s3"), f"cdk-hnb659fds-assets-123456789012-{REGION}"
+        s3.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION})
+        rules = [{"ApplyServerSideEncryptionByDefault": default}]
+        s3.put_bucket_encryption(Bucket=name, ServerSideEncryptionConfiguration={"Rules": rules})
+    found = list(account(session)._bucket())
+    assert [check.result for check in found] == ([result] if result else [])
+
+
+@pytest.mark.parametrize(
+    ("service", "operation", "code", "name", "right"),
+    [
+        (
+            "ec2",
+            "describe_availability_zones",
+            "UnauthorizedOperation",
+            "zones",
+            "ec2:DescribeAvailabilityZones",
+        ),
+        ("s3", "get_bucket_encryption", "AccessDenied", "bootstrap bucket", "s3:GetEncryptionConfiguration"),
+    ],
+)
+def test_what_may_not_be_looked_up_is_a_warning_with_the_right(
+    session: Any, service: str, operation: str, code: str, name: str, right: str
+) -> None:
+    subject = account(session, compaction={"engine": "emr-serverless"})
+    stubber = stubbed(subject, service, operation)
+    if service == "ec2":
+        stubber.add_response("describe_vpcs", {"Vpcs": []})
+    stubber.add_client_error(operation, code, "said AWS")
+    stubbed(subject, "service-quotas", "get_service_quota", *["NoSuchResourceException"] * 9)
+    stubbed(subject, "rds", "describe_db_engine_versions", "AccessDenied")
+    (check,) = [one for one in subject.checks() if one.name == name]
+    assert (check.result, right in check.found) == ("warning", True)
+
+
 def test_a_right_that_is_missing_is_a_warning_that_names_it(session: Any) -> None:
     subject = account(session)
-    stubbed(subject, "ssm", "get_parameter", "AccessDeniedException")
-    check = next(iter(subject.checks()))
-    assert (check.name, check.result) == ("bootstrap", "warning")
-    assert "ssm:GetParameter" in check.found
+    stubbed(subject, "ssm", "get_parameter", *["AccessDeniedException"] * 2)
+    looked = subject.checks()
+    for check, name in ((next(looked), "bootstrap"), (next(looked), "state")):
+        assert (check.name, check.result) == (name, "warning")
+        assert "ssm:GetParameter" in check.found
 
 
 def test_the_account_and_region_are_those_of_the_settings(session: Any, tmp_path: Path) -> None:
