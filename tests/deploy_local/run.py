@@ -20,6 +20,7 @@ from dormouse.system.instance import DeployedInstance, find
 from tests.deploy_local import commits, operations, packages
 from tests.deploy_local.cloud import ACCOUNT, REGION, ROOT, Cloud, left_behind
 from tests.deploy_local.processes import RunFailed, sign
+from tests.deploy_local.strangers import check_refused
 
 FOLDER = "dormouse-deploy-"
 KEPT_LOGS = ROOT / "build" / "deploy-local"
@@ -95,6 +96,7 @@ class Run:
         deployed = find(INSTANCE, cloud.session)
         self.step("dormouse status", lambda: _status(cloud, "running"))
         with _opened(cloud, deployed) as instance:
+            self.step("strangers are refused", lambda: check_refused(cloud, deployed))
             self.step("make tables", lambda: _make_tables(instance))
             self._commits(cloud, instance, deployed.resources)
             self._schedules(cloud, instance, deployed.resources)
