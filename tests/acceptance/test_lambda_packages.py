@@ -90,7 +90,7 @@ def test_each_is_small_and_imports_little(target: Path) -> None:
 def test_each_has_what_it_needs_and_no_more(root: Path, target: Path) -> None:
     for name in PACKAGES:
         folder = package(target, name)
-        modules = {path.stem for path in (folder / "lambdas").iterdir()}
+        modules = {path.stem for path in (folder / "lambdas").glob("*.py")}
         assert modules == {"__init__", "services", name}
         for wanted in ("postgres/rds-ca-bundle.pem", "files/store.sql", "postgres/roles.sql"):
             assert (folder / "dormouse" / wanted).is_file()
