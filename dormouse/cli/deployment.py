@@ -13,7 +13,7 @@ from dormouse.cli.failures import BAD_USAGE, FAILED, say
 from dormouse.cli.session import Session, verb
 from dormouse.cli.system import step_line, told
 from dormouse.cli.wording import plural
-from dormouse.errors import InvalidInput
+from dormouse.errors import InvalidInput, NotAnInstance
 
 if TYPE_CHECKING:
     from dormouse.settings.deployment import DeploymentSettings
@@ -95,15 +95,18 @@ def destroy(
 ) -> None:
     """Delete a deployed instance with all of its data. One that is protected is refused."""
     from dormouse.system import destroy as system
-    from dormouse.system.aws import open_session
+    from dormouse.system.aws import Aws, open_session
 
     settings = _settings(config)
     system.refuse_protected(settings)
     aws = open_session(region or settings.region, profile)
     found = system.doomed(settings, aws)
     if found is None:
-        session.show({"id": settings.id, "found": False}, lambda: f"there is no instance {settings.id}")
-        return
+        where = Aws(aws)
+        raise NotAnInstance(
+            f"there is no instance {settings.id!r} in account {where.account}, {where.region}: nothing is "
+            "deleted"
+        )
     if dry_run:
         session.show({**asdict(found), "destroyed": False}, lambda: _doom(found))
         return
