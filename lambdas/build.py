@@ -1,9 +1,9 @@
 """Builds the code of the lambdas: `python -m lambdas.build [--architecture arm64|x86_64|native] [--measure]`.
 
-Each lambda has a folder, `build/lambdas/<name>-<architecture>/`, with what it imports and nothing else; boto3
-is the runtime's. The same sources and pins give the same bytes, wherever and whenever it is built by Python
-3.11. That is also the lambdas', and compiles what it builds: a lambda keeps no bytecode from one cold start to
-the next. Another Python leaves that out.
+Each lambda has a folder, `build/lambdas/<name>-<architecture>/`, with what it imports and nothing else;
+boto3 is the runtime's. The same sources and pins give the same bytes, wherever and whenever Python 3.11
+builds them. It is the lambdas' own, and compiles what it builds, since a lambda keeps no bytecode from one
+cold start to the next; another Python leaves that out.
 """
 
 from __future__ import annotations
