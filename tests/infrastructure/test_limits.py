@@ -44,7 +44,7 @@ def test_the_environment_of_a_lambda_that_makes_clusters_fits(tmp_path: Path) ->
         "availability_zones": [f"eu-west-1{'ab'[number % 2]}" for number in range(SUBNETS_MAX)],
         "s3_endpoint": "existing",
     }
-    types = [f"m{number}gdn-flex.16xlarge" for number in range(INSTANCE_TYPES_MAX)]
+    types = [f"m{number}gnn-flex.16xlarge" for number in range(INSTANCE_TYPES_MAX)]
     configuration = settings(
         "dev",
         id="a" * 20,
