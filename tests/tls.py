@@ -119,15 +119,23 @@ class TlsFront:
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         from_server, to_server = await asyncio.open_connection(*self._server)
-        try:
-            ways = [_copy(reader, to_server), _copy(from_server, writer)]
-            tasks = [asyncio.ensure_future(way) for way in ways]
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        finally:
-            to_server.close()
+        await joined((reader, writer), (from_server, to_server))
+
+
+Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def joined(client: Ends, server: Ends) -> None:
+    """Passes on what each says to the other, until one has ended; then the server's end is closed."""
+    ways = [_copy(client[0], server[1]), _copy(server[0], client[1])]
+    try:
+        tasks = [asyncio.ensure_future(way) for way in ways]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    finally:
+        server[1].close()
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:

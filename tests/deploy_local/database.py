@@ -25,7 +25,7 @@ from psycopg import sql
 
 from dormouse.embedded_postgres import EmbeddedPostgres
 from tests.deploy_local.processes import RunFailed
-from tests.tls import CertificateAuthority, TlsFront, _copy
+from tests.tls import CertificateAuthority, TlsFront, joined
 
 PORT = 5433
 """As stacks/database.py has it: the DSN of the lambdas has the port of the cluster."""
@@ -108,16 +108,8 @@ class _Front(TlsFront):
                 await writer.drain()
                 return
         from_server, to_server = await asyncio.open_unix_connection(self._socket)
-        try:
-            to_server.write(greeting)
-            ways = [_copy(reader, to_server), _copy(from_server, writer)]
-            tasks = [asyncio.ensure_future(way) for way in ways]
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        finally:
-            to_server.close()
+        to_server.write(greeting)
+        await joined((reader, writer), (from_server, to_server))
 
     async def _refusal(
         self, user: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
