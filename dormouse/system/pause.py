@@ -8,7 +8,7 @@ from dormouse.errors import InstanceError
 from dormouse.system.database import StopDatabase, usable_status
 from dormouse.system.drain import DrainCommits, DrainRuns, StopSpark
 from dormouse.system.instance import DeployedInstance
-from dormouse.system.steps import SYSTEM_CLOCK, Clock, Report, Run, Step, StepReport, would
+from dormouse.system.steps import SYSTEM_CLOCK, Clock, Report, Run, Step, StepReport
 from dormouse.system.switches import SwitchMappings, SwitchRules, WriteDesiredState, rule_name, schedules
 
 
@@ -40,11 +40,8 @@ def pause(
     before, after = lasting[:3], lasting[3:]
     steps = [*before, DrainCommits(instance, drain_seconds), DrainRuns(instance, drain_seconds), *after]
     steps += [StopDatabase(instance, to_the_end=True)] if wait else []
-    reports: list[StepReport] = []
     run = Run("paused", lambda: instance.desired, tell, clock)
-    for report in map(would, steps) if dry_run else run.all(steps):
-        reports.append(report)
-        ended(report)
+    reports = run.reports(steps, ended, dry_run=dry_run)
     if not dry_run:
         reports.append(verify(instance, lasting, "asleep", "pause"))
         ended(reports[-1])

@@ -8,7 +8,7 @@ from dormouse.errors import InstanceError
 from dormouse.system.database import STOPPING, StartDatabase, usable_status
 from dormouse.system.instance import DeployedInstance
 from dormouse.system.pause import verify
-from dormouse.system.steps import SYSTEM_CLOCK, Clock, Report, Run, Step, StepReport, would
+from dormouse.system.steps import SYSTEM_CLOCK, Clock, Report, Run, Step, StepReport
 from dormouse.system.switches import SwitchMappings, SwitchRules, WriteDesiredState, schedules
 
 
@@ -37,11 +37,8 @@ def resume(
         SwitchMappings(instance, True),
         SwitchRules(instance, schedules(instance), True, "the schedules"),
     ]
-    reports: list[StepReport] = []
     run = Run("running", lambda: instance.desired, tell, clock)
-    for report in map(would, steps) if dry_run else run.all(steps):
-        reports.append(report)
-        ended(report)
+    reports = run.reports(steps, ended, dry_run=dry_run)
     if not dry_run:
         reports.append(verify(instance, steps, "awake", "resume"))
         ended(reports[-1])

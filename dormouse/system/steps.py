@@ -117,6 +117,16 @@ class Run:
                 self.check()
         return StepReport(step.name, "done" if first else "already", first, waited)
 
+    def reports(
+        self, steps: Iterable[Step], ended: Callable[[StepReport], None], *, dry_run: bool = False
+    ) -> list[StepReport]:
+        """What became of each step, or with `dry_run` would; `ended` is told of each as it ends."""
+        reports = []
+        for report in map(would, steps) if dry_run else self.all(steps):
+            reports.append(report)
+            ended(report)
+        return reports
+
     def check(self) -> None:
         """Raises InstanceError when the desired state is another than this run's."""
         if (now := self.desired()) != self.wanted:

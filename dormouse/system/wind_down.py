@@ -21,7 +21,7 @@ from dormouse.system.aws import Aws
 from dormouse.system.database import StartDatabase, describe
 from dormouse.system.drain import DrainRuns, StopSpark
 from dormouse.system.instance import DeployedInstance
-from dormouse.system.steps import SYSTEM_CLOCK, Clock, Left, Run, Step, StepReport, would
+from dormouse.system.steps import SYSTEM_CLOCK, Clock, Left, Run, Step, StepReport
 from dormouse.system.switches import SwitchMappings, SwitchRules, WriteDesiredState, rule_name, schedules
 
 WAKING = frozenset({"stopping", "stopped", "starting"})
@@ -57,11 +57,8 @@ def wind_down(
     ]
     if instance.resources.database is not None:
         steps.append(WakeDatabase(instance))
-    reports: list[StepReport] = []
     run = Run("running", lambda: instance.desired, tell, clock)
-    for report in map(would, steps) if dry_run else run.all(steps):
-        reports.append(report)
-        ended(report)
+    reports = run.reports(steps, ended, dry_run=dry_run)
     return tuple(reports)
 
 
