@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
+from dormouse.settings import environment
+
 
 def provider(options: Mapping[str, str]) -> dict[str, Any]:
     """Options of an obstore client: what renews credentials, and the region; {} leaves it to obstore."""
@@ -30,10 +32,10 @@ def current(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _found(options: Mapping[str, str]) -> Any:
-    if "access_key_id" in options or (session := _session()) is None:
-        return None
-    credentials = session.get_credentials()
-    return None if credentials is None or credentials.method == "env" else credentials
+    if "access_key_id" in options or "AWS_ACCESS_KEY_ID" in environment():
+        return None  # both know these themselves, and botocore takes a while to load
+    session = _session()
+    return None if session is None else session.get_credentials()
 
 
 def _renewing(credentials: Any) -> Callable[[], dict[str, Any]]:
