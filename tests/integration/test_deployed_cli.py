@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from moto import mock_aws
 
-from dormouse.cli import main
 from tests.deployed import REGION, Deployed, deploy
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -31,17 +28,9 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
 
 
 @pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args: str) -> tuple[int, str, str]:
-        where = () if "AWS_REGION" in os.environ else ("--region", REGION)
-        monkeypatch.setattr(sys, "argv", ["dormouse", *args, *where])
-        code = main()
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+def cli(cli: Cli) -> Cli:
+    """In the region of the instance, unless the environment has one."""
+    return lambda *args: cli(*args, *(() if "AWS_REGION" in os.environ else ("--region", REGION)))
 
 
 def test_a_shell_takes_the_environment_as_it_is(deployed: Deployed, cli: Cli) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from dormouse.cli import main
 from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings.config_file import parse
 from dormouse.settings.deployment import DeploymentSettings
@@ -31,19 +29,6 @@ def moto(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
     with mock_aws():
         yield
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["dormouse", *args])
-        code = main()
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def dev(**more: Any) -> DeploymentSettings:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 from moto import mock_aws
 
-from dormouse.cli import main
 from dormouse.settings import resources
 from dormouse.system.status import QueueState, status
 from tests.deployed import (
@@ -41,20 +39,6 @@ def moto(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def deployed(moto: None) -> Deployed:
     return deploy()
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Runs a command line in an empty folder; its exit code, and what it printed."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["dormouse", *args])
-        code = main()
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def on(verb: str, *more: str, instance: str = "dev") -> tuple[str, ...]:
