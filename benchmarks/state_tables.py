@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -56,6 +56,7 @@ class StateTable:
     record: TableRecord
     jobs: int
     one_file_per_ingest: bool = False
+    files_per_job: int = FILES_PER_JOB
 
     def partition_id(self, job: int) -> str:
         return f"0-{2 * job + 1}"
@@ -65,24 +66,31 @@ class StateTable:
 
     def inputs(self, job: int) -> tuple[str, ...]:
         leaf = "all" if self.one_file_per_ingest else self.partition_id(job)
-        return tuple(
-            f"{self.record.object_prefix}{self._id('ingest', ingest)}/{leaf}.parquet"
-            for ingest in range(FILES_PER_JOB)
-        )
+        return tuple(f"{ingest}/{leaf}.parquet" for ingest in self.ingests())
+
+    def ingests(self) -> list[str]:
+        """The prefixes of the names of what each ingest wrote."""
+        prefix = self.record.object_prefix
+        return [f"{prefix}{self._id('ingest', ingest)}" for ingest in range(self.files_per_job)]
+
+    def keys(self, job: int) -> tuple[bytes, bytes]:
+        """The smallest and largest key of the job's files."""
+        return _KEY, _KEY
 
     def request(self, job: int) -> ReplaceFileReferencesRequest:
         """What a compaction sends when it is done."""
         partition, job_id = self.partition_id(job), self.job_id(job)
         name = f"{self.record.object_prefix}{job_id}/{partition}.parquet"
-        rows = FILES_PER_JOB * ROWS_PER_FILE
+        rows = self.files_per_job * ROWS_PER_FILE
+        min_key, max_key = self.keys(job)
         reference = FileReference(filename=name, partition_id=partition, row_count=rows)
         file = FileWithReferences(
             filename=name,
             references=(reference,),
-            byte_count=FILES_PER_JOB * BYTES_PER_FILE,
+            byte_count=self.files_per_job * BYTES_PER_FILE,
             row_count=rows,
-            min_key=_KEY,
-            max_key=_KEY,
+            min_key=min_key,
+            max_key=max_key,
         )
         return ReplaceFileReferencesRequest(
             job_id=job_id,
@@ -121,7 +129,7 @@ class Tables:
     def empty(self, name: str, layout: str = "file_table", **properties: Any) -> TableRecord:
         return self._catalog.create(name, SCHEMA, TableProperties(**properties), layout)
 
-    def _empties(self, names: Sequence[str], layout: str, properties: Mapping[str, Any]) -> list[TableRecord]:
+    def empties(self, names: Sequence[str], layout: str, properties: Mapping[str, Any]) -> list[TableRecord]:
         """As `empty`, many in a transaction: quicker, and without a tree of partitions."""
         given = TableProperties(**properties)
         schema, set_properties = Jsonb(SCHEMA.to_json()), Jsonb(given.model_dump(exclude_unset=True))
@@ -152,7 +160,7 @@ class Tables:
         **properties: Any,
     ) -> list[StateTable]:
         """Tables of so many jobs each; `assigned`: the files are the jobs'."""
-        records = self._empties(names, layout, properties)
+        records = self.empties(names, layout, properties)
         tables = [StateTable(record, jobs, one_file_per_ingest) for record in records]
         with self._supplier.connection() as conn, conn.transaction():
             for table in tables:
@@ -160,6 +168,9 @@ class Tables:
         if jobs * FILES_PER_JOB >= _AUTOVACUUM_ROWS_MIN:
             self.settle(tables)
         return tables
+
+    def connection(self) -> AbstractContextManager[psycopg.Connection[Any]]:
+        return self._supplier.connection()
 
     def drop(self, table: StateTable) -> None:
         self._catalog.drop(table.record.name)

@@ -1,0 +1,96 @@
+"""Tables that benchmarks make by COPY are the ones that the catalog and the store would make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.metadata_tables import KEYS_PER_LEAF, MetadataTable, metadata_table, spread
+from benchmarks.state_tables import SCHEMA, Tables, open_tables
+from dormouse.catalog import Catalog
+from dormouse.context import TableContext
+from dormouse.files.attempts import WriteAttempts
+from dormouse.files.layout import LAYOUTS
+from dormouse.model.keys import decode_value
+from dormouse.model.properties import TableProperties
+from dormouse.model.types import LONG
+from dormouse.objects import open_store
+from dormouse.postgres import ConnectionSupplier
+
+LEAVES = 11
+
+
+@pytest.fixture
+def tables(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) -> Iterator[Tables]:
+    with open_tables(shared_supplier[0], str(tmp_path / "objects")) as made:
+        yield made
+
+
+def context(shared: tuple[str, ConnectionSupplier], tmp_path: Path, table: MetadataTable) -> TableContext:
+    return TableContext(*shared, open_store(tmp_path / "objects"), table.record)
+
+
+@pytest.mark.parametrize("leaves", [1, 2, LEAVES])
+def test_the_tree_is_the_one_that_the_catalog_makes(
+    shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path, tables: Tables, leaves: int
+) -> None:
+    supplier = shared_supplier[1]
+    made = metadata_table(tables, f"copied_{leaves}", leaves, 1)
+    points = [KEYS_PER_LEAF * number for number in range(1, leaves)]
+    catalog = Catalog(supplier, WriteAttempts(supplier, open_store(tmp_path / "objects")))
+    created = catalog.create(f"created_{leaves}", SCHEMA, TableProperties(), split_points=points)
+    assert _rows(supplier, "partition", made.record.table_id) == _rows(
+        supplier, "partition", created.table_id
+    )
+    assert _rows(supplier, "epoch", made.record.table_id) == _rows(supplier, "epoch", created.table_id)
+    tree = context(shared_supplier, tmp_path, made).partitions.tree()
+    assert [leaf.partition_id for leaf in tree.leaves] == [made.partition_id(n) for n in range(leaves)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_store_reads_the_files_and_applies_the_jobs(
+    shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path, tables: Tables, layout: str
+) -> None:
+    table = metadata_table(
+        tables, f"big_{layout}", LEAVES, 3, layout, claimed_leaves=2, full_leaves=1, above_leaves=4
+    )
+    opened = context(shared_supplier, tmp_path, table)
+    assert [leaf.partition_id for leaf in opened.partitions.leaf_rows(10**9)] == [table.partition_id(0)]
+    assert opened.partitions.count_above_leaves() == 4
+    first, last = 5, 10
+    assert not any(reference.job_id for reference in opened.store.file_references_in([_leaf(table, last)]))
+    files = opened.store.files_in([_leaf(table, first)])
+    assert sorted(file.filename for file in files) == sorted(table.inputs(first))
+    assert {_keys(file) for file in files} == {(5_000, 5_999)}
+    request = table.request(first)
+    opened.store.replace_file_references([request])
+    assert [file.filename for file in opened.store.files_in([_leaf(table, first)])] == [
+        request.new_reference.filename if request.new_reference else ""
+    ]
+    counts = opened.store.counts()
+    assert (counts["references"], counts["unreferenced_files"]) == (LEAVES * 3 + 4 - 2, 3)
+
+
+def test_some_are_spread_over_the_whole() -> None:
+    assert list(spread(10, 3)) == [0, 3, 6]
+    assert list(spread(10, 0)) == []
+    assert list(spread(3, 10)) == [0, 1, 2]
+
+
+def _leaf(table: MetadataTable, number: int) -> str:
+    return table.partition_id(number)
+
+
+def _keys(file: Any) -> tuple[Any, ...]:
+    return tuple(decode_value(LONG, key) for key in (file.min_key, file.max_key))
+
+
+def _rows(supplier: ConnectionSupplier, table: str, table_id: int) -> list[Any]:
+    """A table's rows, without the column that they differ in."""
+    with supplier.connection() as conn:
+        alike = "to_jsonb(r) - '{table_id,created_at}'::text[]"
+        query = f"select {alike} from {table} r where table_id = %s order by 1"
+        return conn.execute(query, (table_id,)).fetchall()
