@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from dormouse.errors import InvalidKey, InvalidRange, PartitionNotFound
 from dormouse.model.keys import KeyValue, check_key, encode_value, min_value
-from dormouse.model.region import Region, compare
+from dormouse.model.region import Range, Region, compare
 from dormouse.model.schema import Schema
+from dormouse.model.tree_arrays import NONE, PartitionRow, TreeArrays
 
 ROOT = "root"
+_EVERYTHING = Range()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,71 +40,169 @@ class Partition:
 
 
 class PartitionTree(Collection[Partition]):
-    """The partitions of a table at one epoch: `for partition in tree`, or `tree[partition_id]`."""
+    """The partitions of a table at one epoch: `for partition in tree`, or `tree[partition_id]`.
+
+    A light view of arrays that all epochs share: partitions are made when asked for. Whoever walks far does
+    it by node, which is a partition's row number in the arrays, the same at every epoch.
+
+    A partial tree lacks some partitions: as a child, one of these is the node -1, and has the id "".
+    """
 
     def __init__(self, schema: Schema, partitions: Iterable[Partition], epoch: int = 0) -> None:
-        self.schema = schema
+        arrays = TreeArrays(schema)
+        arrays.extend((_row(schema, partition, epoch) for partition in partitions), epoch)
+        self._look_at(arrays, epoch)
+
+    @classmethod
+    def of(cls, arrays: TreeArrays, epoch: int) -> PartitionTree:
+        """The tree at an epoch that the arrays know."""
+        tree = cls.__new__(cls)
+        tree._look_at(arrays, epoch)
+        return tree
+
+    def _look_at(self, arrays: TreeArrays, epoch: int) -> None:
+        self.arrays = arrays
+        self.schema = arrays.schema
         self.epoch = epoch
-        self._partitions = {p.partition_id: p for p in partitions}
+
+    @property
+    def root_node(self) -> int:
+        return self.arrays.root
+
+    def node(self, partition_id: str) -> int | None:
+        """The node of a partition; None when there is none at this epoch."""
+        node = self.arrays.find(partition_id)
+        return None if node == NONE or self.arrays.created_epoch[node] > self.epoch else node
+
+    def node_id(self, node: int) -> str:
+        return self.arrays.partition_id(node)
+
+    def parent(self, node: int) -> int:
+        """-1 for the root."""
+        return self.arrays.parent[node]
+
+    def children(self, node: int) -> tuple[int, int] | None:
+        """The left and the right child, -1 for one that a partial tree lacks; None for a leaf."""
+        arrays = self.arrays
+        if not 0 <= arrays.sealed_epoch[node] <= self.epoch:
+            return None
+        return arrays.left[node], arrays.right[node]
+
+    def split_of(self, node: int) -> Split:
+        """How a node was divided that has children."""
+        return Split(self.schema.row_keys[self.arrays.split_key[node]].name, self.arrays.split_point(node))
+
+    def region_of(self, node: int) -> Region:
+        """The node's part of the key space, from the splits above it."""
+        ranges: dict[str, Range] = {}
+        while (above := self.arrays.parent[node]) != NONE:
+            split, is_left = self.split_of(above), self.arrays.left[above] == node
+            # the nearest split of a field is the narrowest
+            known = ranges.get(split.field, _EVERYTHING)
+            if is_left and known.max is None:
+                ranges[split.field] = Range(known.min, split.point)
+            elif not is_left and known.min is None:
+                ranges[split.field] = Range(split.point, known.max)
+            node = above
+        return Region(ranges)
+
+    def leaf_nodes(self) -> Iterator[int]:
+        """The leaves, left before right."""
+        stack = [self.root_node]
+        while stack:
+            node = stack.pop()
+            children = self.children(node)
+            if children is None:
+                yield node
+            else:
+                stack += [child for child in reversed(children) if child != NONE]
+
+    @property
+    def leaf_count(self) -> int:
+        """How many leaves there are; of a partial tree, how many it has."""
+        if self.arrays.is_partial:
+            return sum(1 for _ in self.leaf_nodes())
+        return (len(self) + 1) // 2
 
     def __getitem__(self, partition_id: str) -> Partition:
-        try:
-            return self._partitions[partition_id]
-        except KeyError:
-            raise PartitionNotFound(f"partition {partition_id!r} does not exist") from None
+        partition = self.get(partition_id)
+        if partition is None:
+            raise PartitionNotFound(f"partition {partition_id!r} does not exist")
+        return partition
 
     def __contains__(self, partition: object) -> bool:
         """Whether it is one of the partitions, or the id of one."""
         if isinstance(partition, Partition):
-            return self._partitions.get(partition.partition_id) == partition
-        return partition in self._partitions
+            return self.get(partition.partition_id) == partition
+        return isinstance(partition, str) and self.node(partition) is not None
 
     def get(self, partition_id: str) -> Partition | None:
-        return self._partitions.get(partition_id)
+        node = self.node(partition_id)
+        return None if node is None else self._partition(node, self.region_of(node))
 
     def __iter__(self) -> Iterator[Partition]:
-        return iter(self._partitions.values())
+        """Parents before children, and left before right."""
+        return self._walk(Region())
 
     def __len__(self) -> int:
-        return len(self._partitions)
+        return self.arrays.count_at(self.epoch)
 
-    @cached_property
+    @property
     def root(self) -> Partition:
-        return next(p for p in self._partitions.values() if p.parent_id is None)
+        return self._partition(self.root_node, Region())
 
-    @cached_property
+    @property
     def leaves(self) -> tuple[Partition, ...]:
-        """The leaves in the order of the tree: left before right."""
-        return tuple(self._walk(lambda _: True))
+        """The leaves in the order of the tree: left before right. Made anew each time: mind large trees."""
+        return tuple(partition for partition in self if partition.is_leaf)
 
     def leaves_in(self, region: Region) -> Iterator[Partition]:
         """The leaves that overlap a region, left before right."""
-        return self._walk(lambda p: p.region.overlaps(region))
+        return (partition for partition in self._walk(region) if partition.is_leaf)
 
-    def _walk(self, enters: Callable[[Partition], bool]) -> Iterator[Partition]:
-        stack = [self.root]
+    def _walk(self, wanted: Region) -> Iterator[Partition]:
+        """The partitions that overlap a region, parents first."""
+        if not wanted.overlaps(wanted):
+            return
+        stack: list[tuple[int, dict[str, Range]]] = [(self.root_node, {})]
         while stack:
-            partition = stack.pop()
-            if not enters(partition):
+            node, ranges = stack.pop()
+            yield self._partition(node, Region(ranges))
+            children = self.children(node)
+            if children is None:
                 continue
-            if partition.is_leaf:
-                yield partition
-            stack.extend(self[child] for child in reversed(partition.child_ids))
+            split = self.split_of(node)
+            whole, item = ranges.get(split.field, _EVERYTHING), wanted.range(split.field)
+            halves = (Range(whole.min, split.point), Range(split.point, whole.max))
+            for child, half in zip(reversed(children), reversed(halves), strict=True):
+                if child != NONE and item.intersect(half) is not None:
+                    stack.append((child, {**ranges, split.field: half}))
+
+    def _partition(self, node: int, region: Region) -> Partition:
+        parent, children = self.arrays.parent[node], self.children(node)
+        parent_id = None if parent == NONE else self.node_id(parent)
+        if children is None:
+            return Partition(self.node_id(node), parent_id, region)
+        left_id, right_id = ("" if child == NONE else self.node_id(child) for child in children)
+        return Partition(self.node_id(node), parent_id, region, (left_id, right_id), self.split_of(node))
 
     def leaf_of(self, key: Mapping[str, KeyValue]) -> Partition:
-        """The leaf whose region has the key."""
-        partition = self.root
-        while partition.split is not None:
-            below = compare(key[partition.split.field], partition.split.point) < 0
-            partition = self[partition.child_ids[0 if below else 1]]
-        return partition
+        """The leaf whose region has the key; `PartitionNotFound` when a partial tree lacks it."""
+        node = self.root_node
+        while (children := self.children(node)) is not None:
+            split = self.split_of(node)
+            node = children[0 if compare(key[split.field], split.point) < 0 else 1]
+            if node == NONE:
+                raise PartitionNotFound(f"a partial tree has no leaf of the key {key!r}")
+        return self._partition(node, self.region_of(node))
 
     def ancestors(self, partition_id: str) -> Iterator[Partition]:
         """The parent, its parent, … up to the root."""
-        parent = self[partition_id].parent_id
-        while parent is not None:
-            yield self[parent]
-            parent = self[parent].parent_id
+        node = self.node(partition_id)
+        if node is None:
+            raise PartitionNotFound(f"partition {partition_id!r} does not exist")
+        while (node := self.parent(node)) != NONE:
+            yield self._partition(node, self.region_of(node))
 
     def key_order_groups(self, leaves: Iterable[Partition]) -> list[list[Partition]]:
         """Leaves in groups, such that every key of a group sorts before every key of the next.
@@ -188,3 +287,12 @@ def _key_span(schema: Schema, leaf: Partition) -> tuple[tuple[Any, ...], tuple[A
         upper.append((1, b"") if item.max is None else (0, encode_value(field.type, item.max)))
     # only the first field's maximum is exclusive as a bound of the whole key
     return tuple((0, value) for value in lower), (upper[0],)
+
+
+def _row(schema: Schema, partition: Partition, epoch: int) -> PartitionRow:
+    if partition.split is None:
+        return PartitionRow(partition.partition_id, 0)
+    field, (left_id, right_id) = schema.field(partition.split.field), partition.child_ids
+    point = encode_value(field.type, partition.split.point)
+    split_key = schema.row_key_index(field.name)
+    return PartitionRow(partition.partition_id, 0, epoch, split_key, point, left_id, right_id)
