@@ -1,7 +1,23 @@
 """Queries: what to read of a table (planner), in key order (executor), or as SQL (statements)."""
 
-from dormouse.query.executor import explain, query
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from dormouse.query.planner import PlanSummary
-from dormouse.query.statements import explain_sql, sql
+
+if TYPE_CHECKING:
+    from dormouse.query.executor import explain, query
+    from dormouse.query.statements import explain_sql, sql
 
 __all__ = ["PlanSummary", "explain", "explain_sql", "query", "sql"]
+
+_MODULES = {"explain": "executor", "query": "executor", "explain_sql": "statements", "sql": "statements"}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads DataFusion only when it is used: the client of a query service does without."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -23,7 +23,7 @@ ORDER = [
     {"data"},
     {"commits", "query"},
     {"instance", "table", "ingesting", "compaction", "splitting", "engine"},
-    {"local", "embedded_postgres", "embedded_server", "spark", "system", "console", "demo", "cli"},
+    {"local", "embedded_postgres", "embedded_server", "spark", "system", "console", "client", "demo", "cli"},
 ]
 # The façade hands large data to Spark, which it loads only then.
 LATE = {(facade, "spark") for facade in ("instance", "table", "ingesting", "compaction")}
@@ -35,7 +35,8 @@ HOMES = {
     "boto3": {"commits", "system"},
     "botocore": {"commits", "system", "postgres", "objects"},
     "obstore": {"objects"},
-    "pyarrow": {"data", "query", "spark"},
+    "pyarrow": {"data", "query", "spark", "client"},
+    "httpx": {"client"},
     "datafusion": {"data", "query"},
     "datasketches": {"data", "query"},
     "pyspark": {"spark"},
@@ -51,7 +52,8 @@ HOMES = {
 CORE = ["errors", "model", "settings", "postgres", "objects", "files", "partitions", "commits"]
 HEAVY = ["pyarrow", "datafusion", "pyspark", "datasketches", "numpy", "pandas"]
 ENTRY_POINTS = {
-    "dormouse", "dormouse.cli", "dormouse.__main__", "dormouse.settings.reference", "dormouse.spark.run",
+    "dormouse", "dormouse.cli", "dormouse.client", "dormouse.__main__", "dormouse.settings.reference",
+    "dormouse.spark.run",
 }  # fmt: skip
 
 CODE = ("dormouse", "stacks", "lambdas", "emr", "tests", "benchmarks")

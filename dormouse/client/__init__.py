@@ -1,0 +1,12 @@
+"""The client of a query service: an instance's tables over HTTP, with the methods that they have here.
+
+from dormouse.client import connect
+
+with connect("http://127.0.0.1:8088") as client:
+    flights = client.table("flights")
+    print(flights.query(where={"carrier": "AA"}, limit=10).read_all())
+"""
+
+from dormouse.client.client import Client, RemoteTable, connect
+
+__all__ = ["Client", "RemoteTable", "connect"]

@@ -1,0 +1,143 @@
+"""What users hold of a query service: a client, and its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+from dormouse.client.conditions import where_json
+from dormouse.client.http import Http
+from dormouse.client.streams import ARROW, AnswerReader
+from dormouse.errors import InvalidName, InvalidQuery, TableNotFound
+from dormouse.model.properties import TableProperties
+from dormouse.model.region import Region
+from dormouse.model.schema import Schema
+from dormouse.model.table import check_table_name
+from dormouse.query.planner import PlanSummary
+from dormouse.query.where import question
+from dormouse.table import TableStatus
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TIMEOUT_SECONDS = 330.0
+"""Of silence: a little longer than a service works on a query by default."""
+
+
+def connect(
+    url: str, token: str | None = None, ca: str | None = None, timeout_seconds: float = TIMEOUT_SECONDS
+) -> Client:
+    """The query service at a URL; it is not asked anything yet.
+
+    `token` is what the service demands, `ca` a file of certificates to trust instead of the system's;
+    `timeout_seconds` is how long the service may be silent. Raises `InvalidInput`.
+    """
+    return Client(Http(url, token, ca, timeout_seconds))
+
+
+class Client:
+    """A query service; a context manager. Threads may share it."""
+
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def close(self) -> None:
+        """Ends all connections, also those whose answers are not read to their end."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Client cannot be pickled: connect again in the other process")
+
+    def table(self, name: str) -> RemoteTable:
+        """The table of this name; `TableNotFound`."""
+        try:
+            check_table_name(name)
+        except InvalidName:
+            raise TableNotFound(f"table {name!r} does not exist") from None
+        return RemoteTable(self, self._http, self._http.json("GET", _path(name)))
+
+    def tables(self) -> list[RemoteTable]:
+        """All tables, by name."""
+        return [
+            RemoteTable(self, self._http, found) for found in self._http.json("GET", "/v1/tables")["tables"]
+        ]
+
+    def sql(self, statement: str) -> pa.RecordBatchReader:
+        """The answer of a SELECT over the instance's tables, by name, streamed. Raises `InvalidQuery`."""
+        return _answer(self._http, "/v1/sql", {"statement": _text(statement)})
+
+    def explain_sql(self, statement: str) -> dict[str, PlanSummary]:
+        """What a statement would read of each table that it reads. Raises `InvalidQuery`."""
+        plans = self._http.json("POST", "/v1/sql/plan", {"statement": _text(statement)})["tables"]
+        return {name: _summary(plan) for name, plan in plans.items()}
+
+
+class RemoteTable:
+    """One table of an instance, read by way of its query service."""
+
+    def __init__(self, client: Client, http: Http, described: Mapping[str, Any]) -> None:
+        self._client = client
+        self._http = http
+        self.name: str = described["name"]
+        self.schema = Schema.from_json(described["schema"])
+        self.properties = TableProperties(**described["properties"])
+
+    def __repr__(self) -> str:
+        return f"RemoteTable({self.name!r})"
+
+    def query(
+        self,
+        where: Mapping[str, Any] | Region | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        limit: int | None = None,
+    ) -> pa.RecordBatchReader:
+        """The rows of a region, in key order, streamed: as `Table.query`, with its arguments and errors.
+
+        Raises `InstanceError` when the service cannot be reached, or the connection breaks: an answer that
+        ends without an error is whole.
+        """
+        asked = question(self.schema, where, columns, limit)
+        body = {"where": where_json(asked), "columns": asked.columns, "limit": limit}
+        return _answer(self._http, _path(self.name, "query"), body)
+
+    def explain(self, where: Mapping[str, Any] | Region | None = None) -> PlanSummary:
+        """What a query would read: partitions, files, bytes. Raises `InvalidQuery`."""
+        asked = question(self.schema, where, None, None)
+        return _summary(self._http.json("POST", _path(self.name, "plan"), {"where": where_json(asked)}))
+
+    def sql(self, statement: str) -> pa.RecordBatchReader:
+        """The answer of a SELECT over this and the instance's other tables, by name."""
+        return self._client.sql(statement)
+
+    def status(self) -> TableStatus:
+        """What the table consists of now."""
+        found = self._http.json("GET", _path(self.name))["status"]
+        return TableStatus(**{name: found[name] for name in TableStatus.__dataclass_fields__})
+
+
+def _answer(http: Http, path: str, body: Mapping[str, Any]) -> pa.RecordBatchReader:
+    return AnswerReader(http, http.open("POST", path, body, accept=ARROW))
+
+
+def _path(table: str, *rest: str) -> str:
+    return "/".join(("/v1/tables", table, *rest))
+
+
+def _text(statement: object) -> str:
+    if not isinstance(statement, str):
+        raise InvalidQuery(f"a statement must be a string, not {statement!r}")
+    return statement
+
+
+def _summary(plan: Mapping[str, Any]) -> PlanSummary:
+    return PlanSummary(**{name: plan[name] for name in PlanSummary.__dataclass_fields__})

@@ -1,0 +1,167 @@
+"""Requests to a query service: retried while nothing of an answer has come, failures in one clear line."""
+
+from __future__ import annotations
+
+import json
+import random
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from dormouse.client.problems import problem_error
+from dormouse.errors import DormouseError, InstanceError, InvalidInput
+
+CONNECT_SECONDS_MAX = 10.0
+CONNECTIONS_MAX = 256
+"""Answers that are read at once; each holds a connection until it is read to its end, closed or dropped."""
+
+IDLE_SECONDS_MAX = 2.0
+"""Less than a service keeps a connection that nobody uses, so that none is used while it ends."""
+
+ATTEMPTS_MAX = 6
+RETRY_SECONDS_MAX = 30.0
+PROBLEM_BYTES_MAX = 1 << 20
+_BACKOFF_SECONDS = 0.2
+_BUSY = {429, 503}
+_PROBLEM = "application/problem+json"
+
+
+class Http:
+    """The connections to one service; any number of threads may use them."""
+
+    def __init__(self, url: str, token: str | None, ca: str | None, timeout_seconds: float) -> None:
+        self.url = _checked_url(url)
+        self._client = httpx.Client(
+            base_url=self.url,
+            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {}),
+            verify=_tls(ca) if self.url.startswith("https:") else False,
+            timeout=httpx.Timeout(timeout_seconds, connect=min(timeout_seconds, CONNECT_SECONDS_MAX)),
+            limits=httpx.Limits(max_connections=CONNECTIONS_MAX, keepalive_expiry=IDLE_SECONDS_MAX),
+        )
+
+    def close(self) -> None:
+        self._client.close()
+
+    def json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The answer's JSON."""
+        response = self.open(method, path, body, accept="application/json")
+        with self.named_failures():
+            try:
+                return json.loads(response.read())
+            except ValueError:
+                raise InstanceError(f"{self.url}{path} did not answer in JSON: {_HINT}") from None
+            finally:
+                response.close()
+
+    def open(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, accept: str
+    ) -> httpx.Response:
+        """A successful answer whose body is still to be read; the caller closes it."""
+        give_up_at = time.monotonic() + RETRY_SECONDS_MAX
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            wait = _BACKOFF_SECONDS * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)  # noqa: S311
+            try:
+                with self.named_failures():
+                    response = self._send(method, path, body, accept)
+                if response.is_success:
+                    return response
+                busy = response.status_code in _BUSY
+                wait = max(wait, _retry_after(response))
+                failure = self._failure(path, response)
+            except _NotConnected as error:
+                failure, busy = error.failure, True
+            if not busy or attempt == ATTEMPTS_MAX or time.monotonic() + wait > give_up_at:
+                raise failure
+            time.sleep(wait)
+        raise AssertionError("the last attempt answers or raises")
+
+    def _send(self, method: str, path: str, body: Mapping[str, Any] | None, accept: str) -> httpx.Response:
+        request = self._client.build_request(method, path, json=body, headers={"Accept": accept})
+        try:
+            return self._client.send(request, stream=True)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise _NotConnected(InstanceError(f"cannot connect to {self.url}: {_text(error)}")) from error
+
+    def _failure(self, path: str, response: httpx.Response) -> DormouseError:
+        """What an answer tells that is no success."""
+        try:
+            with self.named_failures():
+                kind = response.headers.get("Content-Type", "").partition(";")[0]
+                problem = json.loads(_first_bytes(response)) if kind == _PROBLEM else None
+        except ValueError:
+            problem = None
+        finally:
+            response.close()
+        if isinstance(problem, dict):
+            return problem_error({"status": response.status_code} | problem, f"{self.url}{path}")
+        reason = f"{response.status_code} {response.reason_phrase}".strip()
+        return InstanceError(f"{self.url}{path} answered {reason}: {_HINT}")
+
+    @contextmanager
+    def named_failures(self) -> Iterator[None]:
+        """Failures of the network as `InstanceError`."""
+        try:
+            yield
+        except httpx.PoolTimeout as error:
+            raise InstanceError(
+                f"{CONNECTIONS_MAX} answers of {self.url} are being read; close those that are not needed"
+            ) from error
+        except httpx.TimeoutException as error:
+            seconds = self._client.timeout.read
+            raise InstanceError(f"{self.url} sent nothing for {seconds:g} seconds") from error
+        except httpx.HTTPError as error:
+            raise InstanceError(f"the connection to {self.url} broke: {_text(error)}") from error
+
+
+_HINT = "is it the query service of a Dormouse instance?"
+
+
+class _NotConnected(Exception):
+    def __init__(self, failure: InstanceError) -> None:
+        self.failure = failure
+
+
+def _checked_url(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port or 1) > 0
+    except (AttributeError, TypeError, ValueError):
+        valid = False
+    if not valid or parts.query or parts.fragment:
+        raise InvalidInput(f"the URL of a query service is like https://dormouse.example:8088, not {url!r}")
+    return url.rstrip("/")
+
+
+def _tls(ca: str | None) -> ssl.SSLContext:
+    if ca is None:
+        return ssl.create_default_context()
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:  # also of a file that holds no certificate
+        raise InvalidInput(f"ca {ca!r} cannot be read as certificates: {error}") from None
+
+
+def _first_bytes(response: httpx.Response) -> bytes:
+    found = bytearray()
+    for chunk in response.iter_bytes():
+        found += chunk
+        if len(found) > PROBLEM_BYTES_MAX:
+            break
+    return bytes(found)
+
+
+def _retry_after(response: httpx.Response) -> float:
+    try:
+        return max(0.0, float(response.headers.get("Retry-After", "0")))
+    except ValueError:
+        return 0.0
+
+
+def _text(error: Exception) -> str:
+    """Its first line; some have none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,144 @@
+"""Arrow IPC streams over HTTP: one message in memory at a time, and never a part taken for the whole."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import pyarrow as pa
+
+from dormouse.client.http import Http
+from dormouse.client.problems import problem_error
+from dormouse.errors import DormouseError, InstanceError
+
+PROBLEM = b"dormouse.problem"
+ARROW = "application/vnd.apache.arrow.stream"
+_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+"""https://arrow.apache.org/docs/format/Columnar.html#ipc-streaming-format"""
+
+
+class AnswerReader(pa.ipc.RecordBatchStreamReader):  # type: ignore[misc]
+    """The batches of an answer, read as they come; its connection ends when it is closed or dropped."""
+
+    def __init__(self, http: Http, response: httpx.Response) -> None:
+        source = _Messages(_Body(http, response))
+        self._release = source.release
+        try:
+            super().__init__(source)
+        except BaseException:
+            self._release()
+            raise
+
+    def close(self) -> None:
+        """Ends the connection: the service stops working on the answer."""
+        self._release()
+        super().close()
+
+
+class _Messages:
+    """A stream's bytes, message by message; raises the problem that a message tells of.
+
+    Arrow reads no further than the end-of-stream marker: it reaches the end of the bytes only when the
+    connection was cut.
+    """
+
+    closed = False
+
+    def __init__(self, body: _Body) -> None:
+        self._body = body
+        # Arrow keeps this object for as long as anybody can read, also when the Python reader is gone
+        self.release = weakref.finalize(self, body.response.close)
+        self._reader: pa.ipc.MessageReader | None = None
+        self._schema = b""
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.release()
+
+    def read(self, size: int) -> bytes:
+        while not self._ready:
+            self._ready = memoryview(self._next())
+        found, self._ready = self._ready[:size], self._ready[size:]
+        return bytes(found)
+
+    def _next(self) -> Any:
+        if not self.release.alive:
+            raise InstanceError("the answer was closed before it was read to its end")
+        if self._reader is None:
+            self._reader = pa.ipc.MessageReader.open_stream(self._body)
+        try:
+            message = self._reader.read_next_message()
+        except StopIteration:
+            self._body.finish()
+            self.release()
+            return _END_OF_STREAM
+        except BaseException:
+            self.release()
+            raise
+        if message.type == "schema":
+            self._schema = message.serialize().to_pybytes()
+        elif PROBLEM in message.metadata.to_pybytes():
+            self._check(message)
+        return message.serialize()
+
+    def _check(self, message: pa.ipc.Message) -> None:
+        """Raises what a message's own metadata tell, not its name in some statistics."""
+        stream = pa.BufferReader(self._schema + message.serialize().to_pybytes())
+        batch = pa.ipc.open_stream(stream).read_next_batch_with_custom_metadata()
+        if batch.custom_metadata and PROBLEM in batch.custom_metadata:
+            self.release()
+            raise self._body.problem(batch.custom_metadata[PROBLEM])
+
+
+class _Body:
+    """The bytes of an answer, as Arrow asks for them; an error at their end."""
+
+    closed = False
+
+    def __init__(self, http: Http, response: httpx.Response) -> None:
+        self.response = response
+        self._http = http
+        self._chunks = response.iter_bytes()
+        self._chunk = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+    def read(self, size: int) -> bytes:
+        parts, missing = [], size
+        while missing:
+            if not self._chunk:
+                self._chunk = memoryview(self._more())
+            parts.append(self._chunk[:missing])
+            self._chunk = self._chunk[missing:]
+            missing -= len(parts[-1])
+        return b"".join(parts)
+
+    def _more(self) -> bytes:
+        with self._http.named_failures():
+            for chunk in self._chunks:
+                return chunk
+        raise InstanceError(
+            f"the connection to {self._http.url} was cut in the middle of an answer; ask again"
+        )
+
+    def problem(self, document: bytes) -> DormouseError:
+        """The error that a message tells of."""
+        try:
+            return problem_error(json.loads(document), self._http.url)
+        except ValueError:
+            return InstanceError(f"{self._http.url}: the query failed, and there is no reason given")
+
+    def finish(self) -> None:
+        """Reads the end of the answer, so that its connection can be used again."""
+        with suppress(httpx.HTTPError):
+            next(self._chunks, None)
