@@ -12,8 +12,10 @@ from typing import Any, Literal
 import psycopg
 from psycopg import errors as pg
 
+from dormouse.files.layout import composed
 from dormouse.files.own_tables import OwnTables
 from dormouse.files.store import FileReferenceStore
+from dormouse.files.watermarks import look, looking
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
@@ -83,28 +85,27 @@ class CompactionJobs:
     def create(self, jobs_max: int | None = None) -> int:
         """Makes jobs by the table's strategy and assigns their files; gives how many.
 
-        At most `compaction_jobs_max` of the table's properties, or `jobs_max` when that is less.
+        At most `compaction_jobs_max` of the table's properties, or `jobs_max` when that is less. It looks at
+        the leaves that have changed since the last time, and once a day at all.
         """
         properties = self._table.properties
         limit = properties.compaction_jobs_max
-        values = {
-            "table_id": self._table.table_id,
+        chosen_by = {
+            "strategy": properties.compaction_strategy,
             "batch_files": properties.compaction_batch_files,
             "size_ratio": properties.size_ratio,
-            "jobs_max": limit if jobs_max is None else min(limit, jobs_max),
         }
-        name = f"create_{properties.compaction_strategy}"
+        values = {**chosen_by, "jobs_max": limit if jobs_max is None else min(limit, jobs_max)}
 
-        def work(conn: psycopg.Connection[Any]) -> int:
-            query = self._own.on(name)
-            jobs, whole = conn.execute(query, values).fetchall()[0]
+        def work(conn: psycopg.Connection[Any], whole_look: bool, look_values: dict[str, Any]) -> int:
+            query = looking(self._own.layout.queries[f"create_{chosen_by['strategy']}"], whole=whole_look)
+            statement = composed(query, self._own.names)
+            jobs, whole = conn.execute(statement, {**values, **look_values}).fetchall()[0]
             if not whole:
                 raise pg.SerializationFailure("another transaction assigned some of the files meanwhile")
             return int(jobs)
 
-        return self._own.following(
-            lambda: run_transaction(self._supplier, work, scans=True, operation="create compaction jobs")
-        )
+        return look(self._supplier, self._own, "jobs", chosen_by, work)
 
     def take(
         self,

@@ -1,46 +1,52 @@
 -- name: create_basic
 -- Makes jobs of exactly so many unassigned files of a leaf, smallest first, and assigns the files to them.
-with candidate as (
+with {changed}, candidate as (
     select r.partition_id, r.file_id,
         (row_number() over (partition by r.partition_id order by r.row_count, r.file_id) - 1)
             / %(batch_files)s as batch
-    from {file_reference} r
-    join partition p on p.table_id = %(table_id)s and p.partition_id = r.partition_id and p.sealed_epoch is null
+    from changed c
+    join partition p on p.table_id = %(table_id)s and p.partition_id = c.partition_id and p.sealed_epoch is null
+    join {file_reference} r on r.partition_id = p.partition_id
     where r.job_id is null
-), job as materialized (
-    select gen_random_uuid()::text as job_id, partition_id, array_agg(file_id order by file_id) as file_ids
+), batch as materialized (
+    select partition_id, array_agg(file_id order by file_id) as file_ids
     from candidate
     group by partition_id, batch
     having count(*) = %(batch_files)s
-    limit %(jobs_max)s
 ), {claim};
 
 -- name: create_size_ratio
 -- Makes jobs of files of a leaf of which the largest is not too large for the others to be merged with it.
-with sized as (
+with {changed}, sized as (
     select r.partition_id, r.file_id, r.row_count,
         row_number() over smallest_first as position,
         sum(r.row_count) over smallest_first - r.row_count >= %(size_ratio)s::float8 * r.row_count as meets
-    from {file_reference} r
-    join partition p on p.table_id = %(table_id)s and p.partition_id = r.partition_id and p.sealed_epoch is null
+    from changed c
+    join partition p on p.table_id = %(table_id)s and p.partition_id = c.partition_id and p.sealed_epoch is null
+    join {file_reference} r on r.partition_id = p.partition_id
     where r.job_id is null
     window smallest_first as (
         partition by r.partition_id order by r.row_count, r.file_id rows unbounded preceding
     )
 ), candidate as (
     select *, max(position) filter (where meets) over (partition by partition_id) as kept from sized
-), job as materialized (
-    select gen_random_uuid()::text as job_id, partition_id, array_agg(file_id order by file_id) as file_ids
+), batch as materialized (
+    select partition_id, array_agg(file_id order by file_id) as file_ids
     from candidate
     where position <= kept
     group by partition_id, (position - 1) / %(batch_files)s
     having count(*) > 1 and sum(row_count) - max(row_count) >= %(size_ratio)s::float8 * max(row_count)
-    limit %(jobs_max)s
 ), {claim};
 
 -- name: claim
--- Part of creation: assigns the files to their jobs in the same statement, so that no job is made twice.
-wanted as materialized (
+-- Part of creation: assigns the files to their jobs in the same statement, so that no job is made twice. A leaf that
+-- gets jobs, or has to wait for them, is due to be looked at again: without the files of its jobs, others may meet
+-- the criterion.
+due as (
+    select distinct partition_id from batch
+), job as materialized (
+    select gen_random_uuid()::text as job_id, partition_id, file_ids from batch limit %(jobs_max)s
+), wanted as materialized (
     select job_id, partition_id, unnest(file_ids) as file_id from job
 ), claimed as (
     update {file_reference} r
@@ -51,7 +57,7 @@ wanted as materialized (
 ), created as (
     insert into compaction_job (table_id, job_id, partition_id)
     select %(table_id)s, job_id, partition_id from job
-)
+), {remembered}
 select (select count(*) from job) as jobs,
     (select count(*) from wanted) = (select count(*) from claimed) as whole
 
@@ -61,8 +67,8 @@ select (select count(*) from job) as jobs,
 with due as (
     select table_id, job_id, partition_id
     from compaction_job
-    where table_id = %(table_id)s and leased_until < clock_timestamp() and {is_open}
-    order by created_at, job_id
+    where table_id = %(table_id)s and leased_until < statement_timestamp() and {is_open}
+    order by leased_until, created_at
     limit %(limit)s
     for update skip locked
 ), taken as (
@@ -140,8 +146,8 @@ with gone as (
     set job_id = null, last_updated = clock_timestamp()
     from locked l
     where r.partition_id = l.partition_id and r.file_id = l.file_id
-    returning 1
-)
+    returning r.partition_id
+), {mark_freed}
 select (select count(*) from gone), (select count(*) from freed);
 
 -- name: open_jobs

@@ -23,8 +23,9 @@ _TABLES = {
     "salted_counts": {"file_reference": "salted_reference", "file_count": "file_count"},
     "dummy_reference": {"file_reference": "marked_reference"},
 }
-_STORE, _SHARED_PARTS, _READS, _JOBS, _LAYOUT = (
-    load(__package__ or "", name) for name in ("store", "parts", "reads", "compaction_jobs", "layout")
+_STORE, _SHARED_PARTS, _READS, _JOBS, _LAYOUT, _WATERMARKS = (
+    load(__package__ or "", name)
+    for name in ("store", "parts", "reads", "compaction_jobs", "layout", "watermarks")
 )
 LAYOUTS = tuple(_TABLES)
 
@@ -41,6 +42,7 @@ class Layout:
         parts = {name: self.own[name] for name in _PARTS}
         parts |= {**_SHARED_PARTS, "reference_columns": _READS["reference_columns"]}
         parts |= {name: _JOBS[name] for name in ("claim", "is_open")}
+        parts |= {name: _WATERMARKS[name] for name in ("mark_freed", "remembered")}
         whole = {**_STORE, **_READS, **_JOBS, **_LAYOUT, **self.own}
         return {name: query.including(**parts) for name, query in whole.items()}
 

@@ -325,11 +325,14 @@ with job as (
         where r.partition_id = h.partition_id and r.file_id = h.file_id and r.job_id = %(job_id)s
         for update
     ) l
-)
-update {file_reference} r
-set job_id = null, last_updated = clock_timestamp()
-from locked l
-where r.partition_id = l.partition_id and r.file_id = l.file_id;
+), freed as (
+    update {file_reference} r
+    set job_id = null, last_updated = clock_timestamp()
+    from locked l
+    where r.partition_id = l.partition_id and r.file_id = l.file_id
+    returning r.partition_id
+), {mark_freed}
+select count(*) from freed;
 
 -- name: is_applied
 -- Whether a commit is applied.
@@ -355,11 +358,13 @@ select count(*) from forgotten;
 -- Forgets every file, reference, job and attempt of the table.
 with references_gone as (delete from {file_reference}),
 jobs_gone as (delete from compaction_job where table_id = %(table_id)s),
-log_gone as (delete from removed_reference where table_id = %(table_id)s)
+log_gone as (delete from removed_reference where table_id = %(table_id)s),
+looks_gone as (delete from watermark where table_id = %(table_id)s)
 {forget_all};
 
 -- name: forget_table
 -- Forgets the commits and jobs of a table that is being dropped; no foreign keys do it, as each check of
 -- theirs would lock the one row of the table that all commits would meet in.
-with jobs as (delete from compaction_job where table_id = %(table_id)s)
+with jobs as (delete from compaction_job where table_id = %(table_id)s),
+marks as (delete from dirty_partition where table_id = %(table_id)s)
 delete from applied_commit where table_id = %(table_id)s;

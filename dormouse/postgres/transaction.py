@@ -108,6 +108,11 @@ def run_transaction(
     return _try_until_done(supplier, once, attempts_max, operation, retries)
 
 
+def allow_scans(conn: psycopg.Connection[TupleRow]) -> None:
+    """Inside `run_transaction`: from here on as with `scans`."""
+    conn.execute(_WITH_SCANS.removeprefix("; "))
+
+
 def run_statement(
     supplier: Supplier,
     work: Callable[[psycopg.Connection[TupleRow]], T],

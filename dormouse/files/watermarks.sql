@@ -1,0 +1,54 @@
+-- name: hold
+-- Holds a table's watermark until the transaction ends; tells what it is, and whether all was looked at within a day
+-- and as now.
+insert into watermark (table_id, purpose)
+values (%(table_id)s, %(purpose)s)
+on conflict (table_id, purpose) do update set version = watermark.version + 1
+returning till::text, epoch,
+    coalesce(whole_at > clock_timestamp() - interval '1 day' and facts = %(facts)s, false) as is_fresh;
+
+-- name: changed
+-- Part of a look: the partitions that references were added to since the last, or that are to be looked at anyhow.
+changed as materialized (
+    select r.partition_id
+    from {file_reference} r
+    where r.partition_id <> '' and r.added_xid >= pg_snapshot_xmin(%(till)s::pg_snapshot)
+        and not pg_visible_in_snapshot(r.added_xid, %(till)s::pg_snapshot)
+    union
+    select partition_id from dirty_partition where table_id = %(table_id)s and purpose = %(purpose)s
+    union
+    -- what was divided since, and what that made
+    select unnest(e.sealed || e.created) collate "C"
+    from epoch e
+    where e.table_id = %(table_id)s and e.epoch > %(epoch)s
+)
+
+-- name: everything
+-- Part of a look that nothing escapes: all partitions.
+changed as (
+    select partition_id from partition where table_id = %(table_id)s
+)
+
+-- name: remembered
+-- Part of a look: what it looked at is not looked at again, but for what is due; it saw what this statement's
+-- snapshot sees.
+forgotten as (
+    delete from dirty_partition where table_id = %(table_id)s and purpose = %(purpose)s
+), marked as (
+    insert into dirty_partition (table_id, purpose, partition_id)
+    select %(table_id)s, %(purpose)s, partition_id from due
+), remembered as (
+    update watermark
+    set till = pg_current_snapshot(), facts = %(facts)s,
+        epoch = (select epoch from tables where table_id = %(table_id)s),
+        whole_at = case when %(whole)s then clock_timestamp() else whole_at end
+    where table_id = %(table_id)s and purpose = %(purpose)s
+)
+
+-- name: mark_freed
+-- Part of an update: marks the partitions of references that jobs held and hold no more, as no snapshot tells that.
+mark_freed as (
+    insert into dirty_partition (table_id, purpose, partition_id)
+    select distinct %(table_id)s::integer, purpose, partition_id
+    from freed, unnest(array['jobs', 'pushes']) as purpose
+)

@@ -1,0 +1,40 @@
+-- Up to where rounds of maintenance have looked, so that the next one looks only at what has changed since.
+
+-- references that were added since a snapshot; markers (layout dummy_reference) are none
+create index file_reference_added on file_reference (added_xid) where partition_id <> '';
+
+create table watermark (
+    table_id integer not null references tables on delete cascade,
+    -- jobs: which leaves get compaction jobs; splits: which leaves are full; pushes: which references are above the
+    -- leaves; totals: what the table consists of
+    purpose text collate "C" not null
+        constraint watermark_purpose_known check (purpose in ('jobs', 'splits', 'pushes', 'totals')),
+    -- what is visible in it has been looked at
+    till pg_snapshot not null default pg_current_snapshot(),
+    -- likewise, of the table's epochs
+    epoch bigint not null default 0,
+    -- when everything was looked at last, whether it had changed or not; null: never
+    whole_at timestamptz,
+    -- how it was looked at, such as the strategy of compaction; with totals, what there is
+    facts jsonb not null default '{}',
+    -- counts the looks
+    version bigint not null default 0,
+    constraint watermark_pkey primary key (table_id, purpose)
+);
+alter table watermark set (fillfactor = 50);
+
+-- Partitions to be looked at whether they have changed or not. Rows are only added and removed, never shared: who
+-- removes what it has seen cannot remove what another adds meanwhile for the same partition.
+create table dirty_partition (
+    mark_id bigint generated always as identity constraint dirty_partition_pkey primary key,
+    table_id integer not null,
+    -- as of watermark
+    purpose text collate "C" not null,
+    partition_id text collate "C" not null
+);
+-- what is to be looked at, in order
+create index dirty_partition_of on dirty_partition (table_id, purpose, partition_id);
+
+-- jobs to run, those that nobody has had before those whose runner died, oldest first
+create index compaction_job_next on compaction_job (table_id, leased_until, created_at);
+drop index compaction_job_due;
