@@ -18,6 +18,7 @@ from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore, open_store
 from dormouse.partitions.store import PartitionStore
+from dormouse.partitions.tree_cache import TreeCache
 from dormouse.postgres.connection import ConnectionSupplier, Supplier
 
 TASK_CONNECTIONS_MAX = 2
@@ -71,13 +72,14 @@ class JobCommits(Protocol):
 
 @dataclass(frozen=True)
 class TableContext:
-    """The services of one table; `commits` where a committer is known to run."""
+    """The services of one table; `commits` where a committer is known to run; `trees` may be shared."""
 
     dsn: str = field(repr=False)
     supplier: Supplier
     objects: ObjectStore
     table: TableRecord
     commits: JobCommits | None = field(default=None, repr=False, compare=False)
+    trees: TreeCache = field(default_factory=TreeCache, repr=False, compare=False)
 
     @property
     def schema(self) -> Schema:
@@ -102,7 +104,7 @@ class TableContext:
 
     @cached_property
     def partitions(self) -> PartitionStore:
-        return PartitionStore(self.supplier, self.table)
+        return PartitionStore(self.supplier, self.table, self.trees)
 
     @cached_property
     def attempts(self) -> WriteAttempts:

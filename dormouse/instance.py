@@ -32,6 +32,7 @@ from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore, open_store
 from dormouse.objects.activity import note_if_shared
+from dormouse.partitions.tree_cache import TreeCache
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.settings import Settings, load_settings
 from dormouse.table import Table
@@ -74,6 +75,7 @@ class Instance:
         )
         self._attempts = WriteAttempts(self._supplier, objects)
         self._catalog = Catalog(self._supplier, self._attempts)
+        self._trees = TreeCache(settings.tree_cache_bytes)
         self._commits = CommitService(self._supplier, objects, settings, committer=committer)
         self._job_commits: QueuedJobCommits | None = None
         if self._commits.has_committer:
@@ -156,6 +158,7 @@ class Instance:
         """Drops a table and deletes its files; `TableNotFound`."""
         self._check_writable()
         record = self._catalog.drop(name)
+        self._trees.drop(record.table_id)
         self._attempts.collect_abandoned(record.table_id)
         self.note_activity()
 
@@ -213,6 +216,10 @@ class Instance:
         """The commit queues: how deep they are, and what could not be handled."""
         return self._commits
 
+    def check_reachable(self) -> None:
+        """Asks the database and the object store for a little. `InstanceError`, `ObjectStoreError`."""
+        check_same_instance(self._catalog.instance_id(), self._objects, read_only=True)
+
     def change_properties(
         self, table: TableRecord, change: Callable[[TableProperties], TableProperties]
     ) -> TableContext:
@@ -236,7 +243,7 @@ class Instance:
         return {record.name: self._context(record) for record in self._catalog.tables()}
 
     def _context(self, record: TableRecord) -> TableContext:
-        return TableContext(self._dsn, self._supplier, self._objects, record, self._job_commits)
+        return TableContext(self._dsn, self._supplier, self._objects, record, self._job_commits, self._trees)
 
     def _check_writable(self) -> None:
         if self._read_only:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -22,13 +22,17 @@ from dormouse.model.partition_tree import (
     split_partition,
     tree_from_split_points,
 )
+from dormouse.model.region import Range
 from dormouse.model.table import TableRecord
 from dormouse.partitions.rows import partition_from_row, partition_values
-from dormouse.postgres.connection import Isolation, Supplier
+from dormouse.partitions.tree_cache import TreeCache
+from dormouse.partitions.trees import CHANGES_MAX, TreeReader
+from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import run_transaction
 
 PAGE_ROWS = 10_000
+WALK_NODES_MAX = 2_000
 _QUERIES = load(__package__ or "", "store")
 
 
@@ -44,12 +48,13 @@ class LeafRows:
 class PartitionStore:
     """The partitions of one table."""
 
-    def __init__(self, supplier: Supplier, table: TableRecord) -> None:
+    def __init__(self, supplier: Supplier, table: TableRecord, trees: TreeCache | None = None) -> None:
         self._supplier = supplier
         self._table = table
         self._own = OwnTables(supplier, table)
         self._schema = table.schema
-        self._tree: PartitionTree | None = None
+        self._trees = TreeCache() if trees is None else trees
+        self._reader = TreeReader(table)
 
     def create(self, conn: psycopg.Connection[Any], split_points: Sequence[KeyValue] = ()) -> None:
         """Makes the tree of epoch 0; part of creating the table."""
@@ -62,25 +67,54 @@ class PartitionStore:
         self._execute(conn, "add_epoch", epoch=0, sealed=[], created=created)
 
     def tree(self) -> PartitionTree:
-        """The tree at the current epoch; kept as long as the epoch stands."""
-
-        return run_transaction(
-            self._supplier,
-            self.tree_in,
-            isolation=Isolation.REPEATABLE_READ,
-            read_only=True,
-            operation="tree",
-        )
+        """The tree at the current epoch; of one that is known, only what has changed is read."""
+        return self._reading(self.tree_in)
 
     def tree_in(self, conn: psycopg.Connection[Any]) -> PartitionTree:
-        """The tree as a REPEATABLE READ transaction sees it; kept as long as its epoch stands."""
-        epoch, tree = self._epoch(conn), self._tree
-        if tree is None or tree.epoch != epoch:
-            rows = self._execute(conn, "partitions")
-            partitions = [partition_from_row(self._schema, row) for row in rows]
-            # returned as it was built: another thread may keep a newer one meanwhile
-            self._tree = tree = PartitionTree(self._schema, partitions, epoch)
-        return tree
+        """The tree at the epoch that the next statement on a connection sees."""
+        return self.at(self._reader.epoch(conn), conn)
+
+    def cached(self) -> PartitionTree | None:
+        """The tree at the newest epoch that is known here, without asking the database."""
+        arrays = self._trees.get(self._table.table_id)
+        return None if arrays is None else PartitionTree.of(arrays, arrays.epoch)
+
+    def at(self, epoch: int, conn: psycopg.Connection[Any] | None = None) -> PartitionTree:
+        """The tree at an epoch, which the connection sees if it is given one; `TableNotFound`.
+
+        Of a tree that is known only what has changed is read, else all of it. What several threads need at
+        once one of them reads. ValueError when the table is not at the epoch yet.
+        """
+        arrays = self._trees.get(self._table.table_id)
+        if arrays is not None and epoch <= arrays.epoch:
+            return PartitionTree.of(arrays, epoch)
+        if conn is not None:
+            return self._read(conn, epoch)
+        return self._reading(lambda conn: self._read(conn, epoch))
+
+    def walk(
+        self, conn: psycopg.Connection[Any], ranges: Mapping[str, Range], nodes_max: int = WALK_NODES_MAX
+    ) -> PartitionTree | None:
+        """A partial tree at the current epoch: the partitions that overlap a range of each key named.
+
+        One statement, which looks up each of them by key. None when there are more than `nodes_max`.
+        """
+        return self._reader.walk(conn, ranges, nodes_max)
+
+    def _reading(self, work: Callable[[psycopg.Connection[Any]], PartitionTree]) -> PartitionTree:
+        return run_transaction(self._supplier, work, read_only=True, operation="tree")
+
+    def _read(self, conn: psycopg.Connection[Any], epoch: int) -> PartitionTree:
+        table_id = self._table.table_id
+        # with a connection in hand, so that whoever reads never waits for one of those who wait here
+        with self._trees.loading(table_id):
+            arrays = self._trees.get(table_id)
+            if arrays is None or epoch > arrays.epoch + CHANGES_MAX:
+                arrays = self._reader.whole(conn)
+            if epoch > arrays.epoch:
+                self._reader.bring_forward(conn, arrays, epoch)
+            self._trees.put(table_id, arrays)
+        return PartitionTree.of(arrays, epoch)
 
     def root(self) -> Partition:
         return self.tree().root
@@ -159,12 +193,6 @@ class PartitionStore:
 
     def _next_epoch(self, conn: psycopg.Connection[Any]) -> int:
         row = self._execute(conn, "next_epoch").fetchone()
-        if row is None:
-            raise TableNotFound(f"table {self._table.name!r} does not exist any more")
-        return int(row[0])
-
-    def _epoch(self, conn: psycopg.Connection[Any]) -> int:
-        row = self._execute(conn, "epoch").fetchone()
         if row is None:
             raise TableNotFound(f"table {self._table.name!r} does not exist any more")
         return int(row[0])

@@ -29,16 +29,6 @@ from (
     select created_at from epoch where table_id = %(table_id)s order by created_at desc limit 1
 ) e;
 
--- name: epoch
--- The table's current epoch.
-select epoch from tables where table_id = %(table_id)s;
-
--- name: partitions
--- Every partition that there is at the current epoch.
-select partition_id, parent_id, min_keys, max_keys, split_key, split_point, left_id, right_id
-from partition
-where table_id = %(table_id)s;
-
 -- name: partition
 -- One partition.
 select partition_id, parent_id, min_keys, max_keys, split_key, split_point, left_id, right_id

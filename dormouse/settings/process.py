@@ -51,6 +51,9 @@ class Settings(BaseSettings):
     connection_wait_seconds_max: float = Field(default=30, gt=0)
     """How long an operation waits for a connection before it fails."""
 
+    tree_cache_bytes: int = Field(default=256 * 1024 * 1024, ge=0)
+    """How much memory the partition trees take at most that a process remembers, of all tables together."""
+
     commit_queue: Annotated[str | None, Optional] = None
     """Where commit requests wait: None or `postgres`, the own database; or the URL of an SQS queue, of as
     many as `queues` says, with commas between them."""
