@@ -1,0 +1,126 @@
+"""What maintenance asks of the partitions: which leaves are full, which references are above the leaves.
+
+Both are found by looks at what has changed (`files/watermarks.py`), and are marked until they are dealt with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from dormouse.files.layout import composed
+from dormouse.files.own_tables import OwnTables
+from dormouse.files.parameters import reference_from_row
+from dormouse.files.watermarks import Purpose, look, looking
+from dormouse.model.file_reference import SplitFileReferenceRequest
+from dormouse.model.table import TableRecord
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import run_transaction
+
+PAGE_ROWS = 10_000
+_QUERIES = load(__package__ or "", "leaves")
+
+
+@dataclass(frozen=True, slots=True)
+class LeafRows:
+    """A leaf's rows as its references tell: in all, and those counted exactly."""
+
+    partition_id: str
+    row_count: int
+    exact_row_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class FullLeaf:
+    """A leaf that is marked as full; `row_count` as its references tell."""
+
+    partition_id: str
+    row_count: int
+    marks: tuple[int, ...]
+
+
+class Leaves:
+    """The leaves of one table, and the references above them."""
+
+    def __init__(self, supplier: Supplier, table: TableRecord) -> None:
+        self._supplier = supplier
+        self._table = table
+        self._own = OwnTables(supplier, table)
+
+    def leaf_rows(self, row_count_min: int) -> list[LeafRows]:
+        """All leaves that have files and at least so many rows: reads all references."""
+        return [LeafRows(*row) for row in self._rows("row_counts", scans=True, row_count_min=row_count_min)]
+
+    def leaf_rows_in(self, partition_ids: Iterable[str]) -> list[LeafRows]:
+        """Those of some leaves that have files."""
+        return [LeafRows(*row) for row in self._rows("row_counts_in", partition_ids=list(partition_ids))]
+
+    def look_for_full_leaves(self, row_count_min: int) -> int:
+        """Marks the leaves that have so many rows; gives how many.
+
+        Looks at those that have changed since the last time, or are marked; once a day at all.
+        """
+        values = {"row_count_min": row_count_min}
+        return int(self._look("splits", "look_for_full_leaves", values))
+
+    def full_leaves(self) -> Iterator[FullLeaf]:
+        """The leaves that are marked as full, by id; streamed."""
+        after = ""
+        while page := self._rows("full_leaves", after=after, limit=PAGE_ROWS):
+            for partition_id, marks, row_count in page:
+                if row_count is not None:
+                    yield FullLeaf(partition_id, row_count, tuple(marks))
+            after = page[-1][0]
+
+    def settle(self, leaf: FullLeaf) -> None:
+        """The leaf is divided, or cannot be: it is full again only when it changes, or after a day."""
+        values = {"marks": list(leaf.marks)}
+
+        def work(conn: psycopg.Connection[Any]) -> None:
+            conn.execute(_QUERIES["settle"].on(), values)
+
+        run_transaction(self._supplier, work, operation="settle a leaf")
+
+    def count_above_leaves(self) -> int:
+        """How many references `references_above_leaves` would give now."""
+        self._look("pushes", "look_for_references_above", {})
+        return int(self._rows("count_above")[0][0])
+
+    def references_above_leaves(self) -> Iterator[SplitFileReferenceRequest]:
+        """How to push down, by one level, the unassigned references of partitions that were divided.
+
+        Streamed, by partition. What is pushed meanwhile to partitions that were divided is not among them.
+        """
+        till = self._look("pushes", "look_for_references_above", {})
+        after: tuple[str, UUID] = ("", UUID(int=0))
+        while True:
+            where = {"after_partition": after[0], "after_file": after[1]}
+            page = self._rows("references_above", **where, till=till, limit=PAGE_ROWS)
+            if not page:
+                return
+            for file_id, left_id, right_id, *columns in page:
+                reference = reference_from_row(columns)
+                after = (reference.partition_id, file_id)
+                yield SplitFileReferenceRequest.split_to_children(reference, left_id, right_id)
+
+    def _look(self, purpose: Purpose, name: str, facts: Mapping[str, Any]) -> Any:
+        def work(conn: psycopg.Connection[Any], whole: bool, values: dict[str, Any]) -> Any:
+            query = composed(looking(_QUERIES[name], whole=whole), self._own.names)
+            return conn.execute(query, {**values, **facts}).fetchall()[0][0]
+
+        return look(self._supplier, self._own, purpose, facts, work)
+
+    def _rows(self, name: str, *, scans: bool = False, **values: Any) -> list[Any]:
+        """Of a query on the table's own tables."""
+        key = {**values, "table_id": self._table.table_id}
+
+        def work(conn: psycopg.Connection[Any]) -> list[Any]:
+            query = composed(_QUERIES[name].including(above=_QUERIES["above"]), self._own.names)
+            return conn.execute(query, key).fetchall()
+
+        return self._own.following(lambda: run_transaction(self._supplier, work, scans=scans, operation=name))

@@ -1,0 +1,88 @@
+-- name: row_counts
+-- The rows of each leaf as its references tell, in all and those known exactly.
+select r.partition_id, sum(r.row_count)::bigint as row_count,
+    coalesce(sum(r.row_count) filter (where not r.count_approximate), 0)::bigint as exact_row_count
+from {file_reference} r
+join partition p on p.table_id = %(table_id)s and p.partition_id = r.partition_id and p.sealed_epoch is null
+group by r.partition_id
+having sum(r.row_count) >= %(row_count_min)s
+order by r.partition_id;
+
+-- name: row_counts_in
+-- Likewise, of some partitions.
+select r.partition_id, sum(r.row_count)::bigint as row_count,
+    coalesce(sum(r.row_count) filter (where not r.count_approximate), 0)::bigint as exact_row_count
+from {file_reference} r
+where r.partition_id = any(%(partition_ids)s)
+group by r.partition_id
+order by r.partition_id;
+
+-- name: look_for_full_leaves
+-- Marks the leaves that have so many rows, among those to look at; gives how many.
+with {changed}, due as materialized (
+    select r.partition_id
+    from changed c
+    join partition p on p.table_id = %(table_id)s and p.partition_id = c.partition_id and p.sealed_epoch is null
+    join {file_reference} r on r.partition_id = p.partition_id
+    group by r.partition_id
+    having sum(r.row_count) >= %(row_count_min)s
+), {remembered}
+select count(*) from due;
+
+-- name: full_leaves
+-- A page of the leaves that are marked as full, with their marks and rows; null rows: no leaf any more.
+select d.partition_id, d.marks, s.row_count
+from (
+    select partition_id, array_agg(mark_id) as marks
+    from dirty_partition
+    where table_id = %(table_id)s and purpose = 'splits' and partition_id > %(after)s
+    group by partition_id
+    order by partition_id
+    limit %(limit)s
+) d
+left join partition p on p.table_id = %(table_id)s and p.partition_id = d.partition_id and p.sealed_epoch is null
+left join lateral (
+    select sum(r.row_count)::bigint as row_count from {file_reference} r where r.partition_id = p.partition_id
+) s on true
+order by d.partition_id;
+
+-- name: settle
+-- Removes marks of a partition that is dealt with.
+delete from dirty_partition where mark_id = any(%(marks)s);
+
+-- name: look_for_references_above
+-- Marks the partitions that were divided and have unassigned references, among those to look at; gives the snapshot.
+with {changed}, due as materialized (
+    select p.partition_id
+    from changed c
+    join partition p on p.table_id = %(table_id)s and p.partition_id = c.partition_id and p.sealed_epoch is not null
+    where exists (
+        select from {file_reference} r where r.partition_id = p.partition_id and r.job_id is null
+    )
+), {remembered}
+select pg_current_snapshot()::text;
+
+-- name: references_above
+-- A page of the unassigned references of marked partitions that were there at a snapshot, with the children: to be
+-- pushed down one level.
+select r.file_id, p.left_id, p.right_id, r.filename, r.partition_id, r.row_count, r.job_id, r.last_updated,
+    r.count_approximate, r.only_contains_data_for_this_partition
+from {above} d
+join partition p on p.table_id = %(table_id)s and p.partition_id = d.partition_id and p.sealed_epoch is not null
+join {file_reference} r on r.partition_id = d.partition_id
+where d.partition_id >= %(after_partition)s and (d.partition_id, r.file_id) > (%(after_partition)s, %(after_file)s)
+    and r.job_id is null and pg_visible_in_snapshot(r.added_xid, %(till)s::pg_snapshot)
+order by d.partition_id, r.file_id
+limit %(limit)s;
+
+-- name: above
+-- Part of a query: the partitions that are marked as divided with references.
+(select distinct partition_id from dirty_partition where table_id = %(table_id)s and purpose = 'pushes')
+
+-- name: count_above
+-- How many references of partitions that were divided wait to be pushed down.
+select count(*)
+from {above} d
+join partition p on p.table_id = %(table_id)s and p.partition_id = d.partition_id and p.sealed_epoch is not null
+join {file_reference} r on r.partition_id = d.partition_id
+where r.job_id is null;
