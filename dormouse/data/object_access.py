@@ -13,6 +13,11 @@ from dormouse.objects import ObjectStore
 from dormouse.objects.aws_credentials import current
 
 
+def credentials(store: ObjectStore) -> dict[str, str]:
+    """What `register` would give a session to reach the store with, which may expire."""
+    return current(store.options) if urlsplit(store.url).scheme == "s3" else {}
+
+
 def register(ctx: SessionContext, store: ObjectStore) -> None:
     """Let `ctx` read the objects of `store` under their `store.uri(name)`; a folder needs nothing."""
     parts = urlsplit(store.url)

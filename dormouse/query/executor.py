@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from operator import and_
-from typing import TypeVar
 
 import pyarrow as pa
-from datafusion import DataFrame, SessionContext
+from datafusion import ExecutionPlan, SessionContext
 
 from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.data.transform import Transform
+from dormouse.errors import ObjectNotFound
+from dormouse.model.region import Range
+from dormouse.query.held_back import HeldBack, Reached
+from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import PlanSummary, QueryPlan, Scan
-from dormouse.query.predicates import column, meets
-from dormouse.query.session import key_order, rows, session
-from dormouse.query.streams import check_there, exact, named_failures, one_ahead
+from dormouse.query.predicates import column, from_key, meets
+from dormouse.query.session import key_order, key_session, rows
+from dormouse.query.streams import FileGone, check_there, exact, named_failures, one_ahead
 from dormouse.query.table_view import plan_tables
 from dormouse.query.where import Question, Where, question
 
-T = TypeVar("T")
+REPLANS_MAX = 10
 
 
 def query(
@@ -35,72 +37,132 @@ def query(
 
     `where` gives for a column a value, a `dm.Range`, or a list of them; row keys choose the files that are
     read. The reader has exactly the columns asked for, also when there are no rows. It sees the table as it
-    is now, whatever is committed while it is read. Raises `InvalidQuery` or `InvalidRange`; while it is read,
-    `ObjectNotFound` for a file that was collected meanwhile, `ObjectStoreError` for one that is damaged.
+    is now, whatever is committed while it is read; when a file that it has not read yet is collected
+    meanwhile, then from the key that it has reached it sees the table as it is then.
+
+    Raises `InvalidQuery` or `InvalidRange`; while it is read, `ObjectNotFound` for a file that is lost,
+    `ObjectStoreError` for one that is damaged. A reader that is dropped stops.
     """
     asked = question(context.schema, where, columns, limit)
-    [planned] = plan_tables([(context, asked.ranges)])
+    plan = plan_query(context, asked.ranges)
     whole = arrow_schema(context.schema)
     schema = pa.schema([whole.field(name) for name in asked.columns])
-    batches = _Execution(context, asked, planned, schema).batches()
+    found = one_ahead(_Execution(context, asked).rows(plan))
+    batches = (exact(batch.select(asked.columns), schema) for batch in found)
     return pa.RecordBatchReader.from_batches(schema, batches)
+
+
+def plan_query(context: TableContext, ranges: KeyRanges) -> QueryPlan:
+    [planned] = plan_tables([(context, ranges)])
+    return planned
 
 
 def explain(context: TableContext, where: Where = None) -> PlanSummary:
     """What a query would read."""
     asked = question(context.schema, where, None, None)
-    [planned] = plan_tables([(context, asked.ranges)])
-    return planned.summary
+    return plan_query(context, asked.ranges).summary
 
 
-@dataclass(frozen=True)
 class _Execution:
-    context: TableContext
-    asked: Question
-    plan: QueryPlan
-    schema: pa.Schema
+    """One query while it is read; it plans again when a file of its plan is gone."""
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows, group after group; the next batch is made while the last one is used."""
-        remaining = self.asked.limit
-        for batch in one_ahead(self._all()):
-            part = batch if remaining is None else batch.slice(0, remaining)
-            if part.num_rows:
-                yield part
-            if remaining is not None:
-                remaining -= part.num_rows
-                if not remaining:
-                    return
+    def __init__(self, context: TableContext, asked: Question) -> None:
+        self._context = context
+        self._asked = asked
+        self._transform = Transform.parse(context.schema, context.properties)
+        self._now_ms = time.time_ns() // 1_000_000
+        self._remaining = asked.limit
+        self._held = HeldBack(context.schema.key_names)
 
-    def _all(self) -> Iterator[pa.RecordBatch]:
-        if self.asked.limit == 0:
-            return
-        ctx = session(self.context.objects, in_key_order=True)
-        transform = Transform.parse(self.context.schema, self.context.properties)
-        now_ms = time.time_ns() // 1_000_000
-        for scans in self.plan.groups:
-            with named_failures(self.context.objects, [scan.filename for scan in scans], transform):
-                frame = self._frame(ctx, transform, scans, now_ms)
-                for batch in self._stream(ctx, frame, scans):
-                    yield exact(batch, self.schema)
+    def rows(self, plan: QueryPlan | None) -> Iterator[pa.RecordBatch]:
+        """The rows, with the keys among the columns."""
+        gone: set[str] = set()
+        futile = 0
+        while plan is not None and self._remaining != 0:
+            start, missing = self._held.reached, None
+            try:
+                yield from self._limited(self._planned(plan, start))
+            except FileGone as error:
+                missing = error
+            plan = None
+            if missing is not None:
+                self._check_can_resume(missing, gone)
+                gone.add(missing.filename)
+                yield from self._limited(self._held.interrupt())
+                futile = futile + 1 if self._held.reached == start else 0
+                plan = self._again(missing, futile)
 
-    def _frame(
-        self, ctx: SessionContext, transform: Transform, scans: Sequence[Scan], now_ms: int
-    ) -> DataFrame:
-        frame = rows(ctx, self.context.objects, transform, scans, now_ms)
-        if self.asked.conditions:
-            frame = frame.filter(reduce(and_, map(meets, self.asked.conditions)))
-        frame = frame.sort(*key_order(self.context.schema))
-        if self.asked.limit is not None:
-            frame = frame.limit(self.asked.limit)
-        return frame.select(*map(column, self.asked.columns))
+    def _again(self, missing: FileGone, futile: int) -> QueryPlan:
+        """A plan of at least what is wanted from the key that was reached on."""
+        if futile == REPLANS_MAX:
+            raise ObjectNotFound(
+                f"files of table {self._context.table.name!r} are collected faster than they are read, the "
+                f"last one {missing.filename!r}; raise the table's property gc_delay_seconds"
+            ) from missing
+        ranges, reached = self._asked.ranges, self._held.reached
+        if reached is not None:
+            ranges = ranges.clipped(self._context.schema.row_keys[0].name, Range(min=reached.key[0]))
+        return plan_query(self._context, ranges)
 
-    def _stream(
-        self, ctx: SessionContext, frame: DataFrame, scans: Sequence[Scan]
-    ) -> Iterator[pa.RecordBatch]:
-        plan = frame.execution_plan()
-        # DataFusion takes a file that is not there for one without rows, and plans no scan of it
-        text = plan.display_indent()
-        check_there(self.context.objects, [scan.filename for scan in scans if scan.filename not in text])
-        for batch in ctx.execute(plan, 0):
-            yield batch.to_pyarrow()
+    def _planned(self, plan: QueryPlan, start: Reached | None) -> Iterator[pa.RecordBatch]:
+        """A plan's rows from a key on, but for those that are held back, group after group."""
+        prepared = self._prepared(plan.groups, start)
+        # with a limit the next group may be needless
+        for scans, physical in prepared if self._asked.limit is not None else one_ahead(prepared):
+            with named_failures(self._context.objects, [scan.filename for scan in scans], self._transform):
+                for batch in self._session().execute(physical, 0):
+                    yield from self._held.take(batch.to_pyarrow())
+                    if self._remaining is not None and self._held.row_count >= self._remaining:
+                        break
+            yield from self._held.end()
+
+    def _prepared(
+        self, groups: Iterable[Sequence[Scan]], start: Reached | None
+    ) -> Iterator[tuple[Sequence[Scan], ExecutionPlan]]:
+        """The groups, each with DataFusion's plan of it."""
+        for scans in groups:
+            with named_failures(self._context.objects, [scan.filename for scan in scans], self._transform):
+                plan = self._physical(scans, start)
+                # DataFusion takes a file that is not there for one without rows, and plans no scan of it
+                text = plan.display_indent()
+                unseen = [scan.filename for scan in scans if scan.filename not in text]
+                check_there(self._context.objects, unseen)
+            yield scans, plan
+
+    def _physical(self, scans: Sequence[Scan], start: Reached | None) -> ExecutionPlan:
+        schema = self._context.schema
+        frame = rows(self._session(), self._context.objects, self._transform, scans, self._now_ms)
+        if self._asked.conditions:
+            frame = frame.filter(reduce(and_, map(meets, self._asked.conditions)))
+        if start is not None:
+            frame = frame.filter(from_key(schema.key_fields, start.key, inclusive=not start.given))
+        frame = frame.sort(*key_order(schema))
+        names = dict.fromkeys((*schema.key_names, *self._asked.columns))
+        return frame.select(*map(column, names)).execution_plan()
+
+    def _limited(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The batches up to the limit; DataFusion's own may skip row groups out of order below a merge."""
+        for batch in batches:
+            part = batch if self._remaining is None else batch.slice(0, self._remaining)
+            if self._remaining is not None:
+                self._remaining -= part.num_rows
+            yield part
+            if self._remaining == 0:
+                return
+
+    def _session(self) -> SessionContext:
+        return key_session(self._context.objects)
+
+    def _check_can_resume(self, missing: FileGone, gone: set[str]) -> None:
+        filename, table = missing.filename, self._context.table.name
+        if filename in gone:
+            # a plan that was made after the file was gone refers to it
+            raise ObjectNotFound(
+                f"table {table!r} refers to the object {filename!r}, which does not exist: it is lost, not "
+                "collected; bring it back with restore-objects, see docs/how-to/restore-from-backup.md"
+            ) from missing
+        if self._held.is_in_part:
+            raise ObjectNotFound(
+                f"file {filename!r} is gone: it was collected amidst rows of equal key that are too many to "
+                "be held back; run the query again, or raise the table's property gc_delay_seconds"
+            ) from missing

@@ -12,6 +12,7 @@ from datafusion import Expr, col, functions, literal
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.transform import quoted
+from dormouse.model.keys import KeyValue
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import DOUBLE
@@ -34,6 +35,16 @@ def meets(condition: Condition) -> Expr:
     if found is None:
         return literal(True)
     return found | column(condition.field.name).is_null() if condition.or_null else found
+
+
+def from_key(fields: Sequence[Field], key: Sequence[KeyValue], *, inclusive: bool) -> Expr:
+    """Whether a row comes after a key in the order of these fields, or has it, if `inclusive`."""
+    first, value = column(fields[0].name), _literal(fields[0], key[0])
+    if len(fields) == 1:
+        return first >= value if inclusive else first > value
+    rest = from_key(fields[1:], key[1:], inclusive=inclusive)
+    # said apart, the bound of the first field prunes row groups
+    return (first >= value) & ((first > value) | rest)
 
 
 def column(name: str) -> Expr:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
+from threading import Lock
 
-from datafusion import DataFrame, RuntimeEnvBuilder, SessionConfig, SessionContext
+from datafusion import DataFrame, Expr, RuntimeEnvBuilder, SessionConfig, SessionContext
 from datafusion.expr import SortExpr
 
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.data.forks import check_not_forked
-from dormouse.data.object_access import register
+from dormouse.data.object_access import credentials, register
 from dormouse.data.transform import Transform, quoted
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
+from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import Scan
 from dormouse.query.predicates import column, in_slices
 from dormouse.query.streams import MEMORY_BYTES_MAX
 
+KEY_SESSIONS_MAX = 8
 _names = count(1)
+_lock = Lock()
+_key_sessions: dict[tuple[object, ...], _KeySession] = {}
 _OPTIONS = {
     # what leaves Dormouse has `string` and `binary`, so nothing needs to be views on the way
     "datafusion.execution.parquet.schema_force_view_types": "false",
@@ -35,6 +40,8 @@ _ONE_STREAM = {
     "datafusion.optimizer.repartition_file_scans": "false",
     "datafusion.optimizer.enable_round_robin_repartition": "false",
     "datafusion.optimizer.repartition_aggregations": "false",
+    # of a file without a wanted row only the columns of conditions are read
+    "datafusion.execution.parquet.pushdown_filters": "true",
 }
 
 
@@ -51,11 +58,44 @@ def session(store: ObjectStore | None, *, in_key_order: bool) -> SessionContext:
     return ctx
 
 
+def key_session(store: ObjectStore) -> SessionContext:
+    """The process's session for queries of the store in key order, which knows footers from before.
+
+    Files are never changed, and their names never given to others, so what is known of one stays true; it is
+    forgotten, least recently used first, beyond 50 MB. Queries share the memory that a session may use.
+    """
+    check_not_forked()
+    key = (store.url, *sorted(store.options.items()))
+    with _lock:
+        known = _key_sessions.pop(key, None) or _KeySession(store)
+        _key_sessions[key] = known
+        while len(_key_sessions) > KEY_SESSIONS_MAX:
+            del _key_sessions[next(iter(_key_sessions))]
+    return known.renewed()
+
+
+class _KeySession:
+    """A session, and the credentials that it has."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._credentials = credentials(store)
+        self._ctx = session(store, in_key_order=True)
+
+    def renewed(self) -> SessionContext:
+        """The session, with the credentials as they are now."""
+        now = credentials(self._store)
+        if now != self._credentials:
+            register(self._ctx, self._store)
+            self._credentials = now
+        return self._ctx
+
+
 def rows(
     ctx: SessionContext, store: ObjectStore, transform: Transform, scans: Sequence[Scan], now_ms: int
 ) -> DataFrame:
     """The wanted rows of some files, with the table's filter and aggregation applied; in no order."""
-    found = _union([_scan(ctx, store, transform.schema, scan) for scan in scans])
+    found = _union(list(_scans(ctx, store, transform.schema, scans)))
     if not transform.aggregates and transform.age_off is None:
         return found
     # a space is in no table's name
@@ -78,15 +118,19 @@ def key_order(schema: Schema) -> list[SortExpr]:
     return [column(name).sort(ascending=True, nulls_first=False) for name in schema.key_names]
 
 
-def _scan(ctx: SessionContext, store: ObjectStore, schema: Schema, scan: Scan) -> DataFrame:
-    found = ctx.read_parquet(
-        _url(store, scan.filename),
-        file_extension="",
-        schema=arrow_schema(schema),
-        file_sort_order=[key_order(schema)],
-    )
-    predicate = in_slices(schema, scan.slices)
-    return found if predicate is None else found.filter(predicate)
+def _scans(
+    ctx: SessionContext, store: ObjectStore, schema: Schema, scans: Iterable[Scan]
+) -> Iterator[DataFrame]:
+    columns, order = arrow_schema(schema), [key_order(schema)]
+    predicates: dict[tuple[KeyRanges, ...], Expr | None] = {}
+    for scan in scans:
+        found = ctx.read_parquet(
+            _url(store, scan.filename), file_extension="", schema=columns, file_sort_order=order
+        )
+        if scan.slices not in predicates:
+            predicates[scan.slices] = in_slices(schema, scan.slices)
+        predicate = predicates[scan.slices]
+        yield found if predicate is None else found.filter(predicate)
 
 
 def _url(store: ObjectStore, filename: str) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import TypeVar
+from contextlib import contextmanager, suppress
+from itertools import islice
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -42,33 +43,59 @@ def exact(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def one_ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items, each made in a thread while the one before it is used."""
+    """The same items; from the second on, each is made in a thread while the one before it is used.
+
+    So an answer of one item needs no thread. Closing it closes the source, when that has made what it is at.
+    """
     end = object()
+    yield from islice(items, 1)
+    second: T | object = next(items, end)
+    if second is end:
+        return
     worker = ThreadPoolExecutor(1, thread_name_prefix="dormouse-query")
     try:
         upcoming: Future[T | object] = worker.submit(next, items, end)
+        yield second  # type: ignore[misc]
         while (item := upcoming.result()) is not end:
             upcoming = worker.submit(next, items, end)
             yield item  # type: ignore[misc]
     finally:
-        worker.shutdown(wait=False, cancel_futures=True)
+        if isinstance(items, Generator):
+            # at the end of the process there are no more threads
+            with suppress(RuntimeError):
+                worker.submit(items.close)
+        worker.shutdown(wait=False)
 
 
-def check_there(store: ObjectStore | None, filenames: Iterable[str]) -> None:
-    """`ObjectNotFound` or `ObjectStoreError` when one is gone or empty: DataFusion takes both for no rows."""
-    if store is None:
+class FileGone(ObjectNotFound):
+    """A file that is to be read does not exist any more."""
+
+    def __init__(self, filename: str) -> None:
+        super().__init__(
+            f"file {filename!r} is gone: it was collected while the query ran; run the query again"
+        )
+        self.filename = filename
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.filename,)
+
+
+def check_there(store: ObjectStore | None, filenames: Sequence[str]) -> None:
+    """`FileGone` or `ObjectStoreError` when one is gone or empty: DataFusion takes both for no rows."""
+    if store is None or not filenames:
         return
 
     def check(filename: str) -> None:
         try:
             size = store.size(filename)
         except ObjectNotFound as error:
-            raise ObjectNotFound(
-                f"file {filename!r} is gone: it was collected while the query ran; run the query again"
-            ) from error
+            raise FileGone(filename) from error
         if not size:
             raise ObjectStoreError(f"file {filename!r} cannot be read as Parquet: it is empty")
 
+    if len(filenames) == 1:
+        check(filenames[0])
+        return
     with ThreadPoolExecutor(CHECKS_AT_ONCE_MAX) as threads:
         for _ in threads.map(check, filenames):
             pass
