@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from dormouse.cli import commits, data, demo, deployed, deployment, maintenance, system, tables
+from dormouse.cli import commits, data, demo, deployed, deployment, maintenance, serve, system, tables
 from dormouse.cli.failures import complain, exit_code_of, interrupts_once, silenced
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ tables.add_to(app)
 data.add_to(app)
 maintenance.add_to(app)
 commits.add_to(app)
+serve.add_to(app)
 system.add_to(app)
 deployment.add_to(app)
 deployed.add_to(app)

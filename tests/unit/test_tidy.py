@@ -23,8 +23,11 @@ ORDER = [
     {"data"},
     {"commits", "query"},
     {"instance", "table", "ingesting", "compaction", "splitting", "engine"},
-    {"local", "embedded_postgres", "embedded_server", "spark", "system", "console", "client", "demo", "cli"},
-]
+    {
+        "local", "embedded_postgres", "embedded_server", "spark", "system", "console", "service", "client",
+        "demo", "cli",
+    },
+]  # fmt: skip
 # The façade hands large data to Spark, which it loads only then.
 LATE = {(facade, "spark") for facade in ("instance", "table", "ingesting", "compaction")}
 
@@ -35,8 +38,12 @@ HOMES = {
     "boto3": {"commits", "system"},
     "botocore": {"commits", "system", "postgres", "objects"},
     "obstore": {"objects"},
-    "pyarrow": {"data", "query", "spark", "client"},
+    "pyarrow": {"data", "query", "spark", "client", "service"},
     "httpx": {"client"},
+    "fastapi": {"service"},
+    "starlette": {"service"},
+    "uvicorn": {"service"},
+    "prometheus_client": {"service"},
     "datafusion": {"data", "query"},
     "datasketches": {"data", "query"},
     "pyspark": {"spark"},
@@ -56,7 +63,7 @@ ENTRY_POINTS = {
     "dormouse.spark.run",
 }  # fmt: skip
 
-CODE = ("dormouse", "stacks", "lambdas", "emr", "tests", "benchmarks")
+CODE = ("dormouse", "stacks", "lambdas", "emr", "query_image", "tests", "benchmarks")
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
 FUNCTION_LINES_MOSTLY = 30

@@ -1,0 +1,123 @@
+"""The app: paths, errors as problem documents, and what stands around every request."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio.to_thread
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+
+from dormouse import __version__
+from dormouse.errors import DormouseError
+from dormouse.instance import Instance
+from dormouse.service.access_log import AccessLog
+from dormouse.service.bodies import BodyRefused
+from dormouse.service.documents import ProblemDocument
+from dormouse.service.health import Readiness
+from dormouse.service.metrics import Metrics
+from dormouse.service.problems import http_problem, invalid_request, problem_of
+from dormouse.service.routes import health, queries, tables
+from dormouse.service.running import Runner
+from dormouse.service.security import Guard
+from dormouse.service.state import Service
+from dormouse.service.work import Limits
+from dormouse.settings.service import ServiceSettings
+
+logger = logging.getLogger("dormouse.service")
+LOOKUPS_MAX = 16
+"""How many requests that are no queries (tables, partitions, files) ask the database at once."""
+
+_DESCRIPTION = (
+    "Queries over the tables of a Dormouse instance. They see what was committed before they start. Rows are "
+    "streamed as JSON lines, Arrow or CSV; errors are problem documents (RFC 9457)."
+)
+
+
+def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
+    """The app that answers queries of an instance, which stays open as long as the app runs."""
+    metrics = Metrics()
+    runner = Runner(settings, metrics)
+    here = Service(
+        instance,
+        runner,
+        Readiness(instance.check_reachable),
+        metrics,
+        Limits(settings.rows_max, settings.bytes_max),
+    )
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        anyio.to_thread.current_default_thread_limiter().total_tokens = LOOKUPS_MAX
+        yield
+        here.readiness.close()
+        await runner.close()
+
+    app = FastAPI(
+        title="Dormouse",
+        version=__version__,
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        redoc_url=None,
+        redirect_slashes=False,
+        middleware=[
+            Middleware(AccessLog, metrics=metrics),
+            Middleware(Guard, token=settings.secret, host=settings.host),
+        ],
+    )
+    app.state.service, app.state.settings = here, settings
+    for router in (health, tables, queries):
+        app.include_router(router)
+    _tell_errors(app)
+    app.openapi = lambda: _described(app, secured=settings.secret is not None)  # type: ignore[method-assign]
+    return app
+
+
+def _tell_errors(app: FastAPI) -> None:
+    async def dormouse_error(request: Request, error: Any) -> Response:
+        return problem_of(error).response()
+
+    async def unfit(request: Request, error: Any) -> Response:
+        return invalid_request(list(error.errors())).response()
+
+    async def http_error(request: Request, error: Any) -> Response:
+        if isinstance(error, BodyRefused):
+            return problem_of(error.error).response()
+        return http_problem(error.status_code, None, error.headers).response()
+
+    async def unexpected(request: Request, error: Exception) -> Response:
+        logger.error("a request failed", exc_info=error)
+        return problem_of(error).response()
+
+    app.add_exception_handler(DormouseError, dormouse_error)
+    app.add_exception_handler(RequestValidationError, unfit)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(Exception, unexpected)
+
+
+def _described(app: FastAPI, *, secured: bool) -> dict[str, Any]:
+    """FastAPI's description, without its own 422 and with our problems and token."""
+    if app.openapi_schema is None:
+        found = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
+        components = found.setdefault("components", {})
+        schemas = components.setdefault("schemas", {})
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
+        schemas[ProblemDocument.__name__] = ProblemDocument.model_json_schema()
+        for path, operations in found["paths"].items():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+                if secured and path != "/health":
+                    operation["security"] = [{"token": []}]
+        if secured:
+            components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        app.openapi_schema = found
+    return app.openapi_schema

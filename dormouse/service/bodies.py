@@ -1,0 +1,102 @@
+"""Bodies of requests: bounded while they are read, and JSON that means one thing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dormouse.errors import InvalidInput
+from dormouse.service.problems import BodyTooLarge, BodyTooSlow, UnsupportedMediaType
+
+
+class BodyRefused(HTTPException):
+    """What was wrong with a body, past FastAPI, which takes any other error for one of its own."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(400)
+        self.error = error
+
+
+class JsonRequest(Request):
+    """A request whose body is JSON."""
+
+    async def body(self) -> bytes:
+        """The body, if it is of JSON, small and quick enough."""
+        if not hasattr(self, "_body"):
+            self._body = await self._bounded()
+        return self._body
+
+    async def json(self) -> Any:
+        return parse_json(await self.body())
+
+    async def _bounded(self) -> bytes:
+        settings = self.app.state.settings
+        media_type = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type != "application/json":
+            raise BodyRefused(
+                UnsupportedMediaType("the body must be JSON, with content-type: application/json")
+            )
+        too_large = BodyTooLarge(
+            f"the body is larger than the {settings.body_bytes_max:,} bytes that are allowed"
+        )
+        if int(self.headers.get("content-length", 0)) > settings.body_bytes_max:
+            raise BodyRefused(too_large)
+        found = bytearray()
+        chunks = self.stream()
+        try:
+            async with asyncio.timeout(settings.client_stall_seconds_max):
+                async for chunk in chunks:
+                    found += chunk
+                    if len(found) > settings.body_bytes_max:
+                        raise BodyRefused(too_large)
+        except TimeoutError:
+            raise BodyRefused(
+                BodyTooSlow(f"the body did not come within {settings.client_stall_seconds_max:g} s")
+            ) from None
+        return bytes(found)
+
+
+class JsonRoute(APIRoute):
+    """A route whose requests are `JsonRequest`s."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handler(request: Request) -> Response:
+            return await handle(JsonRequest(request.scope, request.receive))
+
+        return handler
+
+
+def parse_json(body: bytes) -> Any:
+    """JSON as RFC 8259 has it: no NaN, no name twice, and only texts that UTF-8 can have."""
+    try:
+        found = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_object)
+        json.dumps(found, ensure_ascii=False).encode("utf-8")
+    except UnicodeError:
+        raise BodyRefused(InvalidInput("the body is not valid Unicode")) from None
+    except RecursionError:
+        raise BodyRefused(InvalidInput("the body is nested too deeply")) from None
+    except ValueError as error:
+        raise BodyRefused(InvalidInput(f"the body is not valid JSON: {error}")) from None
+    return found
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f'JSON has no {name}; write it as text: "{name}"')
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name[:100]!r} is named twice")
+        found[name] = value
+    return found

@@ -1,0 +1,149 @@
+"""Arrow columns as JSON text, a column at a time: no Python object is made of a number or a plain text.
+
+BYTES are base64, TIMESTAMP ISO 8601 in UTC, doubles that are not finite the strings "NaN", "Infinity" and
+"-Infinity"; maps are lists of pairs, since keys need be no strings.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_TEXT = pa.large_string()
+_SPECIAL = r'["\\\x00-\x1f\x7f]'
+
+
+def json_lines(batch: pa.RecordBatch) -> pa.Buffer | bytes:
+    """Each row as an object in a line of its own, UTF-8."""
+    if not batch.num_rows:
+        return b""
+    parts: list[pa.Array | pa.Scalar] = []
+    for number, (field, column) in enumerate(zip(batch.schema, batch.columns, strict=True)):
+        parts += [_literal(("," if number else "{") + json.dumps(field.name) + ":"), json_text(column)]
+    if not parts:
+        return b"{}\n" * batch.num_rows
+    lines = pc.binary_join_element_wise(*parts, _literal("}\n"), _literal(""))
+    _, offsets, data = lines.buffers()
+    bounds = pa.Array.from_buffers(pa.int64(), len(lines) + 1, [None, offsets])
+    return data.slice(bounds[0].as_py(), bounds[-1].as_py() - bounds[0].as_py())
+
+
+def json_text(column: pa.Array) -> pa.Array:
+    """A JSON text for each value; nothing is null, since null is "null"."""
+    found = _texts(column)
+    return pc.fill_null(found, "null") if found.null_count else found
+
+
+def plain_text(column: pa.Array) -> pa.Array:
+    """What JSON has no word for, as text without quotes; null where there is null."""
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        # with a zone Arrow writes Z, without one none
+        return pc.replace_substring(column.cast(_TEXT), " ", "T", max_replacements=1)
+    if _is_bytes(kind):
+        return pa.array([None if v is None else _base64(v) for v in column.to_pylist()], _TEXT)
+    try:
+        return column.cast(_TEXT)
+    except pa.ArrowNotImplementedError:
+        return pa.array([None if v is None else str(v) for v in column.to_pylist()], _TEXT)
+
+
+def _texts(column: pa.Array) -> pa.Array:
+    for are_of, text in _KINDS:
+        if any(is_of(column.type) for is_of in are_of):
+            return text(column)
+    return _quoted(plain_text(column))
+
+
+def _numbers(column: pa.Array) -> pa.Array:
+    if pa.types.is_float16(column.type):
+        column = column.cast(pa.float32())
+    texts = column.cast(_TEXT)
+    finite = pc.is_finite(column)
+    if pc.all(finite).as_py() is not False:
+        return texts
+    named = pc.if_else(
+        pc.is_nan(column), '"NaN"', pc.if_else(pc.less(column, 0), '"-Infinity"', '"Infinity"')
+    )
+    return pc.if_else(finite, texts, named.cast(_TEXT))
+
+
+def _quoted(texts: pa.Array) -> pa.Array:
+    if pc.any(pc.match_substring_regex(texts, _SPECIAL)).as_py():
+        return pa.array(
+            [None if v is None else json.dumps(v, ensure_ascii=False) for v in texts.to_pylist()], _TEXT
+        )
+    return pc.binary_join_element_wise(_literal('"'), texts, _literal('"'), _literal(""))
+
+
+def _list(column: pa.Array) -> pa.Array:
+    if pa.types.is_fixed_size_list(column.type):
+        column = column.cast(pa.list_(column.type.value_type))
+    return _bracketed(column, json_text(column.flatten()), "[", "]")
+
+
+def _map(column: pa.Array) -> pa.Array:
+    """Through its offsets: what a null holds is skipped as for lists."""
+    lists = column.cast(pa.list_(pa.struct([("k", column.type.key_type), ("v", column.type.item_type)])))
+    entries = lists.flatten()
+    keys, values = json_text(entries.field(0)), json_text(entries.field(1))
+    pairs = pc.binary_join_element_wise(
+        _literal("["), keys, _literal(","), values, _literal("]"), _literal("")
+    )
+    return _bracketed(lists, pairs, "[", "]")
+
+
+def _bracketed(lists: pa.Array, texts: pa.Array, opening: str, closing: str) -> pa.Array:
+    """The texts of each list's elements (none of null lists), joined."""
+    counts = pc.fill_null(pc.list_value_length(lists), 0).cast(pa.int64())
+    offsets = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(counts)])
+    joined = pc.binary_join(pa.LargeListArray.from_arrays(offsets, texts), _literal(","))
+    found = pc.binary_join_element_wise(
+        _literal(opening), joined.cast(_TEXT), _literal(closing), _literal("")
+    )
+    return pc.if_else(lists.is_valid(), found, pa.scalar(None, _TEXT))
+
+
+def _struct(column: pa.Array) -> pa.Array:
+    parts: list[pa.Array | pa.Scalar] = []
+    for number, (field, values) in enumerate(zip(column.type, column.flatten(), strict=True)):
+        parts += [_literal(("," if number else "{") + json.dumps(field.name) + ":"), json_text(values)]
+    opening = [] if parts else [pa.array(["{"] * len(column), _TEXT)]
+    found = pc.binary_join_element_wise(*opening, *parts, _literal("}"), _literal(""))
+    return pc.if_else(column.is_valid(), found, pa.scalar(None, _TEXT))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )
+
+
+def _base64(value: bytes) -> str:
+    return binascii.b2a_base64(value, newline=False).decode("ascii")
+
+
+def _literal(text: str) -> pa.Scalar:
+    return pa.scalar(text, _TEXT)
+
+
+# the kinds of types, and what makes their text; all others are texts in quotes
+_KINDS: tuple[tuple[tuple[Callable[[pa.DataType], bool], ...], Callable[[pa.Array], pa.Array]], ...] = (
+    ((pa.types.is_dictionary,), lambda column: _texts(column.dictionary_decode())),
+    ((pa.types.is_integer, pa.types.is_boolean, pa.types.is_null), lambda column: column.cast(_TEXT)),
+    ((pa.types.is_floating,), _numbers),
+    (
+        (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+        lambda column: _quoted(column.cast(_TEXT)),
+    ),
+    ((pa.types.is_map,), _map),
+    ((pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list), _list),
+    ((pa.types.is_struct,), _struct),
+)

@@ -1,0 +1,63 @@
+"""HTTP as uvicorn speaks it, with what it lacks: dropping a connection, a bound on slow requests."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from dormouse.service.problems import MEDIA_TYPE, http_problem
+
+HEADER_BYTES_MAX = 32 * 1024
+WRITE_BUFFER_BYTES_MAX = 64 * 1024
+
+
+class Protocol(H11Protocol):
+    """One connection. `request_seconds_max` is how long a client may take to send a request's headers."""
+
+    request_seconds_max = 60.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        # an application finds it in its scope's state, as uvicorn copies this
+        self.app_state = {**self.app_state, "connection": self}
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
+        self._deadline = self.loop.call_later(self.request_seconds_max, self._too_slow)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.cycle is not None:
+            self._deadline.cancel()  # from here on the request, or the time between two, is bounded
+
+    def abort(self) -> None:
+        """Drops the connection with what the client has not taken."""
+        self.transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state is not h11.IDLE and self.conn.our_state is not h11.SEND_RESPONSE:
+            self.transport.abort()  # in the middle of an answer nothing can be said
+            return
+        body = http_problem(400, "this is not HTTP/1.1 as RFC 9112 has it").text.encode("ascii")
+        headers = [
+            (b"content-type", MEDIA_TYPE.encode("ascii")),
+            (b"content-length", str(len(body)).encode("ascii")),
+            (b"connection", b"close"),
+        ]
+        events: list[Any] = [
+            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ]
+        for event in events:
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _too_slow(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.abort()

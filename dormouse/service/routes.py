@@ -1,0 +1,183 @@
+"""The paths of the API; each parses, makes one call, answers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from functools import partial
+from typing import Annotated, Any, cast
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from dormouse.instance import Instance
+from dormouse.service import documents, wire
+from dormouse.service.bodies import JsonRoute
+from dormouse.service.described import ANSWERS, PLANS, READS, STREAMS, problems
+from dormouse.service.formats import OFFERED, format_of
+from dormouse.service.media import preferred
+from dormouse.service.metrics import CONTENT_TYPE
+from dormouse.service.running import Answer
+from dormouse.service.state import Service
+from dormouse.service.where import parse_where
+from dormouse.service.work import DocumentWork, QueryWork
+
+PAGE_ROWS, PAGE_ROWS_MAX = 100, 10_000
+
+
+def service(request: Request) -> Service:
+    return cast(Service, request.app.state.service)
+
+
+def instance(request: Request) -> Instance:
+    return service(request).instance
+
+
+Here = Annotated[Service, Depends(service)]
+TableNamed = Annotated[str, Path(description="the name of a table", examples=["flights"])]
+After = Annotated[str | None, Query(description="the `next` of the page before")]
+Limit = Annotated[int, Query(ge=1, le=PAGE_ROWS_MAX, description="how many a page has at most")]
+health = APIRouter(tags=["health"])
+tables = APIRouter(prefix="/v1/tables", tags=["tables"])
+queries = APIRouter(prefix="/v1", tags=["queries"], route_class=JsonRoute)
+
+
+@health.get("/health", response_model=documents.Health, summary="Whether the process answers")
+async def alive() -> Response:
+    """Needs no token, and never asks the database, which it would wake when it sleeps."""
+    return JSONResponse({"status": "ok"})
+
+
+@health.get(
+    "/health/ready",
+    response_model=documents.Health,
+    responses=problems(401, 503),
+    summary="Whether queries can be answered",
+)
+async def ready(here: Here) -> Response:
+    """Asks the database and the object store; wakes a database that sleeps."""
+    await here.readiness.check()
+    return JSONResponse({"status": "ready"})
+
+
+@health.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {CONTENT_TYPE: {"schema": {"type": "string"}}}}, **problems(401)},
+    summary="Metrics for Prometheus",
+)
+async def metrics(here: Here) -> Response:
+    """In the text format of Prometheus."""
+    return Response(here.metrics.text(), headers={"content-type": CONTENT_TYPE})
+
+
+@tables.get("", response_model=documents.TableList, responses=READS, summary="All tables")
+def list_tables(here: Here) -> Response:
+    """The tables of the instance, by name."""
+    found = [{"name": table.name, "layout": table.layout} for table in here.instance.tables()]
+    return JSONResponse({"tables": found})
+
+
+@tables.get("/{table}", response_model=documents.TableDescription, responses=ANSWERS, summary="One table")
+def describe_table(
+    here: Here,
+    table: TableNamed,
+    counts: Annotated[bool, Query(description="also count files and rows, which reads much")] = False,
+) -> Response:
+    """Its schema, properties and layout; with `counts`, what it consists of now."""
+    return JSONResponse(wire.table(here.instance.table(table), counts=counts))
+
+
+@tables.get(
+    "/{table}/partitions",
+    response_model=documents.PartitionPage,
+    responses=ANSWERS,
+    summary="Partitions of a table",
+)
+def list_partitions(
+    here: Here,
+    table: TableNamed,
+    after: After = None,
+    limit: Limit = PAGE_ROWS,
+    leaves: Annotated[bool, Query(description="only leaves")] = False,
+) -> Response:
+    """A page of the partition tree, by partition id; what changes between two pages may be missed."""
+    page = here.instance.table(table).partition_page(after or "", limit, leaves=leaves)
+    following = page[-1].partition_id if len(page) == limit else None
+    return JSONResponse({"partitions": [wire.partition(one) for one in page], "next": following})
+
+
+@tables.get(
+    "/{table}/files", response_model=documents.FilePage, responses=ANSWERS, summary="Files of a table"
+)
+def list_files(here: Here, table: TableNamed, after: After = None, limit: Limit = PAGE_ROWS) -> Response:
+    """A page of the files with their facts; what changes between two pages may be missed."""
+    found = here.instance.table(table)
+    page = found.file_page(after, limit)
+    following = page[-1].filename if len(page) == limit else None
+    return JSONResponse({"files": [wire.file(found.schema, one) for one in page], "next": following})
+
+
+@queries.post(
+    "/tables/{table}/plan",
+    response_model=documents.Plan,
+    responses=PLANS,
+    summary="What a query would read",
+)
+async def plan(here: Here, table: TableNamed, body: documents.PlanRequest) -> Response:
+    """Partitions, files and bytes; reads none of them."""
+
+    def make() -> bytes:
+        found = here.instance.table(table)
+        return _json(asdict(found.explain(parse_where(found.schema, body.where))))
+
+    return Answer(here.runner, "plan", DocumentWork(make))
+
+
+@queries.post(
+    "/tables/{table}/query",
+    response_class=Response,
+    responses=STREAMS,
+    summary="Rows of a table, in key order",
+)
+async def query(here: Here, table: TableNamed, body: documents.QueryRequest, request: Request) -> Response:
+    """Streamed in the format that `Accept` likes best. Sees the table as it is when the query starts.
+
+    An answer that fails on its way breaks off: its connection is closed without the end of the stream. In
+    Arrow an empty batch then has the problem as metadata, under `dormouse.problem`.
+    """
+
+    def rows() -> Any:
+        found = here.instance.table(table)
+        return found.query(parse_where(found.schema, body.where), body.columns, limit=body.limit)
+
+    return _streamed(here, request, "query", rows)
+
+
+@queries.post("/sql", response_class=Response, responses=STREAMS, summary="The answer of a SELECT")
+async def sql(here: Here, body: documents.StatementRequest, request: Request) -> Response:
+    """One statement over the tables of the instance, by name; streamed as the rows of a table are."""
+    return _streamed(here, request, "sql", partial(here.instance.sql, body.statement))
+
+
+@queries.post(
+    "/sql/plan", response_model=documents.StatementPlan, responses=PLANS, summary="What a SELECT would read"
+)
+async def plan_sql(here: Here, body: documents.StatementRequest) -> Response:
+    """For each table that the statement reads: partitions, files and bytes."""
+
+    def make() -> bytes:
+        plans = here.instance.explain_sql(body.statement)
+        return _json({"tables": {name: asdict(one) for name, one in plans.items()}})
+
+    return Answer(here.runner, "sql_plan", DocumentWork(make))
+
+
+def _streamed(here: Service, request: Request, kind: str, rows: Any) -> Response:
+    accept = ",".join(request.headers.getlist("accept"))
+    media_type = preferred(accept, OFFERED)
+    return Answer(here.runner, kind, QueryWork(rows, format_of(media_type), here.limits))
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value).encode()

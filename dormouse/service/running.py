@@ -1,0 +1,250 @@
+"""Running queries: admitted, read in a thread, sent as fast as the client takes them, stopped when it goes.
+
+A query's thread makes one piece of the answer at a time; the event loop sends it, and asks for the next when
+the client has taken most of what was sent. What stops a query (its end, a failure, the time, a client that
+has gone or stalls) ends its thread's work first, and then frees its slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from dormouse.errors import DormouseError
+from dormouse.service.admission import Slots
+from dormouse.service.metrics import Metrics
+from dormouse.service.problems import Problem, QueryTimeOver, problem_of
+from dormouse.service.work import Piece
+from dormouse.settings.service import ServiceSettings
+
+T = TypeVar("T")
+SENT_BYTES_MAX = 64 * 1024
+"""How much is sent at once, so that also a slow client is seen to take it."""
+
+logger = logging.getLogger("dormouse.service")
+
+
+class ClientGone(Exception):
+    """Nobody reads the answer any more."""
+
+
+class Work(Protocol):
+    """What runs in a query's thread; see `dormouse.service.work`."""
+
+    planned_at: float | None
+
+    @property
+    def content_type(self) -> str: ...
+
+    def pieces(self) -> Iterator[Piece]: ...
+
+    def broken_off(self, problem: str) -> bytes:
+        """What is sent last when the answer breaks off; made while `pieces` may still run."""
+        ...
+
+
+class Runner:
+    """Runs the queries of one app, in threads of its own."""
+
+    def __init__(self, settings: ServiceSettings, metrics: Metrics) -> None:
+        self.settings = settings
+        self.metrics = metrics
+        self.slots = Slots(settings.queries_max, settings.queue_seconds_max)
+        self._threads = ThreadPoolExecutor(settings.queries_max, thread_name_prefix="dormouse-serve")
+        self._tidying: set[asyncio.Task[None]] = set()
+        metrics.running.set_function(lambda: self.slots.taken)
+        metrics.waiting.set_function(lambda: self.slots.waiting)
+
+    def in_thread(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+    def tidy(self, pending: asyncio.Future[Any] | None, pieces: Iterator[Piece]) -> None:
+        """Frees a query's slot as soon as its thread has ended; also when nobody waits for that."""
+        task = asyncio.get_running_loop().create_task(self._tidied(pending, pieces))
+        self._tidying.add(task)
+        task.add_done_callback(self._tidying.discard)
+
+    async def _tidied(self, pending: asyncio.Future[Any] | None, pieces: Any) -> None:
+        try:
+            if pending is not None:
+                await asyncio.wait({pending})
+                pending.exception()
+            await self.in_thread(pieces.close)
+        except Exception:
+            logger.exception("a query that was stopped did not end in order")
+        finally:
+            self.slots.give_back()
+
+    async def close(self) -> None:
+        """When no query runs any more."""
+        if self._tidying:
+            await asyncio.wait(set(self._tidying))
+        self._threads.shutdown(wait=False)
+
+
+class Answer(Response):
+    """The answer of one query: runs it when it is sent."""
+
+    def __init__(self, runner: Runner, kind: str, work: Work) -> None:
+        super().__init__()
+        self.runner = runner
+        self.kind = kind
+        self.work = work
+        self.rows = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the answer, or a problem document; leaves it unfinished when it fails on the way."""
+        connection = Sending(scope, send, self.runner.settings.client_stall_seconds_max)
+        gone = asyncio.ensure_future(_disconnected(receive))
+        outcome = "cut_off"
+        try:
+            outcome = await self._run(connection, gone)
+        except ClientGone:
+            outcome = "client_gone"
+        finally:
+            gone.cancel()
+            scope["state"]["rows"] = self.rows
+            metrics = self.runner.metrics
+            metrics.queries.labels(self.kind, outcome).inc()
+            metrics.rows.labels(self.kind).inc(self.rows)
+            metrics.bytes.labels(self.kind).inc(connection.byte_count)
+
+    async def _run(self, connection: Sending, gone: asyncio.Future[None]) -> str:
+        """The outcome, as metrics name it."""
+        try:
+            await self._admitted(gone)
+        except DormouseError as error:
+            await connection.send_problem(problem_of(error))
+            return "refused"
+        admitted_at = time.monotonic()
+        pieces = self.work.pieces()
+        pending: asyncio.Future[Any] | None = None
+        try:
+            deadline = admitted_at + self.runner.settings.seconds_max
+            while True:
+                pending = self.runner.in_thread(next, pieces, None)
+                piece = await _first(pending, gone, deadline)
+                if piece is None:
+                    break
+                if not connection.begun:
+                    self._observe(admitted_at)
+                    await connection.begin(self.work.content_type)
+                await connection.send_body(piece.data, deadline)
+                self.rows += piece.rows
+            await connection.end()
+        except ClientGone:
+            raise
+        except Exception as error:
+            return await self._failed(error, connection)
+        finally:
+            self.runner.tidy(pending, pieces)
+        self.runner.metrics.whole.labels(self.kind).observe(time.monotonic() - admitted_at)
+        return "answered"
+
+    async def _admitted(self, gone: asyncio.Future[None]) -> None:
+        slots = self.runner.slots
+        taking = asyncio.ensure_future(slots.take())
+        await asyncio.wait({taking, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not taking.done():
+            taking.cancel()
+            await asyncio.wait({taking})
+        if gone.done():
+            if not taking.cancelled() and taking.exception() is None:
+                slots.give_back()
+            raise ClientGone
+        taking.result()
+
+    def _observe(self, admitted_at: float) -> None:
+        metrics = self.runner.metrics
+        if self.work.planned_at is not None:
+            metrics.planning.labels(self.kind).observe(self.work.planned_at - admitted_at)
+        metrics.first_row.labels(self.kind).observe(time.monotonic() - admitted_at)
+
+    async def _failed(self, error: Exception, connection: Sending) -> str:
+        if isinstance(error, TimeoutError):
+            seconds = self.runner.settings.seconds_max
+            error = QueryTimeOver(f"the query took longer than the {seconds:g} s that are allowed")
+        if not isinstance(error, DormouseError):
+            logger.error("a query failed", exc_info=error)
+        problem = problem_of(error)
+        if connection.begun:
+            await connection.send_body(self.work.broken_off(problem.text))
+        else:
+            await connection.send_problem(problem)
+        return problem.kind
+
+
+class Sending:
+    """The way to one client."""
+
+    def __init__(self, scope: Scope, send: Send, stall_seconds_max: float) -> None:
+        self._scope = scope
+        self._send = send
+        self._stall_seconds_max = stall_seconds_max
+        self.begun = False
+        self.byte_count = 0
+
+    async def begin(self, content_type: str) -> None:
+        headers = [(b"content-type", content_type.encode("ascii")), (b"cache-control", b"no-store")]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        self.begun = True
+
+    async def send_body(self, data: Any, deadline: float | None = None) -> None:
+        """Raises ClientGone for a client that takes nothing, TimeoutError after the deadline."""
+        view = memoryview(data)
+        for start in range(0, len(view), SENT_BYTES_MAX):
+            part = bytes(view[start : start + SENT_BYTES_MAX])
+            seconds = self._stall_seconds_max
+            left = seconds if deadline is None else deadline - time.monotonic()
+            message = {"type": "http.response.body", "body": part, "more_body": True}
+            try:
+                await asyncio.wait_for(self._send(message), max(min(seconds, left), 0))
+            except TimeoutError:
+                if left < seconds:
+                    raise
+                self.abort()
+                raise ClientGone from None
+            self.byte_count += len(part)
+
+    async def end(self) -> None:
+        try:
+            last = {"type": "http.response.body", "body": b"", "more_body": False}
+            await asyncio.wait_for(self._send(last), self._stall_seconds_max)
+        except TimeoutError:
+            self.abort()
+            raise ClientGone from None
+
+    async def send_problem(self, problem: Problem) -> None:
+        async def nothing() -> Any: ...
+
+        await problem.response()(self._scope, nothing, self._send)
+
+    def abort(self) -> None:
+        """Drops the connection with what was not taken."""
+        connection = self._scope["state"].get("connection")
+        if connection is not None:
+            connection.abort()
+
+
+async def _first(wanted: asyncio.Future[T], gone: asyncio.Future[None], deadline: float) -> T:
+    """What is wanted, unless the client goes (ClientGone) or time is over (TimeoutError) before."""
+    seconds = max(deadline - time.monotonic(), 0)
+    both: set[asyncio.Future[Any]] = {wanted, gone}
+    await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    if gone.done():
+        raise ClientGone
+    if not wanted.done():
+        raise TimeoutError
+    return wanted.result()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,89 @@
+"""Who may ask: holders of the token, or this machine; and TLS."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import ssl
+from pathlib import Path
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from dormouse.errors import InvalidInput
+from dormouse.service.problems import MisdirectedRequest, Unauthorized, problem_of
+from dormouse.settings.service import is_loopback
+
+OPEN_PATHS = frozenset({"/health", "/docs", "/openapi.json"})
+"""What tells nothing of an instance."""
+
+
+class Guard:
+    """Lets requests with the token through; without a token, those that name this machine.
+
+    A page of another site that resolves to this machine names its own host (DNS rebinding).
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None, host: str) -> None:
+        self._app = app
+        self._authorization = None if token is None else f"bearer {token}".encode("ascii")
+        self._host = host.lower()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (refusal := self._refusal(scope)) is not None:
+            await problem_of(refusal).response()(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Exception | None:
+        if self._authorization is None:
+            host = _only(scope, b"host")
+            if host is None or not self._is_ours(host.decode("latin-1")):
+                return MisdirectedRequest("the header host names another host than this one")
+            return None
+        if scope["path"] in OPEN_PATHS or self._has_token(_only(scope, b"authorization")):
+            return None
+        return Unauthorized("give the service's token: Authorization: Bearer TOKEN")
+
+    def _has_token(self, given: bytes | None) -> bool:
+        scheme, _, token = (given or b"").partition(b" ")
+        found = scheme.lower() + b" " + token.strip()
+        return hmac.compare_digest(found, self._authorization or b"")
+
+    def _is_ours(self, host: str) -> bool:
+        name = host.lower()
+        name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+        return name == self._host or is_loopback(name)
+
+
+def _only(scope: Scope, name: bytes) -> bytes | None:
+    """A header that comes once; None when it is missing or comes again."""
+    found = [value for key, value in scope["headers"] if key == name]
+    return found[0] if len(found) == 1 else None
+
+
+def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """For a server, of TLS 1.2 and later; `InvalidInput` names the file that cannot be used."""
+    for what, path in (("certificate", certificate), ("key", key)):
+        try:
+            path.read_bytes()
+        except OSError as error:
+            raise InvalidInput(f"cannot read the TLS {what} {path}: {error.strerror}") from None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate, key, password=lambda: b"")
+    except (ssl.SSLError, ValueError) as error:
+        reason = getattr(error, "reason", None) or "it cannot be read"
+        raise InvalidInput(
+            f"the TLS certificate {certificate} and key {key} are not a PEM certificate and its key without "
+            f"a password: {str(reason).lower().replace('_', ' ')}"
+        ) from None
+    return context
+
+
+def shown_host(host: str) -> str:
+    """As it stands in a URL."""
+    try:
+        return f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
+    except ValueError:
+        return host

@@ -1,0 +1,104 @@
+"""The server: one process, one address, until SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from dormouse.errors import InstanceError
+from dormouse.instance import Instance
+from dormouse.service.app import create_app
+from dormouse.service.protocol import HEADER_BYTES_MAX, Protocol
+from dormouse.service.security import shown_host, tls_context
+from dormouse.settings.service import ServiceSettings
+
+KEEP_ALIVE_SECONDS_MAX = 65
+"""Longer than a load balancer's, which is the one to close."""
+
+CONNECTIONS_WAITING_MAX = 1_024
+
+
+class Server:
+    """Serves an instance; `run` does until `stop`, which a signal or another thread calls."""
+
+    def __init__(self, instance: Instance, settings: ServiceSettings) -> None:
+        """Raises `InvalidInput` for TLS files that cannot be used, `InstanceError` when it cannot listen."""
+        certificate, key = settings.tls_certificate, settings.tls_key
+        tls = tls_context(certificate, key) if certificate and key else None
+        self._socket = _listening(settings.host, settings.port)
+        port = self._socket.getsockname()[1]
+        self.url = f"{'https' if tls else 'http'}://{shown_host(settings.host)}:{port}"
+        config = uvicorn.Config(
+            create_app(instance, settings),
+            http=type("_Protocol", (Protocol,), {"request_seconds_max": settings.client_stall_seconds_max}),
+            loop="asyncio",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS_MAX,
+            timeout_graceful_shutdown=settings.shutdown_seconds_max,
+            h11_max_incomplete_event_size=HEADER_BYTES_MAX,
+        )
+        config.load()
+        config.ssl = tls
+        self._server = _Uvicorn(config)
+        # it complains of each answer that breaks off, which is logged as what it is
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+
+    def run(self, started: Callable[[str], object] = lambda url: None) -> None:
+        """Serves, after telling `started` the URL; returns when it was stopped."""
+        with self._socket, self._stopped_by_signals():
+            self._server.on_start = lambda: started(self.url)
+            self._server.run([self._socket])
+
+    def stop(self) -> None:
+        """Takes no more requests; what runs may go on for a while. A second time: at once."""
+        self._server.force_exit = self._server.should_exit
+        self._server.should_exit = True
+
+    @contextmanager
+    def _stopped_by_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, lambda *_: self.stop()) for number in numbers}
+        try:
+            yield
+        finally:
+            for number in numbers:
+                signal.signal(number, before[number])
+
+
+class _Uvicorn(uvicorn.Server):
+    """Without signal handlers of its own, which end a process by the signal that they caught."""
+
+    on_start: Callable[[], object] = staticmethod(lambda: None)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.on_start()
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        found = socket.create_server(address[:2], family=family, backlog=CONNECTIONS_WAITING_MAX)
+    except OSError as error:
+        raise InstanceError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    return found

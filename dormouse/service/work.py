@@ -1,0 +1,94 @@
+"""What a query's thread does: plans, reads, and writes the answer in pieces, within limits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from dormouse.service.formats import Format, pieces
+from dormouse.service.problems import AnswerTooLarge
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of an answer."""
+
+    data: bytes | pa.Buffer
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one answer; None: none."""
+
+    rows_max: int | None = None
+    bytes_max: int | None = None
+
+    def check(self, rows: int, byte_count: int) -> None:
+        """Raises `AnswerTooLarge`."""
+        if self.rows_max is not None and rows > self.rows_max:
+            raise AnswerTooLarge(
+                f"the answer has more than the {self.rows_max:,} rows that are allowed; ask for less, "
+                "or give a limit"
+            )
+        if self.bytes_max is not None and byte_count > self.bytes_max:
+            raise AnswerTooLarge(
+                f"the answer has more than the {self.bytes_max:,} bytes that are allowed; ask for less"
+            )
+
+
+@dataclass
+class QueryWork:
+    """One query: `open` plans it and gives its rows."""
+
+    open: Callable[[], pa.RecordBatchReader]
+    format: Format
+    limits: Limits
+    planned_at: float | None = None
+    """By the monotonic clock."""
+
+    @property
+    def content_type(self) -> str:
+        return self.format.content_type
+
+    def broken_off(self, problem: str) -> bytes:
+        return self.format.broken_off(problem)
+
+    def pieces(self) -> Iterator[Piece]:
+        """The answer; the first piece has rows, if there are any."""
+        rows = byte_count = 0
+        for piece in self._unlimited():
+            rows, byte_count = rows + piece.rows, byte_count + len(piece.data)
+            self.limits.check(rows, byte_count)
+            yield piece
+
+    def _unlimited(self) -> Iterator[Piece]:
+        reader = self.open()
+        self.planned_at = time.monotonic()
+        before = self.format.begin(reader.schema)
+        for batch in reader:
+            for part in pieces(batch):
+                data = self.format.rows(part)
+                yield Piece(before + data if before else data, part.num_rows)
+                before = b""
+        yield Piece(before + self.format.end())
+
+
+@dataclass
+class DocumentWork:
+    """One plan: `make` gives it as JSON."""
+
+    make: Callable[[], bytes]
+    planned_at: float | None = None
+    content_type = "application/json"
+
+    def broken_off(self, problem: str) -> bytes:
+        return b""
+
+    def pieces(self) -> Iterator[Piece]:
+        data = self.make()
+        self.planned_at = time.monotonic()
+        yield Piece(data)

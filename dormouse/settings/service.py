@@ -1,0 +1,128 @@
+"""The settings of the query service, from the environment; options of `dormouse serve` go before them."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from dormouse.errors import InvalidInput
+from dormouse.settings.process import PREFIX, Optional
+
+SERVICE_PREFIX = f"{PREFIX}SERVICE_"
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
+
+
+class ServiceSettings(BaseSettings):
+    """Each field is a variable with the prefix `DORMOUSE_SERVICE_`; built by `load_service_settings`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=SERVICE_PREFIX, frozen=True, extra="forbid", hide_input_in_errors=True
+    )
+
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """The address to listen on; others than loopback need a token."""
+
+    port: int = Field(default=8088, ge=0, le=65_535)
+    """The port to listen on; 0 takes one that is free."""
+
+    token: Annotated[str | None, Optional] = Field(default=None, repr=False)
+    """The bearer token that requests must have."""
+
+    token_file: Annotated[Path | None, Optional] = None
+    """A file with the token, in place of `token`."""
+
+    tls_certificate: Annotated[Path | None, Optional] = None
+    """The certificate, with its chain, as PEM: then the service speaks HTTPS."""
+
+    tls_key: Annotated[Path | None, Optional] = None
+    """The certificate's private key, as PEM without a password."""
+
+    queries_max: int = Field(default=16, ge=1, le=1_000)
+    """How many queries run at once; others wait."""
+
+    queue_seconds_max: float = Field(default=5, ge=0, allow_inf_nan=False)
+    """How long a query waits for others to end, before it is refused."""
+
+    rows_max: Annotated[int | None, Optional] = Field(default=None, ge=1)
+    """How many rows an answer may have; None: any number."""
+
+    bytes_max: Annotated[int | None, Optional] = Field(default=None, ge=1)
+    """How many bytes an answer may have as it is sent; None: any number."""
+
+    seconds_max: float = Field(default=300, gt=0, allow_inf_nan=False)
+    """How long a query may take until its last row is sent."""
+
+    body_bytes_max: int = Field(default=1024 * 1024, ge=1)
+    """How large the body of a request may be."""
+
+    client_stall_seconds_max: float = Field(default=60, gt=0, allow_inf_nan=False)
+    """How long a client may neither take nor send anything before it is cut off."""
+
+    shutdown_seconds_max: int = Field(default=20, ge=0)
+    """How long running queries may go on after SIGTERM."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.token is not None and self.token_file is not None:
+            raise ValueError("token and token_file contradict each other: give one")
+        if self.token is not None:
+            check_token(self.token, "token")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key go together: give both, or none")
+        if self.token is None and self.token_file is None and not is_loopback(self.host):
+            raise ValueError(
+                f"on {self.host} everybody could ask: give a token (token_file), or listen on 127.0.0.1"
+            )
+        return self
+
+    @property
+    def secret(self) -> str | None:
+        """The token, from wherever it comes; `InvalidInput` when its file has none."""
+        if self.token_file is None:
+            return self.token
+        try:
+            text = self.token_file.read_text("utf-8").strip()
+            check_token(text, "it")
+        except OSError as error:
+            raise InvalidInput(f"cannot read the token file {self.token_file}: {error.strerror}") from None
+        except ValueError:
+            raise InvalidInput(
+                f"the token file {self.token_file} has no token: one line of A-Z a-z 0-9 - . _ ~ + / ="
+            ) from None
+        return text
+
+
+def check_token(text: str, what: str) -> None:
+    """ValueError when it cannot stand in an `Authorization` header."""
+    if not _TOKEN.fullmatch(text):
+        raise ValueError(f"{what} must be of A-Z a-z 0-9 - . _ ~ + / and = at its end")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def load_service_settings(**overrides: Any) -> ServiceSettings:
+    """The settings of the environment, but for overrides that are not None; InvalidInput names bad ones."""
+    given = {name: value for name, value in overrides.items() if value is not None}
+    try:
+        return ServiceSettings(**given)
+    except ValidationError as error:
+        raise InvalidInput("; ".join(_problem(one) for one in error.errors())) from None
+
+
+def _problem(error: Any) -> str:
+    reason = str(error["msg"]).removeprefix("Value error, ")
+    if not error["loc"]:
+        return reason
+    name = str(error["loc"][0])
+    return f"the setting {name} ({SERVICE_PREFIX}{name.upper()}) is not valid: {reason}"
