@@ -78,17 +78,21 @@ class MetadataTable(StateTable):
         return self.jobs
 
     def partition_id(self, job: int) -> str:
-        """The id of the leaf of a number, without the tree."""
+        return self.path(job)[-1]
+
+    def path(self, leaf: int) -> list[str]:
+        """The ids of the partitions from the root down to the leaf of a number, without the tree."""
         # before a partition is divided, as many were divided as `divided` counts; its halves' ids count on
-        first, end, divided, partition_id = 0, self.jobs, 0, ROOT
+        first, end, divided, path = 0, self.jobs, 0, [ROOT]
         while end - first > 1:
             middle = (first + end + 1) // 2
-            if job < middle:
-                end, partition_id, divided = middle, f"0-{2 * divided}", divided + 1
+            if leaf < middle:
+                path.append(f"0-{2 * divided}")
+                end, divided = middle, divided + 1
             else:
-                partition_id = f"0-{2 * divided + 1}"
+                path.append(f"0-{2 * divided + 1}")
                 first, divided = middle, divided + middle - first
-        return partition_id
+        return path
 
     def keys(self, job: int) -> tuple[bytes, bytes]:
         return _key(job * KEYS_PER_LEAF), _key((job + 1) * KEYS_PER_LEAF - 1)

@@ -58,16 +58,20 @@ def test_the_store_reads_the_files_and_applies_the_jobs(
         tables, f"big_{layout}", LEAVES, 3, layout, claimed_leaves=2, full_leaves=1, above_leaves=4
     )
     opened = context(shared_supplier, tmp_path, table)
-    assert [leaf.partition_id for leaf in opened.partitions.leaf_rows(10**9)] == [table.partition_id(0)]
-    assert opened.partitions.count_above_leaves() == 4
+    full = opened.store.file_references_in([table.partition_id(0)])
+    assert sum(reference.row_count for reference in full) > table.record.properties.split_threshold_rows
+    divided = [node.partition_id for node in table.nodes() if node.children]
+    assert len(opened.store.file_references_in(divided)) == 4
     first, last = 5, 10
-    assert not any(reference.job_id for reference in opened.store.file_references_in([_leaf(table, last)]))
-    files = opened.store.files_in([_leaf(table, first)])
+    assert not any(
+        reference.job_id for reference in opened.store.file_references_in([table.partition_id(last)])
+    )
+    files = opened.store.files_in([table.partition_id(first)])
     assert sorted(file.filename for file in files) == sorted(table.inputs(first))
     assert {_keys(file) for file in files} == {(5_000, 5_999)}
     request = table.request(first)
     opened.store.replace_file_references([request])
-    assert [file.filename for file in opened.store.files_in([_leaf(table, first)])] == [
+    assert [file.filename for file in opened.store.files_in([table.partition_id(first)])] == [
         request.new_reference.filename if request.new_reference else ""
     ]
     counts = opened.store.counts()
@@ -78,10 +82,6 @@ def test_some_are_spread_over_the_whole() -> None:
     assert list(spread(10, 3)) == [0, 3, 6]
     assert list(spread(10, 0)) == []
     assert list(spread(3, 10)) == [0, 1, 2]
-
-
-def _leaf(table: MetadataTable, number: int) -> str:
-    return table.partition_id(number)
 
 
 def _keys(file: Any) -> tuple[Any, ...]:

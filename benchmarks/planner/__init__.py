@@ -1,0 +1,1 @@
+"""How long does it take to plan a query, and is the plan ever stale?"""

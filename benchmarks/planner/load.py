@@ -1,0 +1,200 @@
+"""Compactions, ingests and splits that go on while queries are planned, at a steady rate."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from threading import Event
+from typing import Any
+from uuid import uuid4
+
+from benchmarks.commits.together import apply_all
+from benchmarks.metadata_tables import KEYS_PER_LEAF, MetadataTable
+from benchmarks.planner.probes import Probe, keys_of, planned
+from benchmarks.state_tables import BYTES_PER_FILE, ROWS_PER_FILE
+from dormouse.commits.requests import AddFiles, AssignJobIds, CommitRequest, Envelope, ReplaceFileReferences
+from dormouse.commits.tables import Tables
+from dormouse.context import TableContext
+from dormouse.model.file_reference import (
+    AssignJobIdRequest,
+    FileReference,
+    FileWithReferences,
+    ReplaceFileReferencesRequest,
+)
+from dormouse.objects import open_store
+from dormouse.postgres import ConnectionSupplier
+
+BATCH = 100
+_SPLIT_SECONDS = 0.5
+
+
+class Load:
+    """Applies batches of compactions of random leaves; where nothing is left to compact, it ingests first.
+
+    After a batch a plan is made here and checked, and another by whoever is at the other end of `probes`.
+    """
+
+    def __init__(
+        self,
+        supplier: ConnectionSupplier,
+        context: TableContext,
+        table: MetadataTable,
+        probes: Connection,
+        stop: Event,
+    ) -> None:
+        self._table = table
+        self._context = context
+        self._tables = Tables(supplier)
+        self._tables.named([(table.record.table_id, "")])
+        self._probes = probes
+        self._stop = stop
+        self._random = random.Random(1)
+        numbers = list(range(table.leaves))
+        self._random.shuffle(numbers)
+        self._waiting = deque(numbers)
+        self._now: dict[int, FileReference] = {}
+        """The file of each leaf that was compacted."""
+        self._held: int | None = None
+        """The leaf that the other process looks at."""
+        self.facts = {"commits": 0, "splits": 0, "probes": 0, "stale": 0}
+
+    def run(self, per_second: int) -> dict[str, float]:
+        """Works until it is told to stop; gives what was done, and in how many seconds."""
+        self.facts = dict.fromkeys(self.facts, 0)
+        began = split_at = time.monotonic()
+        while not self._stop.is_set():
+            ahead = self.facts["commits"] / per_second - (time.monotonic() - began)
+            if ahead > 0:
+                time.sleep(ahead)
+            self.batch()
+            if time.monotonic() > split_at:
+                self.split()
+                split_at += _SPLIT_SECONDS
+        return {**self.facts, "seconds": time.monotonic() - began}
+
+    def batch(self) -> None:
+        """Some compactions as the committer applies them, and plans that are checked."""
+        self._look(self._compact([self._next() for _ in range(min(BATCH, self._table.leaves // 4))]))
+
+    def _next(self) -> int:
+        leaf = self._waiting.popleft()
+        if leaf == self._held:
+            self._waiting.append(leaf)
+            leaf = self._waiting.popleft()
+        self._waiting.append(leaf)
+        return leaf
+
+    def _compact(self, leaves: Sequence[int]) -> list[Probe]:
+        """One batch as the committer applies it; before it, an ingest and new jobs where there are none."""
+        again = {leaf: self._ingested(leaf) for leaf in leaves if leaf in self._now}
+        requests = [self._job(leaf, again.get(leaf)) for leaf in leaves]
+        if again:
+            added = tuple(file for files in again.values() for file in files)
+            self._apply([AddFiles(commit_id=str(uuid4()), table=self._table.record.name, files=added)])
+            claims = tuple(
+                AssignJobIdRequest(
+                    job_id=request.job_id,
+                    partition_id=request.partition_id,
+                    filenames=request.input_filenames,
+                )
+                for leaf, request in zip(leaves, requests, strict=True)
+                if leaf in again
+            )
+            self._apply(
+                [AssignJobIds(commit_id=str(uuid4()), table=self._table.record.name, requests=claims)]
+            )
+        self._apply(
+            [
+                ReplaceFileReferences(
+                    commit_id=str(uuid4()), table=self._table.record.name, requests=(request,)
+                )
+                for request in requests
+            ]
+        )
+        self.facts["commits"] += len(requests)
+        probes = []
+        for leaf, request in zip(leaves, requests, strict=True):
+            if request.new_reference is None:
+                raise RuntimeError("a compaction without a new file")
+            self._now[leaf] = request.new_reference
+            probes.append(Probe(leaf, request.new_reference.filename, request.input_filenames))
+        return probes
+
+    def _job(self, leaf: int, ingested: Sequence[FileWithReferences] | None) -> ReplaceFileReferencesRequest:
+        request = self._table.request(leaf)
+        if ingested is None or request.new_reference is None or request.new_file is None:
+            return request
+        job_id = str(uuid4())
+        name = f"{self._table.record.object_prefix}{job_id}/{request.partition_id}.parquet"
+        reference = replace(request.new_reference, filename=name)
+        return replace(
+            request,
+            job_id=job_id,
+            input_filenames=(self._now[leaf].filename, *(file.filename for file in ingested)),
+            new_reference=reference,
+            new_file=replace(request.new_file, filename=name, references=(reference,)),
+        )
+
+    def _ingested(self, leaf: int) -> list[FileWithReferences]:
+        """As many new files that the leaf has as many as at first."""
+        partition_id, (min_key, max_key) = self._table.partition_id(leaf), self._table.keys(leaf)
+        files = []
+        for _ in range(self._table.files_per_job - 1):
+            name = f"{self._table.record.object_prefix}{uuid4()}/{partition_id}.parquet"
+            reference = FileReference(filename=name, partition_id=partition_id, row_count=ROWS_PER_FILE)
+            files.append(
+                FileWithReferences(
+                    filename=name,
+                    references=(reference,),
+                    byte_count=BYTES_PER_FILE,
+                    row_count=ROWS_PER_FILE,
+                    min_key=min_key,
+                    max_key=max_key,
+                )
+            )
+        return files
+
+    def split(self) -> None:
+        """Divides the leaf that was compacted last, which nothing is ingested into any more."""
+        leaf = self._waiting.pop()
+        if leaf == self._held:
+            self._waiting.appendleft(leaf)
+            return
+        middle = leaf * KEYS_PER_LEAF + KEYS_PER_LEAF // 2
+        self._context.partitions.split(self._table.partition_id(leaf), middle)
+        self.facts["splits"] += 1
+        self._check(Probe(leaf, self._now[leaf].filename, ()))
+
+    def _check(self, probe: Probe) -> None:
+        self.facts["probes"] += 1
+        plan = planned(self._context, keys_of(probe.leaf, self._random.randrange(KEYS_PER_LEAF)))
+        self.facts["stale"] += probe.is_stale(plan.filenames)
+
+    def _look(self, probes: Sequence[Probe]) -> None:
+        here, there = self._random.sample(probes, 2)
+        self._check(here)
+        if self._held is not None and self._probes.poll():
+            self._probes.recv()
+            self._held = None
+        if self._held is None:
+            self._held = there.leaf
+            self._probes.send(there)
+
+    def _apply(self, requests: Sequence[CommitRequest]) -> None:
+        apply_all(self._tables, [Envelope(request, self._table.record.table_id) for request in requests])
+
+
+@contextmanager
+def load(dsn: str, objects: str, table: MetadataTable, probes: Connection, stop: Any) -> Iterator[Load]:
+    supplier = ConnectionSupplier(dsn, connections_max=2)
+    try:
+        yield Load(
+            supplier, TableContext(dsn, supplier, open_store(objects), table.record), table, probes, stop
+        )
+    finally:
+        supplier.close()

@@ -1,0 +1,147 @@
+"""The process that plans, and is measured; beside it, in turns, the bare SQL of a plan and `select 1`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import monotonic, perf_counter
+from typing import Any
+
+import psycopg
+
+from benchmarks.metadata_tables import KEYS_PER_LEAF, MetadataTable
+from benchmarks.planner.probes import keys_of, planned
+from dormouse.context import TableContext
+from dormouse.objects import open_store
+from dormouse.postgres import ConnectionSupplier
+
+RANGE_LEAVES = 10
+_LOOK_UP = (
+    "select r.filename, f.min_key, f.max_key, f.byte_count from {references} r "
+    "join {files} f using (file_id) where r.partition_id = any(%s)"
+)
+
+Milliseconds = list[float]
+
+
+class Planning:
+    """Plans queries of random keys. Answers probes whenever there is one."""
+
+    def __init__(self, dsn: str, objects: str, table: MetadataTable, probes: Connection) -> None:
+        self._dsn = dsn
+        self._objects = objects
+        self._table = table
+        self._probes = probes
+        self._random = random.Random(2)
+        self._bare = psycopg.connect(dsn, autocommit=True, prepare_threshold=0)
+        own = {name: f"{name}_{table.record.table_id}" for name in ("file_reference", "file")}
+        self._look_up = _LOOK_UP.format(references=own["file_reference"], files=own["file"])
+        self._opened: tuple[ConnectionSupplier, TableContext] | None = None
+        self._probed = [0, 0]
+
+    def close(self) -> None:
+        self._close()
+        self._bare.close()
+
+    def new_instances(self, count: int) -> Milliseconds:
+        """The first plan, of one key, of so many instances, each with a connection to open. One stays."""
+        found = []
+        for _ in range(count):
+            self._close()
+            ranges = self._key()
+            began = perf_counter()
+            planned(self.context(), ranges)
+            found.append(1_000 * (perf_counter() - began))
+        return found
+
+    def keys(self, seconds: float, at_least: int) -> dict[str, Milliseconds]:
+        """Plans of one key, the look-up of the same partitions in SQL, and `select 1`, in turns."""
+        found: dict[str, Milliseconds] = {"plan": [], "look_up": [], "select_1": []}
+        for leaf in self._leaves(seconds, at_least):
+            found["plan"].append(self._timed(leaf))
+            began = perf_counter()
+            self._bare.execute(self._look_up, (self._table.path(leaf),), binary=True).fetchall()
+            found["look_up"].append(1_000 * (perf_counter() - began))
+            began = perf_counter()
+            self._bare.execute("select 1").fetchall()
+            found["select_1"].append(1_000 * (perf_counter() - began))
+        return found
+
+    def ranges(self, seconds: float, at_least: int) -> Milliseconds:
+        """Plans of the keys of ten leaves."""
+        last = self._table.leaves - RANGE_LEAVES
+        return [self._timed(min(leaf, last), RANGE_LEAVES) for leaf in self._leaves(seconds, at_least)]
+
+    def scans(self, count: int) -> dict[str, Any]:
+        """Plans of the whole table: until the first group of files, and until the last."""
+        found: dict[str, Any] = {"first": [], "whole": [], "scans": 0}
+        for _ in range(count):
+            plan = planned(self.context(), keys_of(0, 0, self._table.leaves))
+            found["first"].append(1_000 * plan.first)
+            found["whole"].append(1_000 * plan.whole)
+            found["scans"] = len(plan.filenames)
+            self._answer()
+        return found
+
+    def memory(self) -> dict[str, int]:
+        """Resident bytes of this process: now, and at the most."""
+        lines = Path("/proc/self/status").read_text("utf-8").splitlines()
+        found = dict(line.split(":", 1) for line in lines if line.startswith("Vm"))
+        return {
+            name: 1_024 * int(found[key].split()[0]) for name, key in (("now", "VmRSS"), ("most", "VmHWM"))
+        }
+
+    def probed(self) -> tuple[int, int]:
+        """How many probes were answered so far, and how many of them were stale."""
+        self._answer()
+        return self._probed[0], self._probed[1]
+
+    def _timed(self, leaf: int, leaves: int = 0) -> float:
+        ranges = self._key(leaf) if not leaves else keys_of(leaf, 0, leaves)
+        return 1_000 * planned(self.context(), ranges).whole
+
+    def _leaves(self, seconds: float, at_least: int) -> Iterator[int]:
+        """Random leaves, for a time and for a count."""
+        until, number = monotonic() + seconds, 0
+        while number < at_least or monotonic() < until:
+            self._answer()
+            yield self._random.randrange(self._table.leaves)
+            number += 1
+
+    def _answer(self) -> None:
+        """Plans what the load asks about, and tells it that it may go on with the leaf."""
+        if not self._probes.poll():
+            return
+        probe = self._probes.recv()
+        plan = planned(self.context(), self._key(probe.leaf))
+        self._probed[0] += 1
+        self._probed[1] += probe.is_stale(plan.filenames)
+        self._probes.send(None)
+
+    def _key(self, leaf: int | None = None) -> Any:
+        leaf = self._random.randrange(self._table.leaves) if leaf is None else leaf
+        return keys_of(leaf, self._random.randrange(KEYS_PER_LEAF))
+
+    def context(self) -> TableContext:
+        if self._opened is None:
+            supplier = ConnectionSupplier(self._dsn, connections_max=2)
+            context = TableContext(self._dsn, supplier, open_store(self._objects), self._table.record)
+            self._opened = supplier, context
+        return self._opened[1]
+
+    def _close(self) -> None:
+        if self._opened is not None:
+            self._opened[0].close()
+            self._opened = None
+
+
+@contextmanager
+def planning(dsn: str, objects: str, table: MetadataTable, probes: Connection) -> Iterator[Planning]:
+    made = Planning(dsn, objects, table, probes)
+    try:
+        yield made
+    finally:
+        made.close()

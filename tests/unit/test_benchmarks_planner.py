@@ -1,0 +1,96 @@
+"""The pure parts of the benchmark of the planner, and its probes on a small table."""
+
+from __future__ import annotations
+
+from multiprocessing import Pipe
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from benchmarks.metadata_tables import KEYS_PER_LEAF, metadata_table
+from benchmarks.planner.__main__ import parse
+from benchmarks.planner.experiment import _named
+from benchmarks.planner.load import Load, load
+from benchmarks.planner.planning import planning
+from benchmarks.planner.probes import Probe, keys_of
+from benchmarks.planner.remote import remote
+from benchmarks.planner.report import table as as_table
+from benchmarks.state_tables import open_tables
+from dormouse.model.region import Range
+from dormouse.postgres import ConnectionSupplier
+
+PROBE = Probe(3, "new", ("old_1", "old_2"))
+
+
+@pytest.mark.parametrize(
+    ("filenames", "stale"), [(["new", "x"], False), (["x"], True), (["new", "old_2"], True)]
+)
+def test_a_plan_without_the_new_file_or_with_an_old_one_is_stale(filenames: list[str], stale: bool) -> None:
+    assert PROBE.is_stale(filenames) is stale
+
+
+def test_keys_are_those_of_leaves() -> None:
+    at = 7 * KEYS_PER_LEAF
+    assert keys_of(7, 3)["key"] == (Range(at + 3, at + 3, max_inclusive=True),)
+    assert keys_of(7, 0, 10)["key"] == (Range(at, at + 10 * KEYS_PER_LEAF),)
+
+
+def test_a_figure_is_named_by_size_then_by_load() -> None:
+    assert _named("plan_p99_ms", "132k") == "plan_p99_ms_132k"
+    assert _named("plan_p99_ms_under_load", "132k") == "plan_p99_ms_132k_under_load"
+
+
+def test_the_table_shows_what_was_measured() -> None:
+    shown = as_table(
+        {
+            "files_per_leaf": 10,
+            "stale_reads": 0,
+            "probes": 7,
+            "plan_p50_ms_132k": 1.5,
+            "plan_p99_ms_132k": 4.25,
+        }
+    )
+    assert "1.5  4.25" in shown
+    assert "stale plans: 0 of 7" in shown
+    assert "first plan" not in shown
+
+
+def test_what_fails_in_another_process_fails_here() -> None:
+    with remote(open, "/nowhere/at/all") as other, pytest.raises(RuntimeError, match="FileNotFoundError"):
+        other.call("read")
+
+
+def test_plans_are_checked_while_leaves_are_compacted_ingested_and_split(
+    shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path
+) -> None:
+    dsn, _ = shared_supplier
+    objects, (here, there), stop = str(tmp_path / "objects"), Pipe(), Event()
+    with open_tables(dsn, objects) as tables:
+        table = metadata_table(tables, "planned", 40, 3, claimed_leaves=40)
+    with planning(dsn, objects, table, here) as planner, load(dsn, objects, table, there, stop) as committer:
+        planner.new_instances(1)
+        for _ in range(6):
+            _one_round(committer)
+            planner.keys(0, 5)
+        facts = committer.facts
+        assert facts["commits"] == 60
+        assert facts["splits"] == 6
+        assert facts["probes"] == 12
+        assert facts["stale"] == 0
+        count, stale = planner.probed()
+        assert (count, stale) == (6, 0)
+        # of each leaf that was divided, the one file is read in both halves
+        assert planner.scans(1)["scans"] == 40 + 6
+
+
+def _one_round(committer: Load) -> None:
+    committer.batch()
+    committer.split()
+
+
+def test_a_plot_that_cannot_be_drawn_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["--plot", "figure.txt"])
+    assert ended.value.code == 2
+    assert "must end in .svg or .png" in capsys.readouterr().err
