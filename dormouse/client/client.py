@@ -63,7 +63,9 @@ class Client:
             check_table_name(name)
         except InvalidName:
             raise TableNotFound(f"table {name!r} does not exist") from None
-        return RemoteTable(self, self._http, self._http.json("GET", _path(name)))
+        found = RemoteTable(self, self._http, name)
+        found.describe()
+        return found
 
     def tables(self) -> list[RemoteTable]:
         """All tables, by name."""
@@ -84,15 +86,29 @@ class Client:
 class RemoteTable:
     """One table of an instance, read by way of its query service."""
 
-    def __init__(self, client: Client, http: Http, described: Mapping[str, Any]) -> None:
+    def __init__(self, client: Client, http: Http, name: str) -> None:
+        self.name = name
         self._client = client
         self._http = http
-        self.name: str = described["name"]
-        self.schema = Schema.from_json(described["schema"])
-        self.properties = TableProperties(**described["properties"])
+        self._described: tuple[Schema, TableProperties] | None = None
 
     def __repr__(self) -> str:
         return f"RemoteTable({self.name!r})"
+
+    @property
+    def schema(self) -> Schema:
+        return self.describe()[0]
+
+    @property
+    def properties(self) -> TableProperties:
+        return self.describe()[1]
+
+    def describe(self) -> tuple[Schema, TableProperties]:
+        """The schema and properties, which the service is asked for once; `TableNotFound`."""
+        if self._described is None:
+            found = self._http.json("GET", _path(self.name))
+            self._described = Schema.from_json(found["schema"]), TableProperties(**found["properties"])
+        return self._described
 
     def query(
         self,
@@ -121,7 +137,7 @@ class RemoteTable:
 
     def status(self) -> TableStatus:
         """What the table consists of now."""
-        found = self._http.json("GET", _path(self.name))["status"]
+        found = self._http.json("GET", f"{_path(self.name)}?counts=true")["counts"]
         return TableStatus(**{name: found[name] for name in TableStatus.__dataclass_fields__})
 
 
