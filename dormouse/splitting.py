@@ -23,9 +23,10 @@ from dormouse.errors import (
     PartitionNotActive,
     SplitRequestsFailed,
 )
-from dormouse.model.file_reference import FileReference, SplitFileReferenceRequest
+from dormouse.model.file_reference import SplitFileReferenceRequest
 from dormouse.model.keys import KeyValue
 from dormouse.model.partition_tree import PartitionTree, Split
+from dormouse.partitions.leaves import rows_to_split
 
 logger = logging.getLogger(__name__)
 
@@ -62,12 +63,19 @@ def split(context: TableContext, *, progress: Progress | None = None) -> SplitRe
 
 
 def _divide_full_leaves(context: TableContext, progress: Progress) -> Iterator[DividedPartition]:
-    full = context.partitions.leaf_rows(context.properties.split_threshold_rows)
-    for done, leaf in enumerate(full, 1):
-        divided = _divide(context, leaf.partition_id)
-        if divided is not None:
-            yield divided
-        progress(done, len(full))
+    partitions = context.partitions
+    full = partitions.look_for_full_leaves()
+    for done, leaf in enumerate(partitions.full_leaves(), 1):
+        try:
+            divided = _divide(context, leaf.partition_id)
+        except (InvalidData, ObjectNotFound) as error:
+            # a file may also have been compacted and collected meanwhile
+            logger.warning("partition %s is not divided in this round: %s", leaf.partition_id, error)
+        else:
+            partitions.settle(leaf)
+            if divided is not None:
+                yield divided
+        progress(done, max(done, full))
 
 
 def _divide(context: TableContext, partition_id: str) -> DividedPartition | None:
@@ -84,19 +92,14 @@ def _divide(context: TableContext, partition_id: str) -> DividedPartition | None
 
 
 def _split_point(context: TableContext, partition_id: str) -> Split | None:
-    properties, leaf = context.properties, context.partitions.tree()[partition_id]
+    leaf = context.partitions.tree()[partition_id]
     references = context.store.file_references_in([partition_id])
     sketches = LeafSketches(context.objects, context.schema, leaf, references)
-    try:
-        rows = sketches.row_count()
-        if rows < max(properties.split_threshold_rows, properties.split_min_rows):
-            logger.debug("partition %s has about %d rows and is not divided", partition_id, rows)
-            return None
-        found = sketches.split_point()
-    except (InvalidData, ObjectNotFound) as error:
-        # a file may also have been compacted and collected meanwhile
-        logger.warning("partition %s is not divided in this round: %s", partition_id, error)
+    rows = sketches.row_count()
+    if rows < rows_to_split(context.properties):
+        logger.debug("partition %s has about %d rows and is not divided", partition_id, rows)
         return None
+    found = sketches.split_point()
     if found is None:
         logger.debug("partition %s has %d rows with one key and cannot be divided", partition_id, rows)
     return found
@@ -104,17 +107,11 @@ def _split_point(context: TableContext, partition_id: str) -> Split | None:
 
 def _push_down(context: TableContext) -> int:
     """Moves each unassigned reference of a divided partition to the children; gives how many."""
-    arrived: set[tuple[str, str]] = set()
     pushed = 0
     requests = context.partitions.references_above_leaves()
     while batch := list(islice(requests, BATCH_REFERENCES)):
         tree = context.partitions.tree()
-        # what this round has brought to a divided partition goes on in the next
-        due = [r for r in batch if _key(r.old_reference) not in arrived]
-        done = _apply(context, [_with_shares(context, tree, r) for r in due])
-        pushed += len(done)
-        new = (reference for request in done for reference in request.new_references)
-        arrived.update(_key(reference) for reference in new if not tree[reference.partition_id].is_leaf)
+        pushed += len(_apply(context, [_with_shares(context, tree, request) for request in batch]))
     return pushed
 
 
@@ -146,10 +143,6 @@ def _with_shares(
     rows = round(old.row_count * share)
     shares = (replace(left, row_count=rows), replace(right, row_count=old.row_count - rows))
     return replace(request, new_references=shares)
-
-
-def _key(reference: FileReference) -> tuple[str, str]:
-    return reference.partition_id, reference.filename
 
 
 def _silent(done: int, of: int) -> None:

@@ -17,6 +17,7 @@ from dormouse.files.own_tables import OwnTables
 from dormouse.files.parameters import reference_from_row
 from dormouse.files.watermarks import Purpose, look, looking
 from dormouse.model.file_reference import SplitFileReferenceRequest
+from dormouse.model.properties import TableProperties
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
@@ -44,6 +45,11 @@ class FullLeaf:
     marks: tuple[int, ...]
 
 
+def rows_to_split(properties: TableProperties) -> int:
+    """How many rows a leaf has that is to be split."""
+    return max(properties.split_threshold_rows, properties.split_min_rows)
+
+
 class Leaves:
     """The leaves of one table, and the references above them."""
 
@@ -60,12 +66,12 @@ class Leaves:
         """Those of some leaves that have files."""
         return [LeafRows(*row) for row in self._rows("row_counts_in", partition_ids=list(partition_ids))]
 
-    def look_for_full_leaves(self, row_count_min: int) -> int:
-        """Marks the leaves that have so many rows; gives how many.
+    def look_for_full_leaves(self) -> int:
+        """Marks the leaves that have so many rows that they are to be split; gives how many.
 
         Looks at those that have changed since the last time, or are marked; once a day at all.
         """
-        values = {"row_count_min": row_count_min}
+        values = {"row_count_min": rows_to_split(self._table.properties)}
         return int(self._look("splits", "look_for_full_leaves", values))
 
     def full_leaves(self) -> Iterator[FullLeaf]:
@@ -99,8 +105,9 @@ class Leaves:
         till = self._look("pushes", "look_for_references_above", {})
         after: tuple[str, UUID] = ("", UUID(int=0))
         while True:
-            where = {"after_partition": after[0], "after_file": after[1]}
-            page = self._rows("references_above", **where, till=till, limit=PAGE_ROWS)
+            page = self._rows(
+                "references_above", after_partition=after[0], after_file=after[1], till=till, limit=PAGE_ROWS
+            )
             if not page:
                 return
             for file_id, left_id, right_id, *columns in page:

@@ -91,14 +91,16 @@ def _state(supplier: Supplier, table: TableRecord) -> str | None:
     """What is to be split of a table, as a short text that differs when it does; None: nothing."""
     partitions = PartitionStore(supplier, table)
     try:
-        full = partitions.leaf_rows(table.properties.split_threshold_rows)
+        full = partitions.look_for_full_leaves()
         above = partitions.count_above_leaves()
+        if not full and not above:
+            return None
+        digest = hashlib.sha256(f"{above}".encode())
+        for leaf in partitions.full_leaves():
+            digest.update(f" {leaf.partition_id} {leaf.row_count}".encode())
+        return digest.hexdigest()[:16]
     except TableNotFound:
         return None
     except Exception:
         logger.exception("table %s is not looked at in this round", table.name, extra={"table": table.name})
         return None
-    if not full and not above:
-        return None
-    text = f"{above} {[(leaf.partition_id, leaf.row_count) for leaf in full]}"
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -149,14 +149,14 @@ def test_a_table_that_cannot_be_asked_holds_up_no_other(
 ) -> None:
     table(instance, "a", 2_000)
     table(instance, "b", 2_000)
-    real = PartitionStore.leaf_rows
+    real = PartitionStore.look_for_full_leaves
 
-    def leaf_rows(self: PartitionStore, least: int) -> Any:
+    def look_for_full_leaves(self: PartitionStore) -> int:
         if self._table.name == "a":
             raise RuntimeError("broken")
-        return real(self, least)
+        return real(self)
 
-    monkeypatch.setattr(PartitionStore, "leaf_rows", leaf_rows)
+    monkeypatch.setattr(PartitionStore, "look_for_full_leaves", look_for_full_leaves)
     assert call()["tables"] == 1
     assert "table a is not looked at in this round" in caplog.text
 
