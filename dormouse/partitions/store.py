@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
 import psycopg
 
 from dormouse.errors import InvalidKey, InvalidRange, PartitionNotActive, PartitionNotFound, TableNotFound
-from dormouse.files.layout import composed
-from dormouse.files.own_tables import OwnTables, dropped_tables
-from dormouse.files.parameters import reference_from_row
-from dormouse.model.file_reference import SplitFileReferenceRequest, is_text
+from dormouse.files.own_tables import dropped_tables
+from dormouse.model.file_reference import is_text
 from dormouse.model.keys import KeyValue
 from dormouse.model.partition_tree import (
     Partition,
@@ -24,6 +21,7 @@ from dormouse.model.partition_tree import (
 )
 from dormouse.model.region import Range
 from dormouse.model.table import TableRecord
+from dormouse.partitions.leaves import Leaves
 from dormouse.partitions.rows import partition_from_row, partition_values
 from dormouse.partitions.tree_cache import TreeCache
 from dormouse.partitions.trees import CHANGES_MAX, TreeReader
@@ -31,27 +29,15 @@ from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import run_transaction
 
-PAGE_ROWS = 10_000
 WALK_NODES_MAX = 2_000
 _QUERIES = load(__package__ or "", "store")
 
 
-@dataclass(frozen=True, slots=True)
-class LeafRows:
-    """A leaf's rows as its references tell: in all, and those counted exactly."""
-
-    partition_id: str
-    row_count: int
-    exact_row_count: int
-
-
-class PartitionStore:
+class PartitionStore(Leaves):
     """The partitions of one table."""
 
     def __init__(self, supplier: Supplier, table: TableRecord, trees: TreeCache | None = None) -> None:
-        self._supplier = supplier
-        self._table = table
-        self._own = OwnTables(supplier, table)
+        super().__init__(supplier, table)
         self._schema = table.schema
         self._trees = TreeCache() if trees is None else trees
         self._reader = TreeReader(table)
@@ -153,27 +139,6 @@ class PartitionStore:
             return work(conn)
         return run_transaction(self._supplier, work, operation="split partition")
 
-    def leaf_rows(self, row_count_min: int) -> list[LeafRows]:
-        """The leaves that have at least so many rows."""
-        return [LeafRows(*row) for row in self._rows("row_counts", row_count_min=row_count_min)]
-
-    def count_above_leaves(self) -> int:
-        """How many references `references_above_leaves` would give now."""
-        return int(self._rows("count_above_leaves")[0][0])
-
-    def references_above_leaves(self) -> Iterator[SplitFileReferenceRequest]:
-        """How to push down, by one level, the unassigned references of partitions that were divided."""
-        after = ("", "")
-        while True:
-            values = {"after_partition": after[0], "after_filename": after[1], "limit": PAGE_ROWS}
-            rows = self._rows("references_above_leaves", **values)
-            if not rows:
-                return
-            for left_id, right_id, *columns in rows:
-                reference = reference_from_row(columns)
-                after = (reference.partition_id, reference.filename)
-                yield SplitFileReferenceRequest.split_to_children(reference, left_id, right_id)
-
     def _divided(
         self, conn: psycopg.Connection[Any], partition_id: str, split: Split, epoch: int
     ) -> tuple[Partition, Partition, Partition]:
@@ -209,14 +174,3 @@ class PartitionStore:
     def _execute(self, conn: psycopg.Connection[Any], name: str, **values: Any) -> psycopg.Cursor[Any]:
         with dropped_tables(self._table):
             return conn.execute(_QUERIES[name].on(), {**values, "table_id": self._table.table_id})
-
-    def _rows(self, name: str, **values: Any) -> list[Any]:
-        """Of a query on the table's own tables."""
-        key = {**values, "table_id": self._table.table_id}
-
-        def answer() -> list[Any]:
-            query = composed(_QUERIES[name], self._own.names)
-            with self._supplier.connection() as conn:
-                return conn.execute(query, key).fetchall()
-
-        return self._own.following(answer)

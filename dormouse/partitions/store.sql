@@ -34,31 +34,3 @@ from (
 select partition_id, parent_id, min_keys, max_keys, split_key, split_point, left_id, right_id
 from partition
 where table_id = %(table_id)s and partition_id = %(partition_id)s;
-
--- name: row_counts
--- The rows of each leaf as its references tell, those known exactly, and whether all are.
-select r.partition_id, sum(r.row_count)::bigint as row_count,
-    coalesce(sum(r.row_count) filter (where not r.count_approximate), 0)::bigint as exact_row_count
-from {file_reference} r
-join partition p on p.table_id = %(table_id)s and p.partition_id = r.partition_id and p.sealed_epoch is null
-group by r.partition_id
-having sum(r.row_count) >= %(row_count_min)s
-order by r.partition_id;
-
--- name: references_above_leaves
--- References of partitions that were divided, with the children: to be pushed down one level.
-select p.left_id, p.right_id, r.filename, r.partition_id, r.row_count, r.job_id, r.last_updated,
-    r.count_approximate, r.only_contains_data_for_this_partition
-from partition p
-join {file_reference} r on r.partition_id = p.partition_id
-where p.table_id = %(table_id)s and p.sealed_epoch is not null and r.job_id is null
-    and (p.partition_id, r.filename) > (%(after_partition)s, %(after_filename)s)
-order by p.partition_id, r.filename
-limit %(limit)s;
-
--- name: count_above_leaves
--- How many references of partitions that were divided wait to be pushed down.
-select count(*)
-from partition p
-join {file_reference} r on r.partition_id = p.partition_id
-where p.table_id = %(table_id)s and p.sealed_epoch is not null and r.job_id is null;
