@@ -77,7 +77,7 @@ def partition_tree(
             child = tree[child_id]
             shown += child.is_leaf
             if shown > leaves_max:
-                node.add(f"… {len(tree.leaves)} leaves in all")
+                node.add(f"… {tree.leaf_count} leaves in all")
                 return picture
             assert partition.split is not None  # noqa: S101 it has children
             where = f"{partition.split.field} {sign} {partition.split.point!r}"

@@ -52,8 +52,9 @@ def _write(
     context: TableContext, attempt: WriteAttempt, source: Source, progress: Progress, memory_bytes: int
 ) -> list[FileWithReferences]:
     lookup = LeafLookup(context.partitions.tree())
-    ids = [leaf.partition_id for leaf in lookup.leaves]
-    writer = LeafFiles(context.objects, context.schema, context.properties, ids, attempt.object_name)
+    writer = LeafFiles(
+        context.objects, context.schema, context.properties, lookup.leaf_ids, attempt.object_name
+    )
     rows = 0
     with writer.sorter(memory_bytes) as sorter:
         for batch in source.batches:

@@ -7,29 +7,49 @@ one vectorised step a level. A tree split on one field alone needs no descent: t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from dormouse.data.ranks import rank
-from dormouse.model.keys import KeyValue
-from dormouse.model.partition_tree import Partition, PartitionTree
+from dormouse.model.partition_tree import PartitionTree
 
 Ints = npt.NDArray[np.int32]
+
+
+class LeafIds(Sequence[str]):
+    """The ids of the leaves, left before right, as two buffers rather than as so many strings."""
+
+    def __init__(self, ids: pa.StringArray) -> None:
+        self._ids = ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @overload
+    def __getitem__(self, position: int) -> str: ...
+    @overload
+    def __getitem__(self, position: slice) -> LeafIds: ...
+    def __getitem__(self, position: int | slice) -> str | LeafIds:
+        if isinstance(position, slice):
+            return LeafIds(self._ids[position])
+        return str(self._ids[position])
 
 
 class LeafLookup:
     """The leaves of a tree, and for rows their positions among them. Can be pickled."""
 
     def __init__(self, tree: PartitionTree) -> None:
-        self.leaves: tuple[Partition, ...] = tree.leaves
-        self._nodes = _Nodes(tree)
+        leaves = list(tree.leaf_nodes())
+        self.leaf_ids = LeafIds(pa.array(map(tree.node_id, leaves), pa.large_string()))
+        self._nodes = _Nodes(tree, leaves)
 
     def indexes(self, batch: pa.RecordBatch | pa.Table) -> pa.Int32Array:
-        """For each row, the position of its leaf in `leaves`.
+        """For each row, the position of its leaf in `leaf_ids`.
 
         The batch needs the row keys that the tree is split on, in their Arrow types (as `conform` gives them,
         or large, view or dictionary forms) and without nulls.
@@ -40,19 +60,31 @@ class LeafLookup:
 class _Nodes:
     """The tree as arrays; leaves are the numbers ~0, ~1, … so that a child says by its sign what it is."""
 
-    def __init__(self, tree: PartitionTree) -> None:
-        inner = [p for p in tree if p.split is not None]
-        numbers = {p.partition_id: number for number, p in enumerate(inner)}
-        numbers |= {p.partition_id: ~position for position, p in enumerate(tree.leaves)}
-        self.root = numbers[tree.root.partition_id]
-        self.points = _points_by_field(inner)
-        fields = list(self.points)
-        ranks = {name: {v: i for i, v in enumerate(points)} for name, points in self.points.items()}
-        splits = [p.split for p in inner if p.split is not None]
-        self.field = np.array([fields.index(s.field) for s in splits], dtype=np.int32)
-        self.rank = np.array([ranks[s.field][s.point] for s in splits], dtype=np.int32)
-        self.left = np.array([numbers[p.child_ids[0]] for p in inner], dtype=np.int32)
-        self.right = np.array([numbers[p.child_ids[1]] for p in inner], dtype=np.int32)
+    def __init__(self, tree: PartitionTree, leaves: Sequence[int]) -> None:
+        arrays = tree.arrays
+        # columns as they are now, copied: an array whose memory is shared cannot grow meanwhile
+        count = len(arrays.created_epoch)
+        sealed, split_key, left, right = (
+            np.frombuffer(column[:count], column.typecode)
+            for column in (arrays.sealed_epoch, arrays.split_key, arrays.left, arrays.right)
+        )
+        inner = np.flatnonzero((sealed >= 0) & (sealed <= tree.epoch))
+        numbers = np.zeros(count, dtype=np.int32)
+        numbers[inner] = np.arange(len(inner))
+        numbers[leaves] = ~np.arange(len(leaves))
+        self.root = numbers[tree.root_node]
+        self.left, self.right = numbers[left[inner]], numbers[right[inner]]
+        self.points: dict[str, list[Any]] = {}
+        self.field = np.zeros(len(inner), dtype=np.int32)
+        self.rank = np.zeros(len(inner), dtype=np.int32)
+        for key in np.unique(split_key[inner]).tolist():
+            of_key = np.flatnonzero(split_key[inner] == key)
+            points = [arrays.split_point(node) for node in inner[of_key].tolist()]
+            distinct = sorted(set(points))
+            ranks = {point: position for position, point in enumerate(distinct)}
+            self.field[of_key] = len(self.points)
+            self.rank[of_key] = [ranks[point] for point in points]
+            self.points[tree.schema.row_keys[key].name] = distinct
 
     def find(self, columns: dict[str, Any], rows: int) -> Ints:
         if not self.points:
@@ -76,11 +108,3 @@ class _Nodes:
             node[rows] = np.where(below, self.left[at], self.right[at])
             rows = rows[node[rows] >= 0]
         return ~node
-
-
-def _points_by_field(inner: list[Partition]) -> dict[str, list[KeyValue]]:
-    points: dict[str, set[Any]] = {}
-    for partition in inner:
-        if partition.split is not None:
-            points.setdefault(partition.split.field, set()).add(partition.split.point)
-    return {name: sorted(values) for name, values in points.items()}

@@ -142,7 +142,7 @@ class PartitionTree(Collection[Partition]):
 
     def __iter__(self) -> Iterator[Partition]:
         """Parents before children, and left before right."""
-        return self._walk(Region())
+        return (self._partition(node, Region(ranges)) for node, ranges in self._walk(Region()))
 
     def __len__(self) -> int:
         return self.arrays.count_at(self.epoch)
@@ -154,29 +154,31 @@ class PartitionTree(Collection[Partition]):
     @property
     def leaves(self) -> tuple[Partition, ...]:
         """The leaves in the order of the tree: left before right. Made anew each time: mind large trees."""
-        return tuple(partition for partition in self if partition.is_leaf)
+        return tuple(self.leaves_in(Region()))
 
     def leaves_in(self, region: Region) -> Iterator[Partition]:
         """The leaves that overlap a region, left before right."""
-        return (partition for partition in self._walk(region) if partition.is_leaf)
+        for node, ranges in self._walk(region):
+            if self.children(node) is None:
+                yield self._partition(node, Region(ranges))
 
-    def _walk(self, wanted: Region) -> Iterator[Partition]:
-        """The partitions that overlap a region, parents first."""
+    def _walk(self, wanted: Region) -> Iterator[tuple[int, dict[str, Range]]]:
+        """The partitions that overlap a region, parents first, each with its own region."""
         if not wanted.overlaps(wanted):
             return
         stack: list[tuple[int, dict[str, Range]]] = [(self.root_node, {})]
         while stack:
             node, ranges = stack.pop()
-            yield self._partition(node, Region(ranges))
+            yield node, ranges
             children = self.children(node)
             if children is None:
                 continue
-            split = self.split_of(node)
-            whole, item = ranges.get(split.field, _EVERYTHING), wanted.range(split.field)
-            halves = (Range(whole.min, split.point), Range(split.point, whole.max))
-            for child, half in zip(reversed(children), reversed(halves), strict=True):
-                if child != NONE and item.intersect(half) is not None:
-                    stack.append((child, {**ranges, split.field: half}))
+            (left, right), split = children, self.split_of(node)
+            item, whole = wanted.range(split.field), ranges.get(split.field, _EVERYTHING)
+            if right != NONE and _reaches(item, split.point):
+                stack.append((right, {**ranges, split.field: Range(split.point, whole.max)}))
+            if left != NONE and (item.min is None or compare(item.min, split.point) < 0):
+                stack.append((left, {**ranges, split.field: Range(whole.min, split.point)}))
 
     def _partition(self, node: int, region: Region) -> Partition:
         parent, children = self.arrays.parent[node], self.children(node)
@@ -287,6 +289,12 @@ def _key_span(schema: Schema, leaf: Partition) -> tuple[tuple[Any, ...], tuple[A
         upper.append((1, b"") if item.max is None else (0, encode_value(field.type, item.max)))
     # only the first field's maximum is exclusive as a bound of the whole key
     return tuple((0, value) for value in lower), (upper[0],)
+
+
+def _reaches(item: Range, point: KeyValue) -> bool:
+    """Whether a range has values from a point on."""
+    order = 1 if item.max is None else compare(item.max, point)
+    return order > 0 or (order == 0 and item.max_inclusive)
 
 
 def _row(schema: Schema, partition: Partition, epoch: int) -> PartitionRow:

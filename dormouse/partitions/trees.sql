@@ -45,10 +45,10 @@ with recursive walk as (
         (w.right_id, (%(maxs)s::bytea[])[w.split_key + 1] > w.split_point
             or ((%(maxs)s::bytea[])[w.split_key + 1] = w.split_point
                 and (%(maxs_inclusive)s::boolean[])[w.split_key + 1]))
-    ) as child (partition_id, overlaps)
+    ) as child (partition_id, wanted)
     join partition p on p.table_id = %(table_id)s and p.partition_id = child.partition_id
     -- an open end overlaps: null
-    where child.overlaps is not false
+    where child.wanted is not false
 )
 select w.*, (select epoch from tables where table_id = %(table_id)s)
 from walk w

@@ -108,10 +108,9 @@ def _write(
 ) -> list[FileWithReferences]:
     """Runs the Spark job; the files of the task attempts that succeeded."""
     lookup = LeafLookup(context.partitions.tree())
-    ids = tuple(leaf.partition_id for leaf in lookup.leaves)
-    targets = Targets.of(len(ids), _tasks_max(spark))
+    targets = Targets.of(len(lookup.leaf_ids), _tasks_max(spark))
     scatter = Scatter(context.schema, lookup, targets)
-    gather = Gather(context.objects, context.schema, context.properties, ids, attempt)
+    gather = Gather(context.objects, context.schema, context.properties, lookup.leaf_ids, attempt)
 
     def job() -> list[FileWithReferences]:
         blobs = _blobs(spark, source, scatter, context)

@@ -24,6 +24,7 @@ from dormouse.model.partition_tree import (
 from dormouse.model.region import Region
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, INT, LONG, STRING, DataType
+from tests.large_tree import balanced_arrays
 
 _VALUES: dict[DataType, st.SearchStrategy[Any]] = {
     INT: st.integers(-(1 << 31), (1 << 31) - 1) | st.integers(-2, 2),
@@ -63,7 +64,7 @@ def _trees_and_rows(draw: st.DrawFn) -> tuple[PartitionTree, pa.RecordBatch]:
 def test_every_row_is_given_the_leaf_that_the_tree_gives(case: tuple[PartitionTree, pa.RecordBatch]) -> None:
     tree, batch = case
     lookup = pickle.loads(pickle.dumps(LeafLookup(tree)))  # noqa: S301
-    found = [lookup.leaves[i].partition_id for i in lookup.indexes(batch).to_pylist()]
+    found = [lookup.leaf_ids[i] for i in lookup.indexes(batch).to_pylist()]
     assert found == [tree.leaf_of(row).partition_id for row in batch.to_pylist()]
 
 
@@ -93,10 +94,11 @@ def test_repeated_and_distinct_keys_are_ranked_alike() -> None:
 
 
 def test_a_tree_of_132_000_leaves_is_looked_up() -> None:
-    lookup = LeafLookup(_tree(list(range(1, 132_000)), LONG))
+    lookup = LeafLookup(PartitionTree.of(balanced_arrays(132_000), 0))
     batch = pa.record_batch({"key": pa.array([-5, 0, 1, 65_999, 131_999, 1 << 40])})
-    assert len(lookup.leaves) == 132_000
+    assert len(lookup.leaf_ids) == 132_000
     assert lookup.indexes(batch).to_pylist() == [0, 0, 1, 65_999, 131_999, 131_999]
+    assert len(pickle.dumps(lookup)) < 10_000_000
 
 
 def test_a_tree_of_one_partition_has_every_row() -> None:
