@@ -1,13 +1,13 @@
-"""A tree of any size, made as it is loaded from the database: without an object for each partition."""
+"""Partitions as they are loaded from the database, by column; and a tree of any size made of such."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from dormouse.model.keys import encode_value
 from dormouse.model.schema import Field, Schema
-from dormouse.model.tree_arrays import Joined, PartitionColumns, TreeArrays
+from dormouse.model.tree_arrays import Joined, PartitionColumns, PartitionRow, TreeArrays
 from dormouse.model.types import LONG
 
 SCHEMA = Schema([Field("key", LONG)])
@@ -15,36 +15,44 @@ SCHEMA = Schema([Field("key", LONG)])
 
 def balanced_arrays(leaves: int) -> TreeArrays:
     """A balanced tree of epoch 0, split at the keys 1, 2, …; all but the root have ids like p17."""
-    ids, points, children = [], [], []
-    todo, made = [("root", 0, leaves)], 0
+    rows, todo, made = list[PartitionRow](), [("root", 0, leaves)], 0
     while todo:
         partition_id, first, end = todo.pop()
+        if end - first == 1:
+            rows.append(PartitionRow(partition_id, 0))
+            continue
         middle = (first + end) // 2
-        ids.append(partition_id.encode())
-        points.append(encode_value(LONG, middle) if end - first > 1 else b"")
-        if end - first > 1:
-            left, right, made = f"p{made}", f"p{made + 1}", made + 2
-            children.append((left.encode(), right.encode()))
-            todo += [(right, middle, end), (left, first, middle)]
+        left, right, made = f"p{made}", f"p{made + 1}", made + 2
+        rows.append(PartitionRow(partition_id, 0, 0, 0, encode_value(LONG, middle), left, right))
+        todo += [(right, middle, end), (left, first, middle)]
     arrays = TreeArrays(SCHEMA)
-    arrays.load([_columns(ids, points, children)], 0)
+    arrays.load([columns_of(rows, 0)], 0)
     return arrays
 
 
-def _columns(ids: list[bytes], points: list[bytes], children: list[tuple[bytes, bytes]]) -> PartitionColumns:
-    sealed = [0 if point else -1 for point in points]
-    lefts, rights = zip(*children, strict=True) if children else ((), ())
+def columns_of(rows: Sequence[PartitionRow], epoch: int) -> PartitionColumns:
+    """Rows as they were at an epoch."""
+    divided = [row.sealed_epoch is not None and row.sealed_epoch <= epoch for row in rows]
+    parents = [row for row, has_split in zip(rows, divided, strict=True) if has_split]
+    splits = [row if has_split else _NO_SPLIT for row, has_split in zip(rows, divided, strict=True)]
     return PartitionColumns(
-        ids=_joined(ids),
-        created_epochs=bytes(8 * len(ids)),
-        sealed_epochs=struct.pack(f">{len(ids)}q", *sealed),
-        split_keys=struct.pack(f">{len(ids)}h", *sealed),
-        split_points=_joined(points),
-        left_ids=_joined(lefts),
-        right_ids=_joined(rights),
+        ids=_joined(row.partition_id.encode() for row in rows),
+        created_epochs=_packed("q", (row.created_epoch for row in rows)),
+        sealed_epochs=_packed("q", (split.sealed_epoch for split in splits)),
+        split_keys=_packed("h", (split.split_key for split in splits)),
+        split_points=_joined(split.split_point or b"" for split in splits),
+        left_ids=_joined((row.left_id or "").encode() for row in parents),
+        right_ids=_joined((row.right_id or "").encode() for row in parents),
     )
+
+
+_NO_SPLIT = PartitionRow("", 0, -1, -1, b"")
 
 
 def _joined(items: Iterable[bytes]) -> Joined:
     items = list(items)
-    return Joined(struct.pack(f">{len(items)}I", *map(len, items)), b"".join(items))
+    return Joined(_packed("I", map(len, items)), b"".join(items))
+
+
+def _packed(typecode: str, numbers: Iterable[int | None]) -> bytes:
+    return b"".join(map(struct.Struct(f">{typecode}").pack, numbers))

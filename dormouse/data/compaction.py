@@ -141,7 +141,7 @@ def _write(
 def _merge(context: TableContext, job: CompactionJob, path: Path, now_ms: int) -> FileFacts:
     region = None
     if not all(item.whole for item in job.inputs):
-        region = context.partitions.tree()[job.partition_id].region
+        region = context.partitions.partition(job.partition_id).region
     check_inputs(context.objects, job)
     facts = merge_sorted(
         [context.objects.uri(item.filename) for item in job.inputs],

@@ -102,6 +102,15 @@ class PartitionStore(Leaves):
             self._trees.put(table_id, arrays)
         return PartitionTree.of(arrays, epoch)
 
+    def partition(self, partition_id: str) -> Partition:
+        """One partition, looked up by its id without the tree; `PartitionNotFound`."""
+        return run_transaction(
+            self._supplier,
+            lambda conn: self._partition(conn, partition_id),
+            read_only=True,
+            operation="partition",
+        )
+
     def root(self) -> Partition:
         return self.tree().root
 
@@ -142,11 +151,7 @@ class PartitionStore(Leaves):
     def _divided(
         self, conn: psycopg.Connection[Any], partition_id: str, split: Split, epoch: int
     ) -> tuple[Partition, Partition, Partition]:
-        possible = partition_id if is_text(partition_id) else ""
-        row = self._execute(conn, "partition", partition_id=possible).fetchone()
-        if row is None:
-            raise PartitionNotFound(f"table {self._table.name!r} has no partition {partition_id!r}")
-        partition = partition_from_row(self._schema, row)
+        partition = self._partition(conn, partition_id)
         if not partition.is_leaf:
             raise PartitionNotActive(
                 f"partition {partition_id!r} of table {self._table.name!r} was divided already"
@@ -155,6 +160,13 @@ class PartitionStore(Leaves):
             return split_partition(self._schema, partition, split, f"{epoch}-0", f"{epoch}-1")
         except InvalidKey as error:
             raise InvalidRange(f"split point: {error}") from None
+
+    def _partition(self, conn: psycopg.Connection[Any], partition_id: str) -> Partition:
+        possible = partition_id if is_text(partition_id) else ""
+        row = self._execute(conn, "partition", partition_id=possible).fetchone()
+        if row is None:
+            raise PartitionNotFound(f"table {self._table.name!r} has no partition {partition_id!r}")
+        return partition_from_row(self._schema, row)
 
     def _next_epoch(self, conn: psycopg.Connection[Any]) -> int:
         row = self._execute(conn, "next_epoch").fetchone()

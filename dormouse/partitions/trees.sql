@@ -48,7 +48,7 @@ with recursive walk as (
     ) as child (partition_id, wanted)
     join partition p on p.table_id = %(table_id)s and p.partition_id = child.partition_id
     -- an open end overlaps: null
-    where child.wanted is not false
+    where child.wanted is not false and child.partition_id is not null
 )
 select w.*, (select epoch from tables where table_id = %(table_id)s)
 from walk w

@@ -93,8 +93,10 @@ def test_repeated_and_distinct_keys_are_ranked_alike() -> None:
         assert lookup.indexes(batch).to_pylist() == [n // 10 for n in rows]
 
 
-def test_a_tree_of_132_000_leaves_is_looked_up() -> None:
-    lookup = LeafLookup(PartitionTree.of(balanced_arrays(132_000), 0))
+def test_a_tree_of_132_000_leaves_is_small_and_looked_up() -> None:
+    arrays = balanced_arrays(132_000)
+    assert arrays.byte_size < 25_000_000
+    lookup = LeafLookup(PartitionTree.of(arrays, 0))
     batch = pa.record_batch({"key": pa.array([-5, 0, 1, 65_999, 131_999, 1 << 40])})
     assert len(lookup.leaf_ids) == 132_000
     assert lookup.indexes(batch).to_pylist() == [0, 0, 1, 65_999, 131_999, 131_999]

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dormouse.errors import InvalidRange, PartitionNotFound
+from dormouse.model.keys import encode_value
 from dormouse.model.partition_tree import (
     ROOT,
     Partition,
@@ -20,7 +25,9 @@ from dormouse.model.partition_tree import (
 )
 from dormouse.model.region import Range, Region
 from dormouse.model.schema import Field, Schema
+from dormouse.model.tree_arrays import PartitionRow, TreeArrays
 from dormouse.model.types import LONG
+from tests.large_tree import columns_of
 
 SCHEMA = Schema([Field("x", LONG), Field("y", LONG)])
 GRID = list(itertools.product(range(-1, 7), range(-1, 7)))
@@ -94,3 +101,141 @@ def test_an_unknown_partition_is_an_error() -> None:
     assert tree.get("nope") is None
     assert "nope" not in tree
     assert [p.partition_id for p in tree] == [ROOT]
+
+
+@dataclass(frozen=True)
+class History:
+    """A table's tree at every epoch, as partition objects; and all of its partitions as they are stored."""
+
+    epochs: list[dict[str, Partition]]
+    rows: list[PartitionRow]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> History:
+    epochs = [{ROOT: Partition(ROOT, None, Region())}]
+    for epoch in range(1, draw(st.integers(1, 12))):
+        now = dict(epochs[-1])
+        leaf = draw(st.sampled_from([p for p in now.values() if p.is_leaf]))
+        split = Split(draw(st.sampled_from("xy")), draw(st.integers(0, 5)))
+        with suppress(InvalidRange):
+            made = split_partition(SCHEMA, leaf, split, f"{epoch}-0", f"{epoch}-1")
+            now |= {partition.partition_id: partition for partition in made}
+        epochs.append(now)
+    return History(epochs, [stored(epochs, p) for p in draw(st.permutations(list(epochs[-1].values())))])
+
+
+def stored(epochs: list[dict[str, Partition]], partition: Partition) -> PartitionRow:
+    created = next(e for e, now in enumerate(epochs) if partition.partition_id in now)
+    if partition.split is None:
+        return PartitionRow(partition.partition_id, created)
+    sealed = next(e for e, now in enumerate(epochs) if now.get(partition.partition_id) == partition)
+    point = encode_value(LONG, partition.split.point)
+    key = SCHEMA.row_key_index(partition.split.field)
+    return PartitionRow(partition.partition_id, created, sealed, key, point, *partition.child_ids)
+
+
+def loaded(history: History, epoch: int) -> TreeArrays:
+    """As the database gives all partitions of an epoch at once."""
+    rows = [row for row in history.rows if row.created_epoch <= epoch]
+    arrays = TreeArrays(SCHEMA)
+    middle = len(rows) // 2
+    arrays.load((columns_of(part, epoch) for part in (rows[:middle], rows[middle:]) if part), epoch)
+    return arrays
+
+
+def check_is(tree: PartitionTree, partitions: dict[str, Partition]) -> None:
+    """The tree is the naive model: the same partitions, in an order that the model tells."""
+    leaves = [p for p in partitions.values() if p.is_leaf]
+    assert {p.partition_id: p for p in tree} == partitions
+    assert (len(tree), tree.leaf_count) == (len(partitions), len(leaves))
+    assert (tree.root, set(tree.leaves)) == (partitions[ROOT], set(leaves))
+    for partition in partitions.values():
+        node = tree.node(partition.partition_id)
+        assert node is not None and tree.node_id(node) == partition.partition_id
+        assert tree[partition.partition_id] == partition and partition in tree
+        assert tree.region_of(node) == partition.region
+        children = tree.children(node)
+        assert (children is None) == partition.is_leaf
+        if children is not None:
+            assert tuple(map(tree.node_id, children)) == partition.child_ids
+            assert tree.split_of(node) == partition.split
+            assert [tree.parent(child) for child in children] == [node, node]
+    for x, y in GRID:
+        assert tree.leaf_of(key(x, y)) == next(p for p in leaves if p.region.contains(key(x, y)))
+
+
+@settings(deadline=None)
+@given(histories(), st.data())
+def test_at_every_epoch_the_tree_is_what_it_was_then(history: History, data: st.DataObject) -> None:
+    """Loaded at one epoch, and brought forward by what changed: in steps, or all at once, in any order."""
+    newest = len(history.epochs) - 1
+    base = data.draw(st.integers(0, newest))
+    arrays = loaded(history, base)
+    views = [PartitionTree.of(arrays, epoch) for epoch in range(base + 1)]
+    while arrays.epoch < newest:
+        after, epoch = arrays.epoch, data.draw(st.integers(arrays.epoch + 1, newest))
+        arrays.extend([r for r in history.rows if max(r.created_epoch, r.sealed_epoch or 0) > after], epoch)
+        views += [PartitionTree.of(arrays, e) for e in range(after + 1, epoch + 1)]
+    for view, partitions in zip(views, history.epochs, strict=True):
+        check_is(view, partitions)
+        unborn = history.epochs[-1].keys() - partitions.keys()
+        assert all(view.get(partition_id) is None and partition_id not in view for partition_id in unborn)
+
+
+@settings(deadline=None)
+@given(histories(), st.integers(0, 4), st.integers(0, 4), st.integers(0, 3))
+def test_a_partial_tree_answers_like_the_whole_one_within_its_ranges(
+    history: History, x: int, y: int, width: int
+) -> None:
+    epoch, whole = len(history.epochs) - 1, history.epochs[-1]
+    region = Region(x=Range(x, x + width, max_inclusive=True), y=Range(y))
+    arrays = TreeArrays(SCHEMA)
+    arrays.extend([r for r in history.rows if whole[r.partition_id].region.overlaps(region)], epoch)
+    tree, model = PartitionTree.of(arrays, epoch), PartitionTree(SCHEMA, whole.values())
+    assert list(tree.leaves_in(region)) == list(model.leaves_in(region))
+    assert tree.leaf_count == len(list(model.leaves_in(region)))
+    for at in GRID:
+        if region.contains(key(*at)):
+            assert tree.leaf_of(key(*at)) == model.leaf_of(key(*at))
+        elif not model.leaf_of(key(*at)).region.overlaps(region):
+            with pytest.raises(PartitionNotFound, match="partial"):
+                tree.leaf_of(key(*at))
+    missing = [n for p in tree for n in tree.children(tree.node(p.partition_id) or 0) or () if n == -1]
+    assert bool(missing) == arrays.is_partial == (len(tree) < len(model))
+
+
+def test_readers_of_an_epoch_do_not_see_what_is_added_meanwhile() -> None:
+    arrays = TreeArrays(SCHEMA)
+    arrays.extend([PartitionRow(ROOT, 0)], 0)
+    done = threading.Event()
+
+    def read() -> int:
+        rounds = 0
+        while not done.is_set() or not rounds:
+            tree = PartitionTree.of(arrays, arrays.epoch)
+            assert (len(tree), tree.leaf_count) == (2 * tree.epoch + 1, tree.epoch + 1)
+            # each epoch divides the last leaf: y is halved again and again at 1, 2, 3, …
+            last = tree.leaf_of(key(0, 1 << 40))
+            assert last.region.range("y").min == (tree.epoch or None)
+            assert last.partition_id == (f"{tree.epoch}-1" if tree.epoch else ROOT)
+            assert f"{tree.epoch + 1}-0" not in tree
+            rounds += 1
+        return rounds
+
+    with ThreadPoolExecutor(3) as pool:
+        readers = [pool.submit(read) for _ in range(3)]
+        try:
+            for epoch in range(1, 600):
+                children, parent = (f"{epoch}-0", f"{epoch}-1"), f"{epoch - 1}-1" if epoch > 1 else ROOT
+                point = encode_value(LONG, epoch)
+                sealed = PartitionRow(parent, epoch - 1, epoch, 1, point, *children)
+                arrays.extend([sealed, *(PartitionRow(child, epoch) for child in children)], epoch)
+        finally:
+            done.set()
+        assert all(reader.result() > 0 for reader in readers)
+
+
+@pytest.mark.parametrize("name", ["", "nope", "\ud800", "root\x00", None, 5])
+def test_what_is_no_partition_is_not_in_the_tree(name: Any) -> None:
+    assert name not in PartitionTree(SCHEMA, [Partition(ROOT, None, Region())])
