@@ -18,7 +18,7 @@ from benchmarks.concurrency.clients import Target
 def served(target: Target, options: Sequence[str] = ()) -> Iterator[Target]:
     """The same by way of `dormouse serve`."""
     where = ["--dsn", target.dsn, "--objects", target.objects]
-    program = Path(sys.executable).with_name("dormouse")
+    program = str(Path(sys.executable).with_name("dormouse"))
     command = [program, "serve", "--json", "--port", "0", *where, *options]
     with TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

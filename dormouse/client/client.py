@@ -69,9 +69,8 @@ class Client:
 
     def tables(self) -> list[RemoteTable]:
         """All tables, by name."""
-        return [
-            RemoteTable(self, self._http, found) for found in self._http.json("GET", "/v1/tables")["tables"]
-        ]
+        found = self._http.json("GET", "/v1/tables")["tables"]
+        return [RemoteTable(self, self._http, each["name"]) for each in found]
 
     def sql(self, statement: str) -> pa.RecordBatchReader:
         """The answer of a SELECT over the instance's tables, by name, streamed. Raises `InvalidQuery`."""

@@ -54,7 +54,7 @@ class Http:
             try:
                 return json.loads(response.read())
             except ValueError:
-                raise InstanceError(f"{self.url}{path} did not answer in JSON: {_HINT}") from None
+                raise self.not_ours(response, "did not answer in JSON") from None
             finally:
                 response.close()
 
@@ -85,7 +85,10 @@ class Http:
         try:
             return self._client.send(request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise _NotConnected(InstanceError(f"cannot connect to {self.url}: {_text(error)}")) from error
+            failure = InstanceError(f"cannot connect to {self.url}: {_text(error)}")
+            if "certificate" in str(error).lower():
+                raise failure from error  # it will not be another one the next time
+            raise _NotConnected(failure) from error
 
     def _failure(self, path: str, response: httpx.Response) -> DormouseError:
         """What an answer tells that is no success."""
@@ -100,7 +103,12 @@ class Http:
         if isinstance(problem, dict):
             return problem_error({"status": response.status_code} | problem, f"{self.url}{path}")
         reason = f"{response.status_code} {response.reason_phrase}".strip()
-        return InstanceError(f"{self.url}{path} answered {reason}: {_HINT}")
+        return self.not_ours(response, f"answered {reason}")
+
+    def not_ours(self, response: httpx.Response, what: str) -> InstanceError:
+        """Of an answer that no query service gives."""
+        path = response.request.url.raw_path.decode("ascii")
+        return InstanceError(f"{self.url}{path} {what}: is it the query service of a Dormouse instance?")
 
     @contextmanager
     def named_failures(self) -> Iterator[None]:
@@ -116,9 +124,6 @@ class Http:
             raise InstanceError(f"{self.url} sent nothing for {seconds:g} seconds") from error
         except httpx.HTTPError as error:
             raise InstanceError(f"the connection to {self.url} broke: {_text(error)}") from error
-
-
-_HINT = "is it the query service of a Dormouse instance?"
 
 
 class _NotConnected(Exception):

@@ -28,6 +28,9 @@ class AnswerReader(pa.ipc.RecordBatchStreamReader):  # type: ignore[misc]
         self._release = source.release
         try:
             super().__init__(source)
+        except pa.ArrowException:
+            self._release()
+            raise http.not_ours(response, "did not answer in Arrow") from None
         except BaseException:
             self._release()
             raise
@@ -82,8 +85,10 @@ class _Messages:
             self.release()
             raise
         if message.type == "schema":
-            self._schema = message.serialize().to_pybytes()
-        elif PROBLEM in message.metadata.to_pybytes():
+            # before a problem it may come again
+            again, self._schema = bool(self._schema), message.serialize().to_pybytes()
+            return b"" if again else self._schema
+        if PROBLEM in message.metadata.to_pybytes():
             self._check(message)
         return message.serialize()
 

@@ -1,0 +1,78 @@
+"""A query service in a thread, and servers that answer as a test says."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from typing import Any
+
+from dormouse.instance import Instance
+from dormouse.service import Server
+from dormouse.settings.service import load_service_settings
+
+SECONDS_MAX = 60
+
+
+@contextmanager
+def service(instance: Instance, **settings: Any) -> Iterator[str]:
+    """Serves on a free port of loopback; gives the URL."""
+    server = Server(instance, load_service_settings(port=0, **settings))
+    started = threading.Event()
+    thread = threading.Thread(target=lambda: server.run(lambda _: started.set()), daemon=True)
+    thread.start()
+    assert started.wait(SECONDS_MAX)
+    try:
+        yield server.url
+    finally:
+        server.stop()
+        thread.join(SECONDS_MAX)
+        assert not thread.is_alive()
+
+
+@contextmanager
+def answering(answer: Callable[[bytes], bytes]) -> Iterator[str]:
+    """A server whose connections each read one request, answer with these bytes, and end."""
+    with listening() as (server, url):
+        thread = threading.Thread(target=_serve, args=(server, answer), daemon=True)
+        thread.start()
+        yield url
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(SECONDS_MAX)
+        assert not thread.is_alive()
+
+
+@contextmanager
+def listening() -> Iterator[tuple[socket.socket, str]]:
+    """A socket that accepts connections, and its URL."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        yield server, f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def _serve(server: socket.socket, answer: Callable[[bytes], bytes]) -> None:
+    with suppress(OSError):  # until it is shut down
+        while True:
+            connection, _ = server.accept()
+            with closing(connection), suppress(OSError):
+                connection.sendall(answer(request_on(connection)))
+                connection.shutdown(socket.SHUT_WR)
+
+
+def request_on(connection: socket.socket) -> bytes:
+    """A request, with its body when its length is given."""
+    text = b""
+    while b"\r\n\r\n" not in text:
+        text += connection.recv(65_536) or b"\r\n\r\n"
+    head, _, body = text.partition(b"\r\n\r\n")
+    lines = head.lower().split(b"\r\n")
+    length = sum(int(line.partition(b":")[2]) for line in lines if line.startswith(b"content-length:"))
+    while len(body) < length and (more := connection.recv(65_536)):
+        body += more
+    return head + b"\r\n\r\n" + body
+
+
+def http_answer(status: str, body: bytes = b"", **headers: str) -> bytes:
+    """An answer whose body ends with its connection."""
+    lines = [f"HTTP/1.1 {status}", *(f"{name.replace('_', '-')}: {text}" for name, text in headers.items())]
+    return "\r\n".join([*lines, "Connection: close", "", ""]).encode() + body
