@@ -1,9 +1,9 @@
 """The roles that work on a deployed database, and what each may do.
 
 `dormouse_schema` owns the schema and all in it, and nobody logs in as it. `dormouse_owner` acts as it from
-login on, to make, convert and drop tables; `dormouse_run` reads and writes rows. Both log in with IAM where
-there is `rds_iam`. Whoever migrates acts as `dormouse_schema` too, and must be no member of the two: a member
-of a member of `rds_iam` cannot log in with a password any more.
+login on, to make, convert and drop tables; `dormouse_run` reads and writes rows; `dormouse_read` reads them.
+The three log in with IAM where there is `rds_iam`. Whoever migrates acts as `dormouse_schema` too, and must be
+no member of the three: a member of a member of `rds_iam` cannot log in with a password any more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from dormouse.postgres.queries import load
 SCHEMA_ROLE = "dormouse_schema"
 OWNER_ROLE = "dormouse_owner"
 RUN_ROLE = "dormouse_run"
-_LOGINS = (OWNER_ROLE, RUN_ROLE)
+READ_ROLE = "dormouse_read"
+_LOGINS = (OWNER_ROLE, RUN_ROLE, READ_ROLE)
 _SETTINGS = {**SESSION_SETTINGS, "default_transaction_isolation": Isolation.READ_COMMITTED.value}
 _QUERIES = load(__file__, "roles")
 

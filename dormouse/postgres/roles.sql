@@ -12,7 +12,7 @@ do $$
 declare
     name text;
 begin
-    foreach name in array array['dormouse_schema', 'dormouse_owner', 'dormouse_run'] loop
+    foreach name in array array['dormouse_schema', 'dormouse_owner', 'dormouse_run', 'dormouse_read'] loop
         begin
             if to_regrole(name) is null then
                 execute format('create role %I', name);
@@ -29,7 +29,7 @@ begin
     if not pg_has_role('dormouse_owner', 'dormouse_schema', 'usage') then
         grant dormouse_schema to dormouse_owner;
     end if;
-    foreach name in array array['dormouse_owner', 'dormouse_run'] loop
+    foreach name in array array['dormouse_owner', 'dormouse_run', 'dormouse_read'] loop
         if not (select rolcanlogin from pg_roles where rolname = name) then
             execute format('alter role %I login', name);
         end if;
@@ -67,10 +67,13 @@ from (
 order by step, statement;
 
 -- name: grant
--- What those who read and write rows may do, also in tables that are made later.
+-- What those who read and write rows may do, and those who only read, also in tables that are made later.
 grant usage on schema dormouse to dormouse_run;
 grant select, insert, update, delete on all tables in schema dormouse to dormouse_run;
 grant usage, select on all sequences in schema dormouse to dormouse_run;
 revoke insert, update, delete on migration, instance from dormouse_run;
 alter default privileges in schema dormouse grant select, insert, update, delete on tables to dormouse_run;
 alter default privileges in schema dormouse grant usage, select on sequences to dormouse_run;
+grant usage on schema dormouse to dormouse_read;
+grant select on all tables in schema dormouse to dormouse_read;
+alter default privileges in schema dormouse grant select on tables to dormouse_read;

@@ -15,14 +15,14 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import dormouse as dm
-from dormouse.errors import InstanceError, InstanceTooNew
+from dormouse.errors import DormouseError, InstanceError, InstanceTooNew
 from dormouse.files import removal_log
 from dormouse.files.layout import LAYOUTS
 from dormouse.files.parameters import narrow_id
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.postgres.connection import SESSION_SETTINGS
 from dormouse.postgres.migrate import MIGRATIONS, read_migrations
-from dormouse.postgres.roles import OWNER_ROLE, RUN_ROLE, SCHEMA_ROLE
+from dormouse.postgres.roles import OWNER_ROLE, READ_ROLE, RUN_ROLE, SCHEMA_ROLE
 from dormouse.system.migration import bring_up_to_date
 from tests.commits import add, compaction
 from tests.conftest import drop_database
@@ -40,10 +40,10 @@ def rds(server_dsn: str) -> Iterator[None]:
         conn.execute(f"grant rds_iam to {ADMINISTRATOR} with admin option")
         conn.execute(f"revoke rds_iam from {ADMINISTRATOR}")
         conn.execute(f"grant rds_iam to {ADMINISTRATOR} with admin true, inherit false, set false")
-        for role in (SCHEMA_ROLE, OWNER_ROLE, RUN_ROLE):
+        for role in (SCHEMA_ROLE, OWNER_ROLE, RUN_ROLE, READ_ROLE):
             conn.execute(f"drop role if exists {role}")
         yield
-        for role in (OWNER_ROLE, RUN_ROLE, SCHEMA_ROLE, ADMINISTRATOR, "rds_iam"):
+        for role in (OWNER_ROLE, RUN_ROLE, READ_ROLE, SCHEMA_ROLE, ADMINISTRATOR, "rds_iam"):
             conn.execute(f"drop role if exists {role}")
 
 
@@ -85,7 +85,10 @@ def test_an_empty_database_gets_schema_and_roles(database: str) -> None:
         database,
         "select rolname, rolcanlogin, rolsuper from pg_roles where rolname ~ '^dormouse_' order by 1",
     )
-    assert known == [(OWNER_ROLE, True, False), (RUN_ROLE, True, False), (SCHEMA_ROLE, False, False)]
+    assert known == [
+        (OWNER_ROLE, True, False), (READ_ROLE, True, False), (RUN_ROLE, True, False),
+        (SCHEMA_ROLE, False, False),
+    ]  # fmt: skip
 
 
 def test_it_may_be_run_again_and_changes_nothing(database: str) -> None:
@@ -101,19 +104,19 @@ def test_many_at_once_apply_each_migration_once(database: str) -> None:
     assert owners(database) == {SCHEMA_ROLE}
 
 
-def test_both_log_in_with_iam_and_the_administrator_still_with_its_password(database: str) -> None:
+def test_all_log_in_with_iam_and_the_administrator_still_with_its_password(database: str) -> None:
     """Of a member of a member of rds_iam, RDS takes no password; to have made a role is no membership."""
     bring_up_to_date(database)
     members = "select pg_has_role(%s, 'rds_iam', 'usage') or pg_has_role(%s, 'rds_iam', 'set')"
     with psycopg.connect(database) as conn:
         answers = {
             role: conn.execute(members, (role, role)).fetchall()[0][0]
-            for role in (OWNER_ROLE, RUN_ROLE, SCHEMA_ROLE, ADMINISTRATOR)
+            for role in (OWNER_ROLE, RUN_ROLE, READ_ROLE, SCHEMA_ROLE, ADMINISTRATOR)
         }
-    assert answers == {OWNER_ROLE: True, RUN_ROLE: True, SCHEMA_ROLE: False, ADMINISTRATOR: False}
+    assert [role for role, is_member in answers.items() if is_member] == [OWNER_ROLE, RUN_ROLE, READ_ROLE]
 
 
-@pytest.mark.parametrize("role", [OWNER_ROLE, RUN_ROLE])
+@pytest.mark.parametrize("role", [OWNER_ROLE, RUN_ROLE, READ_ROLE])
 def test_sessions_have_their_settings_from_the_role(database: str, role: str) -> None:
     """As through an RDS Proxy, which takes none from those who connect."""
     bring_up_to_date(database)
@@ -183,6 +186,40 @@ def test_whoever_runs_jobs_makes_and_drops_no_tables(database: str, tmp_path: Pa
         ):
             conn.execute(statement)
     assert days == 8  # those of a week, and the default
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_whoever_reads_queries_all_tables_and_changes_nothing(
+    database: str, tmp_path: Path, layout: str
+) -> None:
+    """Also those that are made later."""
+    bring_up_to_date(database)
+    with dm.connect(as_role(database, OWNER_ROLE), str(tmp_path)) as instance:
+        table = instance.create_table("t", SCHEMA, layout=layout)
+        table.ingest(pa.table({"key": [1, 2, 3]}), engine="local")
+    with dm.connect(as_role(database, READ_ROLE), str(tmp_path)) as instance:
+        table = instance.table("t")
+        assert table.query({"key": 2}).read_all().num_rows == 1
+        assert table.status().row_count == 3
+        assert instance.sql("select count(*) as n from t").read_all()["n"].to_pylist() == [3]
+        for change in (
+            lambda: instance.drop_table("t"),
+            lambda: table.ingest(pa.table({"key": [4]}), engine="local"),
+            lambda: instance.submit([add("t", "new")]),
+        ):
+            with pytest.raises(DormouseError, match="denies access|may not do it"):
+                change()
+        names = [
+            name
+            for (name,) in rows(database, "select tablename from pg_tables where schemaname = 'dormouse'")
+        ]
+    for name in names:
+        for statement in (f"delete from dormouse.{name}", f"truncate dormouse.{name}"):
+            with (
+                psycopg.connect(as_role(database, READ_ROLE)) as conn,
+                pytest.raises(psycopg.errors.InsufficientPrivilege),
+            ):
+                conn.execute(statement)
 
 
 def test_a_database_that_others_made_is_adopted(database: str, tmp_path: Path) -> None:
