@@ -15,10 +15,8 @@ SMALL = balanced_arrays(1).byte_size
 
 
 def grow(arrays: TreeArrays, partitions: int) -> None:
-    first = len(arrays.created_epoch)
-    arrays.extend(
-        [PartitionRow(f"x{first + n}", arrays.epoch + 1) for n in range(partitions)], arrays.epoch + 1
-    )
+    epoch = arrays.epoch + 1
+    arrays.extend([PartitionRow(f"{epoch}-{n}", epoch) for n in range(partitions)], epoch)
 
 
 def test_the_least_recently_used_tree_goes_first() -> None:
@@ -34,13 +32,13 @@ def test_the_least_recently_used_tree_goes_first() -> None:
 
 
 def test_a_tree_that_grew_counts_as_what_it_is_now() -> None:
-    one, two = balanced_arrays(1), balanced_arrays(1)
-    cache = TreeCache(200_000)
+    one, two, like_two = balanced_arrays(1), balanced_arrays(1), balanced_arrays(1)
+    grow(like_two, 100)
+    cache = TreeCache(like_two.byte_size + SMALL - 1)
     cache.put(1, one)
     cache.put(2, two)
     assert cache.byte_size == 2 * SMALL
-    while two.byte_size <= 200_000 - SMALL:
-        grow(two, 10)
+    grow(two, 100)
     cache.put(2, two)
     assert (cache.get(1), cache.get(2)) == (None, two)
     assert cache.byte_size == two.byte_size
