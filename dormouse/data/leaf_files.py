@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dormouse.data.arrow_schema import arrow_schema
+from dormouse.data.bloom_filters import bloom_filter_columns, sized_filters
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.data.sketches import KeySampler
 from dormouse.errors import JobFailed
@@ -97,8 +98,8 @@ class LeafFiles:
         )
 
     def _write_rows(self, path: Path, batches: Iterator[pa.RecordBatch], sampler: KeySampler) -> None:
-        group: list[pa.RecordBatch] = []
-        group_bytes = 0
+        groups = self._groups(batches, sampler)
+        first = next(groups)
         compression = self._properties.compression
         level = 1 if compression == "zstd" else None
         with pq.ParquetWriter(
@@ -108,21 +109,27 @@ class LeafFiles:
             compression_level=level,
             store_schema=False,  # readers take the types from Parquet
             write_page_index=True,
+            bloom_filter_options=sized_filters(bloom_filter_columns(self._schema, self._properties), first),
         ) as writer:
-            for batch in batches:
-                sampler.add(batch)
-                group.append(pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow))
-                group_bytes += batch.nbytes
-                if group_bytes >= self._properties.row_group_bytes:
-                    _write_group(writer, group)
-                    group, group_bytes = [], 0
-            if group:
-                _write_group(writer, group)
+            writer.write_table(first, row_group_size=first.num_rows)
+            del first  # or two row groups would be held at once
+            for group in groups:
+                writer.write_table(group, row_group_size=group.num_rows)
+                del group
 
-
-def _write_group(writer: pq.ParquetWriter, group: list[pa.RecordBatch]) -> None:
-    table = pa.Table.from_batches(group)
-    writer.write_table(table, row_group_size=table.num_rows)
+    def _groups(self, batches: Iterator[pa.RecordBatch], sampler: KeySampler) -> Iterator[pa.Table]:
+        """The rows of each row group."""
+        group: list[pa.RecordBatch] = []
+        group_bytes = 0
+        for batch in batches:
+            sampler.add(batch)
+            group.append(pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow))
+            group_bytes += batch.nbytes
+            if group_bytes >= self._properties.row_group_bytes:
+                yield pa.Table.from_batches(group)
+                group, group_bytes = [], 0
+        if group:
+            yield pa.Table.from_batches(group)
 
 
 def _check_footer(path: Path, rows: int) -> None:

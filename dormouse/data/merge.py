@@ -10,7 +10,7 @@ import pyarrow as pa
 from datafusion import SessionContext
 
 from dormouse.data.arrow_schema import arrow_type
-from dormouse.data.parquet_file import FileFacts, FileShape, copy_sorted, copy_sql, writer_options
+from dormouse.data.parquet_file import FileFacts, FileShape, copy_sorted, writer_options
 from dormouse.data.predicate import region_sql
 from dormouse.data.session import (
     MEMORY_LIMIT_BYTES,
@@ -19,7 +19,7 @@ from dormouse.data.session import (
     register_sorted,
     sorted_session,
 )
-from dormouse.data.transform import Transform, quoted
+from dormouse.data.transform import Transform, ordered, quoted
 from dormouse.errors import DormouseError, InvalidData
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
@@ -53,13 +53,11 @@ def merge_sorted(
     if not inputs:
         return FileFacts(0)
     properties = properties or TableProperties()
-    context = sorted_session(
-        memory_limit_bytes=memory_limit_bytes, store=store, options=writer_options(properties)
-    )
+    context = sorted_session(memory_limit_bytes=memory_limit_bytes, store=store, options=writer_options())
     query = merge_query(context, inputs, schema, region=region, properties=properties, now_ms=now_ms)
     try:
         with panics_as_errors():
-            shape = FileShape.like(_sample(context, schema), properties.row_group_bytes)
+            shape = FileShape.like(_sample(context, schema), schema, properties)
             return copy_sorted(context, schema, query, output_path, shape)
     except InvalidData as error:
         raise InvalidData(f"{error} in the merge of {', '.join(map(repr, inputs))}") from None
@@ -96,9 +94,9 @@ def merge_plan(
 ) -> str:
     """DataFusion's physical plan of the same merge, as text; nothing is run."""
     properties = properties or TableProperties()
-    context = sorted_session(options=writer_options(properties))
+    context = sorted_session(options=writer_options())
     query = merge_query(context, inputs, schema, region=region, properties=properties, now_ms=now_ms)
-    plan = context.sql(copy_sql(schema, query, output_path, FileShape())).execution_plan()
+    plan = context.sql(ordered(schema, query)).execution_plan()
     return str(plan.display_indent())
 
 

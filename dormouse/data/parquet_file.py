@@ -10,7 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from datafusion import SessionContext
+from datafusion.dataframe import ParquetColumnOptions, ParquetWriterOptions
 
+from dormouse.data.bloom_filters import FALSE_POSITIVES, bloom_filter_columns
 from dormouse.data.session import file_url
 from dormouse.data.sketches import KeySampler
 from dormouse.data.transform import ordered
@@ -21,7 +23,6 @@ from dormouse.model.schema import Schema
 from dormouse.model.types import STRING
 
 _CODECS = {"zstd": "zstd(1)", "snappy": "snappy", "lz4": "lz4_raw", "none": "uncompressed"}
-_PARQUET = "datafusion.execution.parquet."
 _MERGE = re.compile(r"SortPreservingMergeExec: \[(.*?)\]")
 _MERGE_COLUMN = re.compile(r"([^\s,]+)@\d+ ASC")
 _READ_ROWS = 65_536
@@ -31,6 +32,7 @@ _ENCODED_ROWS_MAX = 8_192
 _ENCODED_OF_GROUP = 1 / 16
 _TELLING_ROWS_MIN = 1_000
 _DISTINCT_SHARE_MIN = 0.9
+_STATISTICS_BYTES_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,46 +50,69 @@ class FileFacts:
     sketches: bytes = b""
 
 
-def writer_options(properties: TableProperties) -> dict[str, str]:
-    """DataFusion's settings to write one Parquet file as the table's properties ask."""
+def writer_options() -> dict[str, str]:
+    """DataFusion's settings to write one Parquet file."""
     return {
         "datafusion.execution.minimum_parallel_output_files": "1",
         "datafusion.execution.soft_max_rows_per_output_file": str((1 << 63) - 1),
-        _PARQUET + "compression": _CODECS[properties.compression],
-        _PARQUET + "statistics_enabled": "page",
-        # a column of many values is smaller and faster without a dictionary: it is given up early
-        _PARQUET + "dictionary_page_size_limit": "200000",
-        _PARQUET + "created_by": "dormouse",
-        # readers take the types from Parquet: not Arrow's views, which some of them do not know
-        _PARQUET + "skip_arrow_metadata": "true",
     }
 
 
 @dataclass(frozen=True, slots=True)
 class FileShape:
-    """How a Parquet file is laid out: rows of a row group, and which columns go without a dictionary."""
+    """How a Parquet file is laid out: rows of a row group, which columns go without a dictionary, and which
+    have bloom filters."""
 
     group_rows: int = _GROUP_ROWS_MAX
     plain_columns: tuple[str, ...] = ()
+    bloom_columns: tuple[str, ...] = ()
+    compression: str = "zstd"
 
     @staticmethod
-    def like(sample: pa.Table, row_group_bytes: int) -> FileShape:
-        """For rows like these, in row groups of about so many bytes before encoding.
+    def like(sample: pa.Table, schema: Schema, properties: TableProperties) -> FileShape:
+        """For rows like these, in row groups of about so many bytes before encoding as the properties say.
 
         Where values hardly repeat, a dictionary would be filled, given up, and have cost time and bytes.
         """
-        row_bytes = sample.nbytes / max(1, sample.num_rows)
-        group_rows = min(max(int(row_group_bytes / max(row_bytes, 1)), _GROUP_ROWS_MIN), _GROUP_ROWS_MAX)
+        row_bytes = max(sample.nbytes / max(1, sample.num_rows), 1)
+        group_rows = int(properties.row_group_bytes / row_bytes)
         plain = (name for name in sample.column_names if _hardly_repeats(sample.column(name)))
-        return FileShape(group_rows, tuple(plain) if sample.num_rows >= _TELLING_ROWS_MIN else ())
+        return FileShape(
+            group_rows=min(max(group_rows, _GROUP_ROWS_MIN), _GROUP_ROWS_MAX),
+            plain_columns=tuple(plain) if sample.num_rows >= _TELLING_ROWS_MIN else (),
+            bloom_columns=bloom_filter_columns(schema, properties),
+            compression=properties.compression,
+        )
 
-    def sql(self) -> str:
-        """As options of DataFusion's COPY, which takes only names in lower case for what they are."""
+    def options(self) -> ParquetWriterOptions:
+        """As DataFusion takes it; SQL's options would not tell upper from lower case."""
         # encoded at once: few calls, yet pages that keep to their size when rows are long
         encoded = min(max(int(self.group_rows * _ENCODED_OF_GROUP), 1), _ENCODED_ROWS_MAX)
-        options = {"max_row_group_size": str(self.group_rows), "write_batch_size": str(encoded)}
-        options |= {f"dictionary_enabled::{name}": "false" for name in self.plain_columns}
-        return ", ".join(f"'format.{key}' '{value}'" for key, value in options.items())
+        return ParquetWriterOptions(
+            compression=_CODECS[self.compression],
+            max_row_group_size=self.group_rows,
+            write_batch_size=encoded,
+            statistics_enabled="page",
+            # a column of many values is smaller and faster without a dictionary: it is given up early
+            dictionary_page_size_limit=200_000,
+            created_by="dormouse",
+            # readers take the types from Parquet: not Arrow's views, which some of them do not know
+            skip_arrow_metadata=True,
+            statistics_truncate_length=_STATISTICS_BYTES_MAX,
+            column_specific_options={
+                name: self._column_options(name) for name in {*self.plain_columns, *self.bloom_columns}
+            },
+        )
+
+    def _column_options(self, name: str) -> ParquetColumnOptions:
+        bloom = name in self.bloom_columns
+        return ParquetColumnOptions(
+            dictionary_enabled=False if name in self.plain_columns else None,
+            bloom_filter_enabled=True if bloom else None,
+            # as if all values differed: the writer folds a filter to the size that its values need
+            bloom_filter_ndv=self.group_rows if bloom else None,
+            bloom_filter_fpp=FALSE_POSITIVES if bloom else None,
+        )
 
 
 def copy_sorted(
@@ -101,9 +126,9 @@ def copy_sorted(
     # DataFusion takes a name without a suffix for a folder
     written = output_path.with_name(output_path.name + ".parquet")
     try:
-        copy = context.sql(copy_sql(schema, query, written, shape))
-        check_merges_by_all_keys(schema, copy.execution_plan().display_indent())
-        copy.collect()
+        rows = context.sql(ordered(schema, query))
+        check_merges_by_all_keys(schema, rows.execution_plan().display_indent())
+        rows.write_parquet_with_options(file_url(written), shape.options())
         facts = file_facts(written, schema) if written.exists() else FileFacts(0)
         if facts.row_count:
             written.replace(output_path)
@@ -121,12 +146,6 @@ def check_merges_by_all_keys(schema: Schema, plan: str) -> None:
                 f"DataFusion would merge by {merged_by} instead of {', '.join(schema.key_names)}; "
                 "nothing was written"
             )
-
-
-def copy_sql(schema: Schema, query: str, path: Path, shape: FileShape) -> str:
-    """The statement that writes a query's rows in key order to one Parquet file."""
-    rows = ordered(schema, query)
-    return f"COPY ({rows}) TO '{file_url(path)}' STORED AS PARQUET OPTIONS ({shape.sql()})"
 
 
 def file_facts(path: Path, schema: Schema) -> FileFacts:

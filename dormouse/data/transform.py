@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from dormouse.data.bloom_filters import bloom_filter_columns
 from dormouse.errors import InvalidData, InvalidProperties
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
@@ -44,7 +45,8 @@ class Transform:
 
     @staticmethod
     def parse(schema: Schema, properties: TableProperties) -> Transform:
-        """The transform that the properties ask for; `InvalidProperties` in one line."""
+        """The transform that the properties ask for; `InvalidProperties` when any does not fit the schema."""
+        bloom_filter_columns(schema, properties)
         aggregates = _parse_aggregate(schema, properties.aggregate) if properties.aggregate else ()
         age_off = _parse_filter(schema, properties.filter) if properties.filter else None
         return Transform(schema, aggregates, age_off)

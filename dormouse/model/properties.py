@@ -43,6 +43,12 @@ class _Properties(BaseModel):
     row_group_bytes: int = Field(
         16 * 1024 * 1024, ge=64 * 1024, le=INT_MAX, description="of a row group, before encoding"
     )
+    bloom_filter_columns: str | None = Field(
+        None,
+        description="e.g. 'order_id, customer': columns of many values (INT, LONG, STRING, BYTES) of which "
+        "queries ask for single ones, but for the first row key; files written from then on grow by 1 to 2 "
+        "bytes a value",
+    )
     compression: Literal["zstd", "snappy", "lz4", "none"] = "zstd"
     aggregate: str | None = Field(
         None, description="e.g. 'sum(count), max(last_seen)'; a total that LONG cannot hold is an error"

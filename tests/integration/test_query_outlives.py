@@ -1,0 +1,414 @@
+"""Queries whose files are compacted and collected while they are read: each row comes once, in order."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from query_lake import Lake
+
+from dormouse.compaction import compact
+from dormouse.errors import ObjectNotFound, ObjectStoreError
+from dormouse.model.region import Range
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import BYTES, INT, LONG, STRING
+from dormouse.objects import ObjectStore
+from dormouse.postgres import ConnectionSupplier
+from dormouse.query import executor, query, session
+from dormouse.query.held_back import HeldBack
+from dormouse.splitting import split
+
+EVENTS = Schema(
+    [Field("name", STRING), Field("code", BYTES)],
+    [Field("time", INT)],
+    [Field("n", LONG)],
+)
+GONE = {"gc_delay_seconds": 0, "compaction_strategy": "basic", "compaction_batch_files": 2}
+NewLake = Callable[..., Lake]
+_names = count()
+_numbers = count()
+
+
+@pytest.fixture
+def new_lake(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) -> NewLake:
+    dsn, supplier = shared_supplier
+    return lambda schema=EVENTS, **more: Lake(
+        dsn, supplier, tmp_path, schema, name=f"outlived_{next(_names)}", **{**GONE, **more}
+    )
+
+
+def event(rng: random.Random, names: str = "abcdefgh") -> dict[str, Any]:
+    """Of some hundred keys, so that many rows have equal ones."""
+    return {
+        "name": rng.choice(names),
+        "code": rng.choice([b"", b"\x00", b"\xff", b"\xff\x00"]),
+        "time": rng.choice([-(2**31), -1, 0, 1, 2**31 - 1]),
+        "n": next(_numbers),
+    }
+
+
+def filled(new_lake: NewLake, files: int = 3, rows: int = 400, **more: Any) -> Lake:
+    lake = new_lake(**{"split_points": ["d", "f"], **more})
+    # so that a file is not read whole when it is opened
+    lake.row_group_rows = 20
+    rng = random.Random(1)
+    for n in range(files):
+        lake.add([event(rng) for _ in range(rows)], one_file=n == 1)
+    return lake
+
+
+def replace_all_files(lake: Lake) -> set[str]:
+    """Compacts every leaf and collects what it was made of; the files that are gone then."""
+    before = filenames(lake)
+    for leaf in lake.context.partitions.leaves():
+        files = len(list(lake.context.store.file_references_in([leaf.partition_id])))
+        for _ in range(files % 2 or 2):
+            lake.add_file(lake.table([]), {leaf.partition_id: 0})
+    compact(lake.context, engine="local")
+    lake.context.garbage.collect()
+    gone = {name for name in before if not is_there(lake, name)}
+    assert gone == before
+    return gone
+
+
+def filenames(lake: Lake) -> set[str]:
+    return {reference.filename for reference in lake.context.store.file_references()}
+
+
+def is_there(lake: Lake, name: str) -> bool:
+    try:
+        return lake.context.objects.size(name) > 0
+    except ObjectNotFound:
+        return False
+
+
+@pytest.fixture(autouse=True)
+def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of a few rows, so that plans end in the midst of everything."""
+    monkeypatch.setattr(session, "_key_sessions", {})
+    monkeypatch.setitem(session._ONE_STREAM, "datafusion.execution.batch_size", "16")
+
+
+def bag(rows: Iterable[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
+    return Counter(tuple(row.values()) for row in rows)
+
+
+def replans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the queries plan again, as they do."""
+    made: list[Any] = []
+    again = executor._Execution._again
+
+    def spy(self: Any, missing: Any, futile: int) -> Any:
+        made.append((missing.filename, self._held.reached))
+        return again(self, missing, futile)
+
+    monkeypatch.setattr(executor._Execution, "_again", spy)
+    return made
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        None,
+        pytest.param({"name": Range("b", "g")}, marks=pytest.mark.slow),
+        {"name": ["a", "c", "h"]},
+        pytest.param({"code": [b"", b"\xff"]}, marks=pytest.mark.slow),
+        {"time": Range(-1, 2), "code": Range(b"\x00", None)},
+    ],
+)
+def test_a_query_outlives_all_files_of_its_plan_several_times(
+    new_lake: NewLake, monkeypatch: pytest.MonkeyPatch, where: Any
+) -> None:
+    lake = filled(new_lake)
+    expected = [row for row in lake.all.to_pylist() if meets(row, where)]
+    made = replans(monkeypatch)
+    found = read(lake, query(lake.context, where), (0, 20, 40))
+    assert len(made) >= 2
+    assert bag(found) == bag(expected)
+    assert [key(row) for row in found] == sorted(map(key, expected))
+
+
+def meets(row: dict[str, Any], where: dict[str, Any] | None) -> bool:
+    def one(name: str, wanted: Any) -> bool:
+        if isinstance(wanted, list):
+            return row[name] in wanted
+        return (wanted.min is None or wanted.min <= row[name]) and (
+            wanted.max is None or row[name] < wanted.max
+        )
+
+    return all(one(name, wanted) for name, wanted in (where or {}).items())
+
+
+@pytest.mark.parametrize("limit", [1, 400, 5_000])
+def test_a_limit_counts_rows_once_however_often_it_is_planned(
+    new_lake: NewLake, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    lake = filled(new_lake)
+    made = replans(monkeypatch)
+    found = read(lake, query(lake.context, limit=limit), (0, 20))
+    assert [key(row) for row in found] == sorted(map(key, lake.all.to_pylist()))[:limit]
+    assert not bag(found) - bag(lake.all.to_pylist())
+    assert len(made) >= (limit > 300)
+
+
+def test_columns_without_keys_come_in_key_order(new_lake: NewLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = filled(new_lake)
+    made = replans(monkeypatch)
+    reader = query(lake.context, columns=["n"])
+    assert reader.schema.names == ["n"]
+    found = [row["n"] for row in read(lake, reader, (0, 20))]
+    assert Counter(found) == Counter(lake.all["n"].to_pylist())
+    key_of = {row["n"]: key(row) for row in lake.all.to_pylist()}
+    assert [key_of[n] for n in found] == sorted(key_of[n] for n in found)
+    assert made
+
+
+def test_rows_of_equal_key_are_aggregated_once(new_lake: NewLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = filled(new_lake, aggregate="sum(n)")
+    made = replans(monkeypatch)
+    found = read(lake, query(lake.context), (0, 1))
+    sums: Counter[tuple[Any, ...]] = Counter()
+    for row in lake.all.to_pylist():
+        sums[key(row)] += row["n"]
+    assert [(*key(row), row["n"]) for row in found] == [(*k, n) for k, n in sorted(sums.items())]
+    assert made
+
+
+def test_rows_of_one_key_fill_many_batches(new_lake: NewLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait until all of them are there, and come again from other files."""
+    lake = new_lake(split_points=["d"])
+    one = {"name": "b", "code": b"", "time": 1}
+    for n in range(4):
+        lake.add(
+            [{**one, "n": n * 100 + i} for i in range(100)] + [{**one, "time": t, "n": t} for t in (0, 2)]
+        )
+    made = replans(monkeypatch)
+    taken = []
+    take = HeldBack.take
+
+    def spy(self: HeldBack, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        yield from take(self, batch)
+        taken.append(batch.num_rows)
+        if len(taken) == 5:
+            assert replace_all_files(lake)
+
+    monkeypatch.setattr(HeldBack, "take", spy)
+    assert bag(query(lake.context).read_all().to_pylist()) == bag(lake.all.to_pylist())
+    [(_, reached)] = made
+    assert reached.key == ("b", b"", 1)
+    assert not reached.given
+
+
+def test_too_many_rows_of_one_key_are_not_held_back(
+    new_lake: NewLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads them has some of them when the file is gone: that is said, and nothing comes twice."""
+    lake = new_lake()
+    lake.add([{"name": "b", "code": b"", "time": 1, "n": i} for i in range(2_000)])
+    monkeypatch.setattr(HeldBack.__init__, "__defaults__", (1_000,))
+    reader = query(lake.context)
+    first = reader.read_next_batch().to_pylist()
+    assert first
+    replace_all_files(lake)
+    with pytest.raises(ObjectNotFound, match="collected amidst rows of equal key that are too many") as error:
+        for batch in reader:
+            first += batch.to_pylist()
+    assert len(str(error.value).splitlines()) == 1
+    assert not bag(first) - bag(lake.all.to_pylist())
+    assert bag(query(lake.context).read_all().to_pylist()) == bag(lake.all.to_pylist())
+
+
+def test_after_too_many_rows_of_one_key_a_query_outlives_its_files_again(
+    new_lake: NewLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = new_lake()
+    lake.add([{"name": "b", "code": b"", "time": 1, "n": i} for i in range(200)])
+    lake.add([{"name": "c", "code": b"", "time": i, "n": i} for i in range(500)])
+    monkeypatch.setattr(HeldBack.__init__, "__defaults__", (1_000,))
+    found: list[dict[str, Any]] = []
+    replaced = False
+    for batch in query(lake.context):
+        found += batch.to_pylist()
+        if found[-1]["name"] == "c" and not replaced:
+            replaced = bool(replace_all_files(lake))
+    assert bag(found) == bag(lake.all.to_pylist())
+
+
+def test_a_file_that_is_lost_is_not_waited_for(new_lake: NewLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows before it come; then one line names it, and says how to bring it back."""
+    lake = filled(new_lake)
+    made = replans(monkeypatch)
+    reader = query(lake.context)
+    first = reader.read_next_batch().to_pylist()
+    lost = lake.context.store.file_references_in([lake.context.partitions.leaves()[2].partition_id])
+    lake.context.objects.delete([name := min(one.filename for one in lost)])
+    with pytest.raises(ObjectNotFound, match=re.escape(name)) as error:
+        for batch in reader:
+            first += batch.to_pylist()
+    assert "it is lost, not collected" in str(error.value)
+    assert "docs/how-to/restore-from-backup.md" in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+    assert len(made) == 1
+    before = [row for row in lake.all.to_pylist() if row["name"] < "f"]
+    assert bag(row for row in first if row["name"] < "f") == bag(before)
+
+
+def test_a_file_that_is_known_and_then_lost_has_no_rows(new_lake: NewLake) -> None:
+    """What the session knows of it from before is not taken for the file."""
+    lake = filled(new_lake, rows=2_000)
+    assert query(lake.context).read_all().num_rows == 6_000
+    everything = filenames(lake)
+    lake.context.objects.delete(everything)
+    for where in (None, {"name": "a"}, {"name": "a", "code": b"", "time": 1}):
+        with pytest.raises(ObjectNotFound, match="it is lost, not collected"):
+            query(lake.context, where).read_all()
+
+
+def test_a_file_that_is_brought_back_is_read_again(new_lake: NewLake) -> None:
+    lake = filled(new_lake)
+    [name, *_] = sorted(filenames(lake))
+    content = lake.context.objects.get(name)
+    lake.context.objects.delete([name])
+    with pytest.raises(ObjectNotFound, match="it is lost, not collected"):
+        query(lake.context).read_all()
+    lake.context.objects.put(name, content)
+    assert bag(query(lake.context).read_all().to_pylist()) == bag(lake.all.to_pylist())
+
+
+def test_a_damaged_file_is_no_lost_one(new_lake: NewLake) -> None:
+    lake = filled(new_lake)
+    reader = query(lake.context)
+    reader.read_next_batch()
+    lost = lake.context.store.file_references_in([lake.context.partitions.leaves()[2].partition_id])
+    name = min(one.filename for one in lost)
+    path = lake.context.objects.local_path(name)
+    assert path is not None
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(ObjectStoreError, match=re.escape(name)) as error:
+        list(reader)
+    assert not isinstance(error.value, ObjectNotFound)
+
+
+def test_files_that_are_collected_all_the_time_end_a_query(
+    new_lake: NewLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it plans is gone before it is read: it does not try for ever."""
+    lake = filled(new_lake)
+    planned = executor.plan_query
+
+    def plan_then_replace(*args: Any) -> Any:
+        plan = planned(*args)
+        plan = replace(plan, groups=tuple(plan.groups))
+        replace_all_files(lake)
+        return plan
+
+    monkeypatch.setattr(executor, "plan_query", plan_then_replace)
+    monkeypatch.setattr(executor, "REPLANS_MAX", 3)
+    with pytest.raises(ObjectNotFound, match="raise the table's property gc_delay_seconds"):
+        query(lake.context).read_all()
+
+
+def test_queries_of_objects_in_s3_outlive_them(
+    dsn: str,
+    supplier: ConnectionSupplier,
+    tmp_path: Path,
+    s3_store: ObjectStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lake = Lake(dsn, supplier, tmp_path, EVENTS, objects=s3_store, split_points=["d", "f"], **GONE)
+    rng = random.Random(2)
+    for n in range(2):
+        lake.add([event(rng) for _ in range(300)], one_file=n == 1)
+    made = replans(monkeypatch)
+    assert bag(read(lake, query(lake.context), (0, 4))) == bag(lake.all.to_pylist())
+    assert made
+    lake.context.objects.delete([name := min(filenames(lake))])
+    with pytest.raises(ObjectNotFound, match=f"{re.escape(name)}.*it is lost, not collected"):
+        query(lake.context).read_all()
+
+
+step = st.sampled_from(["compact", "split", "add nothing", "read"])
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=60,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    seed=st.integers(0, 2**32),
+    files=st.integers(1, 4),
+    names=st.sampled_from(["a", "ab", "abcdefgh"]),
+    columns=st.sampled_from([None, ["n"], ["time", "n"]]),
+    limit=st.sampled_from([None, None, 50, 300]),
+    steps=st.lists(step, min_size=1, max_size=30),
+)
+def test_every_row_comes_exactly_once_whatever_is_done_meanwhile(
+    new_lake: NewLake,
+    seed: int,
+    files: int,
+    names: str,
+    columns: list[str] | None,
+    limit: int | None,
+    steps: list[str],
+) -> None:
+    rng = random.Random(seed)
+    lake = new_lake(split_points=sorted(rng.sample("bcdefgh", rng.randrange(4))))
+    for _ in range(files):
+        lake.add([event(rng, names) for _ in range(rng.randrange(1, 200))], one_file=rng.random() < 0.3)
+    expected = sorted(lake.all.to_pylist(), key=key)
+    found: list[dict[str, Any]] = []
+    upcoming = iter(steps)
+    for batch in query(lake.context, columns=columns, limit=limit):
+        found += batch.to_pylist()
+        change(lake, next(upcoming, "read"), rng)
+    chosen = columns or list(lake.schema.names)
+    assert len(found) == len(expected[:limit])
+    whole = bag({name: row[name] for name in chosen} for row in expected)
+    assert not bag(found) - whole
+    if columns is None:
+        assert [key(row) for row in found] == [key(row) for row in expected[:limit]]
+    if limit is None:
+        assert bag(found) == whole
+
+
+def change(lake: Lake, step: str, rng: random.Random) -> None:
+    match step:
+        case "compact":
+            replace_all_files(lake)
+        case "split":
+            leaf = rng.choice(lake.context.partitions.leaves())
+            name = leaf.region.range("name")
+            points = [c for c in "bcdefgh" if (name.min or "") < c and (name.max is None or c < name.max)]
+            if points:
+                lake.context.partitions.split(leaf.partition_id, rng.choice(points))
+                split(lake.context)
+
+
+def read(lake: Lake, reader: pa.RecordBatchReader, at: Collection[int]) -> list[dict[str, Any]]:
+    """All rows; after some of the batches every file is replaced."""
+    found: list[dict[str, Any]] = []
+    for n, batch in enumerate(reader):
+        found += batch.to_pylist()
+        if n in at:
+            replace_all_files(lake)
+    return found
+
+
+def key(row: dict[str, Any]) -> tuple[Any, ...]:
+    """As files are sorted."""
+    return row["name"], row["code"], row["time"]

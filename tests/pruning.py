@@ -1,0 +1,58 @@
+"""What DataFusion's metrics tell that a query skipped of its files."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from dormouse.context import TableContext
+from dormouse.query import executor, query
+
+_PRUNED = re.compile(r"([\d.]+) total → ([\d.]+) matched")
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """The rows that a query gave; (considered, matched) of row groups and of pages; and other numbers."""
+
+    rows: int
+    metrics: dict[str, tuple[int, int]]
+    numbers: dict[str, int]
+
+
+def plans_of(context: TableContext, monkeypatch: pytest.MonkeyPatch, *args: Any) -> tuple[list[Any], int]:
+    """The physical plans that a query ran, and how many rows it gave."""
+    plans = []
+    execute = executor.SessionContext.execute
+
+    def spy(self: Any, plan: Any, partition: int) -> Any:
+        plans.append(plan)
+        return execute(self, plan, partition)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor.SessionContext, "execute", spy)
+        found = query(context, *args).read_all()
+    return plans, found.num_rows
+
+
+def pruned(
+    context: TableContext, where: Any, monkeypatch: pytest.MonkeyPatch, columns: Sequence[str] | None = None
+) -> Pruned:
+    """Runs a query, and adds up what its scans skipped."""
+    plans, rows = plans_of(context, monkeypatch, where, columns)
+    pairs: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    numbers: dict[str, int] = defaultdict(int)
+    for plan in plans:
+        for _, found in plan.collect_metrics():
+            for metric in found.metrics():
+                if match := _PRUNED.match(str(metric)):
+                    total, matched = pairs[metric.name]
+                    pairs[metric.name] = (total + int(match[1]), matched + int(match[2]))
+                elif isinstance(metric.value, int):
+                    numbers[metric.name] += metric.value
+    return Pruned(rows, dict(pairs), dict(numbers))
