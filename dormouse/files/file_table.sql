@@ -106,6 +106,27 @@ select count(*) from stamped;
 -- How many files nothing refers to, as far as stage one has seen, and their bytes.
 select count(*), coalesce(sum(byte_count), 0)::bigint from {file} where unreferenced_at < 'infinity';
 
+-- name: count_unreferenced
+-- Part of a query: how many files nothing refers to: those that are stamped, and those that will be.
+select count(*)
+from (
+    select f.file_id from {file} f where f.unreferenced_at < 'infinity'
+    union
+    select r.file_id
+    from tables t
+    cross join lateral (
+        select file_id
+        from removed_reference
+        where table_id = %(table_id)s
+            and removed_xid >= pg_snapshot_xmin(t.collected_till)
+            and not pg_visible_in_snapshot(removed_xid, t.collected_till)
+    ) r
+    where t.table_id = %(table_id)s and exists (select from {file} f where f.file_id = r.file_id offset 0)
+) u
+where not exists (
+    select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(u.file_id) and r.file_id = u.file_id offset 0
+)
+
 -- name: ready_for_gc
 -- A page of the files whose last reference went before a time, stamped or not yet, by id.
 select file_id, filename

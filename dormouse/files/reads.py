@@ -17,6 +17,7 @@ from psycopg import errors as pg
 from dormouse.files.layout import Layout
 from dormouse.files.own_tables import OwnTables, dropped_tables
 from dormouse.files.parameters import Parameters, key_arrays, reference_from_row
+from dormouse.files.totals import TableTotals
 from dormouse.model.file_reference import AllFiles, FileReference, FileWithReferences, is_text
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import Isolation, Supplier
@@ -103,8 +104,14 @@ class FileReferenceReads:
 
     def counts(self) -> dict[str, int | bool]:
         """How many files, references, rows and bytes there are, and whether the rows are counted exactly."""
+        found = self.totals.read()
         names = ("references", "row_count", "rows_exact", "files", "byte_count", "unreferenced_files")
-        return dict(zip(names, self._rows("counts", scans=True)[0], strict=True))
+        return {name: getattr(found, name) for name in names}
+
+    @property
+    def totals(self) -> TableTotals:
+        """How much there is of everything."""
+        return TableTotals(self._supplier, self._own)
 
     def has_no_files(self) -> bool:
         """Whether nothing is tracked; files without references are tracked too."""

@@ -29,24 +29,6 @@ limit %(limit)s;
 -- Whether any file is tracked.
 select exists ({file_facts});
 
--- name: counts
--- How many references, rows, files and bytes there are, and whether the rows are counted exactly.
-select r.count, r.row_count, r.exact, f.count, f.byte_count, u.count
-from (
-    select count(*), coalesce(sum(row_count), 0)::bigint as row_count,
-        coalesce(not bool_or(count_approximate), true) as exact
-    from {file_reference} r
-    where {live}
-) r, (
-    select count(*), coalesce(sum(byte_count), 0)::bigint as byte_count
-    from ({file_facts}) f
-    where exists (select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(f.file_id) and r.file_id = f.file_id and {live})
-) f, (
-    select count(*)
-    from ({file_facts}) f
-    where not exists (select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(f.file_id) and r.file_id = f.file_id and {live})
-) u;
-
 -- name: reference_columns
 -- Part of a query: the columns of a reference r.
 r.filename, r.partition_id, r.row_count, r.job_id, r.last_updated, r.count_approximate,

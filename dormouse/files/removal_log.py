@@ -44,6 +44,7 @@ def _add(conn: psycopg.Connection[Any], day: date) -> None:
 def _drop_unless_needed(conn: psycopg.Connection[Any], day: date) -> None:
     # first the lock, then the look: what a transaction commits between the two would be lost
     conn.execute(_QUERIES["lock_day"].on(day=_name(day)))
+    conn.execute(_QUERIES["forget_totals"].on())
     retention = {"retention_seconds": TableProperties().history_retention_seconds}
     if not conn.execute(_QUERIES["still_needed"].on(day=_name(day)), retention).fetchall()[0][0]:
         conn.execute(_QUERIES["drop_day"].on(day=_name(day)))

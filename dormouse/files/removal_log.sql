@@ -19,15 +19,21 @@ create table {day} partition of removed_reference for values from ({from_day}) t
 lock table {day} in access exclusive mode;
 
 -- name: still_needed
--- Whether some table keeps removals of a day, for its history or because they were not collected yet.
+-- Whether some table keeps removals of a day, for its history, or because they were not collected or counted yet.
 select exists (
     select from {day} r
     join tables t using (table_id)
+    left join watermark w on w.table_id = t.table_id and w.purpose = 'totals'
     where r.removed_at > clock_timestamp() - make_interval(
             secs => coalesce((t.properties ->> 'history_retention_seconds')::float8, %(retention_seconds)s)
         )
         or not pg_visible_in_snapshot(r.removed_xid, t.collected_till)
+        or not pg_visible_in_snapshot(r.removed_xid, w.till)
 );
+
+-- name: forget_totals
+-- Forgets totals that nobody has brought forward for long: the log is not kept for them.
+delete from watermark where purpose = 'totals' and whole_at < clock_timestamp() - interval '2 days';
 
 -- name: drop_day
 -- Drops the log's partition of one day.

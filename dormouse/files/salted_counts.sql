@@ -130,6 +130,13 @@ cross join lateral (
 ) s
 where s.count = 0;
 
+-- name: count_unreferenced
+-- Part of a query: how many files nothing refers to: their counts add up to 0.
+select count(*)
+from (select distinct file_id from {file_count} where is_zero) z
+cross join lateral (select sum(count) as count from {file_count} f where f.file_id = z.file_id) s
+where s.count = 0
+
 -- name: ready_for_gc
 -- A page of the files whose last reference went before a time, by id.
 select z.file_id, s.filename

@@ -1,0 +1,98 @@
+"""What a table consists of: counted whole once, and from then on by what has changed.
+
+What was counted is remembered with the snapshot that it was counted in. References that this did not see are
+new, and the log of removals has those that are gone. So a count costs what has changed since the last, and is
+always exact; where it cannot be told, as a file was forgotten with its size, all is counted again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from dormouse.files.own_tables import OwnTables
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.transaction import allow_scans, run_transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Of one table at one moment; `approximate`: references whose rows are estimated."""
+
+    references: int
+    row_count: int
+    approximate: int
+    files: int
+    byte_count: int
+    unreferenced_files: int
+    partitions: int
+    leaves: int
+
+    @property
+    def rows_exact(self) -> bool:
+        return not self.approximate
+
+
+@dataclass(frozen=True, slots=True)
+class _Count:
+    """Totals, as of a snapshot and an epoch; what was remembered has the version, None: nothing."""
+
+    totals: Totals
+    till: str
+    epoch: int
+    version: int | None
+    changes: int
+
+
+class TableTotals:
+    """The totals of one table. Each is of one snapshot."""
+
+    def __init__(self, supplier: Supplier, own: OwnTables) -> None:
+        self._supplier = supplier
+        self._own = own
+
+    def read(self) -> Totals:
+        """The totals; changes nothing, and costs what has changed since they were remembered."""
+        return self._count().totals
+
+    def bring_forward(self) -> Totals:
+        """The totals; remembers them where anything has changed."""
+        found = self._count()
+        if found.version is None or found.changes:
+            self._remember(found)
+        return found.totals
+
+    def _count(self) -> _Count:
+        # always read committed: days of the log are dropped, whatever an older snapshot could see of them
+        return self._own.following(
+            lambda: run_transaction(self._supplier, self._count_in, operation="count what there is")
+        )
+
+    def _count_in(self, conn: psycopg.Connection[Any]) -> _Count:
+        key = {"table_id": self._own.table.table_id}
+        rows = conn.execute(self._own.on("count_since"), key).fetchall()
+        version = None
+        if rows:
+            *numbers, till, epoch, version, unknown, changes = rows[0]
+            if not unknown:
+                return _Count(Totals(*map(int, numbers)), till, epoch, version, int(changes))
+        allow_scans(conn)
+        *numbers, till, epoch = conn.execute(self._own.on("count_all"), key).fetchall()[0]
+        return _Count(Totals(*map(int, numbers)), till, epoch, version, 1)
+
+    def _remember(self, found: _Count) -> None:
+        values = {
+            "table_id": self._own.table.table_id,
+            "till": found.till,
+            "epoch": found.epoch,
+            "facts": Jsonb(asdict(found.totals)),
+            "version": found.version,
+        }
+
+        def work(conn: psycopg.Connection[Any]) -> None:
+            conn.execute(self._own.on("remember_totals"), values)
+
+        self._own.following(lambda: run_transaction(self._supplier, work, operation="remember totals"))

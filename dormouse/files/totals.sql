@@ -1,0 +1,100 @@
+-- name: count_all
+-- What there is, counted whole, with the snapshot that it is counted in.
+select r.count as references, r.row_count, r.approximate, f.count as files, f.byte_count, u.count as unreferenced_files,
+    p.count as partitions, p.leaves, pg_current_snapshot()::text as till,
+    (select epoch from tables where table_id = %(table_id)s) as epoch
+from (
+    select count(*), coalesce(sum(row_count), 0)::bigint as row_count,
+        count(*) filter (where count_approximate) as approximate
+    from {file_reference} r
+    where {live}
+) r, (
+    select count(*), coalesce(sum(byte_count), 0)::bigint as byte_count
+    from ({file_facts}) f
+    where exists (select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(f.file_id) and r.file_id = f.file_id and {live})
+) f, (
+    {count_unreferenced}
+) u, (
+    select count(*), count(*) filter (where sealed_epoch is null) as leaves from partition where table_id = %(table_id)s
+) p;
+
+-- name: count_since
+-- What was remembered, and what has changed since: what was added, less what was there and was removed. A file counts
+-- while anything refers to it. Nothing when nothing is remembered; `unknown` files are forgotten, with their sizes.
+with base as materialized (
+    select till, epoch, facts, version from watermark where table_id = %(table_id)s and purpose = 'totals'
+), added as materialized (
+    select r.*
+    from base b
+    cross join lateral (
+        select file_id, row_count, count_approximate
+        from {file_reference} r
+        where r.partition_id <> '' and r.added_xid >= pg_snapshot_xmin(b.till)
+            and not pg_visible_in_snapshot(r.added_xid, b.till)
+    ) r
+), removed as materialized (
+    select r.*
+    from base b
+    cross join lateral (
+        select file_id, row_count, count_approximate
+        from removed_reference
+        where table_id = %(table_id)s and removed_xid >= pg_snapshot_xmin(b.till)
+            and not pg_visible_in_snapshot(removed_xid, b.till) and pg_visible_in_snapshot(added_xid, b.till)
+    ) r
+), file_change as materialized (
+    select l.file_id, -1 as files
+    from (select distinct file_id from removed) l
+    where not exists (
+        select from {file_reference} r
+        where uuid_hash(r.file_id) = uuid_hash(l.file_id) and r.file_id = l.file_id and {live}
+        offset 0
+    )
+    union all
+    select g.file_id, 1
+    from base b, (select file_id from added except select file_id from removed) g
+    where not exists (
+        select from {file_reference} r
+        where uuid_hash(r.file_id) = uuid_hash(g.file_id) and r.file_id = g.file_id and {live}
+            and pg_visible_in_snapshot(r.added_xid, b.till)
+        offset 0
+    )
+), file_sum as (
+    select coalesce(sum(c.files), 0) as files, coalesce(sum(c.files * f.byte_count), 0) as byte_count,
+        count(*) filter (where f.file_id is null) as unknown
+    from file_change c
+    left join ({file_facts}) f on f.file_id = c.file_id
+), reference_sum as (
+    select coalesce(sum(sign), 0) as count, coalesce(sum(sign * row_count), 0) as row_count,
+        coalesce(sum(sign) filter (where count_approximate), 0) as approximate, count(*) as changes
+    from (
+        select 1 as sign, row_count, count_approximate from added
+        union all
+        select -1, row_count, count_approximate from removed
+    ) changed
+), epoch_sum as (
+    select coalesce(sum(cardinality(e.created)), 0) as created, coalesce(sum(cardinality(e.sealed)), 0) as sealed
+    from base b, epoch e
+    where e.table_id = %(table_id)s and e.epoch > b.epoch
+)
+select ((b.facts ->> 'references')::bigint + r.count)::bigint as references,
+    ((b.facts ->> 'row_count')::bigint + r.row_count)::bigint as row_count,
+    ((b.facts ->> 'approximate')::bigint + r.approximate)::bigint as approximate,
+    ((b.facts ->> 'files')::bigint + f.files)::bigint as files,
+    ((b.facts ->> 'byte_count')::bigint + f.byte_count)::bigint as byte_count,
+    u.count as unreferenced_files,
+    ((b.facts ->> 'partitions')::bigint + e.created)::bigint as partitions,
+    ((b.facts ->> 'leaves')::bigint + e.created - e.sealed)::bigint as leaves,
+    pg_current_snapshot()::text as till, t.epoch, b.version, f.unknown, r.changes + e.created as changes
+from base b, reference_sum r, file_sum f, epoch_sum e, tables t, (
+    {count_unreferenced}
+) u
+where t.table_id = %(table_id)s;
+
+-- name: remember_totals
+-- Remembers what there was at a snapshot, unless another has done so meanwhile.
+insert into watermark (table_id, purpose, till, epoch, facts, whole_at)
+values (%(table_id)s, 'totals', %(till)s::pg_snapshot, %(epoch)s, %(facts)s, clock_timestamp())
+on conflict (table_id, purpose) do update
+set till = excluded.till, epoch = excluded.epoch, facts = excluded.facts, whole_at = excluded.whole_at,
+    version = watermark.version + 1
+where watermark.version = %(version)s;
