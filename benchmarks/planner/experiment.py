@@ -11,7 +11,7 @@ from benchmarks.commits.bench import median_of_ratios
 from benchmarks.metadata_tables import MetadataTable, metadata_table
 from benchmarks.planner.load import load
 from benchmarks.planner.planning import planning
-from benchmarks.planner.remote import FORKSERVER, Remote, remote
+from benchmarks.remote import FORKSERVER, Remote, remote
 from benchmarks.state_tables import Tables
 
 FILES_PER_LEAF = 10

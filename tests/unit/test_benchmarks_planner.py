@@ -14,8 +14,8 @@ from benchmarks.planner.experiment import _named
 from benchmarks.planner.load import Load, load
 from benchmarks.planner.planning import planning
 from benchmarks.planner.probes import Probe, keys_of
-from benchmarks.planner.remote import remote
 from benchmarks.planner.report import table as as_table
+from benchmarks.remote import remote
 from benchmarks.state_tables import open_tables
 from dormouse.model.region import Range
 from dormouse.postgres import ConnectionSupplier

@@ -1,0 +1,1 @@
+"""How long does an answer take, by key and by ranges of keys, beside other engines?"""

@@ -1,0 +1,154 @@
+"""The engines, each warm in a process of its own. All answer in key order, from the table as it is now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from benchmarks.query.lake import KEY_STEP, Lake
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The rows of so many keys, from one on; of one key, by equality. Rows are numbered in key order."""
+
+    row: int
+    rows: int
+    by_key: bool = False
+
+    @property
+    def low(self) -> int:
+        return self.row * KEY_STEP
+
+    @property
+    def high(self) -> int:
+        """The first key after it."""
+        return (self.row + self.rows) * KEY_STEP
+
+    @property
+    def sql(self) -> str:
+        return f"key = {self.low}" if self.by_key else f"key >= {self.low} and key < {self.high} order by key"
+
+
+_DIGESTED_ROWS = 10_000
+
+Answer = Callable[[Wanted], Any]
+"""Gives the rows as the engine itself has them; something with a length."""
+
+
+class Asked:
+    """An engine, asked again and again."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def seconds(self, wanted: Sequence[Wanted]) -> list[float]:
+        """How long each answer took. RuntimeError when it has not as many rows as it should."""
+        found = []
+        for one in wanted:
+            began = perf_counter()
+            rows = self._answer(one)
+            found.append(perf_counter() - began)
+            if len(rows) != one.rows:
+                raise RuntimeError(f"{len(rows)} rows instead of {one.rows}")
+        return found
+
+    def digest(self, wanted: Wanted) -> str:
+        """Of all values of an answer, in order."""
+        return digest(self._answer(wanted))
+
+    def peak_bytes(self) -> int:
+        """Resident at the most."""
+        status = Path("/proc/self/status").read_text("utf-8")
+        [line] = [line for line in status.splitlines() if line.startswith("VmHWM")]
+        return 1_024 * int(line.split()[1])
+
+
+def digest(rows: Any) -> str:
+    """Of a pyarrow Table or a Polars DataFrame: the same for the same values."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    table = rows if isinstance(rows, pa.Table) else rows.to_arrow()
+    found = blake2b(digest_size=16)
+    for name in sorted(table.column_names):
+        for first in range(0, table.num_rows, _DIGESTED_ROWS):
+            values = table.column(name).slice(first, _DIGESTED_ROWS).cast(pa.string()).combine_chunks()
+            whole = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+            found.update(pc.binary_join(whole, "\n")[0].as_buffer())
+    return found.hexdigest()
+
+
+@contextmanager
+def asked(side: str, lake: Lake) -> Iterator[Asked]:
+    with ExitStack() as stack:
+        yield Asked(SIDES[side](lake, stack))
+
+
+def _dormouse(lake: Lake, stack: ExitStack) -> Answer:
+    import dormouse as dm
+
+    table = stack.enter_context(lake.opened()).table("orders")
+
+    def answer(wanted: Wanted) -> Any:
+        where = wanted.low if wanted.by_key else dm.Range(wanted.low, wanted.high)
+        return table.query({"key": where}).read_all()
+
+    return answer
+
+
+def _sql(lake: Lake, stack: ExitStack) -> Answer:
+    table = stack.enter_context(lake.opened()).table("orders")
+    return lambda wanted: table.sql(f"select * from orders where {wanted.sql}").read_all()
+
+
+def _duckdb(lake: Lake, stack: ExitStack) -> Answer:
+    import duckdb
+
+    connection = stack.enter_context(duckdb.connect())
+    connection.execute("set parquet_metadata_cache = true; set enable_progress_bar = false")
+
+    def answer(wanted: Wanted) -> Any:
+        query = f"select * from read_parquet('{lake.pattern}') where {wanted.sql}"
+        return connection.execute(query).to_arrow_table()
+
+    return answer
+
+
+def _polars(lake: Lake, stack: ExitStack) -> Answer:
+    import polars as pl
+
+    key = pl.col("key")
+
+    def answer(wanted: Wanted) -> Any:
+        where = key == wanted.low if wanted.by_key else (key >= wanted.low) & (key < wanted.high)
+        return pl.scan_parquet(lake.pattern).filter(where).sort("key").collect()
+
+    return answer
+
+
+def _pyiceberg(lake: Lake, stack: ExitStack) -> Answer:
+    table = lake.iceberg().load_table("query.orders")
+
+    def answer(wanted: Wanted) -> Any:
+        # what was committed since the last query must be seen
+        table.refresh()
+        between = f"key >= {wanted.low} and key < {wanted.high}"
+        where = f"key == {wanted.low}" if wanted.by_key else between
+        return table.scan(row_filter=where).to_arrow().sort_by("key")
+
+    return answer
+
+
+SIDES: dict[str, Callable[[Lake, ExitStack], Answer]] = {
+    "dormouse": _dormouse,
+    "sql": _sql,
+    "duckdb": _duckdb,
+    "polars": _polars,
+    "pyiceberg": _pyiceberg,
+}

@@ -1,0 +1,70 @@
+"""The pure parts of the benchmark of queries."""
+
+from __future__ import annotations
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from benchmarks.harness import Side
+from benchmarks.query.__main__ import parse
+from benchmarks.query.experiment import KINDS, QUICK, Plan, figures, queries, turned
+from benchmarks.query.lake import KEY_STEP
+from benchmarks.query.report import table
+from benchmarks.query.sides import SIDES, Asked, Wanted, digest
+
+ROWS = pa.table({"key": [1, 2], "text": ["a", "bc"]})
+
+
+@pytest.mark.parametrize("plan", [Plan(), QUICK])
+@pytest.mark.parametrize("kind", KINDS)
+def test_queries_lie_in_the_table_and_are_the_same_every_time(plan: Plan, kind: str) -> None:
+    wanted = queries(plan, kind, 1)
+    assert wanted == queries(plan, kind, 1) != queries(plan, kind, 2)
+    assert all(0 <= one.low < one.high <= plan.rows * KEY_STEP for one in wanted)
+    assert {one.rows for one in wanted} == {KINDS[kind]}
+
+
+def test_a_key_is_asked_for_by_equality_and_a_range_in_order() -> None:
+    assert Wanted(3, 1, by_key=True).sql == "key = 24"
+    assert Wanted(3, 10).sql == "key >= 24 and key < 104 order by key"
+
+
+def test_a_digest_is_of_values_in_order_whatever_holds_them() -> None:
+    views = ROWS.cast(pa.schema([("key", pa.int64()), ("text", pa.string_view())]))
+    chunks = pa.concat_tables([ROWS.slice(0, 1), ROWS.slice(1)])
+    assert digest(ROWS) == digest(views) == digest(chunks) == digest(pl.from_arrow(ROWS))
+    assert digest(ROWS) != digest(ROWS.take([1, 0]))
+    assert digest(ROWS) != digest(ROWS.set_column(1, "text", pa.array(["ab", "c"])))
+
+
+def test_an_answer_of_too_few_rows_is_noticed() -> None:
+    with pytest.raises(RuntimeError, match="2 rows instead of 3"):
+        Asked(lambda _: ROWS).seconds([Wanted(0, 3)])
+
+
+def test_every_engine_is_compared_in_every_kind() -> None:
+    sides = {(kind, name): Side([2.0, 4.0]) for kind in KINDS for name in SIDES}
+    sides["lookup", "duckdb"] = Side([4.0, 12.0])
+    found = figures(sides, {key: side.seconds for key, side in sides.items()})
+    assert found["lookup_ms"] == 3_000
+    assert found["lookup_ms_duckdb"] == 8_000
+    assert found["lookup_vs_duckdb"] == 2.5
+    assert {name for name in found if "_vs_" in name} == {
+        f"{kind}_vs_{name}" for kind in KINDS for name in SIDES if name != "dormouse"
+    }
+    rest = {"rows": 1, "files": 1, "leaves": 1, "rounds": 2} | {
+        f"peak_memory_bytes_{name}": 1 for name in SIDES
+    }
+    assert "2.5" in table({**found, **rest})
+
+
+def test_the_order_turns() -> None:
+    assert turned(["a", "b", "c"], 4) == ["b", "c", "a"]
+
+
+def test_a_plot_that_cannot_be_drawn_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["--plot", "figure.txt"])
+    assert ended.value.code == 2
+    assert "must end in .svg or .png" in capsys.readouterr().err
