@@ -94,17 +94,21 @@ class PartitionTree(Collection[Partition]):
 
     def region_of(self, node: int) -> Region:
         """The node's part of the key space, from the splits above it."""
-        ranges: dict[str, Range] = {}
-        while (above := self.arrays.parent[node]) != NONE:
-            split, is_left = self.split_of(above), self.arrays.left[above] == node
-            # the nearest split of a field is the narrowest
-            known = ranges.get(split.field, _EVERYTHING)
-            if is_left and known.max is None:
-                ranges[split.field] = Range(known.min, split.point)
-            elif not is_left and known.min is None:
-                ranges[split.field] = Range(split.point, known.max)
+        arrays, mins, maxs = self.arrays, dict[int, int](), dict[int, int]()
+        parent, left, split_key = arrays.parent, arrays.left, arrays.split_key
+        while (above := parent[node]) != NONE:
+            # the nearest split of a key is the narrowest
+            (maxs if left[above] == node else mins).setdefault(split_key[above], above)
             node = above
-        return Region(ranges)
+        names, point = self.schema.row_key_names, arrays.split_point
+        return Region(
+            {
+                names[key]: Range(
+                    point(mins[key]) if key in mins else None, point(maxs[key]) if key in maxs else None
+                )
+                for key in sorted(mins | maxs)
+            }
+        )
 
     def leaf_nodes(self) -> Iterator[int]:
         """The leaves, left before right."""

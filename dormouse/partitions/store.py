@@ -21,6 +21,7 @@ from dormouse.model.partition_tree import (
 )
 from dormouse.model.region import Range
 from dormouse.model.table import TableRecord
+from dormouse.model.tree_arrays import PartitionRow, TreeArrays
 from dormouse.partitions.leaves import Leaves
 from dormouse.partitions.rows import partition_from_row, partition_values
 from dormouse.partitions.tree_cache import TreeCache
@@ -98,9 +99,16 @@ class PartitionStore(Leaves):
             if arrays is None or epoch > arrays.epoch + CHANGES_MAX:
                 arrays = self._reader.whole(conn)
             if epoch > arrays.epoch:
-                self._reader.bring_forward(conn, arrays, epoch)
+                self._extend(arrays, self._reader.changes(conn, arrays.epoch, epoch), epoch)
             self._trees.put(table_id, arrays)
         return PartitionTree.of(arrays, epoch)
+
+    def _extend(self, arrays: TreeArrays, changes: list[PartitionRow], epoch: int) -> None:
+        try:
+            arrays.extend(changes, epoch)
+        except BaseException:  # Ctrl-C, perhaps: nobody may go on with half a change
+            self._trees.drop(self._table.table_id)
+            raise
 
     def partition(self, partition_id: str) -> Partition:
         """One partition, looked up by its id without the tree; `PartitionNotFound`."""

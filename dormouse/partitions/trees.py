@@ -44,13 +44,13 @@ class TreeReader:
         self.epoch(conn)  # a table that was dropped meanwhile lost its partitions between two pages
         return arrays
 
-    def bring_forward(self, conn: psycopg.Connection[Any], arrays: TreeArrays, epoch: int) -> None:
-        """Adds what changed up to an epoch, which is looked up by keys; `TableNotFound`."""
-        rows = self._execute(conn, "changed_partitions", after=arrays.epoch, epoch=epoch).fetchall()
+    def changes(self, conn: psycopg.Connection[Any], after: int, epoch: int) -> list[PartitionRow]:
+        """The partitions that came or were divided after an epoch, looked up by keys; `TableNotFound`."""
+        rows = self._execute(conn, "changed_partitions", after=after, epoch=epoch).fetchall()
         changed = [PartitionRow(*row) for row in rows]
         if epoch not in (row.created_epoch for row in changed):
             raise self._not_there(conn, epoch)
-        arrays.extend(changed, epoch)
+        return changed
 
     def walk(
         self, conn: psycopg.Connection[Any], ranges: Mapping[str, Range], nodes_max: int

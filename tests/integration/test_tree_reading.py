@@ -21,6 +21,7 @@ from dormouse.errors import InvalidRange, PartitionNotActive, PartitionNotFound,
 from dormouse.model.partition_tree import Partition, PartitionTree
 from dormouse.model.region import Range, Region
 from dormouse.model.schema import Field, Schema
+from dormouse.model.tree_arrays import TreeArrays
 from dormouse.model.types import BYTES, INT, LONG, STRING
 from dormouse.partitions.store import PartitionStore
 from dormouse.partitions.tree_cache import TreeCache
@@ -281,3 +282,21 @@ def test_one_partition_is_looked_up_alone(table: TableContext, statements: list[
     for unknown in ("nope", "\ud800", ""):
         with pytest.raises(PartitionNotFound):
             table.partitions.partition(unknown)
+
+
+def test_a_tree_whose_change_was_interrupted_is_read_anew(
+    table: TableContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, index = table.partitions.tree(), TreeArrays._index
+    PartitionStore(table.supplier, table.table).split("root", 5)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TreeArrays, "_index", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        table.partitions.tree()
+    monkeypatch.setattr(TreeArrays, "_index", index)
+    tree = table.partitions.tree()
+    assert tree.arrays is not before.arrays
+    assert (tree.leaf_count, len(before), before.leaf_count) == (2, 1, 1)

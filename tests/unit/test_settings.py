@@ -52,6 +52,7 @@ def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -
         ("DORMOUSE_SPARK_DRIVER_MEMORY", "4gb"),
         ("DORMOUSE_COMMIT_QUEUE", "queue"),
         ("DORMOUSE_QUEUES", "0"),
+        ("DORMOUSE_TREE_CACHE_BYTES", "-1"),
     ],
 )
 def test_a_bad_setting_names_itself_in_one_line(
