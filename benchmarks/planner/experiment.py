@@ -83,6 +83,8 @@ def _measure_size(
         found["rss_mb_before"] = _mb(planner.call("memory")["now"])
         found["plan_first_ms"] = round(planner.call("new_instances", 1)[0], 3)
         found["plan_cold_ms"] = round(statistics.median(planner.call("new_instances", plan.instances)), 3)
+        tree = planner.call("load_tree")
+        found |= {"tree_load_ms": round(tree["milliseconds"], 1), "tree_mb": _mb(tree["bytes"])}
         found |= _warm(planner, plan)
         if size in plan.under_load:
             tell(f"{table.leaves:,} leaves, with commits")
@@ -132,5 +134,5 @@ def _percentiles(name: str, milliseconds: Sequence[float]) -> Mapping[str, float
     return {f"{name}_p50_ms": round(cuts[49], 3), f"{name}_p99_ms": round(cuts[98], 3)}
 
 
-def _mb(size: int) -> float:
+def _mb(size: float) -> float:
     return round(size / 1e6, 1)

@@ -49,6 +49,7 @@ class Load:
     ) -> None:
         self._table = table
         self._context = context
+        context.partitions.tree()
         self._tables = Tables(supplier)
         self._tables.named([(table.record.table_id, "")])
         self._probes = probes

@@ -57,6 +57,13 @@ class Planning:
             found.append(1_000 * (perf_counter() - began))
         return found
 
+    def load_tree(self) -> dict[str, float]:
+        """Has the whole tree from here on: how long that took in milliseconds, and its bytes."""
+        began = perf_counter()
+        self.context().partitions.tree()
+        milliseconds = 1_000 * (perf_counter() - began)
+        return {"milliseconds": milliseconds, "bytes": self.context().trees.byte_size}
+
     def keys(self, seconds: float, at_least: int) -> dict[str, Milliseconds]:
         """Plans of one key, the look-up of the same partitions in SQL, and `select 1`, in turns."""
         found: dict[str, Milliseconds] = {"plan": [], "look_up": [], "select_1": []}

@@ -25,6 +25,7 @@ _SINGLE = {
     "scan_rss_mb": "  resident at the most: MB",
     "rss_mb_before": "resident before the table is opened: MB",
     "rss_mb": "resident at the most, before whole tables: MB",
+    "tree_load_ms": "the partition tree, to be loaded whole: ms",
     "tree_mb": "the partition tree: MB",
     "commits_per_s": "commits/s meanwhile",
     "splits_per_s": "splits/s meanwhile",
