@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
+from dormouse.console import partition_tree
 from dormouse.errors import InvalidRange, PartitionNotFound
 from dormouse.model.keys import encode_value
 from dormouse.model.partition_tree import (
@@ -27,7 +30,7 @@ from dormouse.model.region import Range, Region
 from dormouse.model.schema import Field, Schema
 from dormouse.model.tree_arrays import PartitionRow, TreeArrays
 from dormouse.model.types import LONG
-from tests.large_tree import columns_of
+from tests.large_tree import balanced_arrays, columns_of
 
 SCHEMA = Schema([Field("x", LONG), Field("y", LONG)])
 GRID = list(itertools.product(range(-1, 7), range(-1, 7)))
@@ -239,3 +242,12 @@ def test_readers_of_an_epoch_do_not_see_what_is_added_meanwhile() -> None:
 @pytest.mark.parametrize("name", ["", "nope", "\ud800", "root\x00", None, 5])
 def test_what_is_no_partition_is_not_in_the_tree(name: Any) -> None:
     assert name not in PartitionTree(SCHEMA, [Partition(ROOT, None, Region())])
+
+
+def test_a_picture_of_a_large_tree_is_cut_and_says_how_many_leaves_there_are() -> None:
+    tree = PartitionTree.of(balanced_arrays(1_000), 0)
+    picture = Console(width=80, file=io.StringIO(), record=True)
+    picture.print(partition_tree(tree, lambda _: "leaf", leaves_max=10))
+    lines = picture.export_text().splitlines()
+    assert sum("… 1000 leaves in all" in line for line in lines) == 1
+    assert sum(line.endswith("leaf") for line in lines) == 10
