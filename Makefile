@@ -33,6 +33,10 @@ deploy-local: .venv/.installed ## Deploy into an emulator on this machine, use i
 emr-package: .venv/.installed ## The archive that Spark on EMR runs, into build/emr (ARCHITECTURE=x86_64 for Intel)
 	@$(BIN)/python -m emr.build --architecture $(or $(ARCHITECTURE),arm64)
 
+.PHONY: query-image
+query-image: .venv/.installed ## What the image of the query service is built from, into build/query-image
+	@$(BIN)/python -m query_image.build
+
 .PHONY: lint
 lint: .venv/.installed ## ruff and mypy --strict
 	@$(BIN)/ruff check

@@ -1,4 +1,5 @@
-"""The files that a deployment uploads: synth only packs what `make lambdas` and `make emr-package` built."""
+"""The files that a deployment uploads: synth only packs what `make lambdas`, `make emr-package` and `make
+query-image` built."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import hashlib
 from pathlib import Path
 from typing import Literal, Protocol
 
+from aws_cdk import aws_ecr_assets as ecr_assets
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_s3_assets as s3_assets
 from constructs import Construct
@@ -18,6 +20,7 @@ MIGRATIONS = (
     "dormouse/postgres/roles.*",
     "dormouse/system/migration.*",
 )
+PLATFORMS = {"arm64": ecr_assets.Platform.LINUX_ARM64, "x86_64": ecr_assets.Platform.LINUX_AMD64}
 STUB = "Stands in for what is built."
 
 
@@ -30,6 +33,9 @@ class Assets(Protocol):
 
     def emr_entry(self, scope: Construct) -> s3_assets.Asset:
         """The script that Spark starts with."""
+
+    def query_image(self, scope: Construct) -> ecr_assets.DockerImageAsset:
+        """The image of the query service."""
 
     def migrations(self) -> str:
         """A text that changes when there is something to migrate."""
@@ -56,6 +62,11 @@ class BuiltAssets:
     def emr_entry(self, scope: Construct) -> s3_assets.Asset:
         path = self._path("dormouse/spark/run.py", "the checkout is not whole")
         return s3_assets.Asset(scope, "EmrEntry", path=path)
+
+    def query_image(self, scope: Construct) -> ecr_assets.DockerImageAsset:
+        folder = self._path("build/query-image", "run make query-image")
+        platform = PLATFORMS[self._architecture]
+        return ecr_assets.DockerImageAsset(scope, "Image", directory=folder, platform=platform)
 
     def migrations(self) -> str:
         digest = hashlib.sha256()
@@ -85,6 +96,10 @@ class StubAssets:
 
     def emr_entry(self, scope: Construct) -> s3_assets.Asset:
         return s3_assets.Asset(scope, "EmrEntry", path=str(self._file("emr", "run.py")))
+
+    def query_image(self, scope: Construct) -> ecr_assets.DockerImageAsset:
+        folder = str(self._file("query-image", "Dockerfile").parent)
+        return ecr_assets.DockerImageAsset(scope, "Image", directory=folder)
 
     def migrations(self) -> str:
         return STUB

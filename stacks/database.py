@@ -31,7 +31,8 @@ ADMINISTRATOR = "dormouse_admin"
 
 RUN_ROLE = "dormouse_run"
 OWNER_ROLE = "dormouse_owner"
-ROLES = (RUN_ROLE, OWNER_ROLE)
+READ_ROLE = "dormouse_read"
+ROLES = (RUN_ROLE, OWNER_ROLE, READ_ROLE)
 
 Fact = Literal["cluster", "endpoint", "host", "login", "secret", "key"]
 """Its identifier, its endpoint, where clients connect to, the resource that IAM lets them log in to, and the

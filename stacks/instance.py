@@ -19,6 +19,7 @@ from stacks.migrate import MigrateStack
 from stacks.monitoring import MonitoringStack, Watched
 from stacks.network import NetworkStack
 from stacks.pause import PauseStack
+from stacks.query import QueryStack
 from stacks.storage import StorageStack
 
 CDK_JSON = Path(__file__).parents[1] / "cdk.json"
@@ -54,8 +55,9 @@ def _optional(app: cdk.App, foundation: Foundation, migrate: MigrateStack) -> Wa
     maintenance = (
         MaintenanceStack(app, foundation, settings.maintenance, compaction) if settings.maintenance else None
     )
-    for stack in (commit, garbage, compaction, maintenance):
+    query = QueryStack(app, foundation, settings.query) if settings.query else None
+    for stack in (commit, garbage, compaction, maintenance, query):
         if stack is not None:
-            stack.add_stack_dependency(migrate, "its lambdas need the newest schema")
+            stack.add_stack_dependency(migrate, "it needs the newest schema")
     pause = PauseStack(app, foundation, settings.pause) if settings.pause else None
-    return Watched(commit, garbage, compaction, maintenance, pause)
+    return Watched(commit, garbage, compaction, maintenance, query, pause)

@@ -24,6 +24,7 @@ from stacks.garbage import GarbageStack
 from stacks.instance_stack import INSTANCE_TAG, InstanceStack
 from stacks.maintenance import MaintenanceStack
 from stacks.pause import PauseStack
+from stacks.query import SERVICE, QueryStack
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Watched:
     garbage: GarbageStack | None = None
     compaction: CompactionStack | None = None
     maintenance: MaintenanceStack | None = None
+    query: QueryStack | None = None
     pause: PauseStack | None = None
 
 
@@ -91,6 +93,10 @@ class MonitoringStack(InstanceStack):
             watch.function("Maintenance", self._function(maintenance, maintenance.function))
             if maintenance.runs is not None:
                 watch.runs("Split runs", self._machine(maintenance, maintenance.runs))
+        if (query := watched.query) is not None:
+            cluster = fact(query, self, "cluster", query.cluster.cluster_name)
+            targets = fact(query, self, "targets", query.target_group.target_group_full_name)
+            watch.query(cluster, SERVICE, targets)
         if (pause := watched.pause) is not None:
             name = "Starts of the database"
             watch.queue(name, *self._queues(pause, name, pause.queue))

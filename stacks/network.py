@@ -132,6 +132,15 @@ class NetworkStack(InstanceStack):
         )
         if self.settings.compaction is not None and self.settings.compaction.engine != "emr-serverless":
             self._let_out_to_emr(endpoint)
+        if self.settings.query is not None:
+            endpoint.add_to_policy(
+                iam.PolicyStatement(
+                    sid="LayersOfImages",
+                    principals=anyone,
+                    actions=["s3:GetObject"],
+                    resources=[f"arn:{self.partition}:s3:::prod-{self.region}-starport-layer-bucket/*"],
+                )
+            )
 
     def _let_out_to_emr(self, endpoint: ec2.GatewayVpcEndpoint) -> None:
         """To the buckets that clusters on EC2 need to start, as EMR documents them for private subnets."""

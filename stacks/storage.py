@@ -17,6 +17,8 @@ from stacks.constructs.wildcards import acknowledge_resources
 from stacks.instance_stack import InstanceStack
 
 DATA_PREFIX = "data"
+BALANCER_LOGS = "query"
+"""Below this prefix of the access logs, the load balancer of the query service writes its own."""
 
 
 def backup_window_days(settings: DeploymentSettings) -> int:
@@ -59,10 +61,11 @@ class StorageStack(InstanceStack):
         """Actions on the instance's objects, with the key that they need; names may always be listed, without
         which S3 says "forbidden" of what is not there."""
         by_s3 = {"StringEquals": {"kms:ViaService": f"s3.{self.region}.{self.url_suffix}"}}
+        key_actions = ["kms:Decrypt", *(["kms:GenerateDataKey"] if "s3:PutObject" in actions else [])]
         for allowed, resource, conditions in (
             (list(actions), f"{self.data_bucket.bucket_arn}/{DATA_PREFIX}/*", None),
             (["s3:ListBucket"], self.data_bucket.bucket_arn, None),
-            (["kms:Decrypt", "kms:GenerateDataKey"], self.key.key_arn, by_s3),
+            (key_actions, self.key.key_arn, by_s3),
         ):
             role.add_to_policy(
                 iam.PolicyStatement(actions=allowed, resources=[resource], conditions=conditions)
@@ -86,7 +89,7 @@ class StorageStack(InstanceStack):
         acknowledge_resources(role, [f"{exported}/{below}"], "these objects, and nothing else, are below it")
 
     def _access_logs(self) -> s3.Bucket:
-        return s3.Bucket(
+        bucket = s3.Bucket(
             self,
             "AccessLogs",
             encryption=s3.BucketEncryption.S3_MANAGED,  # S3 delivers logs to no other.
@@ -98,6 +101,16 @@ class StorageStack(InstanceStack):
             ],
             removal_policy=self.removal_policy,
         )
+        # Whether there is one or not, so that it can come and go without a change here.
+        bucket.add_to_resource_policy(
+            iam.PolicyStatement(
+                sid="LoadBalancers",
+                principals=[iam.ServicePrincipal("logdelivery.elasticloadbalancing.amazonaws.com")],
+                actions=["s3:PutObject"],
+                resources=[bucket.arn_for_objects(f"{BALANCER_LOGS}/AWSLogs/{self.account}/*")],
+            )
+        )
+        return bucket
 
     def _bucket(self, name: str, *, versioned: bool, rule: s3.LifecycleRule) -> s3.Bucket:
         uploads = cdk.Duration.days(self.settings.storage.incomplete_upload_days)
@@ -124,6 +137,7 @@ class StorageStack(InstanceStack):
             self.export_value(bucket.bucket_arn)
             self.export_value(bucket.bucket_name)
         self.export_value(self.key.key_arn)
+        self.export_value(self.access_logs.bucket_name)
         self.describe(
             StorageResources(
                 data_bucket=self.data_bucket.bucket_name,

@@ -36,6 +36,20 @@ EXISTING_VPC = {
     "route_table_ids": ["rtb-0123456789abcdef0", "rtb-0123456789abcdef1"],
 }
 
+UUID = "12345678-1234-1234-1234-123456789012"
+CALLED_QUERY = {
+    "certificate_arn": f"arn:aws:acm:eu-central-1:123456789012:certificate/{UUID}",
+    "host": "query.example.org",
+    "image": "123456789012.dkr.ecr.eu-central-1.amazonaws.com/tools/dormouse:1.0",
+    "client_cidrs": ["10.20.0.0/16"],
+    "client_security_groups": ["sg-0123456789abcdef0"],
+    "endpoints": "existing",
+    "disk_gb": 100,
+    "rows_max": 1_000_000,
+    "seconds_max": 3_600,
+}
+"""With everything that may be left out."""
+
 CONFIGURATIONS: dict[str, Callable[[], DeploymentSettings]] = {
     "dev": file("dev"),
     "prod": file("prod"),
@@ -50,9 +64,10 @@ CONFIGURATIONS: dict[str, Callable[[], DeploymentSettings]] = {
         network=EXISTING_VPC,
         database={"kind": "serverless", "min_acu": 0.5, "proxy": True, "readers": 1},
         compaction={"engine": "emr-ec2-steps", "instance_types": ["m7i.xlarge"]},
+        query=CALLED_QUERY,
     ),
     "transient": lambda: settings(
-        "dev", id="transient", deploy_paused=True, compaction={"engine": "emr-ec2-transient"}
+        "dev", id="transient", deploy_paused=True, compaction={"engine": "emr-ec2-transient"}, query={}
     ),
 }
 """The ready ones, and two for what they leave out."""

@@ -167,6 +167,9 @@ def _picture(found: Status) -> Any:
     rows += [(f"schedule {name}", state.lower()) for name, state in found.schedules.items()]
     rows += [(f"mapping {uuid}", state.lower()) for uuid, state in found.mappings.items()]
     rows += [] if found.spark is None else [("EMR", found.spark.lower())]
+    if found.query is not None:
+        where = f", {found.query_url}" if found.query == "running" else ""
+        rows.append(("query service", f"{found.query}{where}"))
     rows += [(what.partition(", ")[0], what.partition(", ")[2] or "running") for what in found.runs]
     parts: list[Any] = [f"{found.instance} in {found.account}, {found.region}: {found.summary}"]
     parts.append(grid(("what", "state"), rows))

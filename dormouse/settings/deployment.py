@@ -18,6 +18,7 @@ from dormouse.settings.compaction import (
     EmrStepsCompaction,
     EmrTransientCompaction,
 )
+from dormouse.settings.query import QuerySettings
 from dormouse.settings.section import (
     CONNECT_SECONDS_MAX,
     LAMBDA_SECONDS_MAX,
@@ -47,7 +48,8 @@ __all__ = [
     "CommitSettings", "CompactionSettings", "DatabaseSettings", "DeploymentSettings",
     "EmrServerlessCompaction",
     "EmrStepsCompaction", "EmrTransientCompaction", "FixedDatabase", "GarbageSettings", "MaintenanceSettings",
-    "MonitoringSettings", "NetworkSettings", "PauseSettings", "ServerlessDatabase", "StorageSettings",
+    "MonitoringSettings", "NetworkSettings", "PauseSettings", "QuerySettings", "ServerlessDatabase",
+    "StorageSettings",
 ]  # fmt: skip
 
 RECEIVES_LEAST = 50
@@ -324,8 +326,8 @@ class MonitoringSettings(Section):
 
 
 class DeploymentSettings(Section):
-    """One deployed instance. `commit`, `garbage`, `compaction`, `maintenance`, `pause` and `monitoring` are
-    deployed when their table is in the file, which may be empty."""
+    """One deployed instance. `commit`, `garbage`, `compaction`, `maintenance`, `query`, `pause`, `monitoring`
+    are deployed when their table is in the file, which may be empty."""
 
     id: Id = setting(change="replacement")
     """The name of the instance, one of its own in the account and region."""
@@ -355,6 +357,7 @@ class DeploymentSettings(Section):
     garbage: GarbageSettings | None = setting(None)
     compaction: CompactionSettings | None = setting(None)
     maintenance: MaintenanceSettings | None = setting(None)
+    query: QuerySettings | None = setting(None)
     pause: PauseSettings | None = setting(None)
     monitoring: MonitoringSettings | None = setting(None)
 
@@ -367,6 +370,8 @@ class DeploymentSettings(Section):
         region = self.region or (zones[0][:-1] if zones else None)
         if others := [zone for zone in zones if zone[:-1] != region]:
             yield "network.availability_zones", f"{others[0]} is not of the region {region}"
+        if self.query and self.network.vpc_id and self.query.endpoints is None:
+            yield "query.endpoints", 'it must be "create" or "existing" in the VPC that network.vpc_id names'
         types = getattr(self.compaction, "instance_types", ())
         if wrong := [one for one in types if architecture_of(one) != self.architecture]:
             yield (

@@ -29,6 +29,10 @@ def resources_parameter(instance_id: str, stack: str) -> str:
     return f"{resources_path(instance_id)}/{stack}"
 
 
+RUNNING_PARAMETER = "Running"
+"""Of the stack `query`: "true" or "false"."""
+
+
 def cluster_name(instance_id: str) -> str:
     """The name of the instance's clusters of EMR on EC2; those of one run only have its id behind."""
     return f"dormouse-{instance_id}"
@@ -81,6 +85,24 @@ class RunResources(ScheduledResources):
     """The name of the clusters of EMR on EC2."""
 
 
+class QueryResources(Described):
+    stack: str
+    """The name of its stack, whose parameter `Running` lets it run or sleep."""
+    url: str
+    """What clients in the VPC call, while it runs."""
+    token: str
+    """The ARN of the secret with the token that clients need."""
+    cluster: str
+    """Of ECS."""
+    service: str
+    tasks_min: int
+    cpu: int
+    """1024 is one virtual CPU."""
+    memory_mb: int
+    endpoints: int
+    """How many interface endpoints it has."""
+
+
 class PauseResources(Described):
     rule: str
     queue: str
@@ -97,4 +119,5 @@ class Resources(Described):
     garbage: ScheduledResources | None = None
     compaction: RunResources | None = None
     maintenance: RunResources | None = None
+    query: QueryResources | None = None
     pause: PauseResources | None = None

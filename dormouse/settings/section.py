@@ -21,6 +21,7 @@ VISIBILITY_SECONDS_MAX = 12 * 3600
 TAGS_MAX = 49
 """AWS allows 50 tags; `dormouse:instance` is one."""
 
+PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
 STORING = frozenset(
     {
         "d", "dl", "f", "h", "i", "im", "is", "trn",
@@ -65,6 +66,26 @@ PATTERNS = {
     "snapshot": (
         r"^arn:aws[a-z-]*:rds:[a-z0-9-]+:[0-9]{12}:cluster-snapshot:[A-Za-z][A-Za-z0-9:-]*$",
         "the ARN of a snapshot of a cluster, like arn:aws:rds:eu-west-1:123456789012:cluster-snapshot:prod",
+    ),
+    "security_group": (r"^sg-([0-9a-f]{8}|[0-9a-f]{17})$", "the id of a security group, like sg-0a1b2c3d"),
+    "client_cidr": (
+        r"^[0-9]{1,3}(\.[0-9]{1,3}){3}/([89]|[12][0-9]|3[0-2])$",
+        "a private IPv4 network of /8 to /32, like 10.0.0.0/16",
+    ),
+    "certificate": (
+        r"^arn:aws[a-z-]*:acm:[a-z0-9-]+:[0-9]{12}:certificate/[0-9a-f-]{36}$",
+        "the ARN of a certificate in ACM, like "
+        "arn:aws:acm:eu-west-1:123456789012:certificate/12345678-1234-1234-1234-123456789012",
+    ),
+    "host": (
+        r"^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.){1,8}[a-z][a-z0-9-]{0,30}[a-z0-9]$",
+        "a name in the DNS, like query.example.org",
+    ),
+    "image": (
+        r"^[0-9]{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/[a-z0-9][a-z0-9._/-]{0,254}"
+        r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|@sha256:[0-9a-f]{64})$",
+        "an image in ECR with its tag or digest, like "
+        "123456789012.dkr.ecr.eu-west-1.amazonaws.com/dormouse:1.0",
     ),
     "email": (r"^[^@\s]+@[^@\s]+\.[^@\s]+$", "an e-mail address"),
 }
@@ -116,12 +137,11 @@ def cidr_problem(cidr: str) -> str | None:
     try:
         network = ipaddress.IPv4Network(cidr, strict=False)
     except ValueError:
-        return PATTERNS["cidr"][1]
+        return "an IPv4 network has four numbers of 0 to 255, like 10.40.0.0/16"
     if str(network) != cidr:
         return f"the network that this address is in begins at {network}"
-    own = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
-    if not any(network.subnet_of(ipaddress.IPv4Network(each)) for each in own):
-        return f"it must be private: within {', '.join(own[:-1])} or {own[-1]}"
+    if not any(network.subnet_of(ipaddress.IPv4Network(each)) for each in PRIVATE):
+        return f"it must be private: within {', '.join(PRIVATE[:-1])} or {PRIVATE[-1]}"
     return None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dormouse.errors import InvalidInput
-from dormouse.settings.resources import Resources
+from dormouse.settings.resources import QueryResources, Resources
 from dormouse.system.month import HOURS_MONTH, PROXY_ACU_LEAST
 from dormouse.system.prices import Prices, prices_of, vcpus
 
@@ -16,8 +16,9 @@ def hourly(resources: Resources, live: Mapping[str, Any], region: str) -> list[t
 
     `live` may have `database` (its status, like "available" or "stopped"), `instances` (the classes of its
     instances, like "db.r8g.large" or "db.serverless"), `acu` (the sum of their capacities), `database_gb`,
-    `data_gb`, `vcpus` (of EMR Serverless workers now), `architecture` ("arm64" unless given) and `hosts` (the
-    types of EMR's EC2 instances now). A region without prices gives None throughout, and no error.
+    `data_gb`, `vcpus` (of EMR Serverless workers now), `architecture` ("arm64" unless given), `hosts` (the
+    types of EMR's EC2 instances now), `query_tasks` (how many tasks of the query service run) and
+    `query_sleeps`. A region without prices gives None throughout, and no error.
     """
     try:
         prices = prices_of(region)
@@ -33,7 +34,24 @@ def hourly(resources: Resources, live: Mapping[str, Any], region: str) -> list[t
         lines.append(("objects", _storage_hour(prices, "s3_gb_month", live.get("data_gb"))))
     if resources.compaction is not None:
         lines.append(("runs", _runs_hour(prices, live)))
+    if resources.query is not None:
+        lines += _query_lines(resources.query, prices, live)
     return lines
+
+
+def _query_lines(
+    told: QueryResources, prices: Prices | None, live: Mapping[str, Any]
+) -> list[tuple[str, float | None]]:
+    tasks, ways = live.get("query_tasks"), None
+    if live.get("query_sleeps"):
+        ways = 0.0
+    elif prices is not None:
+        ways = prices.balancer_hour + told.endpoints * prices.endpoint_hour
+    cost = 0.0 if tasks == 0 else None
+    if tasks and prices is not None:
+        architecture = live.get("architecture", "arm64")
+        cost = tasks * prices.fargate_hour(architecture, told.cpu, told.memory_mb)
+    return [("query tasks", cost), ("load balancer and endpoints", ways)]
 
 
 def _database_hour(prices: Prices | None, live: Mapping[str, Any]) -> float | None:

@@ -34,6 +34,10 @@ LAMBDA_CONCURRENCY = ("lambda", "L-B99A9384", "lambdas at once")
 VPCS = ("vpc", "L-F678F1CE", "VPCs")
 CLUSTERS = ("rds", "L-952B80B8", "database clusters")
 EMR_VCPU = ("emr-serverless", "L-D05C8A75", "vCPUs of EMR Serverless at once")
+FARGATE_VCPU = ("fargate", "L-3032A538", "vCPUs of Fargate at once")
+
+QUERY_ENDPOINTS = frozenset({"ecr.api", "ecr.dkr", "logs", "secretsmanager"})
+"""What tasks on Fargate call."""
 
 Result = Literal["ok", "warning", "wrong"]
 
@@ -56,7 +60,7 @@ def examine(
     session: Any = None,
 ) -> list[Check]:
     """Every check, in order; those of the account are left out when there are no credentials."""
-    checks = [*_machine(root), *_packages(settings, root)]
+    checks = [*_machine(root), *_packages(settings, root), *_image(settings, root)]
     try:
         session = session or open_session(region or settings.region, profile)
         aws = Aws(session)
@@ -118,6 +122,22 @@ def _packages(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
             yield Check("emr package", "wrong", f"{archive.name} is not built", mend)
 
 
+def _image(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
+    """What a deploy needs to build the image of the query service."""
+    if settings.query is None or settings.query.image is not None:
+        return
+    if (root / "build/query-image/Dockerfile").exists():
+        yield Check("query image", "ok", "build/query-image is made")
+    else:
+        yield Check("query image", "wrong", "build/query-image is not made", "run make query-image")
+    version = _output(["docker", "version", "--format", "{{.Server.Version}}"])
+    if version is None:
+        mend = "install and start Docker, or name an image in ECR in query.image"
+        yield Check("docker", "wrong", "there is no Docker that runs, to build the query image with", mend)
+    else:
+        yield Check("docker", "ok", f"Docker {version}")
+
+
 class _Account:
     def __init__(self, settings: DeploymentSettings, aws: Aws) -> None:
         self.settings, self.aws = settings, aws
@@ -143,6 +163,10 @@ class _Account:
         if isinstance(compaction, EmrServerlessCompaction):
             limit = compaction.vcpu_max
             looks.append(("quota of EMR Serverless", lambda: self._quota(EMR_VCPU, limit, 0)))
+        if query := self.settings.query:
+            vcpus = -(-query.tasks_max * query.cpu // 1_024)
+            looks.append(("clients", self._clients))
+            looks.append(("quota of Fargate", lambda: self._quota(FARGATE_VCPU, vcpus, 0)))
         for name, look in looks:
             try:
                 yield from look()
@@ -250,6 +274,8 @@ class _Account:
         yield from self._routes(tables)
         endpoints = self._in_vpc("describe_vpc_endpoints", "VpcEndpoints", "vpc-id")
         yield self._endpoint([one for one in endpoints if one["ServiceName"].endswith(".s3")])
+        if self.settings.query is not None:
+            yield self._ways_of_tasks(endpoints)
 
     def _subnets(self, subnets: dict[str, Any]) -> Iterator[Check]:
         network = self.settings.network
@@ -293,6 +319,31 @@ class _Account:
             mend = 'make one, or set network.s3_endpoint = "create" with route_table_ids'
             return Check("s3 endpoint", "wrong", "the VPC has no S3 gateway endpoint", mend)
         return Check("s3 endpoint", "ok", "it will be made" if create else gateways[0]["VpcEndpointId"])
+
+    def _clients(self) -> Iterator[Check]:
+        query = self.settings.query
+        if query and not (query.client_cidrs or query.client_security_groups):
+            mend = "name them in query.client_cidrs or query.client_security_groups"
+            yield Check("clients", "warning", "nobody may call the query service", mend)
+
+    def _ways_of_tasks(self, endpoints: list[Any]) -> Check:
+        """Whether the interface endpoints of the query service are there, or can be made."""
+        query, found = self.settings.query, set()
+        for one in endpoints:
+            is_ours = {"Key": "dormouse:instance", "Value": self.settings.id} in one.get("Tags", ())
+            name = one["ServiceName"].split(".", 3)[-1]
+            if name in QUERY_ENDPOINTS and one.get("PrivateDnsEnabled") and not is_ours:
+                found.add(name)
+        named = ", ".join(sorted(found))
+        if query is not None and query.endpoints == "create":
+            if found:
+                mend = 'set query.endpoints = "existing", and make those that are missing'
+                return Check("query endpoints", "wrong", f"the VPC has some already: {named}", mend)
+            return Check("query endpoints", "ok", "they will be made")
+        if missing := sorted(QUERY_ENDPOINTS - found):
+            mend = 'let the subnets have a NAT gateway, make them, or set query.endpoints = "create"'
+            return Check("query endpoints", "warning", f"the VPC has none for {', '.join(missing)}", mend)
+        return Check("query endpoints", "ok", named)
 
     def _in_vpc(self, operation: str, key: str, name: str) -> list[Any]:
         filters = [{"Name": name, "Values": [self.settings.network.vpc_id]}]

@@ -1,7 +1,8 @@
 """What a month of an instance costs, from its settings, before it is deployed.
 
 Prices come from prices.toml beside this file, the use made of the instance from `Assumptions`. Nothing is
-counted for NAT gateways and interface endpoints, as a deployment has none.
+counted for NAT gateways, as a deployment has none, nor for interface endpoints but
+those of the query service.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, fields
 
 from dormouse.errors import InvalidInput
 from dormouse.settings.deployment import DeploymentSettings, EmrServerlessCompaction, ServerlessDatabase
+from dormouse.settings.query import FREE_DISK_GB
 from dormouse.system.prices import Prices, known_regions, prices_of, vcpus
 
 HOURS_MONTH = 730
@@ -23,6 +25,10 @@ START_HOURS = 0.5
 """AWS starts a stopped cluster after seven days; it is awake about so long until it is stopped again."""
 
 PROXY_ACU_LEAST = 8
+QUERY_ENDPOINTS = 4
+"""Two of ECR, CloudWatch Logs and Secrets Manager, each in one zone."""
+
+QUERY_ALARMS = 4
 METRICS = 15
 """Metrics that lambdas write, a lambda and instance."""
 
@@ -122,6 +128,7 @@ class _Month:
         yield from self._commit()
         yield from self._scheduled()
         yield from self._runs()
+        yield from self._query()
         yield from self._common()
         if self.settings.monitoring is not None:
             alarms = alarm_count(self.settings)
@@ -238,6 +245,24 @@ class _Month:
         cost = assumed.run_hours * nodes * ((price or 0.0) + disk)
         yield self._in_use("compaction", f"EMR on EC2, {nodes:.3g} × {kind}", cost)
 
+    def _query(self) -> Iterator[Line]:
+        """With as many tasks as there are at least, and a load balancer that has little to do."""
+        query, prices = self.settings.query, self.prices
+        if query is None:
+            return
+        hour = prices.fargate_hour(self.settings.architecture, query.cpu, query.memory_mb)
+        hour += (query.disk_gb - FREE_DISK_GB) * prices.fargate_disk_gb_hour
+        size = f"{query.cpu / 1_024:g} vCPU, {query.memory_gb:g} GB"
+        tasks = query.tasks_min * hour * HOURS_MONTH
+        yield self._in_use("query", f"Fargate, {query.tasks_min} × {size}", tasks)
+        balancer = (prices.balancer_hour + prices.lcu_hour) * HOURS_MONTH
+        yield self._in_use("query", "load balancer, with one capacity unit", balancer)
+        if query.endpoints != "existing":
+            endpoints = QUERY_ENDPOINTS * prices.endpoint_hour * HOURS_MONTH
+            yield self._in_use("query", f"{QUERY_ENDPOINTS} interface endpoints", endpoints)
+        yield self._always("query", "private hosted zone, its name", prices.zone_month)
+        yield self._always("query", "Secrets Manager, its token", prices.secret_month)
+
     def _common(self) -> Iterator[Line]:
         prices, assumed = self.prices, self.assumed
         keys = key_count(self.settings)
@@ -275,7 +300,8 @@ def alarm_count(settings: DeploymentSettings) -> int:
     lambdas = (settings.commit, settings.garbage, settings.pause)
     runs = (settings.compaction, settings.maintenance)
     parts = 2 * sum(part is not None for part in lambdas) + 4 * sum(part is not None for part in runs)
-    return 5 + isinstance(settings.database, ServerlessDatabase) + 2 * queues + parts
+    query = QUERY_ALARMS if settings.query is not None else 0
+    return 5 + isinstance(settings.database, ServerlessDatabase) + 2 * queues + parts + query
 
 
 def _times(count: int) -> str:

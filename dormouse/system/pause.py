@@ -1,4 +1,4 @@
-"""Puts a deployed instance to sleep: schedules, queues, runs, EMR, and at last the database."""
+"""Puts a deployed instance to sleep: the query service, schedules, queues, runs, EMR, the database."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dormouse.errors import InstanceError
 from dormouse.system.database import StopDatabase, usable_status
 from dormouse.system.drain import DrainCommits, DrainRuns, StopSpark
 from dormouse.system.instance import DeployedInstance
+from dormouse.system.query import SwitchQuery
 from dormouse.system.steps import SYSTEM_CLOCK, Clock, Report, Run, Step, StepReport
 from dormouse.system.switches import SwitchMappings, SwitchRules, WriteDesiredState, rule_name, schedules
 
@@ -37,7 +38,8 @@ def pause(
     if drain_seconds is None:
         drain_seconds = told.drain_seconds
     lasting = _lasting(instance, rule_name(told.rule))
-    before, after = lasting[:3], lasting[3:]
+    drained = next(number for number, step in enumerate(lasting) if isinstance(step, StopSpark))
+    before, after = lasting[:drained], lasting[drained:]
     steps = [*before, DrainCommits(instance, drain_seconds), DrainRuns(instance, drain_seconds), *after]
     steps += [StopDatabase(instance, to_the_end=True)] if wait else []
     run = Run("paused", lambda: instance.desired, tell, clock)
@@ -59,8 +61,10 @@ def verify(instance: DeployedInstance, steps: Sequence[Step], goal: str, verb: s
 
 def _lasting(instance: DeployedInstance, keeper: str) -> list[Step]:
     """The steps whose work must still be done at the end."""
+    query = instance.resources.query
     return [
         WriteDesiredState(instance, "paused"),
+        *([SwitchQuery(instance, query, False)] if query else []),
         SwitchRules(instance, schedules(instance), False, "the schedules"),
         SwitchMappings(instance, False),
         StopSpark(instance),

@@ -11,6 +11,9 @@ from typing import Any
 
 from dormouse.errors import InvalidInput
 
+EMR_OF_FARGATE = 1.3
+"""What EMR Serverless costs by the price of Fargate: see prices.toml."""
+
 # How much of a `large` a size is; `metal` is priced by family, which the file does not have.
 _SIZES = {"medium": 0.5, "large": 1, "xlarge": 2}
 
@@ -37,6 +40,8 @@ class Prices:
     alarm_month: float
     metric_month: float
     dashboard_month: float
+    zone_month: float
+    fargate_disk_gb_hour: float
     transition_thousand: float
     emr_share_of_ec2: float
 
@@ -58,6 +63,9 @@ class Prices:
     s3_get_thousand: float
     log_gb: float
     log_gb_month: float
+    balancer_hour: float
+    lcu_hour: float
+    endpoint_hour: float
 
     def aurora_hour(self, instance_class: str) -> float | None:
         """Of `r8g.xlarge`, with or without `db.`; None when the file has no price of it."""
@@ -78,6 +86,14 @@ class Prices:
         if architecture == "arm64":
             return self.emr_arm_vcpu_hour + 4 * self.emr_arm_gb_hour
         return self.emr_x86_vcpu_hour + 4 * self.emr_x86_gb_hour
+
+    def fargate_hour(self, architecture: str, cpu: int, memory_mb: int) -> float:
+        """Of a task, without its disk; `cpu` is in units of which a vCPU has 1,024."""
+        if architecture == "arm64":
+            vcpu, gb = self.emr_arm_vcpu_hour, self.emr_arm_gb_hour
+        else:
+            vcpu, gb = self.emr_x86_vcpu_hour, self.emr_x86_gb_hour
+        return (cpu * vcpu + memory_mb * gb) / 1_024 / EMR_OF_FARGATE
 
 
 def prices_of(region: str) -> Prices:

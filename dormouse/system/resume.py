@@ -1,4 +1,4 @@
-"""Wakes a deployed instance: the database, then queues, then schedules. EMR starts itself when needed."""
+"""Wakes a deployed instance: the database, queues, schedules, the query service. EMR starts itself."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dormouse.errors import InstanceError
 from dormouse.system.database import STOPPING, StartDatabase, usable_status
 from dormouse.system.instance import DeployedInstance
 from dormouse.system.pause import verify
+from dormouse.system.query import SwitchQuery
 from dormouse.system.steps import SYSTEM_CLOCK, Clock, Report, Run, Step, StepReport
 from dormouse.system.switches import SwitchMappings, SwitchRules, WriteDesiredState, schedules
 
@@ -21,7 +22,7 @@ def resume(
     ended: Callable[[StepReport], None] = lambda report: None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Report:
-    """Returns when the database is available, and queues and schedules are on.
+    """Returns when the database is available, queues and schedules are on, and the query service answers.
 
     While AWS is still stopping the database it cannot be started: with `wait` that is waited for, else
     InstanceError says so, and nothing is changed. May be interrupted, and run again.
@@ -37,6 +38,8 @@ def resume(
         SwitchMappings(instance, True),
         SwitchRules(instance, schedules(instance), True, "the schedules"),
     ]
+    if (query := instance.resources.query) is not None:
+        steps.append(SwitchQuery(instance, query, True))
     run = Run("running", lambda: instance.desired, tell, clock)
     reports = run.reports(steps, ended, dry_run=dry_run)
     if not dry_run:

@@ -12,9 +12,9 @@ from dormouse.system import drain
 from dormouse.system.cost import hourly
 from dormouse.system.database import ASLEEP, SERVES, STOPPING, describe
 from dormouse.system.instance import DeployedInstance
+from dormouse.system.query import GONE, query_state
 from dormouse.system.switches import mapping_state, mappings, rule_state, schedules
 
-GONE = "gone"
 GB = 1_000_000_000
 _MINUTES, _DAY = 300, 86_400
 
@@ -58,6 +58,12 @@ class Status:
     spark: str | None
     """Of the EMR Serverless application, or how many EMR clusters there are; None without either."""
 
+    query: str | None
+    """Of the query service: running, asleep, or the state of its stack; None without one."""
+
+    query_url: str | None
+    """What clients in the VPC call."""
+
     usd_hour: tuple[tuple[str, float | None], ...]
     """What costs how much an hour now; None where it is not known."""
 
@@ -67,6 +73,7 @@ class Status:
         on = [name for name, state in self.schedules.items() if state not in ("DISABLED", GONE)]
         on += [name for name, state in self.mappings.items() if state not in ("Disabled", GONE)]
         runs = ["EMR"] if self.spark is not None and _is_awake(self.spark) else []
+        runs += ["query service"] if self.query not in (None, "asleep", GONE) else []
         return [*([] if self.database in {STOPPING, *ASLEEP} else ["database"]), *runs, *on]
 
 
@@ -77,35 +84,44 @@ def status(instance: DeployedInstance) -> Status:
     rules = {rule: rule_state(instance, rule) or GONE for rule in schedules(instance)}
     switched = {uuid: mapping_state(instance, uuid) or GONE for uuid in mappings(instance)}
     desired, runs, spark = instance.desired, _runs(instance), _spark(instance)
-    usd = hourly(instance.resources, _live(instance, cluster, bool(runs)), instance.region)
+    told, query = instance.resources.query, query_state(instance)
+    live = {**_live(instance, cluster, bool(runs)), **_query_live(instance, query)}
+    usd = hourly(instance.resources, live, instance.region)
     return Status(
         instance=instance.id,
         account=instance.account,
         region=instance.region,
         desired=desired,
-        summary=_summary(desired, database, rules, switched, spark),
+        summary=_summary(desired, database, rules, switched, spark, query),
         database=database,
         schedules=rules,
         mappings=switched,
         queues=tuple(_queues(instance)),
         runs=runs,
         spark=spark,
+        query=query,
+        query_url=told.url if told else None,
         usd_hour=tuple(usd),
     )
 
 
 def _summary(
-    desired: str, database: str, rules: dict[str, str], switched: dict[str, str], spark: str | None
+    desired: str,
+    database: str,
+    rules: dict[str, str],
+    switched: dict[str, str],
+    spark: str | None,
+    query: str | None,
 ) -> str:
     off = [*(state == "DISABLED" for state in rules.values()), *(s == "Disabled" for s in switched.values())]
     if desired == "paused":
-        quiet = all(off) and not (spark and _is_awake(spark))
+        quiet = all(off) and not (spark and _is_awake(spark)) and query in (None, "asleep", GONE)
         if quiet and database in ASLEEP:
             return "paused"
         if quiet and database == STOPPING:
             return "paused; AWS is still stopping the database"
         return "should be paused, but is not wholly: pause it again"
-    if database in SERVES and not any(off):
+    if database in SERVES and not any(off) and query in (None, "running"):
         return "running"
     if database == GONE:
         return "should be running, but its database is gone"
@@ -163,6 +179,22 @@ def _live(instance: DeployedInstance, cluster: Any, runs: bool) -> dict[str, Any
         "hosts": None if serves else _hosts(instance),
     }
     return {name: value for name, value in live.items() if value is not None}
+
+
+def _query_live(instance: DeployedInstance, state: str | None) -> dict[str, Any]:
+    """How many tasks of the query service run; none are asked for while it sleeps."""
+    told = instance.resources.query
+    if told is None:
+        return {}
+    if state in ("asleep", GONE):
+        return {"query_tasks": 0, "query_sleeps": True}
+    try:
+        found = instance.aws.call("ecs", "describe_services", cluster=told.cluster, services=[told.service])[
+            "services"
+        ]
+    except InstanceError:
+        return {}
+    return {"query_tasks": sum(one["runningCount"] for one in found if one["status"] != "INACTIVE")}
 
 
 def _instance_classes(instance: DeployedInstance) -> list[str]:

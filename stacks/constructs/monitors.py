@@ -23,6 +23,12 @@ ACU_PERCENT_MAX = 90
 DEADLOCKS_SECOND_MAX = 0.02
 """About one a minute: a few are tried again, and nobody notices."""
 
+QUERY_ERRORS_MAX = 5
+"""In five minutes, twice in a row."""
+
+QUERY_PERCENT_MAX = 90
+"""Of CPU or memory: more tasks should have come before."""
+
 BYTES_GB = 10**9
 
 
@@ -150,6 +156,33 @@ class Monitors:
             "The database runs though the instance is paused, and does not stop",
             _limits(15, times=4),
         )
+
+    def query(self, cluster: str, service: str, targets: str) -> None:
+        """By the group of targets, which stays while load balancers come and go with each pause."""
+        for name, statistic, metric, what, limits in (
+            ("errors", "SUM", "HTTPCode_Target_5XX_Count", "fails again and again", _limits(5, times=2)),
+            ("unhealthy tasks", "MAX", "UnHealthyHostCount", "has tasks that do not answer", _limits(1, 10)),
+        ):
+            source = 'SCHEMA("AWS/ApplicationELB", LoadBalancer, TargetGroup)'
+            found = cloudwatch.MathExpression(
+                expression=f"SELECT {statistic}({metric}) FROM {source} WHERE TargetGroup = '{targets}'",
+                using_metrics={},
+                label=metric,
+                period=limits["period"],
+            )
+            most = QUERY_ERRORS_MAX if statistic == "SUM" else 0
+            self._custom(f"Query {name}", found, most, f"The query service {what}", limits)
+        for name in ("CPU", "Memory"):
+            used = cloudwatch.Metric(
+                namespace="AWS/ECS",
+                metric_name=f"{name}Utilization",
+                dimensions_map={"ClusterName": cluster, "ServiceName": service},
+                statistic="Average",
+                label=f"{name}, in per cent",
+                period=cdk.Duration.minutes(5),
+            )
+            what = f"The query service is short of {name if name == 'CPU' else 'memory'}: raise its settings"
+            self._custom(f"Query {name.lower()}", used, QUERY_PERCENT_MAX, what, _limits(5, times=3))
 
     def _oldest(self, name: str, queue: sqs.IQueue, seconds_max: int) -> None:
         """Only while the database tells of itself: a paused instance is to keep its messages."""

@@ -35,6 +35,9 @@ def built(tmp_path: Path) -> Path:
     archive = root / "build/emr/dormouse-arm64.tgz"
     archive.parent.mkdir()
     archive.write_bytes(b"archive")
+    image = root / "build/query-image/Dockerfile"
+    image.parent.mkdir()
+    image.write_text("FROM scratch\n", "utf-8")
     return root
 
 
@@ -68,7 +71,7 @@ def test_two_synths_give_the_same_bytes(built: Path, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     home = tmp_path / "home"
     home.mkdir()
-    config = str(built / "config/dev.toml")
+    config = str(built / "config/prod.toml")
     assert run(built, built, one, config, TZ="UTC") == (0, "")
     assert run(
         other, tmp_path, two, config, TZ="Asia/Kolkata", HOME=str(home), USER="someone", LANG="de_DE.UTF-8"
@@ -76,7 +79,7 @@ def test_two_synths_give_the_same_bytes(built: Path, tmp_path: Path) -> None:
     files = sorted(str(path.relative_to(one)) for path in one.rglob("*") if path.is_file())
     assert files == sorted(str(path.relative_to(two)) for path in two.rglob("*") if path.is_file())
     compared = [name for name in files if not name.endswith(SAYS_WHERE)]
-    assert len([name for name in compared if name.endswith(".template.json")]) >= 10
+    assert len([name for name in compared if name.endswith(".template.json")]) >= 11
     assert filecmp.cmpfiles(one, two, compared, shallow=False)[1:] == ([], [])
 
 
@@ -97,6 +100,16 @@ def test_what_is_not_built_for_intel_is_told_how_to_build_it(built: Path, tmp_pa
     assert run(built, built, tmp_path / "out", str(path)) == (
         2,
         "build/emr/dormouse-x86_64.tgz is missing: run make emr-package ARCHITECTURE=x86_64\n",
+    )
+
+
+def test_an_image_that_is_not_made_is_told_how_to_make_it(built: Path, tmp_path: Path) -> None:
+    shutil.rmtree(built / "build/query-image")
+    path = tmp_path / "query.toml"
+    path.write_text('id = "query"\n[query]\n', "utf-8")
+    assert run(built, built, tmp_path / "out", str(path)) == (
+        2,
+        "build/query-image is missing: run make query-image\n",
     )
 
 

@@ -55,6 +55,11 @@ def test_all_that_can_go_wrong_raises_an_alarm(name: str, synthesized: All) -> N
         "Deadlocks-Alarm",
         "Orphaned-objects-Alarm",
         "Running-while-paused-Alarm",
+        *(
+            f"Query-{one}-Alarm"
+            for one in ("cpu", "errors", "memory", "unhealthy-tasks")
+            if CONFIGURATIONS[name]().query is not None
+        ),
         *(["Capacity-Alarm"] if CONFIGURATIONS[name]().database.kind == "serverless" else []),
     }
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.assembly import EXISTING_VPC, Assembly, settings, synthesize
 
-OPTIONS = ("commit", "garbage", "compaction", "maintenance", "pause", "monitoring")
+OPTIONS = ("commit", "garbage", "compaction", "maintenance", "query", "pause", "monitoring")
 WATCHING = {"monitoring"}
 """It shows what there is."""
 
@@ -29,6 +29,7 @@ REPLACING = {
 
 HARMLESS = re.compile(
     r"\w+/Resources/Facts\w+|storage/Resources/Data\w+/Properties/LifecycleConfiguration/Rules"
+    r"|network/Resources/S3Endpoint\w+/Properties/PolicyDocument/Statement"
 )
 SNAPSHOT = "arn:aws:rds:eu-central-1:123456789012:cluster-snapshot:prod-2026-11-20"
 Changed = Callable[..., Assembly]
@@ -46,7 +47,7 @@ def test_an_option_that_is_off_leaves_nothing_and_changes_no_other(
 ) -> None:
     """Not even an export, which cannot be taken away while the stack that used it is there.
 
-    What others read of a stack may be more or less, and how long logs are kept.
+    What others read of a stack may be more or less, how long logs are kept, and what the way to S3 leads to.
     """
     off, whole = changed(**{option: None}), synthesized("prod")
     assert option not in off.templates
@@ -98,7 +99,7 @@ def test_a_vpc_that_has_all_that_is_needed_gets_nothing(
 ) -> None:
     """And is told of nothing: no stack may be empty, and no route table is needed."""
     network = {key: value for key, value in EXISTING_VPC.items() if key != "route_table_ids"}
-    found = changed(network={**network, "s3_endpoint": "existing"})
+    found = changed(network={**network, "s3_endpoint": "existing"}, query={"endpoints": "existing"})
     assert {one.type for one in found.resources() if one.stack == "network"} == {
         "AWS::CloudFormation::WaitConditionHandle"
     }

@@ -25,10 +25,12 @@ STATEFUL = {
     "AWS::KMS::Key",
     "AWS::RDS::DBCluster",
     "AWS::RDS::DBInstance",
+    "AWS::Route53::HostedZone",
     "AWS::S3::Bucket",
     "AWS::SNS::Topic",
     "AWS::SQS::Queue",
     "AWS::SSM::Parameter",
+    "AWS::SecretsManager::Secret",
 }
 HASH = re.compile(r"[0-9a-f]{64}")
 All = Callable[[str], Assembly]
@@ -91,7 +93,7 @@ def test_cfn_lint_finds_nothing(assembly: Assembly) -> None:
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_only_the_stacks_of_the_settings_are_there(name: str, synthesized: All) -> None:
-    options = ("commit", "garbage", "compaction", "maintenance", "pause", "monitoring")
+    options = ("commit", "garbage", "compaction", "maintenance", "query", "pause", "monitoring")
     wanted = {option for option in options if getattr(CONFIGURATIONS[name](), option) is not None}
     assert set(synthesized(name).templates) == {"network", "storage", "database", "migrate"} | wanted
 

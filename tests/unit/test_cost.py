@@ -13,7 +13,7 @@ from dormouse.errors import InvalidInput
 from dormouse.settings.config_file import load, parse
 from dormouse.settings.resources import DatabaseResources, Resources, RunResources, StorageResources
 from dormouse.system.cost import hourly
-from dormouse.system.month import Assumptions, Estimate, alarm_count, estimate, key_count
+from dormouse.system.month import QUERY_ENDPOINTS, Assumptions, Estimate, alarm_count, estimate, key_count
 from dormouse.system.prices import known_regions, prices_of
 
 CONFIG = Path(__file__).parents[2] / "config"
@@ -68,8 +68,8 @@ def test_what_is_kept_costs_the_same_in_every_state() -> None:
 
 def test_a_paused_instance_runs_nothing() -> None:
     found = month("prod", data_gb=0, database_gb=0, log_gb=0)
-    assert found.paused < 12 < found.running
-    for resource in ("EMR Serverless", "Lambda", "SQS", "Step Functions"):
+    assert found.paused < 14 < found.running
+    for resource in ("EMR Serverless", "Fargate", "Lambda", "SQS", "Step Functions", "load balancer"):
         assert all(line.paused == 0 for line in found.lines if line.resource.startswith(resource))
 
 
@@ -87,8 +87,10 @@ def test_keys_alarms_and_dashboards_are_counted_as_the_templates_have_them(name:
     assert (settings.monitoring is not None) == kinds["AWS::CloudWatch::Dashboard"]
     if settings.monitoring:  # an alarm is ten cents: the count may be a little off
         assert abs(alarm_count(settings) - kinds["AWS::CloudWatch::Alarm"]) <= 4
-    dear = {"AWS::EC2::NatGateway", "AWS::EC2::EIP", "AWS::ElasticLoadBalancingV2::LoadBalancer"}
-    assert not dear & kinds.keys()
+    assert not {"AWS::EC2::NatGateway", "AWS::EC2::EIP"} & kinds.keys()
+    kept = re.findall(r'"VpcEndpointType": "Interface"', template)
+    assert len(kept) == (QUERY_ENDPOINTS if settings.query else 0)
+    assert kinds["AWS::ElasticLoadBalancingV2::LoadBalancer"] == (settings.query is not None)
 
 
 def test_runs_cost_by_the_hour_wherever_they_run() -> None:

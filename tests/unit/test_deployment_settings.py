@@ -364,6 +364,7 @@ REPLACED = {
     ("network", "vpc_id"): ("AWS::EC2::SecurityGroup", "VpcId"),
     ("database", "snapshot"): ("AWS::RDS::DBCluster", "SnapshotIdentifier"),
     ("monitoring", "email"): ("AWS::SNS::Subscription", "Endpoint"),
+    ("query", "host"): ("AWS::Route53::HostedZone", "Name"),
     ("compaction", "engine"): None,
     ("", "id"): None,
     ("", "account"): None,

@@ -1,0 +1,153 @@
+"""The query service of a deployed instance: its stack has a parameter that lets it run or sleep.
+
+While the parameter is "false", CloudFormation takes away what costs by the hour: the load balancer, the tasks
+and the endpoints (docs/decisions/0017).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dormouse.errors import InstanceError
+from dormouse.settings.resources import RUNNING_PARAMETER, QueryResources
+from dormouse.system.aws import Aws, AwsRefused
+from dormouse.system.instance import DeployedInstance
+from dormouse.system.steps import Left
+
+STACK_SECONDS_MAX = 5_400.0
+"""How long the update may take: answers end first, of an hour at most; a load balancer comes in minutes."""
+
+CAPABILITIES = ["CAPABILITY_IAM", "CAPABILITY_NAMED_IAM"]
+GONE = "gone"
+_NEWS_MAX = 100
+
+
+def stack(aws: Aws, name: str) -> Mapping[str, Any] | None:
+    """As CloudFormation describes it; None if it is not there."""
+    try:
+        found = aws.call("cloudformation", "describe_stacks", StackName=name)["Stacks"]
+    except AwsRefused as refused:
+        # It has no code of its own for what is not there.
+        if refused.code == "ValidationError" and "does not exist" in str(refused):
+            return None
+        raise
+    return found[0] if found else None
+
+
+def is_wanted(described: Mapping[str, Any]) -> bool:
+    """Whether its parameter says that it is to run."""
+    return _parameters(described).get(RUNNING_PARAMETER) == "true"
+
+
+def query_state(instance: DeployedInstance) -> str | None:
+    """running, asleep, or what CloudFormation calls the state of a stack in between; None without one."""
+    told = instance.resources.query
+    if told is None:
+        return None
+    found = stack(instance.aws, told.stack)
+    if found is None:
+        return GONE
+    status = str(found["StackStatus"])
+    if status.endswith("_IN_PROGRESS") or "FAILED" in status:
+        return status.lower().replace("_", " ")
+    return "running" if is_wanted(found) else "asleep"
+
+
+@dataclass
+class SwitchQuery:
+    """Lets the query service run or sleep, and waits for it. One that is gone is as good as asleep.
+
+    An update that fails is undone by CloudFormation, which looks as if nobody had asked: so this step knows
+    the update that it follows, by when it began.
+    """
+
+    instance: DeployedInstance
+    told: QueryResources
+    runs: bool
+    seconds_max: float = STACK_SECONDS_MAX
+    _asked_after: Any = field(default=None, init=False)
+    """When the update before the one that was asked for began; None before the first."""
+
+    _asked: bool = field(default=False, init=False)
+    _followed: Any = field(default=None, init=False)
+    """When the update began that was seen to be under way to what is wanted."""
+
+    @property
+    def name(self) -> str:
+        return f"{'start' if self.runs else 'stop'} the query service"
+
+    def left(self, waited: float) -> Sequence[Left]:
+        found = stack(self.instance.aws, self.told.stack)
+        if found is None:
+            if self.runs:
+                raise InstanceError(
+                    f"the stack {self.told.stack} is gone: deploy {self.instance.id} again, then resume it"
+                )
+            return []
+        status, began = str(found["StackStatus"]), found.get("LastUpdatedTime")
+        if status.endswith("_IN_PROGRESS"):
+            if is_wanted(found) == self.runs:  # else it is one that must end first
+                self._followed = began
+            return [Left(f"its stack is in {status.lower().replace('_', ' ')}")]
+        if is_wanted(found) == self.runs:
+            self._asked, self._followed = False, None
+            return []
+        if self._has_failed(began) or "FAILED" in status:
+            raise InstanceError(self._failure(status))
+        return [Left(f"it {'sleeps' if self.runs else 'runs'}", lambda: self._ask(found))]
+
+    def _has_failed(self, began: Any) -> bool:
+        """Whether the update that was asked for, or that was under way, has ended without what is wanted."""
+        is_followed = self._followed is not None and began == self._followed
+        return is_followed or (self._asked and began != self._asked_after)
+
+    def _ask(self, found: Mapping[str, Any]) -> None:
+        parameters = [
+            {"ParameterKey": key, "UsePreviousValue": True}
+            for key in _parameters(found)
+            if key != RUNNING_PARAMETER
+        ]
+        parameters.append({"ParameterKey": RUNNING_PARAMETER, "ParameterValue": str(self.runs).lower()})
+        try:
+            self.instance.aws.call(
+                "cloudformation",
+                "update_stack",
+                StackName=self.told.stack,
+                UsePreviousTemplate=True,
+                Parameters=parameters,
+                Capabilities=CAPABILITIES,
+            )
+        except AwsRefused as refused:
+            # Somebody was faster; the next look sees how far it is.
+            if refused.code != "ValidationError" or "IN_PROGRESS" not in str(refused):
+                raise
+            return
+        self._asked, self._asked_after = True, found.get("LastUpdatedTime")
+
+    def _failure(self, status: str) -> str:
+        verb = "resume" if self.runs else "pause"
+        return (
+            f"could not {self.name}: its stack {self.told.stack} is {status.lower().replace('_', ' ')}: "
+            f"{self._reason()}; mend that, then {verb} it again"
+        )
+
+    def _reason(self) -> str:
+        """What failed first in the last update, as CloudFormation says it."""
+        events = self.instance.aws.call("cloudformation", "describe_stack_events", StackName=self.told.stack)[
+            "StackEvents"
+        ][:_NEWS_MAX]
+        failed = ""
+        for event in events:  # the newest come first
+            status, why = str(event.get("ResourceStatus", "")), event.get("ResourceStatusReason", "")
+            if event.get("LogicalResourceId") == self.told.stack and status == "UPDATE_IN_PROGRESS":
+                break
+            if status.endswith("_FAILED") and not re.search("cancelled", why, re.IGNORECASE):
+                failed = f"{event['LogicalResourceId']}: {' '.join(why.split())}"
+        return failed or "CloudFormation does not say why"
+
+
+def _parameters(described: Mapping[str, Any]) -> dict[str, str]:
+    return {one["ParameterKey"]: str(one.get("ParameterValue")) for one in described.get("Parameters", ())}

@@ -1,0 +1,1 @@
+"""The image of the query service."""

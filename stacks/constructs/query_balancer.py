@@ -1,0 +1,58 @@
+"""The internal load balancer of the query service."""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_elasticloadbalancingv2 as elbv2
+from constructs import Construct
+
+from dormouse.settings.query import QuerySettings
+from stacks.constructs.function import Placement
+
+
+class Balancer(Construct):
+    """HTTPS with a certificate; without one HTTP, which stays within the VPC. `logs` is where it logs
+    requests: a bucket and a prefix."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        placement: Placement,
+        query: QuerySettings,
+        security_group: ec2.SecurityGroup,
+        target_group: elbv2.ApplicationTargetGroup,
+        logs: tuple[str, str],
+    ) -> None:
+        super().__init__(scope, construct_id)
+        self.load_balancer = elbv2.ApplicationLoadBalancer(
+            self,
+            "LoadBalancer",
+            vpc=placement.vpc,
+            vpc_subnets=ec2.SubnetSelection(subnets=one_in_each_zone(placement)),
+            internet_facing=False,
+            security_group=security_group,
+            idle_timeout=cdk.Duration.seconds(query.idle_seconds),
+            drop_invalid_header_fields=True,
+            deletion_protection=False,  # A pause takes it away.
+        )
+        # Not by the method for it, which wants to know the region.
+        for name, value in (("enabled", "true"), ("bucket", logs[0]), ("prefix", logs[1])):
+            self.load_balancer.set_attribute(f"access_logs.s3.{name}", value)
+        certificate = query.certificate_arn
+        self.load_balancer.add_listener(
+            "Listener",
+            port=query.port,
+            protocol=elbv2.ApplicationProtocol.HTTPS if certificate else elbv2.ApplicationProtocol.HTTP,
+            certificates=[elbv2.ListenerCertificate.from_arn(certificate)] if certificate else None,
+            ssl_policy=elbv2.SslPolicy.TLS13_RES if certificate else None,
+            default_target_groups=[target_group],
+            open=False,
+        )
+
+
+def one_in_each_zone(placement: Placement) -> list[ec2.ISubnet]:
+    """A load balancer takes no two subnets of a zone."""
+    return list({subnet.availability_zone: subnet for subnet in reversed(placement.subnets)}.values())[::-1]

@@ -1,0 +1,68 @@
+"""The interface endpoints that a task on Fargate needs where there is no other way to AWS."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import aws_cdk as cdk
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_iam as iam
+from constructs import Construct
+
+from stacks.constructs.function import Placement
+
+PULL_ACTIONS = [
+    "ecr:BatchCheckLayerAvailability",
+    "ecr:BatchGetImage",
+    "ecr:GetAuthorizationToken",
+    "ecr:GetDownloadUrlForLayer",
+]
+
+
+class Endpoints(Construct):
+    """In one subnet each, as they cost by zone: the others reach them from there, by their private names."""
+
+    SERVICES: ClassVar = {
+        "Images": (ec2.InterfaceVpcEndpointAwsService.ECR, PULL_ACTIONS),
+        "Layers": (ec2.InterfaceVpcEndpointAwsService.ECR_DOCKER, PULL_ACTIONS),
+        "Logs": (
+            ec2.InterfaceVpcEndpointAwsService.CLOUDWATCH_LOGS,
+            ["logs:CreateLogStream", "logs:PutLogEvents"],
+        ),
+        "Secrets": (
+            ec2.InterfaceVpcEndpointAwsService.SECRETS_MANAGER,
+            ["secretsmanager:DescribeSecret", "secretsmanager:GetSecretValue"],
+        ),
+    }
+    """Each with what tasks do there."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        placement: Placement,
+        security_group: ec2.SecurityGroup,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        account = cdk.Stack.of(self).account
+        for name, (service, actions) in self.SERVICES.items():
+            endpoint = ec2.InterfaceVpcEndpoint(
+                self,
+                name,
+                vpc=placement.vpc,
+                service=service,
+                subnets=ec2.SubnetSelection(subnets=[placement.subnets[0]]),
+                security_groups=[security_group],
+                private_dns_enabled=True,
+                open=False,
+            )
+            # Whoever broke into a task could else take data out with credentials of another account.
+            endpoint.add_to_policy(
+                iam.PolicyStatement(
+                    principals=[iam.AnyPrincipal()],
+                    actions=actions,
+                    resources=["*"],
+                    conditions={"StringEquals": {"aws:PrincipalAccount": account}},
+                )
+            )

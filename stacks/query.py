@@ -1,0 +1,190 @@
+"""The query service: `dormouse serve` on Fargate, behind an internal load balancer.
+
+What costs while nobody asks is in `awake`, which is there while the parameter `Running` is true: `dormouse
+pause` and `resume` update the stack with nothing but another value of it. What is free stays, and with it the
+name, the token and the security groups that clients know.
+"""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_ecs as ecs
+from aws_cdk import aws_elasticloadbalancingv2 as elbv2
+from aws_cdk import aws_route53 as route53
+from aws_cdk import aws_route53_targets as targets
+from constructs import Construct
+
+from dormouse.settings.query import QuerySettings
+from dormouse.settings.resources import RUNNING_PARAMETER, QueryResources
+from stacks.acknowledge import acknowledge
+from stacks.constructs.query_balancer import Balancer
+from stacks.constructs.query_endpoints import Endpoints
+from stacks.constructs.query_task import PORT, QueryTask
+from stacks.constructs.security_group import closed_group
+from stacks.foundation import Foundation
+from stacks.instance_stack import InstanceStack
+from stacks.storage import BALANCER_LOGS
+
+SERVICE = "query"
+"""Its name within its cluster, always the same: metrics and commands go by it."""
+
+HEALTH_PATH = "/health"
+"""Which asks nothing of the database, and so does not keep it awake."""
+
+STARTS_SECONDS_MAX = 120
+
+
+class QueryStack(InstanceStack):
+    """`cluster` and `target_group` are there whether it runs or sleeps."""
+
+    def __init__(self, scope: Construct, foundation: Foundation, query: QuerySettings) -> None:
+        super().__init__(scope, "query", foundation.settings, description="query service")
+        self._query, self._foundation = query, foundation
+        self._placement = foundation.network.placement
+        running = cdk.CfnParameter(
+            self,
+            RUNNING_PARAMETER,
+            allowed_values=["true", "false"],
+            default=str(self.scheduled_enabled).lower(),
+            description="Whether it runs. Use dormouse pause and resume; a deploy leaves it as it is",
+        )
+        is_running = cdk.CfnCondition(self, "IsRunning", expression=cdk.Fn.condition_equals(running, "true"))
+        self.task = QueryTask(self, "Task", foundation=foundation, query=query)
+        self.cluster = self._cluster()
+        self.target_group = self._target_group()
+        clients = self._clients()
+        zone = route53.PrivateHostedZone(
+            self, "Zone", vpc=self._placement.vpc, zone_name=query.host_of(self.settings.id)
+        )
+        endpoints = self._endpoints_group()
+        self.awake = Construct(self, "Awake")
+        self._wake(clients, zone, endpoints)
+        for child in self.awake.node.find_all():
+            if isinstance(child, cdk.CfnResource):
+                child.cfn_options.condition = is_running
+        self._tell(endpoints is not None)
+
+    def _cluster(self) -> ecs.Cluster:
+        cluster = ecs.Cluster(
+            self,
+            "Cluster",
+            vpc=self._placement.vpc,
+            container_insights_v2=ecs.ContainerInsights.DISABLED,
+        )
+        acknowledge(
+            cluster,
+            "AwsSolutions-ECS4",
+            "CPU and memory are in AWS/ECS, requests in AWS/ApplicationELB; the same again would cost",
+        )
+        return cluster
+
+    def _target_group(self) -> elbv2.ApplicationTargetGroup:
+        return elbv2.ApplicationTargetGroup(
+            self,
+            "Targets",
+            vpc=self._placement.vpc,
+            port=PORT,
+            protocol=elbv2.ApplicationProtocol.HTTP,
+            target_type=elbv2.TargetType.IP,
+            # Queries take from milliseconds to minutes: turns would pile them up.
+            load_balancing_algorithm_type=elbv2.TargetGroupLoadBalancingAlgorithmType.LEAST_OUTSTANDING_REQUESTS,
+            # A task that ends gets no more requests, and lets its answers end first.
+            deregistration_delay=cdk.Duration.seconds(self._query.seconds_max),
+            health_check=elbv2.HealthCheck(
+                path=HEALTH_PATH,
+                interval=cdk.Duration.seconds(15),
+                timeout=cdk.Duration.seconds(5),
+                healthy_threshold_count=2,
+                unhealthy_threshold_count=3,
+            ),
+        )
+
+    def _clients(self) -> ec2.SecurityGroup:
+        """Of the load balancer: lets in whom the settings name."""
+        group = closed_group(self, "BalancerGroup", self._placement.vpc, f"{self.stack_name}: load balancer")
+        port = ec2.Port.tcp(self._query.port)
+        for cidr in self._query.client_cidrs:
+            group.add_ingress_rule(ec2.Peer.ipv4(cidr), port, "clients")
+        for client in self._query.client_security_groups:
+            group.add_ingress_rule(ec2.Peer.security_group_id(client), port, "clients")
+        group.connections.allow_to(self.task.security_group, ec2.Port.tcp(PORT), "to the tasks")
+        return group
+
+    def _endpoints_group(self) -> ec2.SecurityGroup | None:
+        """Of the interface endpoints; None when the VPC has its own."""
+        if self._query.endpoints == "existing":
+            return None
+        group = closed_group(
+            self, "EndpointsGroup", self._placement.vpc, f"{self.stack_name}: interface endpoints"
+        )
+        group.connections.allow_from(self.task.security_group, ec2.Port.tcp(443), "from the tasks")
+        return group
+
+    def _wake(
+        self, clients: ec2.SecurityGroup, zone: route53.PrivateHostedZone, endpoints: ec2.SecurityGroup | None
+    ) -> None:
+        """What is there while it runs."""
+        balancer = Balancer(
+            self.awake,
+            "Balancer",
+            placement=self._placement,
+            query=self._query,
+            security_group=clients,
+            target_group=self.target_group,
+            logs=(self._foundation.storage.access_logs.bucket_name, BALANCER_LOGS),
+        )
+        route53.ARecord(
+            self.awake,
+            "Record",
+            zone=zone,
+            target=route53.RecordTarget.from_alias(targets.LoadBalancerTarget(balancer.load_balancer)),
+        )
+        service = self._service()
+        if endpoints is not None:
+            service.node.add_dependency(
+                Endpoints(self.awake, "Endpoints", placement=self._placement, security_group=endpoints)
+            )
+
+    def _service(self) -> ecs.FargateService:
+        query = self._query
+        service = ecs.FargateService(
+            self.awake,
+            "Service",
+            service_name=SERVICE,
+            cluster=self.cluster,
+            task_definition=self.task.definition,
+            assign_public_ip=False,
+            vpc_subnets=ec2.SubnetSelection(subnets=self._placement.subnets),
+            security_groups=[self.task.security_group],
+            circuit_breaker=ecs.DeploymentCircuitBreaker(enable=True, rollback=True),
+            min_healthy_percent=100,
+            max_healthy_percent=200,
+            health_check_grace_period=cdk.Duration.seconds(STARTS_SECONDS_MAX),
+            enable_execute_command=False,
+            propagate_tags=ecs.PropagatedTagSource.SERVICE,
+        )
+        service.attach_to_application_target_group(self.target_group)
+        service.node.add_dependency(self.task)  # with what its roles may do, and the ways that it has
+        scaling = service.auto_scale_task_count(min_capacity=query.tasks_min, max_capacity=query.tasks_max)
+        scaling.scale_on_cpu_utilization("Cpu", target_utilization_percent=query.cpu_percent)
+        scaling.scale_on_request_count(
+            "Requests", requests_per_target=query.requests_minute, target_group=self.target_group
+        )
+        return service
+
+    def _tell(self, has_endpoints: bool) -> None:
+        query = self._query
+        self.describe(
+            QueryResources(
+                stack=self.stack_name,
+                url=query.url(self.settings.id),
+                token=self.task.token.secret_arn,
+                cluster=self.cluster.cluster_name,
+                service=SERVICE,
+                tasks_min=query.tasks_min,
+                cpu=query.cpu,
+                memory_mb=query.memory_mb,
+                endpoints=len(Endpoints.SERVICES) if has_endpoints else 0,
+            )
+        )

@@ -1,0 +1,371 @@
+"""The query service: what sleeps with it, who may call it, what its tasks may do, and how they are made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from dormouse.settings.query import QuerySettings
+from dormouse.settings.resources import RUNNING_PARAMETER, QueryResources
+from dormouse.settings.service import SERVICE_PREFIX, ServiceSettings, load_service_settings
+from tests.assembly import CONFIGURATIONS, Assembly, Resource
+from tests.template import allowed, flat
+
+QUERIED = ["prod", "steps", "transient"]
+PAID = {
+    "AWS::ApplicationAutoScaling::ScalableTarget",
+    "AWS::ApplicationAutoScaling::ScalingPolicy",
+    "AWS::EC2::VPCEndpoint",
+    "AWS::ECS::Service",
+    "AWS::ElasticLoadBalancingV2::Listener",
+    "AWS::ElasticLoadBalancingV2::LoadBalancer",
+    "AWS::Route53::RecordSet",
+}
+"""What costs by the hour, and what cannot be without it."""
+
+ENDPOINTS = {".ecr.api", ".ecr.dkr", ".logs", ".secretsmanager"}
+All = Callable[[str], Assembly]
+
+
+@pytest.fixture(params=QUERIED)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def query_of(name: str) -> QuerySettings:
+    found = CONFIGURATIONS[name]().query
+    assert found is not None
+    return found
+
+
+def several(assembly: Assembly, *kinds: str) -> list[Resource]:
+    return [one for one in assembly.resources(*kinds) if one.stack == "query"]
+
+
+def only(assembly: Assembly, kind: str, begins: str = "") -> Resource:
+    [found] = [one for one in several(assembly, kind) if one.name.startswith(begins)]
+    return found
+
+
+def container(assembly: Assembly) -> Any:
+    [found] = only(assembly, "AWS::ECS::TaskDefinition").properties["ContainerDefinitions"]
+    return found
+
+
+def environment(assembly: Assembly) -> dict[str, str]:
+    return {one["Name"]: flat(one["Value"]) for one in container(assembly)["Environment"]}
+
+
+def attributes(resource: Resource, key: str) -> dict[str, str]:
+    return {one["Key"]: flat(one["Value"]) for one in resource.properties[key]}
+
+
+def references(value: Any) -> Iterator[str]:
+    """The names of resources that a value refers to."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key == "Ref" or key == "Fn::GetAtt":
+                yield inner if isinstance(inner, str) else inner[0]
+            else:
+                yield from references(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from references(inner)
+
+
+# --- sleep
+
+
+def test_what_costs_by_the_hour_is_there_while_it_runs_and_nothing_else(name: str, synthesized: All) -> None:
+    found = several(synthesized(name))
+    asleep = {one.type for one in found if one.body.get("Condition") == "IsRunning"}
+    assert asleep == (PAID if query_of(name).endpoints != "existing" else PAID - {"AWS::EC2::VPCEndpoint"})
+    assert not {one.type for one in found if "Condition" not in one.body} & PAID
+    template = synthesized(name).templates["query"]
+    assert template["Conditions"] == {"IsRunning": {"Fn::Equals": [{"Ref": RUNNING_PARAMETER}, "true"]}}
+
+
+def test_what_stays_refers_to_nothing_that_goes(name: str, synthesized: All) -> None:
+    """CloudFormation would refuse to let it sleep."""
+    found = several(synthesized(name))
+    goes = {one.name for one in found if "Condition" in one.body}
+    for one in found:
+        if one.name not in goes:
+            assert not goes & set(references(one.properties)), str(one)
+    template = synthesized(name).templates["query"]
+    assert not goes & set(references(template.get("Outputs", {})))
+
+
+def test_the_parameter_begins_as_the_settings_say(name: str, synthesized: All) -> None:
+    """A deploy keeps the value that it has, as the CLI of the CDK does unless it is told otherwise."""
+    parameter = synthesized(name).templates["query"]["Parameters"][RUNNING_PARAMETER]
+    assert parameter["Default"] == ("false" if CONFIGURATIONS[name]().deploy_paused else "true")
+    assert parameter["AllowedValues"] == ["true", "false"]
+
+
+def test_tasks_start_when_all_ways_are_there_and_end_before(name: str, synthesized: All) -> None:
+    """CloudFormation takes away in the reverse order: first the tasks, then what they need to end well."""
+    assembly = synthesized(name)
+    needed = {one.name for one in several(assembly, "AWS::EC2::VPCEndpoint", "AWS::IAM::Policy")}
+    needed |= {one.name for one in several(assembly, "AWS::ElasticLoadBalancingV2::Listener")}
+    needed |= {
+        one.name for one in several(assembly, "AWS::EC2::SecurityGroupEgress") if "Task" in one.name[:4]
+    }
+    assert needed <= set(only(assembly, "AWS::ECS::Service").body["DependsOn"])
+
+
+def test_commands_learn_what_is_deployed(name: str, synthesized: All) -> None:
+    parameter = only(synthesized(name), "AWS::SSM::Parameter", "Resources")
+    told = QueryResources.model_validate_json(flat(parameter.properties["Value"]))
+    query = query_of(name)
+    assert told.stack == f"dormouse-{name}-query"
+    assert told.url == (
+        "https://query.example.org" if name == "steps" else f"http://query.{name}.dormouse.internal"
+    )
+    assert told.service == only(synthesized(name), "AWS::ECS::Service").properties["ServiceName"]
+    assert (told.tasks_min, told.cpu, told.memory_mb) == (query.tasks_min, query.cpu, query.memory_mb)
+    assert told.endpoints == len(several(synthesized(name), "AWS::EC2::VPCEndpoint"))
+
+
+# --- who may call whom
+
+
+def test_only_clients_that_are_named_come_in(name: str, synthesized: All) -> None:
+    query, port = query_of(name), 443 if name == "steps" else 80
+    group = only(synthesized(name), "AWS::EC2::SecurityGroup", "BalancerGroup")
+    inline = group.properties.get("SecurityGroupIngress", [])
+    apart = [
+        one.properties
+        for one in several(synthesized(name), "AWS::EC2::SecurityGroupIngress")
+        if group.name in references(one.properties["GroupId"])
+    ]
+    let_in = [rule.get("CidrIp") or rule["SourceSecurityGroupId"] for rule in [*inline, *apart]]
+    assert sorted(let_in) == sorted([*query.client_cidrs, *query.client_security_groups])
+    assert {(rule["FromPort"], rule["ToPort"]) for rule in [*inline, *apart]} <= {(port, port)}
+    assert (name == "steps") == bool(let_in)
+
+
+def test_only_the_load_balancer_reaches_the_tasks_and_only_they_the_endpoints(synthesized: All) -> None:
+    groups = {
+        one.properties["GroupDescription"].rpartition(": ")[2]: one.name
+        for one in several(synthesized("prod"), "AWS::EC2::SecurityGroup")
+    }
+    ways = {
+        (source, target, one.properties["FromPort"])
+        for one in several(synthesized("prod"), "AWS::EC2::SecurityGroupIngress")
+        for source in references(one.properties["SourceSecurityGroupId"])
+        for target in references(one.properties["GroupId"])
+    }
+    balancer, tasks, endpoints = (groups[one] for one in ("load balancer", "tasks", "interface endpoints"))
+    assert ways == {(balancer, tasks, 8088), (tasks, endpoints, 443)}
+    leads_to_database = [
+        one.properties
+        for one in several(synthesized("prod"), "AWS::EC2::SecurityGroupIngress")
+        if "Fn::ImportValue" in one.properties["GroupId"]
+    ]
+    assert [(one["FromPort"], one["ToPort"]) for one in leads_to_database] == [(5433, 5433)]
+
+
+def test_the_load_balancer_is_internal_and_logs_and_can_go(name: str, synthesized: All) -> None:
+    query, balancer = query_of(name), only(synthesized(name), "AWS::ElasticLoadBalancingV2::LoadBalancer")
+    assert balancer.properties["Scheme"] == "internal"
+    has = attributes(balancer, "LoadBalancerAttributes")
+    assert has["deletion_protection.enabled"] == "false"
+    assert has["routing.http.drop_invalid_header_fields.enabled"] == has["access_logs.s3.enabled"] == "true"
+    # the first row may come last
+    assert query.seconds_max < int(has["idle_timeout.timeout_seconds"]) <= 4_000
+    [policy] = [
+        one
+        for one in synthesized(name).resources("AWS::S3::BucketPolicy")
+        if "AccessLogs" in json.dumps(one.properties["Bucket"])
+    ]
+    [writes] = [
+        one for one in policy.properties["PolicyDocument"]["Statement"] if one.get("Sid") == "LoadBalancers"
+    ]
+    assert writes["Principal"] == {"Service": "logdelivery.elasticloadbalancing.amazonaws.com"}
+    where = flat(writes["Resource"])
+    account = CONFIGURATIONS[name]().account or "AccountId"
+    assert where.endswith(f"/{has['access_logs.s3.prefix']}/AWSLogs/{account}/*")
+
+
+def test_with_a_certificate_it_speaks_tls_of_today_and_nothing_else(synthesized: All) -> None:
+    [listener] = several(synthesized("steps"), "AWS::ElasticLoadBalancingV2::Listener")
+    assert (listener.properties["Port"], listener.properties["Protocol"]) == (443, "HTTPS")
+    assert listener.properties["SslPolicy"] == "ELBSecurityPolicy-TLS13-1-2-Res-2021-06"
+    assert listener.properties["Certificates"] == [{"CertificateArn": query_of("steps").certificate_arn}]
+
+
+def test_clients_call_it_by_a_name_that_stays(name: str, synthesized: All) -> None:
+    zone = only(synthesized(name), "AWS::Route53::HostedZone")
+    record = only(synthesized(name), "AWS::Route53::RecordSet").properties
+    assert zone.properties["Name"] == record["Name"] == f"{query_of(name).host_of(name)}."
+    assert zone.properties["VPCs"], "it is a private one"
+    assert "Condition" not in zone.body
+
+
+# --- endpoints
+
+
+def test_endpoints_are_those_that_tasks_need_each_in_one_zone(synthesized: All) -> None:
+    found = several(synthesized("prod"), "AWS::EC2::VPCEndpoint")
+    assert {flat(one.properties["ServiceName"]).partition("Region")[2] for one in found} == ENDPOINTS
+    for one in found:
+        assert one.properties["PrivateDnsEnabled"] is True
+        assert len(one.properties["SubnetIds"]) == 1
+        [statement] = one.properties["PolicyDocument"]["Statement"]
+        assert statement["Condition"] == {"StringEquals": {"aws:PrincipalAccount": {"Ref": "AWS::AccountId"}}}
+
+
+def test_a_vpc_that_has_a_way_gets_none(synthesized: All) -> None:
+    assert several(synthesized("steps"), "AWS::EC2::VPCEndpoint") == []
+
+
+def test_images_come_through_the_way_to_s3(name: str, synthesized: All) -> None:
+    [endpoint] = [
+        one for one in synthesized(name).resources("AWS::EC2::VPCEndpoint") if one.stack == "network"
+    ]
+    [layers] = [
+        one
+        for one in endpoint.properties["PolicyDocument"]["Statement"]
+        if one.get("Sid") == "LayersOfImages"
+    ]
+    assert (layers["Action"], layers["Effect"]) == ("s3:GetObject", "Allow")
+    assert flat(layers["Resource"]).endswith("-starport-layer-bucket/*")
+
+
+# --- tasks
+
+
+def test_a_task_only_reads(name: str, synthesized: All) -> None:
+    rights = {action: where for action, where, _ in allowed(synthesized(name), "query", "TaskRole")}
+    assert rights.keys() == {"kms:Decrypt", "rds-db:connect", "s3:GetObject", "s3:ListBucket"}
+    assert rights["rds-db:connect"].endswith("/dormouse_read")
+    assert rights["s3:GetObject"].endswith("/data/*")
+
+
+def test_who_starts_tasks_gets_image_log_and_token_only(name: str, synthesized: All) -> None:
+    rights = {action: where for action, where, _ in allowed(synthesized(name), "query", "TaskExecutionRole")}
+    assert {action.partition(":")[0] for action in rights} == {"ecr", "logs", "secretsmanager"}
+    assert ":repository/" in rights["ecr:BatchGetImage"] and "*" not in rights["ecr:BatchGetImage"]
+    assert rights["secretsmanager:GetSecretValue"].startswith("TaskToken")
+
+
+def test_only_tasks_of_this_account_have_the_roles(name: str, synthesized: All) -> None:
+    roles = several(synthesized(name), "AWS::IAM::Role")
+    assert len(roles) == 2
+    for role in roles:
+        [trust] = role.properties["AssumeRolePolicyDocument"]["Statement"]
+        assert trust["Principal"] == {"Service": "ecs-tasks.amazonaws.com"}
+        assert trust["Condition"].keys() == {"StringEquals", "ArnLike"}
+
+
+def test_a_task_is_locked_in(name: str, synthesized: All) -> None:
+    assembly = synthesized(name)
+    it, service = container(assembly), only(assembly, "AWS::ECS::Service").properties
+    assert it["ReadonlyRootFilesystem"] is True
+    assert it["User"] == "10001:10001"
+    assert it["LinuxParameters"]["Capabilities"] == {"Drop": ["ALL"]}
+    assert [(one["ContainerPath"], one["ReadOnly"]) for one in it["MountPoints"]] == [("/tmp", False)]  # noqa: S108
+    assert "Privileged" not in it
+    assert service["EnableExecuteCommand"] is False
+    assert service["NetworkConfiguration"]["AwsvpcConfiguration"]["AssignPublicIp"] == "DISABLED"
+
+
+def test_the_token_is_a_secret_and_in_no_environment(name: str, synthesized: All) -> None:
+    assembly = synthesized(name)
+    token = only(assembly, "AWS::SecretsManager::Secret")
+    assert token.properties["GenerateSecretString"] == {"ExcludePunctuation": True, "PasswordLength": 43}
+    assert "Condition" not in token.body  # clients keep it through a pause
+    [secret] = container(assembly)["Secrets"]
+    assert secret == {"Name": f"{SERVICE_PREFIX}TOKEN", "ValueFrom": {"Ref": token.name}}
+    assert token.name not in references(container(assembly)["Environment"])
+
+
+def test_the_service_understands_its_environment(
+    name: str, synthesized: All, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, query = environment(synthesized(name)), query_of(name)
+    for key, value in {**found, f"{SERVICE_PREFIX}TOKEN": "t" * 43}.items():
+        monkeypatch.setenv(key, value)
+    of_service = {key for key in found if key.startswith(SERVICE_PREFIX)}
+    assert {
+        key.removeprefix(SERVICE_PREFIX).lower() for key in of_service
+    } <= ServiceSettings.model_fields.keys()
+    settings = load_service_settings()
+    assert (settings.host, settings.port) == ("0.0.0.0", 8088)  # noqa: S104
+    limits = (settings.queries_max, settings.rows_max, settings.bytes_max, settings.seconds_max)
+    assert limits == (query.queries_max, query.rows_max, query.bytes_max, query.seconds_max)
+    assert settings.shutdown_seconds_max < container(synthesized(name))["StopTimeout"] == 120
+    assert found["DORMOUSE_DSN"].startswith("rds-iam://dormouse_read@")
+    assert found["DORMOUSE_OBJECTS"].endswith("/data")
+
+
+def test_health_is_asked_without_the_database_and_answers_end_first(name: str, synthesized: All) -> None:
+    targets = only(synthesized(name), "AWS::ElasticLoadBalancingV2::TargetGroup")
+    assert targets.properties["HealthCheckPath"] == "/health"
+    has = attributes(targets, "TargetGroupAttributes")
+    assert int(has["deregistration_delay.timeout_seconds"]) == query_of(name).seconds_max
+    assert has["load_balancing.algorithm.type"] == "least_outstanding_requests"
+
+
+def test_tasks_come_and_go_and_a_bad_release_is_taken_back(name: str, synthesized: All) -> None:
+    query, assembly = query_of(name), synthesized(name)
+    deployment = only(assembly, "AWS::ECS::Service").properties["DeploymentConfiguration"]
+    assert deployment["DeploymentCircuitBreaker"] == {"Enable": True, "Rollback": True}
+    assert deployment["MinimumHealthyPercent"] == 100
+    scaled = only(assembly, "AWS::ApplicationAutoScaling::ScalableTarget").properties
+    assert (scaled["MinCapacity"], scaled["MaxCapacity"]) == (query.tasks_min, query.tasks_max)
+    policies = several(assembly, "AWS::ApplicationAutoScaling::ScalingPolicy")
+    tracked = {
+        one.properties["TargetTrackingScalingPolicyConfiguration"]["PredefinedMetricSpecification"][
+            "PredefinedMetricType"
+        ]: one.properties["TargetTrackingScalingPolicyConfiguration"]["TargetValue"]
+        for one in policies
+    }
+    assert tracked == {
+        "ECSServiceAverageCPUUtilization": query.cpu_percent,
+        "ALBRequestCountPerTarget": query.requests_minute,
+    }
+
+
+def test_size_disk_and_processor_are_those_of_the_settings(name: str, synthesized: All) -> None:
+    query, task = query_of(name), only(synthesized(name), "AWS::ECS::TaskDefinition").properties
+    assert (task["Cpu"], task["Memory"]) == (str(query.cpu), str(query.memory_mb))
+    wanted = {"SizeInGiB": query.disk_gb} if query.disk_gb > 20 else None
+    assert task.get("EphemeralStorage") == wanted
+    architecture = {"arm64": "ARM64", "x86_64": "X86_64"}[CONFIGURATIONS[name]().architecture]
+    assert task["RuntimePlatform"]["CpuArchitecture"] == architecture
+
+
+def test_an_image_of_the_settings_is_taken_as_it_is(synthesized: All) -> None:
+    found = flat(container(synthesized("steps"))["Image"])
+    assert found.startswith("123456789012.dkr.ecr.eu-central-1.") and found.endswith("/tools/dormouse:1.0")
+    assert "cdk-" in flat(container(synthesized("prod"))["Image"])
+
+
+def test_alarms_go_by_what_stays(synthesized: All) -> None:
+    """Each resume makes another load balancer: an alarm on that would watch the old one."""
+    targets = flat(
+        {"Fn::GetAtt": [only(synthesized("prod"), "AWS::ElasticLoadBalancingV2::TargetGroup").name, ""]}
+    )
+    alarms = {
+        one.properties["AlarmName"]
+        .removeprefix("dormouse-prod-Query-")
+        .removesuffix("-Alarm"): one.properties
+        for one in synthesized("prod").resources("AWS::CloudWatch::Alarm")
+        if "Query-" in one.properties["AlarmName"]
+    }
+    for name, metric in (("errors", "HTTPCode_Target_5XX_Count"), ("unhealthy-tasks", "UnHealthyHostCount")):
+        [found] = alarms[name]["Metrics"]
+        text = flat(found["Expression"])
+        assert text.startswith("SELECT ") and f"({metric})" in text
+        assert "WHERE TargetGroup = 'SsmParameterValue" in text and targets
+    facts = {
+        one.properties["Name"]: one
+        for one in several(synthesized("prod"), "AWS::SSM::Parameter")
+        if "Name" in one.properties
+    }
+    assert flat(facts["/dormouse/prod/query/targets"].properties["Value"]).startswith("Targets")

@@ -1,0 +1,300 @@
+"""The query service of a deployed instance sleeps and wakes: whatever CloudFormation does meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from botocore.stub import ANY
+from moto import mock_aws
+
+from dormouse.errors import InstanceError
+from dormouse.settings.resources import QueryResources, Resources, resources_parameter
+from dormouse.system.aws import Aws
+from dormouse.system.instance import DeployedInstance
+from dormouse.system.pause import pause
+from dormouse.system.query import SwitchQuery, query_state
+from dormouse.system.resume import resume
+from dormouse.system.status import status
+from dormouse.system.steps import Run, StepReport
+from tests.deployed import REGION, Deployed, FakeClock, StubSession, deploy
+
+STACK = "dormouse-dev-query"
+TOLD = QueryResources(
+    stack=STACK, token="arn:secret", cluster="c", service="query",  # noqa: S106
+    url="http://query.dev.dormouse.internal",
+    tasks_min=1, cpu=1_024, memory_mb=4_096, endpoints=4,
+)  # fmt: skip
+TEMPLATE = {
+    "Parameters": {
+        "Running": {"Type": "String", "Default": "true"},
+        "Other": {"Type": "String", "Default": "kept"},
+    },
+    "Resources": {"Kept": {"Type": "AWS::SQS::Queue", "Properties": {"QueueName": {"Ref": "Other"}}}},
+}
+BEGAN = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
+
+
+# --- with a CloudFormation that works
+
+
+@pytest.fixture
+def deployed() -> Iterator[Deployed]:
+    """With a stack of the query service that has what matters of it."""
+    with mock_aws(config={"lambda": {"use_docker": False}}):
+        found = deploy()
+        found.client("cloudformation").create_stack(
+            StackName=STACK,
+            TemplateBody=json.dumps(TEMPLATE),
+            Parameters=[{"ParameterKey": "Other", "ParameterValue": "kept"}],
+        )
+        found.client("ssm").put_parameter(
+            Name=resources_parameter("dev", "query"), Value=TOLD.model_dump_json(), Type="String"
+        )
+        yield found
+
+
+def parameters(deployed: Deployed) -> dict[str, str]:
+    """Of the stack; what moto makes of them is not what CloudFormation would."""
+    [stack] = deployed.client("cloudformation").describe_stacks(StackName=STACK)["Stacks"]
+    return {one["ParameterKey"]: one["ParameterValue"] for one in stack["Parameters"]}
+
+
+def test_it_sleeps_first_and_wakes_last_and_other_parameters_stay(deployed: Deployed) -> None:
+    clock = FakeClock().clock
+    report = pause(deployed.find(), clock=clock)
+    assert [one.step for one in report.steps][1] == "stop the query service"
+    assert parameters(deployed) == {"Running": "false", "Other": "kept"}
+    report = resume(deployed.find(), clock=clock)
+    assert [one.step for one in report.steps][-2:] == ["start the query service", "verify"]
+    assert parameters(deployed) == {"Running": "true", "Other": "kept"}
+
+
+def test_what_sleeps_already_is_left_alone(deployed: Deployed) -> None:
+    clock = FakeClock().clock
+    pause(deployed.find(), clock=clock)
+    report = pause(deployed.find(), wait=True, clock=clock)
+    assert not report.changed
+    assert {one.step: one.outcome for one in report.steps}["stop the query service"] == "already"
+
+
+def test_a_dry_run_says_what_it_would_do(deployed: Deployed) -> None:
+    report = pause(deployed.find(), dry_run=True, clock=FakeClock().clock)
+    [step] = [one for one in report.steps if one.step == "stop the query service"]
+    assert (step.outcome, step.what) == ("would", ("it runs",))
+    assert parameters(deployed)["Running"] == "true"
+
+
+def test_status_tells_whether_it_runs_where_it_is_and_what_it_costs(deployed: Deployed) -> None:
+    found = status(deployed.find())
+    assert (found.query, found.query_url, found.summary) == ("running", TOLD.url, "running")
+    assert "query service" in found.awake
+    assert dict(found.usd_hour)["load balancer and endpoints"] == pytest.approx(0.0252 + 4 * 0.011)
+    pause(deployed.find(), wait=True, clock=FakeClock().clock)
+    found = status(deployed.find())
+    assert (found.query, found.summary) == ("asleep", "paused")
+    costs = dict(found.usd_hour)
+    assert (costs["query tasks"], costs["load balancer and endpoints"]) == (0.0, 0.0)
+
+
+def test_status_says_when_it_runs_though_it_should_sleep(deployed: Deployed) -> None:
+    pause(deployed.find(), wait=True, clock=FakeClock().clock)
+    deployed.client("cloudformation").update_stack(
+        StackName=STACK,
+        UsePreviousTemplate=True,
+        Parameters=[{"ParameterKey": "Running", "ParameterValue": "true"}],
+    )
+    assert status(deployed.find()).summary == "should be paused, but is not wholly: pause it again"
+
+
+def test_without_a_query_service_there_is_no_step() -> None:
+    with mock_aws(config={"lambda": {"use_docker": False}}):
+        report = pause(deploy().find(), clock=FakeClock().clock)
+        assert not [one.step for one in report.steps if "query" in one.step]
+
+
+# --- with every state in between
+
+
+@pytest.fixture
+def stubs() -> Iterator[StubSession]:
+    session = StubSession()
+    yield session
+    session.assert_all_were_asked()
+
+
+def described(stubs: StubSession, *states: tuple[str, str, int]) -> None:
+    """Each a state of the stack, the parameter, and which update it is of."""
+    for state, running, update in states:
+        stack = {
+            "StackName": STACK,
+            "CreationTime": BEGAN,
+            "LastUpdatedTime": BEGAN + timedelta(hours=update),
+            "StackStatus": state,
+            "Parameters": [
+                {"ParameterKey": "Running", "ParameterValue": running},
+                {"ParameterKey": "Host", "ParameterValue": "/dormouse/dev/database/host"},
+            ],
+        }
+        stubs.stub("cloudformation").add_response(
+            "describe_stacks", {"Stacks": [stack]}, {"StackName": STACK}
+        )
+
+
+def asked(stubs: StubSession, running: str) -> None:
+    stubs.stub("cloudformation").add_response(
+        "update_stack",
+        {"StackId": "id"},
+        {
+            "StackName": STACK,
+            "UsePreviousTemplate": True,
+            "Parameters": [
+                {"ParameterKey": "Host", "UsePreviousValue": True},
+                {"ParameterKey": "Running", "ParameterValue": running},
+            ],
+            "Capabilities": ANY,
+        },
+    )
+
+
+def failed(stubs: StubSession, *events: tuple[str, str, str]) -> None:
+    """The newest first, as CloudFormation tells them."""
+    told = [
+        {
+            "StackId": "id", "EventId": str(number), "StackName": STACK, "Timestamp": BEGAN,
+            "LogicalResourceId": name, "ResourceStatus": state, "ResourceStatusReason": why,
+        }
+        for number, (name, state, why) in enumerate(events)
+    ]  # fmt: skip
+    stubs.stub("cloudformation").add_response(
+        "describe_stack_events", {"StackEvents": told}, {"StackName": STACK}
+    )
+
+
+def step(stubs: StubSession, *, runs: bool) -> SwitchQuery:
+    instance = DeployedInstance("dev", "123456789012", REGION, Resources(query=TOLD), Aws(stubs))
+    return SwitchQuery(instance, TOLD, runs)
+
+
+def ran(switch: SwitchQuery) -> StepReport:
+    wanted: Any = "running" if switch.runs else "paused"
+    return Run(wanted, lambda: wanted, clock=FakeClock().clock).step(switch)
+
+
+def test_an_update_is_waited_for_with_its_cleaning_up(stubs: StubSession) -> None:
+    """Only then what costs is gone."""
+    described(stubs, ("UPDATE_COMPLETE", "true", 1))
+    asked(stubs, "false")
+    described(
+        stubs,
+        ("UPDATE_COMPLETE", "true", 1),  # CloudFormation may be late to know
+    )
+    asked(stubs, "false")
+    described(
+        stubs,
+        ("UPDATE_IN_PROGRESS", "false", 2),
+        ("UPDATE_COMPLETE_CLEANUP_IN_PROGRESS", "false", 2),
+        ("UPDATE_COMPLETE", "false", 2),
+    )
+    assert ran(step(stubs, runs=False)).outcome == "done"
+
+
+def test_what_an_interrupted_run_began_is_waited_for(stubs: StubSession) -> None:
+    described(stubs, ("UPDATE_IN_PROGRESS", "true", 2), ("UPDATE_COMPLETE", "true", 2))
+    assert ran(step(stubs, runs=True)).what == ("its stack is in update in progress",)
+
+
+def test_what_goes_on_in_the_other_direction_is_waited_for_and_turned(stubs: StubSession) -> None:
+    """As a pause that was interrupted, and then resumed: it has not failed."""
+    described(stubs, ("UPDATE_COMPLETE_CLEANUP_IN_PROGRESS", "false", 2), ("UPDATE_COMPLETE", "false", 2))
+    asked(stubs, "true")
+    described(stubs, ("UPDATE_IN_PROGRESS", "true", 3), ("UPDATE_COMPLETE", "true", 3))
+    assert ran(step(stubs, runs=True)).outcome == "done"
+
+
+def test_a_failed_update_is_told_with_its_reason(stubs: StubSession) -> None:
+    described(stubs, ("UPDATE_COMPLETE", "false", 1))
+    asked(stubs, "true")
+    described(
+        stubs,
+        ("UPDATE_IN_PROGRESS", "true", 2),
+        ("UPDATE_ROLLBACK_IN_PROGRESS", "true", 2),
+        ("UPDATE_ROLLBACK_COMPLETE", "false", 2),
+    )
+    failed(
+        stubs,
+        (STACK, "UPDATE_ROLLBACK_IN_PROGRESS", "The following resource(s) failed"),
+        ("AwakeRecord", "CREATE_FAILED", "Resource creation cancelled"),
+        ("AwakeService", "CREATE_FAILED", "ECS Deployment Circuit Breaker\n was triggered"),
+        (STACK, "UPDATE_IN_PROGRESS", "User Initiated"),
+        ("AwakeEndpointsLogs", "CREATE_FAILED", "of an update before"),
+    )
+    with pytest.raises(InstanceError) as caught:
+        ran(step(stubs, runs=True))
+    assert str(caught.value) == (
+        "could not start the query service: its stack dormouse-dev-query is update rollback complete: "
+        "AwakeService: ECS Deployment Circuit Breaker was triggered; mend that, then resume it again"
+    )
+
+
+def test_after_a_failure_the_next_run_tries_again(stubs: StubSession) -> None:
+    described(stubs, ("UPDATE_ROLLBACK_COMPLETE", "false", 2))
+    asked(stubs, "true")
+    described(stubs, ("UPDATE_IN_PROGRESS", "true", 3), ("UPDATE_COMPLETE", "true", 3))
+    assert ran(step(stubs, runs=True)).outcome == "done"
+
+
+def test_a_stack_that_somebody_must_mend_is_not_updated(stubs: StubSession) -> None:
+    described(stubs, ("UPDATE_ROLLBACK_FAILED", "true", 2))
+    failed(stubs, ("AwakeService", "UPDATE_FAILED", "no"), (STACK, "UPDATE_IN_PROGRESS", "User Initiated"))
+    with pytest.raises(
+        InstanceError, match="is update rollback failed: AwakeService: no; mend that, then pause"
+    ):
+        ran(step(stubs, runs=False))
+
+
+def test_who_deploys_at_the_same_moment_is_waited_for(stubs: StubSession) -> None:
+    described(stubs, ("UPDATE_COMPLETE", "true", 1))
+    stubs.stub("cloudformation").add_client_error(
+        "update_stack",
+        "ValidationError",
+        f"Stack:arn:{STACK} is in UPDATE_IN_PROGRESS state and can not be updated.",
+    )
+    described(stubs, ("UPDATE_IN_PROGRESS", "true", 2), ("UPDATE_COMPLETE", "false", 2))
+    assert ran(step(stubs, runs=False)).outcome == "done"
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_stack_that_is_gone_sleeps_and_cannot_wake(runs: bool, stubs: StubSession) -> None:
+    stubs.stub("cloudformation").add_client_error(
+        "describe_stacks", "ValidationError", f"Stack with id {STACK} does not exist"
+    )
+    if runs:
+        with pytest.raises(InstanceError, match=f"the stack {STACK} is gone: deploy dev again"):
+            ran(step(stubs, runs=True))
+    else:
+        assert ran(step(stubs, runs=False)).outcome == "already"
+
+
+def test_without_the_right_to_update_it_says_which(stubs: StubSession) -> None:
+    described(stubs, ("UPDATE_COMPLETE", "true", 1))
+    stubs.stub("cloudformation").add_client_error("update_stack", "AccessDenied", "no")
+    with pytest.raises(InstanceError, match="no right to cloudformation:UpdateStack: ask for it"):
+        ran(step(stubs, runs=False))
+
+
+@pytest.mark.parametrize(
+    ("state", "running", "said"),
+    [
+        ("UPDATE_COMPLETE", "true", "running"),
+        ("UPDATE_ROLLBACK_COMPLETE", "false", "asleep"),
+        ("UPDATE_IN_PROGRESS", "true", "update in progress"),
+        ("UPDATE_ROLLBACK_FAILED", "true", "update rollback failed"),
+    ],
+)
+def test_its_state_is_told_in_words(state: str, running: str, said: str, stubs: StubSession) -> None:
+    described(stubs, (state, running, 1))
+    assert query_state(step(stubs, runs=True).instance) == said
