@@ -114,10 +114,11 @@ class Arrow:
         return self._file.taken()
 
     def broken_off(self, problem: str) -> bytes:
-        # by a writer of its own: the other may be in use
+        # by a writer of its own, since the other may be in use; it begins with the schema, which is there
         ending = Arrow()
-        ending.begin(self._schema)
         nothing = pa.RecordBatch.from_pylist([], schema=self._schema)
+        ending.begin(self._schema)
+        ending.rows(nothing)
         ending._writer.write_batch(nothing, custom_metadata={PROBLEM_KEY: problem.encode()})
         return ending._file.taken()
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import struct
+import termios
+from contextlib import suppress
 from typing import Any
 
 import h11
@@ -34,6 +38,15 @@ class Protocol(H11Protocol):
         super().handle_events()
         if self.cycle is not None:
             self._deadline.cancel()  # from here on the request, or the time between two, is bounded
+
+    @property
+    def untaken_bytes(self) -> int:
+        """What was sent and the client has not taken, here and in the kernel, where that tells."""
+        found = self.transport.get_write_buffer_size()
+        with suppress(OSError, ValueError, AttributeError):  # it may be closed
+            answer = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+            found += struct.unpack("i", answer)[0]
+        return found
 
     def abort(self) -> None:
         """Drops the connection with what the client has not taken."""

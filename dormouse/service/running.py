@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from dormouse.errors import DormouseError
 from dormouse.service.admission import Slots
@@ -196,30 +197,39 @@ class Sending:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         self.begun = True
 
-    async def send_body(self, data: Any, deadline: float | None = None) -> None:
+    async def send_body(self, data: Any, deadline: float = math.inf) -> None:
         """Raises ClientGone for a client that takes nothing, TimeoutError after the deadline."""
         view = memoryview(data)
         for start in range(0, len(view), SENT_BYTES_MAX):
             part = bytes(view[start : start + SENT_BYTES_MAX])
-            seconds = self._stall_seconds_max
-            left = seconds if deadline is None else deadline - time.monotonic()
-            message = {"type": "http.response.body", "body": part, "more_body": True}
-            try:
-                await asyncio.wait_for(self._send(message), max(min(seconds, left), 0))
-            except TimeoutError:
-                if left < seconds:
-                    raise
-                self.abort()
-                raise ClientGone from None
+            await self._sent({"type": "http.response.body", "body": part, "more_body": True}, deadline)
             self.byte_count += len(part)
 
     async def end(self) -> None:
+        await self._sent({"type": "http.response.body", "body": b"", "more_body": False}, math.inf)
+
+    async def _sent(self, message: Message, deadline: float) -> None:
+        """Waits as long as the client takes some of what was sent before."""
+        sending = asyncio.ensure_future(self._send(message))
         try:
-            last = {"type": "http.response.body", "body": b"", "more_body": False}
-            await asyncio.wait_for(self._send(last), self._stall_seconds_max)
-        except TimeoutError:
-            self.abort()
-            raise ClientGone from None
+            while True:
+                before = self._untaken()
+                seconds = min(self._stall_seconds_max, deadline - time.monotonic())
+                await asyncio.wait({sending}, timeout=max(seconds, 0))
+                if sending.done():
+                    sending.result()
+                    return
+                if time.monotonic() >= deadline:
+                    raise TimeoutError
+                if self._untaken() >= before:
+                    self.abort()
+                    raise ClientGone
+        finally:
+            sending.cancel()
+
+    def _untaken(self) -> int:
+        connection = self._scope["state"].get("connection")
+        return 0 if connection is None else int(connection.untaken_bytes)
 
     async def send_problem(self, problem: Problem) -> None:
         async def nothing() -> Any: ...

@@ -1,0 +1,76 @@
+"""The service against its own description: nothing crashes it, and it answers as it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis.checks import load_all_checks
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+import dormouse as dm
+from dormouse.service import create_app
+from dormouse.settings.service import load_service_settings
+from tests.serving import serving
+
+load_all_checks()
+FLIGHTS = dm.Schema(
+    row_keys=[dm.Field("carrier", dm.STRING), dm.Field("flight", dm.LONG)],
+    values=[dm.Field("delay", dm.DOUBLE, nullable=True), dm.Field("tags", dm.LIST(dm.STRING))],
+)
+_SETTINGS: dict[str, Any] = {
+    "deadline": None,
+    "derandomize": True,
+    "database": None,
+    "suppress_health_check": list(HealthCheck),
+    "phases": [Phase.explicit, Phase.generate],
+}
+# whether columns and statements fit the tables is not for a schema to say
+_EXCLUDED = [positive_data_acceptance]
+
+
+_NO_INSTANCE: Any = SimpleNamespace(check_reachable=None)
+schema = schemathesis.openapi.from_dict(create_app(_NO_INSTANCE, load_service_settings()).openapi())
+
+
+@pytest.fixture(scope="module")
+def url(
+    new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    objects = Path(tmp_path_factory.mktemp("objects")).as_uri()
+    with dm.connect(new_database(template_database), objects) as instance:
+        table = instance.create_table("flights", FLIGHTS, split_points=["DL"])
+        table.ingest(
+            pa.table(
+                {"carrier": ["AA", "UA"], "flight": [1, 2], "delay": [None, 1.5], "tags": [["a"], []]},
+                schema=pa.schema(
+                    [
+                        ("carrier", "string"),
+                        ("flight", "int64"),
+                        ("delay", "double"),
+                        ("tags", pa.list_(pa.string())),
+                    ]
+                ),
+            )
+        )
+        with serving(instance) as url:
+            yield url
+
+
+@schema.parametrize()
+@settings(max_examples=5, **_SETTINGS)
+def test_it_answers_as_it_is_described(case: schemathesis.Case, url: str) -> None:
+    case.call_and_validate(base_url=url, excluded_checks=_EXCLUDED)
+
+
+@pytest.mark.slow
+@schema.parametrize()
+@settings(max_examples=400, **_SETTINGS)
+def test_it_answers_as_it_is_described_whatever_is_asked(case: schemathesis.Case, url: str) -> None:
+    case.call_and_validate(base_url=url, excluded_checks=_EXCLUDED)

@@ -1,0 +1,294 @@
+"""Streams of the query service, at the socket: clients that vanish, stall or are slow; limits; failures."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.service.formats import PROBLEM_KEY
+from tests.serving import (
+    ARROW,
+    CSV,
+    JSON_LINES,
+    SECONDS_MAX,
+    Endless,
+    Stuck,
+    connected,
+    eventually,
+    metric,
+    request,
+    serving,
+    sql_request,
+)
+
+STATEMENT = {"statement": "select 1"}
+
+
+def instance(source: Any) -> Any:
+    """An instance whose every statement is answered by one source."""
+    return SimpleNamespace(sql=source.reader, check_reachable=lambda: None)
+
+
+def idle(url: str) -> bool:
+    return metric(url, "dormouse_queries_running") == 0
+
+
+def read_to_end(sock: socket.socket) -> bytes:
+    """All that comes until the connection ends, in whatever way."""
+    found = bytearray()
+    try:
+        while part := sock.recv(1 << 20):
+            found += part
+    except ConnectionResetError:
+        pass
+    return bytes(found)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_client_that_vanishes_while_rows_come_stops_the_work(reset: bool) -> None:
+    source = Endless()
+    with serving(instance(source)) as url:
+        sock = connected(url)
+        sock.sendall(sql_request())
+        assert sock.recv(100).startswith(b"HTTP/1.1 200 OK")
+        if reset:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+        assert source.closed.wait(SECONDS_MAX)
+        eventually(lambda: idle(url))
+        assert metric(url, "dormouse_queries_total", kind="sql", outcome="client_gone") == 1
+
+
+def test_a_client_that_vanishes_before_the_first_row_frees_its_place_when_its_work_ends() -> None:
+    source = Stuck()
+    with serving(instance(source), queries_max=1, queue_seconds_max=60) as url:
+        sock = connected(url)
+        sock.sendall(sql_request())
+        assert source.begun.wait(SECONDS_MAX)
+        sock.close()
+        eventually(lambda: metric(url, "dormouse_queries_total", outcome="client_gone") == 1)
+        assert metric(url, "dormouse_queries_running") == 1, "its thread still works"
+        source.may_end.set()
+        assert source.closed.wait(SECONDS_MAX)
+        eventually(lambda: idle(url))
+
+
+def test_a_client_that_vanishes_while_it_waits_takes_no_place() -> None:
+    source = Stuck()
+    with serving(instance(source), queries_max=1, queue_seconds_max=60) as url:
+        first, second = connected(url), connected(url)
+        first.sendall(sql_request())
+        assert source.begun.wait(SECONDS_MAX)
+        second.sendall(sql_request())
+        eventually(lambda: metric(url, "dormouse_queries_waiting") == 1)
+        second.close()
+        eventually(lambda: metric(url, "dormouse_queries_waiting") == 0)
+        source.may_end.set()
+        assert b"200 OK" in first.recv(1000)
+        eventually(lambda: idle(url))
+        assert httpx.post(f"{url}/v1/sql", json=STATEMENT).status_code == 200
+        first.close()
+
+
+def test_a_client_that_stalls_is_cut_off_and_little_is_held_for_it() -> None:
+    source = Endless(text="x" * 1_000)
+    with (
+        serving(instance(source), client_stall_seconds_max=1) as url,
+        connected(url, receive_bytes=4096) as sock,
+    ):
+        sock.sendall(sql_request())
+        assert source.closed.wait(SECONDS_MAX)
+        assert source.made * 1_000 * 1_000 < 50_000_000, "what the sockets' buffers take, and little more"
+        assert not read_to_end(sock).endswith(b"0\r\n\r\n")
+        eventually(lambda: idle(url))
+
+
+def test_a_client_that_is_slow_but_reads_gets_everything() -> None:
+    """It takes longer in all than it may stall."""
+    source = pa.table({"text": ["x" * 1_000] * 20_000})
+    made = SimpleNamespace(reader=lambda *_: source.to_reader(max_chunksize=2_000))
+    with (
+        serving(instance(made), client_stall_seconds_max=1) as url,
+        connected(url, receive_bytes=4096) as sock,
+    ):
+        sock.sendall(sql_request("connection: close"))
+        received, pause = bytearray(), threading.Event()
+        while part := sock.recv(1 << 20):
+            received += part
+            if len(received) < 5_000_000:
+                pause.wait(0.001)
+        assert received.endswith(b"0\r\n\r\n")
+        assert received.count(b'{"text":"x') == 20_000
+
+
+def test_too_many_queries_at_once_are_refused_and_the_next_is_answered() -> None:
+    source = Stuck()
+    with serving(instance(source), queries_max=1, queue_seconds_max=0.1) as url, connected(url) as sock:
+        sock.sendall(sql_request())
+        assert source.begun.wait(SECONDS_MAX)
+        refused = httpx.post(f"{url}/v1/sql", json=STATEMENT)
+        assert (refused.status_code, refused.json()["type"]) == (429, "urn:dormouse:too-many-queries")
+        assert int(refused.headers["retry-after"]) >= 1
+        source.may_end.set()
+        assert b"200 OK" in sock.recv(1000)
+        eventually(lambda: httpx.post(f"{url}/v1/sql", json=STATEMENT).status_code == 200)
+
+
+@pytest.mark.parametrize(("limit", "word"), [("rows_max", "10 rows"), ("bytes_max", "10 bytes")])
+def test_an_answer_that_is_too_large_from_the_start_is_a_problem(limit: str, word: str) -> None:
+    source = Endless()
+    with serving(instance(source), **{limit: 10}) as url:
+        found = httpx.post(f"{url}/v1/sql", json=STATEMENT)
+        assert (found.status_code, found.json()["type"]) == (413, "urn:dormouse:answer-too-large")
+        assert word in found.json()["detail"]
+        assert source.closed.wait(SECONDS_MAX)
+        eventually(lambda: idle(url))
+
+
+def arrow_pieces(content: bytes) -> Iterator[tuple[pa.RecordBatch, dict[bytes, bytes] | None]]:
+    """The batches of a stream that breaks off, with their metadata."""
+    with pa.ipc.open_stream(content) as reader:
+        while True:
+            try:
+                yield reader.read_next_batch_with_custom_metadata()
+            except (StopIteration, pa.ArrowInvalid, OSError):
+                return
+
+
+@pytest.mark.parametrize(
+    ("settings", "after", "kind"),
+    [
+        ({"rows_max": 2_500}, None, "answer-too-large"),
+        ({}, 3, "object-not-found"),
+        ({"seconds_max": 1}, None, "query-time-over"),
+    ],
+)
+def test_an_answer_that_fails_on_its_way_breaks_off(
+    settings: dict[str, Any], after: int | None, kind: str
+) -> None:
+    """In Arrow an empty batch tells why; no format comes to its end."""
+    for media_type in (ARROW, JSON_LINES, CSV):
+        source = Endless(after=after)
+        with serving(instance(source), **settings) as url:
+            received = bytearray()
+            with (
+                pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"),
+                httpx.stream(
+                    "POST", f"{url}/v1/sql", json=STATEMENT, headers={"accept": media_type}
+                ) as found,
+            ):
+                assert found.status_code == 200
+                for part in found.iter_raw():
+                    received += part
+            assert source.closed.wait(SECONDS_MAX)
+            assert metric(url, "dormouse_queries_total", kind="sql", outcome=kind) == 1
+            if media_type == ARROW:
+                batches = list(arrow_pieces(bytes(received)))
+                last, metadata = batches[-1]
+                assert last.num_rows == 0
+                assert json.loads((metadata or {})[PROBLEM_KEY])["type"] == f"urn:dormouse:{kind}"
+                rows = sum(batch.num_rows for batch, _ in batches)
+            else:
+                rows = received.count(b"x" * 100)
+            assert rows == metric(url, "dormouse_query_rows_total", kind="sql")
+
+
+def test_a_query_that_takes_too_long_before_its_first_row_is_a_problem() -> None:
+    source = Stuck()
+    with serving(instance(source), seconds_max=0.2) as url:
+        found = httpx.post(f"{url}/v1/sql", json=STATEMENT)
+        assert (found.status_code, found.json()["type"]) == (504, "urn:dormouse:query-time-over")
+        source.may_end.set()
+        assert source.closed.wait(SECONDS_MAX)
+        eventually(lambda: idle(url))
+
+
+def test_an_unexpected_failure_tells_the_client_nothing() -> None:
+    def fail(*_: object) -> Any:
+        raise RuntimeError("a secret")
+
+    with serving(SimpleNamespace(sql=fail, check_reachable=fail)) as url:
+        found = httpx.post(f"{url}/v1/sql", json=STATEMENT)
+        assert (found.status_code, found.json()["type"]) == (500, "urn:dormouse:internal-error")
+        assert "secret" not in found.text
+        assert httpx.get(f"{url}/health/ready").status_code == 503
+        assert httpx.get(f"{url}/health").json() == {"status": "ok"}
+
+
+def test_a_body_is_bounded_while_it_is_read() -> None:
+    with serving(instance(Endless()), body_bytes_max=1_000) as url:
+        large = httpx.post(f"{url}/v1/sql", json={"statement": "x" * 1_000})
+        assert (large.status_code, large.json()["type"]) == (413, "urn:dormouse:body-too-large")
+        with connected(url) as sock:
+            head = request("/v1/sql", b"").replace(b"content-length: 0", b"transfer-encoding: chunked")
+            sock.sendall(head + b"3e8\r\n" + b"x" * 1_000 + b"\r\n" + b"1\r\nx\r\n")
+            assert sock.recv(1000).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    with serving(instance(Endless()), client_stall_seconds_max=0.5) as url:
+        with connected(url) as sock:
+            sock.sendall(sql_request()[:-5])
+            assert sock.recv(1000).startswith(b"HTTP/1.1 408 ")
+        with connected(url) as sock:
+            sock.sendall(b"POST /v1/sql HTTP/1.1\r\nhost")
+            assert read_to_end(sock) == b""
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /\x00 HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"POST /v1/sql HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n",
+        b"POST /v1/sql HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
+    ],
+)
+def test_what_is_not_http_gets_one_clear_answer(garbage: bytes) -> None:
+    with serving(instance(Endless())) as url:
+        with connected(url) as sock:
+            sock.sendall(garbage)
+            answer = sock.recv(1_000)
+            assert answer.startswith(b"HTTP/1.1 4"), answer
+            assert b"application/problem+json" in answer
+        with connected(url) as sock:  # in the middle of an answer there is none
+            sock.sendall(sql_request() + garbage)
+            assert sock.recv(100).startswith(b"HTTP/1.1 200 OK")
+        eventually(lambda: idle(url))
+        assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_an_error_of_dormouse_has_its_name_and_status() -> None:
+    errors = {
+        dm.errors.InvalidQuery: 400,
+        dm.errors.TableNotFound: 404,
+        dm.errors.InstanceError: 503,
+        dm.errors.ConnectionsExhausted: 503,
+        dm.errors.ObjectNotFound: 503,
+    }
+    raised: list[Exception] = []
+
+    def fail(*_: object) -> Any:
+        raise raised.pop()
+
+    with serving(SimpleNamespace(sql=fail, check_reachable=None)) as url:
+        for kind, status in errors.items():
+            raised.append(kind("a\nline\udcff"))
+            found = httpx.post(f"{url}/v1/sql", json=STATEMENT)
+            assert found.status_code == status
+            assert found.headers["content-type"] == "application/problem+json"
+            assert found.json()["detail"] == "a line\udcff"
+            assert found.json()["status"] == status

@@ -1,0 +1,136 @@
+"""Short words for tests of the query service: an instance with a table, and a real server over it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pyarrow as pa
+
+import dormouse as dm
+from dormouse.service import Server
+from dormouse.settings.service import load_service_settings
+
+SECONDS_MAX = 60.0
+ARROW, CSV, JSON_LINES = "application/vnd.apache.arrow.stream", "text/csv", "application/x-ndjson"
+SCHEMA = dm.Schema(
+    row_keys=[dm.Field("carrier", dm.STRING), dm.Field("flight", dm.LONG)],
+    sort_keys=[dm.Field("time", dm.INT)],
+    values=[
+        dm.Field("delay", dm.DOUBLE, nullable=True),
+        dm.Field("late", dm.BOOLEAN),
+        dm.Field("code", dm.BYTES),
+        dm.Field("at", dm.TIMESTAMP, nullable=True),
+        dm.Field("tags", dm.LIST(dm.STRING), nullable=True),
+        dm.Field("counts", dm.MAP(dm.STRING, dm.LONG), nullable=True),
+    ],
+)
+
+
+@contextmanager
+def serving(instance: Any, **settings: Any) -> Iterator[str]:
+    """A server over an instance, on a free port; gives its URL."""
+    with running(instance, **settings) as server:
+        yield server.url
+
+
+@contextmanager
+def running(instance: Any, **settings: Any) -> Iterator[Server]:
+    server = Server(instance, load_service_settings(**{"port": 0, "shutdown_seconds_max": 0, **settings}))
+    started = threading.Event()
+    thread = threading.Thread(target=server.run, args=(lambda url: started.set(),), name="server")
+    thread.start()
+    try:
+        assert started.wait(SECONDS_MAX)
+        yield server
+    finally:
+        server.stop()
+        thread.join(SECONDS_MAX)
+        assert not thread.is_alive()
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Waits until it holds, for long."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to be"
+        time.sleep(0.01)
+
+
+class Endless:
+    """Batches without end; it counts them, and notes when nobody wants more."""
+
+    schema = pa.schema([("n", pa.int64()), ("text", pa.string())])
+
+    def __init__(self, rows: int = 1_000, text: str = "x" * 100, after: int | None = None) -> None:
+        self.made = 0
+        self.closed = threading.Event()
+        self._batch = pa.record_batch({"n": list(range(rows)), "text": [text] * rows}, schema=self.schema)
+        self._fails_after = after
+
+    def reader(self, *_: object, **__: object) -> pa.RecordBatchReader:
+        return pa.RecordBatchReader.from_batches(self.schema, self._batches())
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        try:
+            while self.made != self._fails_after:
+                self.made += 1
+                yield self._batch
+            raise dm.errors.ObjectNotFound("file 'f' is gone")
+        finally:
+            self.closed.set()
+
+
+class Stuck:
+    """A query that makes no row until it may."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end, self.closed = (threading.Event() for _ in range(3))
+
+    def reader(self, *_: object, **__: object) -> pa.RecordBatchReader:
+        return pa.RecordBatchReader.from_batches(Endless.schema, self._batches())
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        try:
+            self.begun.set()
+            assert self.may_end.wait(SECONDS_MAX)
+            yield pa.record_batch({"n": [1], "text": ["x"]}, schema=Endless.schema)
+        finally:
+            self.closed.set()
+
+
+def connected(url: str, *, receive_bytes: int | None = None) -> socket.socket:
+    """A socket that is connected to a server; its buffer small when told so."""
+    parts = urlsplit(url)
+    found = socket.socket(socket.AF_INET)
+    found.settimeout(SECONDS_MAX)
+    if receive_bytes is not None:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    found.connect((parts.hostname or "", parts.port or 0))
+    return found
+
+
+def request(path: str, body: bytes, *headers: str) -> bytes:
+    """A request as it goes over the wire."""
+    lines = [f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json", *headers]
+    return "\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body
+
+
+def sql_request(*headers: str) -> bytes:
+    return request("/v1/sql", b'{"statement": "select 1"}', *headers)
+
+
+def metric(url: str, name: str, **labels: str) -> float:
+    """The value of one metric; 0 when there is none."""
+    text = httpx.get(f"{url}/metrics").text
+    for line in text.splitlines():
+        key, _, value = line.rpartition(" ")
+        if key.partition("{")[0] == name and all(f'{k}="{v}"' in key for k, v in labels.items()):
+            return float(value)
+    return 0.0
