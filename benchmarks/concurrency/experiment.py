@@ -21,6 +21,7 @@ class Plan:
     clients: int = 100
     processes: int = 4
     leaves: int = 1_000
+    gc_delay_seconds: float = 2
     idle_seconds: float = 20
     seconds: float = 60
     seconds_max: float = 300
@@ -45,7 +46,7 @@ def measure(target: Target, plan: Plan, tell: Callable[[str], None]) -> Outcome:
     """Makes the table, and measures."""
     ledger, counts = Ledger(plan.leaves), Counts()
     tell(f"a table of {plan.leaves:,} leaves")
-    prepare(target, ledger)
+    prepare(target, ledger, plan.gc_delay_seconds)
     with clients(target, ledger, plan.clients, plan.processes) as them:
         tell(f"{plan.clients} clients look up keys, and nothing else goes on")
         idle = them.measure(_over(plan.idle_seconds))

@@ -11,14 +11,10 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG, STRING
 
 SCHEMA = Schema([Field("key", LONG)], [Field("version", LONG)], [Field("check", STRING)])
-PROPERTIES = TableProperties(
-    gc_delay_seconds=2, compaction_strategy="basic", compaction_batch_files=4, history_retention_seconds=60
-)
 KEYS_PER_LEAF = 2
 RECENT = 64
 PROCESSES = multiprocessing.get_context("forkserver")

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 import dormouse as dm
 from benchmarks.concurrency.clients import Target, received, worker
-from benchmarks.concurrency.ledger import PROCESSES, PROPERTIES, RECENT, SCHEMA, Ledger, row
+from benchmarks.concurrency.ledger import PROCESSES, RECENT, SCHEMA, Ledger, row
 
 KEYS_PER_INGEST = 16
 LEAVES_AT_ONCE = 32
@@ -36,11 +36,14 @@ class Counts:
         return int(self._numbers[_COUNTS.index(name)])
 
 
-def prepare(target: Target, ledger: Ledger) -> None:
+def prepare(target: Target, ledger: Ledger, gc_delay_seconds: float) -> None:
     """Makes the table, with version 1 of every key."""
+    properties = dm.TableProperties(
+        gc_delay_seconds=gc_delay_seconds, compaction_strategy="basic", compaction_batch_files=4
+    )
     with dm.connect(target.dsn, target.objects) as instance:
         table = instance.create_table(
-            target.table, SCHEMA, split_points=ledger.split_points(), properties=PROPERTIES
+            target.table, SCHEMA, split_points=ledger.split_points(), properties=properties
         )
         _ingest(table, ledger, range(ledger.keys))
         for place in range(RECENT):

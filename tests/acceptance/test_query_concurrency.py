@@ -1,0 +1,37 @@
+"""Clients of a query service look up keys while ingest, compaction and collection run in other processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.concurrency.__main__ import run
+from benchmarks.concurrency.clients import Target
+from benchmarks.concurrency.experiment import QUICK, Plan
+
+SMALL = Plan(
+    clients=20,
+    processes=1,
+    leaves=50,
+    gc_delay_seconds=1,
+    idle_seconds=0.5,
+    seconds=2,
+    at_least={"ingests": 4, "jobs": 4, "collected": 4},
+)
+
+
+@pytest.mark.parametrize("plan", [SMALL, pytest.param(QUICK, marks=pytest.mark.slow)], ids=["small", "whole"])
+def test_no_look_up_fails_or_is_wrong_or_stale(dsn: str, tmp_path: Path, plan: Plan) -> None:
+    """Whoever asks after a commit was acknowledged sees it; every version of a key is there once."""
+    found = run(Target(dsn, f"file://{tmp_path}/objects"), plan)
+    assert verdict(found) == {"errors": 0, "wrong_rows": 0, "stale_reads": 0}, found
+    assert found["lookups"] > 0
+    assert {name: found[name] >= number for name, number in plan.at_least.items()} == dict.fromkeys(
+        plan.at_least, True
+    )
+
+
+def verdict(found: dict[str, Any]) -> dict[str, int]:
+    return {name: found[name] for name in ("errors", "wrong_rows", "stale_reads")}
