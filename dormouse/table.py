@@ -217,15 +217,20 @@ class Table:
         return file_page(self._context.supplier, self._context.table, after, limit)
 
     def status(self) -> TableStatus:
-        """What the table consists of now."""
-        tree = self.partitions.tree()
-        counts = self.files.counts()
+        """What the table consists of now. Costs what has changed since it was last counted, not the table."""
+        totals = self.files.totals
+        found = totals.read() if self._read_only else totals.bring_forward()
         return TableStatus(
             name=self.name,
-            partitions=len(tree),
-            leaves=len(tree.leaves),
+            partitions=found.partitions,
+            leaves=found.leaves,
+            files=found.files,
+            references=found.references,
+            row_count=found.row_count,
+            rows_exact=found.rows_exact,
+            byte_count=found.byte_count,
+            unreferenced_files=found.unreferenced_files,
             compaction_jobs=self._context.jobs.count()[0],
-            **counts,  # type: ignore[arg-type]
         )
 
     def _wait_for_queue(self, waiting: Callable[[str], object] | None) -> None:

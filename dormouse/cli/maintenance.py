@@ -76,19 +76,17 @@ def gc(
             session.show({"would_delete": ready}, lambda: "\n".join(ready) or "nothing would be deleted")
             return
         report = found.collect_garbage(waiting=say)
-    kept = {name for name, _ in report.failed}
     session.show(
         report,
         lambda: (
-            f"deleted {plural(len(report.deleted_files), 'file')}; {report.newly_unreferenced:,} more "
+            f"deleted {plural(report.deleted, 'file')}; {report.newly_unreferenced:,} more "
             f"{'is' if report.newly_unreferenced == 1 else 'are'} without references now, "
             f"to go once the delay is over"
         ),
     )
-    if kept:
-        raise JobFailed(
-            f"{plural(len(kept), 'object')} could not be deleted, first {min(kept)}: {report.failed[0][1]}"
-        )
+    if report.failed:
+        name, reason = min(report.failed)
+        raise JobFailed(f"{plural(report.failures, 'object')} could not be deleted, first {name}: {reason}")
 
 
 def status(

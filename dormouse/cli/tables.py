@@ -85,6 +85,14 @@ def show(session: Session, name: Name) -> None:
         session.show(describe(table), lambda: _picture(table))
 
 
+@verb(app, "describe", example="dormouse table describe flights")
+def describe_(session: Session, name: Name) -> None:
+    """A table's columns, properties and what it consists of; quick, however many partitions it has."""
+    with session.open(read_only=True) as instance:
+        table = instance.table(name)
+        session.show(description(table), lambda: _summary(table))
+
+
 @verb(app, "drop", example="dormouse table drop flights --yes")
 def drop(
     session: Session,
@@ -166,8 +174,8 @@ def set_(
     )
 
 
-def describe(table: Table) -> dict[str, Any]:
-    """All that `table show` says, as JSON has it."""
+def description(table: Table) -> dict[str, Any]:
+    """All that `table describe` says, as JSON has it."""
     from dataclasses import asdict
 
     return {
@@ -175,6 +183,13 @@ def describe(table: Table) -> dict[str, Any]:
         "layout": table.layout,
         "schema": table.schema.to_json(),
         "properties": table.properties.model_dump(),
+    }
+
+
+def describe(table: Table) -> dict[str, Any]:
+    """All that `table show` says, as JSON has it."""
+    return {
+        **description(table),
         "leaf_partitions": [
             {"partition_id": leaf.partition_id, "region": repr_region(leaf.region)}
             for leaf in table.partitions.leaves()
@@ -189,7 +204,21 @@ def repr_region(region: Any) -> dict[str, Any]:
 def _picture(table: Table) -> Any:
     from rich.console import Group
 
-    from dormouse.console import byte_size, count, grid, partition_tree
+    from dormouse.console import count, partition_tree
+
+    def leaf(partition: Any) -> str:
+        found = table.partitions.leaf_rows_in([partition.partition_id])
+        exact = all(rows.row_count == rows.exact_row_count for rows in found)
+        return f"{count(sum(rows.row_count for rows in found), exact=exact)} rows"
+
+    picture = partition_tree(table.partitions.tree(), leaf, leaves_max=LEAVES_SHOWN_MAX)
+    return Group(_summary(table), picture)
+
+
+def _summary(table: Table) -> Any:
+    from rich.console import Group
+
+    from dormouse.console import byte_size, count, grid
 
     status = table.status()
     parts = {
@@ -202,21 +231,14 @@ def _picture(table: Table) -> Any:
         for part, fields in parts.items()
         for field in fields
     ]
-    rows = {leaf.partition_id: leaf for leaf in table.partitions.leaf_rows(0)}
-
-    def leaf(partition: Any) -> str:
-        found = rows.get(partition.partition_id)
-        exact = found is None or found.row_count == found.exact_row_count
-        return f"{count(found.row_count if found else 0, exact=exact)} rows"
-
     changed = table.properties.model_dump(exclude_defaults=True)
     return Group(
         f"{table.name}: {count(status.row_count, exact=status.rows_exact)} rows, "
         f"{byte_size(status.byte_count)} in {plural(status.files, 'file')}, "
-        f"{plural(status.references, 'reference')}; layout {table.layout}",
+        f"{plural(status.references, 'reference')}; {plural(status.leaves, 'leaf partition')}; "
+        f"layout {table.layout}",
         grid(("column", "type", "part"), columns),
         *[f"{name}={value}" for name, value in changed.items()],
-        partition_tree(table.partitions.tree(), leaf, leaves_max=LEAVES_SHOWN_MAX),
     )
 
 

@@ -79,8 +79,8 @@ class Pipeline:
 
     def _collect(self) -> None:
         started = time.monotonic()
-        deleted = len(self._table.collect_garbage().deleted_files)
-        deleted += len(self._table.collect_garbage().deleted_files)
+        deleted = self._table.collect_garbage().deleted
+        deleted += self._table.collect_garbage().deleted
         self._done(f"collect: {deleted} files deleted", time.monotonic() - started)
 
     def _done(self, label: str, seconds: float) -> None:

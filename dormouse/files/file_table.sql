@@ -129,12 +129,16 @@ where not exists (
 
 -- name: ready_for_gc
 -- A page of the files whose last reference went before a time, stamped or not yet, by id.
-select file_id, filename
-from (
+(
     select f.file_id, f.filename
     from {file} f
     where f.unreferenced_at < %(before)s and f.unreferenced_at < 'infinity' and f.file_id > %(after)s
-    union all
+        and not exists (select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(f.file_id) and r.file_id = f.file_id offset 0)
+    order by f.file_id
+    limit %(limit)s
+)
+union all
+(
     select f.file_id, f.filename
     from (
         select file_id
@@ -147,7 +151,7 @@ from (
     ) gone
     join {file} f using (file_id)
     where f.unreferenced_at = 'infinity'
-) ready
-where not exists (select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(ready.file_id) and r.file_id = ready.file_id offset 0)
+        and not exists (select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(f.file_id) and r.file_id = f.file_id offset 0)
+)
 order by file_id
 limit %(limit)s;

@@ -22,10 +22,15 @@ from dormouse.objects import ObjectStore
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.transaction import run_transaction
 
+NAMES_MAX = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class GarbageReport:
-    """What a round did; `failed` names objects that could not be deleted, to be tried again next time."""
+    """What a round did; `failed` names objects that could not be deleted, to be tried again next time.
+
+    `deleted_files` and `failed` name the first 10,000 of each; `deleted` and `failures` tell how many.
+    """
 
     newly_unreferenced: int
     deleted_files: tuple[str, ...]
@@ -33,6 +38,8 @@ class GarbageReport:
     abandoned_attempts: int
     whole: bool = True
     """Whether all was done that was due; False when the time was over."""
+    deleted: int = 0
+    failures: int = 0
 
 
 class GarbageCollector:
@@ -51,19 +58,17 @@ class GarbageCollector:
 
         It ends after the batch of files during which `is_over` becomes true.
         """
-        stamped = self._store.stamp_unreferenced()
-        deleted: list[str] = []
-        failed: list[tuple[str, str]] = []
+        # while what is about to go can be looked up
+        self._store.totals.bring_forward()
+        tally = _Tally(self._store.stamp_unreferenced())
         for batch in self._batches(self._due_before()):
             if is_over():
-                return GarbageReport(stamped, tuple(deleted), tuple(failed), 0, whole=False)
-            done, errors = self._delete(batch)
-            deleted += done
-            failed += errors
+                return tally.report(0, whole=False)
+            tally.add(*self._delete(batch))
         abandoned = self._attempts.collect(self._store.table)
         self._forget_commits()
         removal_log.roll(self._supplier)
-        return GarbageReport(stamped, tuple(deleted), tuple(failed), abandoned)
+        return tally.report(abandoned, whole=True)
 
     def ready(self) -> Iterator[str]:
         """What `collect` would delete now."""
@@ -109,3 +114,24 @@ class GarbageCollector:
             return self._store.delete_collected_files([filename])
         except (FileNotFound, FileHasReferences):
             return False
+
+
+class _Tally:
+    """What a round has done so far, in bounded memory."""
+
+    def __init__(self, stamped: int) -> None:
+        self._stamped = stamped
+        self._counts = [0, 0]
+        self._deleted: list[str] = []
+        self._failed: list[tuple[str, str]] = []
+
+    def add(self, deleted: list[str], failed: list[tuple[str, str]]) -> None:
+        self._counts[0] += len(deleted)
+        self._counts[1] += len(failed)
+        self._deleted += deleted[: NAMES_MAX - len(self._deleted)]
+        self._failed += failed[: NAMES_MAX - len(self._failed)]
+
+    def report(self, abandoned: int, *, whole: bool) -> GarbageReport:
+        names = tuple(self._deleted), tuple(self._failed)
+        deleted, failures = self._counts
+        return GarbageReport(self._stamped, *names, abandoned, whole, deleted, failures)

@@ -306,7 +306,8 @@ def test_a_number_of_dead_letters_that_cannot_be_is_a_mistake(cli: Cli) -> None:
 def test_help_has_an_example_for_every_verb(cli: Cli) -> None:
     verbs = ["demo", "ingest", "query", "sql", "compact", "split", "gc", "status"]
     verbs += [
-        f"table {name}" for name in ("create", "list", "show", "drop", "rename", "set", "convert-layout")
+        f"table {name}"
+        for name in ("create", "list", "show", "describe", "drop", "rename", "set", "convert-layout")
     ]
     for verb in verbs:
         assert f"Example: dormouse {verb}" in " ".join(cli(*verb.split(), "--help", on=()).out.split())

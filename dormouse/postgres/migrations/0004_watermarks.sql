@@ -38,3 +38,7 @@ create index dirty_partition_of on dirty_partition (table_id, purpose, partition
 -- jobs to run, those that nobody has had before those whose runner died, oldest first
 create index compaction_job_next on compaction_job (table_id, leased_until, created_at);
 drop index compaction_job_due;
+
+-- what can be collected, in the order in which it is read, a page at a time
+create index file_collectable on file (file_id) where unreferenced_at < 'infinity';
+drop index file_unreferenced;
