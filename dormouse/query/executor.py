@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
+from itertools import takewhile
 from operator import and_
 
 import pyarrow as pa
 from datafusion import ExecutionPlan, SessionContext
+from datafusion.record_batch import RecordBatch
 
 from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_schema
@@ -16,12 +18,12 @@ from dormouse.data.transform import Transform
 from dormouse.errors import ObjectNotFound
 from dormouse.model.region import Range
 from dormouse.query.held_back import HeldBack, Reached
-from dormouse.query.key_ranges import KeyRanges
-from dormouse.query.planner import PlanSummary, QueryPlan, Scan
+from dormouse.query.interruptible import Interruption, interruptible
+from dormouse.query.planner import Scan
 from dormouse.query.predicates import column, from_key, meets
 from dormouse.query.session import key_order, key_session, rows
 from dormouse.query.streams import FileGone, check_there, exact, named_failures, one_ahead
-from dormouse.query.table_view import plan_tables
+from dormouse.query.table_view import PagedPlan, plan_query
 from dormouse.query.where import Question, Where, question
 
 REPLANS_MAX = 10
@@ -32,6 +34,8 @@ def query(
     where: Where = None,
     columns: Sequence[str] | None = None,
     limit: int | None = None,
+    *,
+    interruption: Interruption | None = None,
 ) -> pa.RecordBatchReader:
     """The rows that `where` asks for, ordered by the row keys, then the sort keys.
 
@@ -41,40 +45,32 @@ def query(
     meanwhile, then from the key that it has reached it sees the table as it is then.
 
     Raises `InvalidQuery` or `InvalidRange`; while it is read, `ObjectNotFound` for a file that is lost,
-    `ObjectStoreError` for one that is damaged. A reader that is dropped stops.
+    `ObjectStoreError` for one that is damaged. A reader that is dropped stops; so does one that waits for its
+    next batch in another thread, when `interruption` is set, and raises `DormouseError`.
     """
     asked = question(context.schema, where, columns, limit)
     plan = plan_query(context, asked.ranges)
     whole = arrow_schema(context.schema)
     schema = pa.schema([whole.field(name) for name in asked.columns])
-    found = one_ahead(_Execution(context, asked).rows(plan))
+    interruption = interruption or Interruption()
+    found = one_ahead(_Execution(context, asked, interruption).rows(plan), interruption.set)
     batches = (exact(batch.select(asked.columns), schema) for batch in found)
     return pa.RecordBatchReader.from_batches(schema, batches)
-
-
-def plan_query(context: TableContext, ranges: KeyRanges) -> QueryPlan:
-    [planned] = plan_tables([(context, ranges)])
-    return planned
-
-
-def explain(context: TableContext, where: Where = None) -> PlanSummary:
-    """What a query would read."""
-    asked = question(context.schema, where, None, None)
-    return plan_query(context, asked.ranges).summary
 
 
 class _Execution:
     """One query while it is read; it plans again when a file of its plan is gone."""
 
-    def __init__(self, context: TableContext, asked: Question) -> None:
+    def __init__(self, context: TableContext, asked: Question, interruption: Interruption) -> None:
         self._context = context
         self._asked = asked
+        self._interruption = interruption
         self._transform = Transform.parse(context.schema, context.properties)
         self._now_ms = time.time_ns() // 1_000_000
         self._remaining = asked.limit
         self._held = HeldBack(context.schema.key_names)
 
-    def rows(self, plan: QueryPlan | None) -> Iterator[pa.RecordBatch]:
+    def rows(self, plan: PagedPlan | None) -> Iterator[pa.RecordBatch]:
         """The rows, with the keys among the columns."""
         gone: set[str] = set()
         futile = 0
@@ -92,7 +88,7 @@ class _Execution:
                 futile = futile + 1 if self._held.reached == start else 0
                 plan = self._again(missing, futile)
 
-    def _again(self, missing: FileGone, futile: int) -> QueryPlan:
+    def _again(self, missing: FileGone, futile: int) -> PagedPlan:
         """A plan of at least what is wanted from the key that was reached on."""
         if futile == REPLANS_MAX:
             raise ObjectNotFound(
@@ -104,17 +100,32 @@ class _Execution:
             ranges = ranges.clipped(self._context.schema.row_keys[0].name, Range(min=reached.key[0]))
         return plan_query(self._context, ranges)
 
-    def _planned(self, plan: QueryPlan, start: Reached | None) -> Iterator[pa.RecordBatch]:
+    def _planned(self, plan: PagedPlan, start: Reached | None) -> Iterator[pa.RecordBatch]:
         """A plan's rows from a key on, but for those that are held back, group after group."""
         prepared = self._prepared(plan.groups, start)
         # with a limit the next group may be needless
         for scans, physical in prepared if self._asked.limit is not None else one_ahead(prepared):
             with named_failures(self._context.objects, [scan.filename for scan in scans], self._transform):
-                for batch in self._session().execute(physical, 0):
+                for batch in self._stream(physical):
                     yield from self._held.take(batch.to_pyarrow())
                     if self._remaining is not None and self._held.row_count >= self._remaining:
                         break
             yield from self._held.end()
+
+    def _stream(self, physical: ExecutionPlan) -> Iterator[RecordBatch]:
+        self._interruption.check()
+        stream = self._session().execute(physical, 0)
+        if self._may_search:
+            return interruptible(stream, self._interruption)
+        return (batch for batch in stream if self._interruption.check() is None)
+
+    @property
+    def _may_search(self) -> bool:
+        """Whether much may be read between two wanted rows: files are not sorted by all that is asked."""
+        wanted = [self._asked.ranges.get(name, ()) for name in self._context.schema.row_key_names]
+        exact = takewhile(lambda ranges: ranges and all(one.is_exact for one in ranges), wanted)
+        beyond = wanted[len(list(exact)) + 1 :]
+        return bool(self._asked.conditions or self._transform.age_off or any(beyond))
 
     def _prepared(
         self, groups: Iterable[Sequence[Scan]], start: Reached | None

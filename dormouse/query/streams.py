@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -42,10 +42,11 @@ def exact(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def one_ahead(items: Iterator[T]) -> Iterator[T]:
+def one_ahead(items: Iterator[T], interrupt: Callable[[], object] = lambda: None) -> Iterator[T]:
     """The same items; from the second on, each is made in a thread while the one before it is used.
 
-    So an answer of one item needs no thread. Closing it closes the source, when that has made what it is at.
+    So an answer of one item needs no thread. Closing it closes the source, when that has made what it is at,
+    or has heeded `interrupt`.
     """
     end = object()
     yield from islice(items, 1)
@@ -60,6 +61,7 @@ def one_ahead(items: Iterator[T]) -> Iterator[T]:
             upcoming = worker.submit(next, items, end)
             yield item  # type: ignore[misc]
     finally:
+        interrupt()
         if isinstance(items, Generator):
             # at the end of the process there are no more threads
             with suppress(RuntimeError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -13,30 +13,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from outliving import EVENTS, GONE, NewLake, bag, event, filenames, filled, key, read, replace_all_files
 from query_lake import Lake
 
-from dormouse.compaction import compact
 from dormouse.errors import ObjectNotFound, ObjectStoreError
 from dormouse.model.region import Range
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BYTES, INT, LONG, STRING
 from dormouse.objects import ObjectStore
 from dormouse.postgres import ConnectionSupplier
 from dormouse.query import executor, query, session
 from dormouse.query.held_back import HeldBack
-from dormouse.splitting import split
 
-EVENTS = Schema(
-    [Field("name", STRING), Field("code", BYTES)],
-    [Field("time", INT)],
-    [Field("n", LONG)],
-)
-GONE = {"gc_delay_seconds": 0, "compaction_strategy": "basic", "compaction_batch_files": 2}
-NewLake = Callable[..., Lake]
 _names = count()
-_numbers = count()
 
 
 @pytest.fixture
@@ -47,60 +34,11 @@ def new_lake(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) ->
     )
 
 
-def event(rng: random.Random, names: str = "abcdefgh") -> dict[str, Any]:
-    """Of some hundred keys, so that many rows have equal ones."""
-    return {
-        "name": rng.choice(names),
-        "code": rng.choice([b"", b"\x00", b"\xff", b"\xff\x00"]),
-        "time": rng.choice([-(2**31), -1, 0, 1, 2**31 - 1]),
-        "n": next(_numbers),
-    }
-
-
-def filled(new_lake: NewLake, files: int = 3, rows: int = 400, **more: Any) -> Lake:
-    lake = new_lake(**{"split_points": ["d", "f"], **more})
-    # so that a file is not read whole when it is opened
-    lake.row_group_rows = 20
-    rng = random.Random(1)
-    for n in range(files):
-        lake.add([event(rng) for _ in range(rows)], one_file=n == 1)
-    return lake
-
-
-def replace_all_files(lake: Lake) -> set[str]:
-    """Compacts every leaf and collects what it was made of; the files that are gone then."""
-    before = filenames(lake)
-    for leaf in lake.context.partitions.leaves():
-        files = len(list(lake.context.store.file_references_in([leaf.partition_id])))
-        for _ in range(files % 2 or 2):
-            lake.add_file(lake.table([]), {leaf.partition_id: 0})
-    compact(lake.context, engine="local")
-    lake.context.garbage.collect()
-    gone = {name for name in before if not is_there(lake, name)}
-    assert gone == before
-    return gone
-
-
-def filenames(lake: Lake) -> set[str]:
-    return {reference.filename for reference in lake.context.store.file_references()}
-
-
-def is_there(lake: Lake, name: str) -> bool:
-    try:
-        return lake.context.objects.size(name) > 0
-    except ObjectNotFound:
-        return False
-
-
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of a few rows, so that plans end in the midst of everything."""
     monkeypatch.setattr(session, "_key_sessions", {})
     monkeypatch.setitem(session._ONE_STREAM, "datafusion.execution.batch_size", "16")
-
-
-def bag(rows: Iterable[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
-    return Counter(tuple(row.values()) for row in rows)
 
 
 def replans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -335,80 +273,3 @@ def test_queries_of_objects_in_s3_outlive_them(
     lake.context.objects.delete([name := min(filenames(lake))])
     with pytest.raises(ObjectNotFound, match=f"{re.escape(name)}.*it is lost, not collected"):
         query(lake.context).read_all()
-
-
-step = st.sampled_from(["compact", "split", "add nothing", "read"])
-
-
-@pytest.mark.slow
-@settings(
-    max_examples=60,
-    deadline=None,
-    database=None,
-    derandomize=True,
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
-@given(
-    seed=st.integers(0, 2**32),
-    files=st.integers(1, 4),
-    names=st.sampled_from(["a", "ab", "abcdefgh"]),
-    columns=st.sampled_from([None, ["n"], ["time", "n"]]),
-    limit=st.sampled_from([None, None, 50, 300]),
-    steps=st.lists(step, min_size=1, max_size=30),
-)
-def test_every_row_comes_exactly_once_whatever_is_done_meanwhile(
-    new_lake: NewLake,
-    seed: int,
-    files: int,
-    names: str,
-    columns: list[str] | None,
-    limit: int | None,
-    steps: list[str],
-) -> None:
-    rng = random.Random(seed)
-    lake = new_lake(split_points=sorted(rng.sample("bcdefgh", rng.randrange(4))))
-    for _ in range(files):
-        lake.add([event(rng, names) for _ in range(rng.randrange(1, 200))], one_file=rng.random() < 0.3)
-    expected = sorted(lake.all.to_pylist(), key=key)
-    found: list[dict[str, Any]] = []
-    upcoming = iter(steps)
-    for batch in query(lake.context, columns=columns, limit=limit):
-        found += batch.to_pylist()
-        change(lake, next(upcoming, "read"), rng)
-    chosen = columns or list(lake.schema.names)
-    assert len(found) == len(expected[:limit])
-    whole = bag({name: row[name] for name in chosen} for row in expected)
-    assert not bag(found) - whole
-    if columns is None:
-        assert [key(row) for row in found] == [key(row) for row in expected[:limit]]
-    if limit is None:
-        assert bag(found) == whole
-
-
-def change(lake: Lake, step: str, rng: random.Random) -> None:
-    match step:
-        case "compact":
-            replace_all_files(lake)
-        case "split":
-            leaf = rng.choice(lake.context.partitions.leaves())
-            name = leaf.region.range("name")
-            points = [c for c in "bcdefgh" if (name.min or "") < c and (name.max is None or c < name.max)]
-            if points:
-                lake.context.partitions.split(leaf.partition_id, rng.choice(points))
-                split(lake.context)
-
-
-def read(lake: Lake, reader: pa.RecordBatchReader, at: Collection[int]) -> list[dict[str, Any]]:
-    """All rows; after some of the batches every file is replaced."""
-    found: list[dict[str, Any]] = []
-    for n, batch in enumerate(reader):
-        found += batch.to_pylist()
-        if n in at:
-            replace_all_files(lake)
-    return found
-
-
-def key(row: dict[str, Any]) -> tuple[Any, ...]:
-    """As files are sorted."""
-    return row["name"], row["code"], row["time"]
