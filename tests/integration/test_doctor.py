@@ -14,7 +14,8 @@ from moto import mock_aws
 
 from dormouse.settings.config_file import parse
 from dormouse.system.aws import Aws
-from dormouse.system.doctor import BOOTSTRAP, Check, _Account, _machine, _packages, examine
+from dormouse.system.doctor import BOOTSTRAP, Check, _Account, _image, _machine, _packages, examine
+from tests.assembly import EXISTING_VPC
 
 REGION = "eu-west-1"
 
@@ -281,3 +282,54 @@ def test_everything_is_looked_at_and_nothing_raises(session: Any, tmp_path: Path
     found = [*_machine(tmp_path), *subject.checks()]
     assert all(isinstance(check, Check) and bool(check.mend) == (check.result != "ok") for check in found)
     assert {"node", "cdk", "bootstrap", "engine version", "quota of lambdas"} <= {c.name for c in found}
+
+
+@pytest.mark.parametrize("prints", ["27.0.1", None])
+def test_who_deploys_the_query_service_has_its_folder_and_docker(
+    prints: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker = tmp_path / "bin/docker"
+    docker.parent.mkdir()
+    docker.write_text(f"#!/bin/sh\n{f'echo {prints}' if prints else 'exit 1'}\n")
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{docker.parent}:/usr/bin:/bin")
+    settings = parse({"id": "dev", "query": {}})
+    wanted = "ok" if prints else "wrong"
+    assert results(_image(settings, tmp_path)) == [("query image", "wrong"), ("docker", wanted)]
+    folder = tmp_path / "build/query-image"
+    folder.mkdir(parents=True)
+    (folder / "Dockerfile").touch()
+    assert results(_image(settings, tmp_path)) == [("query image", "ok"), ("docker", wanted)]
+    given = {"image": "123456789012.dkr.ecr.eu-west-1.amazonaws.com/dormouse:1.0"}
+    assert results(_image(parse({"id": "dev", "query": given}), tmp_path)) == []
+    assert results(_image(parse({"id": "dev"}), tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "has", "result"),
+    [
+        ("create", (), "ok"),
+        ("create", ("logs",), "wrong"),
+        ("existing", ("ecr.api", "ecr.dkr", "logs", "secretsmanager"), "ok"),
+        ("existing", ("logs",), "warning"),
+    ],
+)
+def test_tasks_need_a_way_in_an_existing_vpc(
+    wanted: str, has: tuple[str, ...], result: str, session: Any
+) -> None:
+    subject = account(session, network=EXISTING_VPC, query={"endpoints": wanted})
+    endpoints = [
+        {"ServiceName": f"com.amazonaws.{REGION}.{name}", "PrivateDnsEnabled": True, "Tags": []}
+        for name in has
+    ]
+    ours = {
+        "ServiceName": f"com.amazonaws.{REGION}.ecr.api", "PrivateDnsEnabled": True,
+        "Tags": [{"Key": "dormouse:instance", "Value": "dev"}],
+    }  # fmt: skip
+    check = subject._ways_of_tasks([*endpoints, ours])
+    assert (check.name, check.result) == ("query endpoints", result)
+
+
+def test_a_query_service_that_nobody_may_call_is_a_warning(session: Any) -> None:
+    assert results(account(session, query={})._clients()) == [("clients", "warning")]
+    assert results(account(session, query={"client_cidrs": ["10.0.0.0/16"]})._clients()) == []

@@ -6,12 +6,19 @@ import re
 from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dormouse.errors import InvalidInput
 from dormouse.settings.config_file import load, parse
-from dormouse.settings.resources import DatabaseResources, Resources, RunResources, StorageResources
+from dormouse.settings.resources import (
+    DatabaseResources,
+    QueryResources,
+    Resources,
+    RunResources,
+    StorageResources,
+)
 from dormouse.system.cost import hourly
 from dormouse.system.month import QUERY_ENDPOINTS, Assumptions, Estimate, alarm_count, estimate, key_count
 from dormouse.system.prices import known_regions, prices_of
@@ -150,3 +157,41 @@ def test_an_hour_of_what_is_stopped_costs_nothing_and_what_is_not_known_is_none(
     assert dict(hourly(only, {"database": "stopped"}, "us-east-1"))["database"] == 0.0
     assert {cost for _, cost in hourly(only, {}, "us-east-1")} == {None}
     assert {cost for _, cost in hourly(only, {"instances": ["db.r8g.large"]}, "mars-1")} == {None}
+
+
+def test_the_query_service_costs_by_the_hour_and_asleep_for_its_name_and_token() -> None:
+    document = {"id": "x1", "query": {"cpu": 1024, "memory_gb": 4, "tasks_min": 2, "disk_gb": 120}}
+    found = estimate(parse(document), "us-east-1", Assumptions())
+    task = (0.042094 + 4 * 0.004628) / 1.3 + 100 * 0.000111
+    assert usd(found, "Fargate, 2 × 1 vCPU, 4 GB")[0] == pytest.approx(2 * task * 730)
+    assert usd(found, "load balancer")[0] == pytest.approx((0.0225 + 0.008) * 730)
+    assert usd(found, "4 interface endpoints")[0] == pytest.approx(4 * 0.01 * 730)
+    lines = [line for line in found.lines if line.stack == "query"]
+    assert sum(line.paused for line in lines) == pytest.approx(0.9)
+    document["query"]["endpoints"] = "existing"  # type: ignore[index]
+    lines = list(estimate(parse(document), "us-east-1", Assumptions()).lines)
+    assert not [line for line in lines if "endpoints" in line.resource]
+
+
+QUERY = QueryResources(
+    stack="s", url="u", token="t", cluster="c", service="query",  # noqa: S106
+    tasks_min=1, cpu=2_048, memory_mb=8_192,
+    endpoints=4,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("live", "tasks", "ways"),
+    [
+        ({"query_tasks": 0, "query_sleeps": True}, 0.0, 0.0),
+        ({"query_tasks": 0}, 0.0, 0.0625),
+        ({"query_tasks": 3}, 3 * 2 * (0.042094 + 4 * 0.004628) / 1.3, 0.0625),
+        ({}, None, 0.0625),
+    ],
+)
+def test_an_hour_of_the_query_service_counts_its_tasks(
+    live: dict[str, Any], tasks: float | None, ways: float
+) -> None:
+    found = dict(hourly(Resources(query=QUERY), live, "us-east-1"))
+    assert found["load balancer and endpoints"] == pytest.approx(ways)
+    assert found["query tasks"] == (None if tasks is None else pytest.approx(tasks))
