@@ -23,8 +23,9 @@ def problem_error(problem: Mapping[str, Any], url: str) -> DormouseError:
     message = str(problem.get("detail") or problem.get("title") or "there is no reason given")
     found = _CLASSES.get(str(problem.get("type")))
     if found is None:  # the service's own
-        refused = InstanceForbidden if problem.get("status") in {401, 403} else InstanceError
-        return refused(f"{url}: {message}")
+        status = problem.get("status")
+        refused = InstanceForbidden if status in {401, 403} else InstanceError
+        return refused(f"{url} answered {status}: {message}" if status else f"{url}: {message}")
     error = found((), ()) if issubclass(found, BatchFailed) else found()
     # some make their message of table, file and job, which only the service knows
     error.args = (message,)

@@ -152,9 +152,9 @@ def test_rows_that_mention_problems_are_rows(shared: Any) -> None:
         ("file-not-found", 500, FileNotFound, "^so it is$"),
         ("batch-failed", 500, BatchFailed, "^so it is$"),
         ("dormouse-error", 500, DormouseError, "^so it is$"),
-        ("query-time-over", 504, InstanceError, "^http://.*/v1/sql: so it is$"),
-        ("no-class-at-all", 418, InstanceError, "^http://.*/v1/sql: so it is$"),
-        ("sequence", 500, InstanceError, "^http://.*/v1/sql: so it is$"),
+        ("query-time-over", 504, InstanceError, "^http://.*/v1/sql answered 504: so it is$"),
+        ("no-class-at-all", 418, InstanceError, "^http://.*/v1/sql answered 418: so it is$"),
+        ("sequence", 500, InstanceError, "^http://.*/v1/sql answered 500: so it is$"),
     ],
 )
 def test_a_problem_becomes_the_error_of_its_type(
