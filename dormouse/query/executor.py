@@ -117,7 +117,12 @@ class _Execution:
         stream = self._session().execute(physical, 0)
         if self._may_search:
             return interruptible(stream, self._interruption)
-        return (batch for batch in stream if self._interruption.check() is None)
+        return self._checked(stream)
+
+    def _checked(self, stream: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
+        for batch in stream:
+            self._interruption.check()
+            yield batch
 
     @property
     def _may_search(self) -> bool:

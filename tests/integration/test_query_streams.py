@@ -208,16 +208,15 @@ def test_a_plan_is_of_one_moment(lake: Lake, monkeypatch: pytest.MonkeyPatch) ->
     """Between its reads of the tree and of the references, a split moves all references to new partitions."""
     everything = expected(lake, lambda _: True)
     partitions, store = lake.context.partitions, lake.context.store
-    tree_in = partitions.tree_in
 
-    def meanwhile(conn: Any) -> PartitionTree:
-        tree = tree_in(conn)
+    def meanwhile() -> PartitionTree:
         monkeypatch.undo()
+        tree = partitions.tree()
         partitions.split(tree.leaves[0].partition_id, "\x00")
         store.split_file_references(list(partitions.references_above_leaves()))
         return tree
 
-    monkeypatch.setattr(partitions, "tree_in", meanwhile)
+    monkeypatch.setattr(partitions, "cached", meanwhile)
     assert ordered(tuples(query(lake.context))) == everything
     assert len(partitions.leaves()) == 5
     assert ordered(tuples(query(lake.context))) == everything
