@@ -215,7 +215,8 @@ def summary(found: dict[str, dict[str, Any]], sizes: tuple[tuple[int, int], ...]
     first, last = keys[0], [key for key in keys if key.endswith("x10")][-1]
 
     def growth(name: str) -> float:
-        return round(float(found[name][last]["seconds"]) / max(found[name][first]["seconds"], 1e-4), 2)
+        before, after = (float(found[name][key]["seconds"]) for key in (first, last))
+        return round(after / max(before, 1e-4), 2)
 
     return {
         "rss_mb_max": max(figure["rss_mb"] for figures in found.values() for figure in figures.values()),
