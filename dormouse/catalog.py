@@ -68,6 +68,14 @@ class Catalog:
         """All tables, by name."""
         return [_record(row) for row in self._rows("tables")]
 
+    def tables_in(self, text: str) -> list[TableRecord]:
+        """The tables whose names stand in a text, by name."""
+        return [_record(row) for row in self._rows("tables_in", text=text)] if is_text(text) else []
+
+    def names(self) -> list[str]:
+        """The names of all tables."""
+        return [name for (name,) in self._rows("names")]
+
     def rename(self, name: str, new_name: str) -> None:
         """`TableNotFound`, or `TableAlreadyExists` when the new name is taken."""
         values = {"name": name, "new_name": check_table_name(new_name)}

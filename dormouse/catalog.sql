@@ -13,6 +13,17 @@ select table_id, name, schema, properties, layout, created_at from tables order 
 -- One table.
 select table_id, name, schema, properties, layout, created_at from tables where name = %(name)s;
 
+-- name: tables_in
+-- The tables whose names stand in a text.
+select table_id, name, schema, properties, layout, created_at
+from tables
+where position(name in %(text)s) > 0
+order by name;
+
+-- name: names
+-- The names of all tables.
+select name from tables order by name;
+
 -- name: rename
 -- Gives a table another name.
 update tables set name = %(new_name)s where name = %(name)s returning table_id;

@@ -172,13 +172,13 @@ class Instance:
         """The answer of a SELECT over the instance's tables, by name, streamed. Raises `InvalidQuery`."""
         from dormouse.query import sql
 
-        return sql(self._contexts(), statement)
+        return sql(self._contexts(statement), statement, known=self._catalog.names)
 
     def explain_sql(self, statement: str) -> dict[str, PlanSummary]:
         """What a statement would read of each table that it reads. Raises `InvalidQuery`."""
         from dormouse.query import explain_sql
 
-        return explain_sql(self._contexts(), statement)
+        return explain_sql(self._contexts(statement), statement, known=self._catalog.names)
 
     def submit(
         self, requests: Iterable[CommitRequest], *, waiting: Callable[[str], object] | None = None
@@ -239,8 +239,9 @@ class Instance:
     def _table(self, record: TableRecord) -> Table:
         return Table(self, self._context(record), read_only=self._read_only)
 
-    def _contexts(self) -> dict[str, TableContext]:
-        return {record.name: self._context(record) for record in self._catalog.tables()}
+    def _contexts(self, statement: str) -> dict[str, TableContext]:
+        """The tables that a statement may mean."""
+        return {record.name: self._context(record) for record in self._catalog.tables_in(statement)}
 
     def _context(self, record: TableRecord) -> TableContext:
         return TableContext(self._dsn, self._supplier, self._objects, record, self._job_commits, self._trees)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from threading import Lock
 
-from datafusion import DataFrame, Expr, RuntimeEnvBuilder, SessionConfig, SessionContext
+from datafusion import DataFrame, RuntimeEnvBuilder, SessionConfig, SessionContext
 from datafusion.expr import SortExpr
 
 from dormouse.data.arrow_schema import arrow_schema
@@ -15,6 +16,7 @@ from dormouse.data.object_access import credentials, register
 from dormouse.data.transform import Transform, quoted
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
+from dormouse.query.file_lists import scan_of
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import Scan
 from dormouse.query.predicates import column, in_slices
@@ -34,9 +36,10 @@ _OPTIONS = {
     "datafusion.sql_parser.enable_ident_normalization": "false",
     "datafusion.optimizer.prefer_existing_sort": "true",
 }
+FILES_A_SCAN = 64
 _ONE_STREAM = {
     # a file is one sorted stream: nothing may cut it up or mix it
-    "datafusion.execution.target_partitions": "1",
+    "datafusion.execution.target_partitions": str(FILES_A_SCAN),
     "datafusion.optimizer.repartition_file_scans": "false",
     "datafusion.optimizer.enable_round_robin_repartition": "false",
     "datafusion.optimizer.repartition_aggregations": "false",
@@ -92,10 +95,20 @@ class _KeySession:
 
 
 def rows(
-    ctx: SessionContext, store: ObjectStore, transform: Transform, scans: Sequence[Scan], now_ms: int
+    ctx: SessionContext,
+    store: ObjectStore,
+    transform: Transform,
+    scans: Sequence[Scan],
+    now_ms: int,
+    *,
+    in_key_order: bool = True,
 ) -> DataFrame:
-    """The wanted rows of some files, with the table's filter and aggregation applied; in no order."""
-    found = _union(list(_scans(ctx, store, transform.schema, scans)))
+    """The wanted rows of some files, with the table's filter and aggregation applied; in no order.
+
+    With `in_key_order` each file is a sorted stream of its own; without, few scans read all files.
+    """
+    files_max = FILES_A_SCAN if in_key_order else None
+    found = _union(list(_scans(ctx, store, transform.schema, scans, files_max)))
     if not transform.aggregates and transform.age_off is None:
         return found
     # a space is in no table's name
@@ -119,18 +132,18 @@ def key_order(schema: Schema) -> list[SortExpr]:
 
 
 def _scans(
-    ctx: SessionContext, store: ObjectStore, schema: Schema, scans: Iterable[Scan]
+    ctx: SessionContext, store: ObjectStore, schema: Schema, scans: Iterable[Scan], files_max: int | None
 ) -> Iterator[DataFrame]:
-    columns, order = arrow_schema(schema), [key_order(schema)]
-    predicates: dict[tuple[KeyRanges, ...], Expr | None] = {}
+    """A scan for files of which the same is wanted; with `files_max`, of at most so many, each sorted."""
+    urls: dict[tuple[KeyRanges, ...], list[str]] = defaultdict(list)
     for scan in scans:
-        found = ctx.read_parquet(
-            _url(store, scan.filename), file_extension="", schema=columns, file_sort_order=order
-        )
-        if scan.slices not in predicates:
-            predicates[scan.slices] = in_slices(schema, scan.slices)
-        predicate = predicates[scan.slices]
-        yield found if predicate is None else found.filter(predicate)
+        urls[scan.slices].append(_url(store, scan.filename))
+    columns, order = arrow_schema(schema), None if files_max is None else key_order(schema)
+    for slices, listed in urls.items():
+        predicate = in_slices(schema, slices)
+        for start in range(0, len(listed), files_max or len(listed)):
+            found = scan_of(ctx, listed[start:][:files_max], columns, order)
+            yield found if predicate is None else found.filter(predicate)
 
 
 def _url(store: ObjectStore, filename: str) -> str:

@@ -6,162 +6,214 @@ against the files that hold them. Names mean what they say, in upper and lower c
 
 from __future__ import annotations
 
-import re
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from datafusion import DataFrame, SessionContext, SQLOptions
-from datafusion.plan import LogicalPlan
 
 from dormouse.context import TableContext
-from dormouse.data.arrow_schema import arrow_schema
 from dormouse.data.session import panics_as_errors
 from dormouse.data.transform import Transform, quoted
-from dormouse.errors import InvalidQuery
+from dormouse.errors import InvalidQuery, ObjectNotFound
 from dormouse.objects import ObjectStore
-from dormouse.query.key_ranges import KeyRanges, united
-from dormouse.query.planner import PlanSummary, QueryPlan
-from dormouse.query.pushdown import scans, wanted
+from dormouse.query.explained import explanation
+from dormouse.query.outline import Wanted, register_outlines, what_is_wanted
+from dormouse.query.plain_types import plain
+from dormouse.query.planner import PlanSummary, QueryPlan, Scan
 from dormouse.query.session import no_rows, rows, session
-from dormouse.query.streams import check_there, exact, named_failures, one_ahead, one_line
+from dormouse.query.statement_text import check_statement, mistake
+from dormouse.query.streams import FileGone, check_there, exact, named_failures, one_ahead, one_line
 from dormouse.query.table_view import plan_tables
-from dormouse.query.where import unknown
+
+FILES_MAX = 50_000
+"""Of one statement: DataFusion keeps about 25 kB of each in memory."""
+SCANS_MAX = 2_000
+"""Of files of which different keys are wanted, each a scan of its own of some 100 kB and a millisecond."""
+EXPLAINED_FILES_MAX = 1_000
+"""Beyond it EXPLAIN says what is read, and leaves DataFusion's plan out: that looks at each file."""
+REPLANS_MAX = 10
+ROWS_ENOUGH_MAX = 10_000
+FIRST_FILES = 16
+MORE_FILES = 8
+"""A limit that the first files do not fill is tried on so many times as many."""
 
 _READ_ONLY = SQLOptions().with_allow_ddl(False).with_allow_dml(False).with_allow_statements(False)
-# a space is in no table's name, so that these are nobody's
-_BASE = "dormouse base "
-_SCANNED = re.compile(rf"TableScan: {_BASE}(\d+)\b")
-_NO_TABLE = re.compile(r"table '(?:datafusion\.public\.)?(.*)' not found")
-_REFUSED = re.compile(r"(?:DDL|DML|Statement) not supported: (\w+)")
+Reads = Mapping[str, Sequence[Scan]]
 
 
-def sql(contexts: Mapping[str, TableContext], statement: str) -> pa.RecordBatchReader:
-    """The answer of one SELECT, WITH, VALUES or EXPLAIN over tables by name, streamed.
+def sql(
+    contexts: Mapping[str, TableContext],
+    statement: str,
+    *,
+    known: Callable[[], Iterable[str]] | None = None,
+) -> pa.RecordBatchReader:
+    """The answer of one SELECT, WITH, VALUES, DESCRIBE or EXPLAIN over tables by name, streamed.
 
-    All tables are of one instance, and are seen as they are at one moment. Raises `InvalidQuery`; while it is
-    read, `ObjectNotFound` for a file that was collected, `ObjectStoreError` for one that is damaged.
+    All tables are of one instance, and are seen as they are at one moment. EXPLAIN gives rows `plan_type` and
+    `plan`, of which the first says what is read of each table. A file that is collected before the first rows
+    come makes the statement start anew. `known` gives the names of all tables, for hints.
+
+    Raises `InvalidQuery`; while it is read, `ObjectNotFound` for a file that was collected,
+    `ObjectStoreError` for one that is damaged.
     """
-    return _Statement(contexts, statement).run()
+    return _Statement(contexts, statement, known).reader()
 
 
-def explain_sql(contexts: Mapping[str, TableContext], statement: str) -> dict[str, PlanSummary]:
+def explain_sql(
+    contexts: Mapping[str, TableContext],
+    statement: str,
+    *,
+    known: Callable[[], Iterable[str]] | None = None,
+) -> dict[str, PlanSummary]:
     """What a statement would read of each table that it reads."""
-    return {name: plan.summary for name, plan in _Statement(contexts, statement).plans().items()}
+    return {name: plan.summary for name, plan in _Statement(contexts, statement, known).plans().items()}
 
 
 class _Statement:
-    def __init__(self, contexts: Mapping[str, TableContext], statement: str) -> None:
-        if not isinstance(statement, str):
-            raise InvalidQuery(f"a statement must be a string, not {statement!r}")
-        self.text = statement
-        self.known = list(contexts)
+    def __init__(
+        self,
+        contexts: Mapping[str, TableContext],
+        statement: str,
+        known: Callable[[], Iterable[str]] | None,
+    ) -> None:
+        self.text = check_statement(statement)
         # of a thousand tables, those that the statement cannot mean need no work
         self.contexts = {name: context for name, context in contexts.items() if name in statement}
-
-    def run(self) -> pa.RecordBatchReader:
-        plans = self.plans()
-        ctx = session(self._objects(), in_key_order=False)
-        now_ms = time.time_ns() // 1_000_000
-        for name, context in self.contexts.items():
-            ctx.register_view(quoted(name), _contents(ctx, context, plans.get(name), now_ms))
-        frame = self._parsed(ctx)
-        schema = pa.schema([field.with_type(_plain(field.type)) for field in frame.schema()])
-        return pa.RecordBatchReader.from_batches(schema, one_ahead(self._batches(frame, schema, plans)))
+        self.known = known or (lambda: contexts)
+        self.objects: ObjectStore | None = next((c.objects for c in self.contexts.values()), None)
+        self.now_ms = time.time_ns() // 1_000_000
+        self.wanted, self.schema = self._outlined()
 
     def plans(self) -> dict[str, QueryPlan]:
         """For each table that the statement reads, which files it reads."""
-        asked = self._wanted()
-        plans = plan_tables([(self.contexts[name], r) for name, r in asked.items()], in_key_order=False)
-        return dict(zip(asked, plans, strict=True))
+        asked = [(self.contexts[name], ranges) for name, ranges in self.wanted.ranges.items()]
+        return dict(zip(self.wanted.ranges, plan_tables(asked, in_key_order=False), strict=True))
 
-    def _wanted(self) -> dict[str, KeyRanges]:
+    def reader(self) -> pa.RecordBatchReader:
+        return pa.RecordBatchReader.from_batches(self.schema, one_ahead(self._again_if_gone(self._planned())))
+
+    def _planned(self) -> Callable[[], Iterator[pa.RecordBatch]]:
+        """What runs the statement; its mistakes are found now."""
+        enough = self.wanted.rows_enough
+        return self._until_enough if enough is not None and enough <= ROWS_ENOUGH_MAX else self._on_all()
+
+    def _again_if_gone(self, run: Callable[[], Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+        """Plans and runs anew when a file is gone, as long as no row was handed out."""
+        gone: set[str] = set()
+        while True:
+            given = False
+            try:
+                for batch in run():
+                    given = True
+                    yield batch
+            except FileGone as error:
+                if given or len(gone) == REPLANS_MAX:
+                    raise
+                if error.filename in gone:
+                    # a plan that was made after it was gone refers to it
+                    raise ObjectNotFound(
+                        f"a table refers to the object {error.filename!r}, which does not exist: it is lost, "
+                        "not collected; bring it back with restore-objects, see "
+                        "docs/how-to/restore-from-backup.md"
+                    ) from error
+                gone.add(error.filename)
+                run = self._planned()
+            else:
+                return
+
+    def _on_all(self) -> Callable[[], Iterator[pa.RecordBatch]]:
+        """A run over all files that are wanted."""
+        plans = self.plans()
+        reads = {name: tuple(scan for group in plan.groups for scan in group) for name, plan in plans.items()}
+        said = explanation(self.schema, self.wanted, plans) if self.wanted.explains else None
+        if not self.wanted.runs and sum(map(len, reads.values())) > EXPLAINED_FILES_MAX:
+            return lambda: filter(None, [said])
+        _check_size(reads)
+        frame = self._prepared(reads)
+
+        def run() -> Iterator[pa.RecordBatch]:
+            if said is not None:
+                yield said
+            yield from self._batches(frame, reads)
+
+        return run
+
+    def _until_enough(self) -> Iterator[pa.RecordBatch]:
+        """A run over the first files in key order, and over more of them until the limit is filled."""
+        [(name, ranges)] = self.wanted.ranges.items()
+        [plan] = plan_tables([(self.contexts[name], ranges)])
+        scans: list[Scan] = []
+        files = FIRST_FILES
+        for group in plan.groups:
+            if len(scans) + len(group) > files and scans:
+                found = list(self._batches(self._prepared({name: scans}), {name: scans}))
+                if sum(batch.num_rows for batch in found) == self.wanted.rows_enough:
+                    yield from found
+                    return
+                files *= MORE_FILES
+            scans += group
+            _check_size({name: scans})
+        yield from self._batches(self._prepared({name: scans}), {name: scans})
+
+    def _prepared(self, reads: Reads) -> DataFrame:
+        """The statement over tables that have these files; what it does not read is empty."""
+        ctx = session(self.objects, in_key_order=False)
+        for name, context in self.contexts.items():
+            scans = reads.get(name, ())
+            transform = Transform.parse(context.schema, context.properties)
+            found = (
+                rows(ctx, context.objects, transform, scans, self.now_ms, in_key_order=False)
+                if scans
+                else no_rows(ctx, context.schema)
+            )
+            ctx.register_view(quoted(name), found)
+        return self._parsed(ctx)
+
+    def _batches(self, frame: DataFrame, reads: Reads) -> Iterator[pa.RecordBatch]:
+        names = list(dict.fromkeys(scan.filename for scans in reads.values() for scan in scans))
+        read = [self.contexts[name] for name in reads]
+        transforms = [Transform.parse(context.schema, context.properties) for context in read]
+        with named_failures(self.objects, names, *transforms):
+            stream = frame.execute_stream()
+            if self.wanted.runs:
+                check_there(self.objects, names)
+            for batch in stream:
+                yield exact(batch.to_pyarrow(), self.schema)
+
+    def _outlined(self) -> tuple[Wanted, pa.Schema]:
+        """What the statement wants, and the columns of its answer."""
         ctx = session(None, in_key_order=False)
-        for number, (name, context) in enumerate(self.contexts.items()):
-            ctx.register_view(quoted(name), _outline(ctx, context, f"{_BASE}{number}"))
-        plan = self._optimized(ctx)
-        named = Counter(int(number) for number in _SCANNED.findall(plan.display_indent()))
-        found: dict[int, list[KeyRanges]] = {number: [] for number in named}
-        tables = list(self.contexts.items())
-        for scan in scans(plan):
-            number = int(scan.table_name().removeprefix(_BASE))
-            found[number].append(wanted(tables[number][1].schema, scan.filters()))
-        # a scan that only the text shows stands in a subquery of an expression: what it wants is not known
-        return {
-            tables[number][0]: united(parts) if len(parts) == named[number] else KeyRanges()
-            for number, parts in found.items()
-        }
+        register_outlines(ctx, self.contexts)
+        frame = self._parsed(ctx)
+        try:
+            with panics_as_errors():
+                plan = frame.optimized_logical_plan()
+        except Exception as error:
+            raise mistake(one_line(error), self.known) from error
+        schema = pa.schema([field.with_type(plain(field.type)) for field in frame.schema()])
+        return what_is_wanted(plan, self.contexts), schema
 
     def _parsed(self, ctx: SessionContext) -> DataFrame:
         try:
             with panics_as_errors():
                 return ctx.sql_with_options(self.text, _READ_ONLY)
         except Exception as error:
-            raise self._mistake(one_line(error)) from error
-
-    def _optimized(self, ctx: SessionContext) -> LogicalPlan:
-        frame = self._parsed(ctx)
-        try:
-            with panics_as_errors():
-                return frame.optimized_logical_plan()
-        except Exception as error:
-            raise self._mistake(one_line(error)) from error
-
-    def _mistake(self, text: str) -> InvalidQuery:
-        if match := _NO_TABLE.search(text):
-            return unknown("table", match[1], self.known)
-        if match := _REFUSED.search(text):
-            return InvalidQuery(f"SQL can only read: SELECT, WITH, VALUES and EXPLAIN, not {match[1]}")
-        return InvalidQuery(f"SQL: {text}")
-
-    def _batches(
-        self, frame: DataFrame, schema: pa.Schema, plans: Mapping[str, QueryPlan]
-    ) -> Iterator[pa.RecordBatch]:
-        filenames = [filename for plan in plans.values() for filename in plan.filenames]
-        objects = self._objects()
-        read = [context for name, context in self.contexts.items() if name in plans]
-        transforms = [Transform.parse(context.schema, context.properties) for context in read]
-        with named_failures(objects, filenames, *transforms):
-            stream = frame.execute_stream()
-            check_there(objects, filenames)
-            for batch in stream:
-                yield exact(batch.to_pyarrow(), schema)
-
-    def _objects(self) -> ObjectStore | None:
-        """The instance's object store; none when no table is read."""
-        return next((context.objects for context in self.contexts.values()), None)
+            raise mistake(one_line(error), self.known) from error
 
 
-def _outline(ctx: SessionContext, context: TableContext, base: str) -> DataFrame:
-    """A table without files, which is only planned on: its scan shows what a statement wants of it."""
-    schema = context.schema
-    nowhere = "file:///dormouse/nowhere.parquet"
-    ctx.register_parquet(quoted(base), nowhere, file_extension="", schema=arrow_schema(schema))
-    columns = ", ".join(map(quoted, schema.names))
-    transform = Transform.parse(schema, context.properties)
-    return ctx.sql(transform.sql(f"SELECT {columns} FROM {quoted(base)}", time.time_ns() // 1_000_000))
-
-
-def _contents(ctx: SessionContext, context: TableContext, plan: QueryPlan | None, now_ms: int) -> DataFrame:
-    groups = plan.groups if plan is not None else ()
-    if not groups:
-        return no_rows(ctx, context.schema)
-    [found] = groups
-    transform = Transform.parse(context.schema, context.properties)
-    return rows(ctx, context.objects, transform, found, now_ms)
-
-
-def _plain(found: pa.DataType) -> pa.DataType:
-    """The type without views, which not every reader of Arrow knows."""
-    if pa.types.is_string_view(found):
-        return pa.string()
-    if pa.types.is_binary_view(found):
-        return pa.binary()
-    if pa.types.is_list(found):
-        return pa.list_(found.value_field.with_type(_plain(found.value_type)))
-    if pa.types.is_map(found):
-        return pa.map_(_plain(found.key_type), found.item_field.with_type(_plain(found.item_type)))
-    if pa.types.is_struct(found):
-        return pa.struct([field.with_type(_plain(field.type)) for field in found])
-    return found
+def _check_size(reads: Reads) -> None:
+    """`InvalidQuery` when DataFusion would have too much to plan."""
+    files = sum(map(len, reads.values()))
+    scans = sum(len({scan.slices for scan in found}) for found in reads.values())
+    if files <= FILES_MAX and scans <= SCANS_MAX:
+        return
+    name = max(reads, key=lambda table: len(reads[table]))
+    why = (
+        f"{files:,} files, more than {FILES_MAX:,}"
+        if files > FILES_MAX
+        else f"parts of files in {scans:,} ways, more than {SCANS_MAX:,}"
+    )
+    raise InvalidQuery(
+        f"the statement would read {why}, most of table {name!r}: narrow its row keys, or compact the table"
+    )

@@ -1,0 +1,51 @@
+"""What EXPLAIN says beside DataFusion's plan: what is read of each table, out of how much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+
+import pyarrow as pa
+
+from dormouse.model.region import Range
+from dormouse.query.key_ranges import KeyRanges
+from dormouse.query.outline import Wanted
+from dormouse.query.planner import PlanSummary, QueryPlan
+
+PLAN_TYPE = "dormouse"
+RANGES_SHOWN = 5
+
+
+def explanation(schema: pa.Schema, wanted: Wanted, plans: Mapping[str, QueryPlan]) -> pa.RecordBatch:
+    """One row for EXPLAIN's columns `plan_type` and `plan`: a paragraph for each table."""
+    text = "\n".join(_table(name, plans[name].summary, ranges) for name, ranges in wanted.ranges.items())
+    return pa.RecordBatch.from_pylist(
+        [dict(zip(schema.names, (PLAN_TYPE, text or "no table is read"), strict=True))], schema=schema
+    )
+
+
+def _table(name: str, summary: PlanSummary, ranges: KeyRanges) -> str:
+    files = summary.files + summary.files_pruned
+    lines = [
+        f"table {name}",
+        f"  partitions: {summary.partitions:,} of {summary.partitions_total:,}",
+        f"  files: {summary.files:,} of {files:,} ({summary.files_pruned:,} pruned by their keys)",
+        f"  bytes: {summary.byte_count:,}",
+    ]
+    keys = [f"    {key}: {_ranges(items)}" for key, items in ranges.items()]
+    return "\n".join([*lines, "  row keys:" if keys else "  row keys: all", *keys])
+
+
+def _ranges(items: tuple[Range, ...]) -> str:
+    shown = ", ".join(_range(item) for item in islice(items, RANGES_SHOWN))
+    more = len(items) - RANGES_SHOWN
+    return (shown or "none") + (f" and {more:,} more" if more > 0 else "")
+
+
+def _range(item: Range) -> str:
+    if item.is_exact:
+        return repr(item.min)
+    low = "(" if item.min is None or not item.min_inclusive else "["
+    high = "]" if item.max_inclusive else ")"
+    ends = ["…" if end is None else repr(end) for end in (item.min, item.max)]
+    return f"{low}{ends[0]}, {ends[1]}{high}"

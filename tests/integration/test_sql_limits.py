@@ -1,0 +1,204 @@
+"""SQL that needs few files of many, too many of them, or files that are collected meanwhile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from query_lake import COUNTS, Lake, tuples
+
+from dormouse.errors import InvalidQuery, ObjectNotFound, ObjectStoreError
+from dormouse.instance import Instance, connect
+from dormouse.model.file_reference import AssignJobIdRequest, ReplaceFileReferencesRequest
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import LONG, STRING
+from dormouse.postgres import ConnectionSupplier
+from dormouse.query import explain_sql, sql, statements
+
+SCHEMA = Schema([Field("k", LONG)], [], [Field("v", STRING)])
+LEAVES = 40
+ROWS = 5
+
+
+@pytest.fixture
+def lake(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> Lake:
+    """Forty leaves, each with a file of five rows."""
+    lake = Lake(dsn, supplier, tmp_path, SCHEMA, split_points=[n * 10 for n in range(1, LEAVES)])
+    lake.add([{"k": n * 10 + i, "v": f"v{n}"} for n in range(LEAVES) for i in range(ROWS)])
+    return lake
+
+
+def _damage_all_but_the_first(lake: Lake) -> None:
+    """Whatever reads a file of another leaf than the first fails."""
+    [first] = [r.filename for r in lake.context.store.file_references_in([_leaves(lake)[0]])]
+    for reference in lake.context.store.file_references():
+        path = lake.context.objects.local_path(reference.filename)
+        assert path is not None
+        if reference.filename != first:
+            path.write_bytes(b"PAR1" + b"\0" * 100 + b"PAR1")
+
+
+def _leaves(lake: Lake) -> list[str]:
+    return [leaf.partition_id for leaf in lake.context.partitions.leaves()]
+
+
+@pytest.mark.parametrize(
+    ("statement", "rows"),
+    [
+        ("select * from t limit 1", 1),
+        ("select k + 1 as n, v || 'x' from t limit 3", 3),
+        ("select * from t limit 2 offset 3", 2),
+        ("select * from (select k from t limit 4) where k >= 0 limit 2", 2),
+        ("select v from t as a where k % 2 = 0 and v like 'v%' limit 2", 2),
+        ("with a as (select * from t) select k from a limit 5", 5),
+    ],
+)
+def test_a_small_limit_reads_few_files(
+    lake: Lake, statement: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statements, "FIRST_FILES", 1)
+    _damage_all_but_the_first(lake)
+    assert len(tuples(sql({"t": lake.context}, statement))) == rows
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "select count(*) from t limit 1",
+        "select * from t order by v desc limit 1",
+        "select distinct v from t limit 1",
+        "select row_number() over (order by v) from t limit 1",
+        "select a.k from t a join t b on a.v = b.v limit 1",
+        "select k from t where k > (select max(k) - 1 from t) limit 1",
+        "select * from (select * from t limit 1) where v = 'v39'",
+    ],
+)
+def test_a_limit_of_what_needs_all_rows_reads_all_files(
+    lake: Lake, statement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statements, "FIRST_FILES", 1)
+    answers = [tuples(sql({"t": lake.context}, statement)), lake.expect(statement)]
+    assert len(answers[0]) == len(answers[1])
+    _damage_all_but_the_first(lake)
+    with pytest.raises(ObjectStoreError):
+        sql({"t": lake.context}, statement).read_all()
+
+
+def test_more_files_are_read_until_the_limit_is_filled(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statements, "FIRST_FILES", 1)
+    monkeypatch.setattr(statements, "MORE_FILES", 2)
+    for limit in (4, 5, 6, 100, LEAVES * ROWS, LEAVES * ROWS + 1, 100_000):
+        found = tuples(sql({"t": lake.context}, f"select k, v from t limit {limit}"))
+        assert len(found) == len(set(found)) == min(limit, LEAVES * ROWS)
+    text = "select k from t where v = 'v39' and k % 10 = 3 limit 1"
+    assert tuples(sql({"t": lake.context}, text)) == [(393,)]
+    assert tuples(sql({"t": lake.context}, "select k from t where v = 'none' limit 1")) == []
+    assert tuples(sql({"t": lake.context}, "select k from t where k = -1 limit 1")) == []
+    assert tuples(sql({"t": lake.context}, "select k from t limit 0")) == []
+
+
+def test_a_limit_of_an_aggregated_table_gives_whole_sums(
+    dsn: str, supplier: ConnectionSupplier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statements, "FIRST_FILES", 1)
+    lake = Lake(
+        dsn, supplier, tmp_path, COUNTS, split_points=["h", "p"], aggregate="sum(n), min(low), max(last)"
+    )
+    rows = [{"word": word, "seen": 1, "n": 1, "low": 0.5, "last": word} for word in "abijqr"]
+    for number in range(3):
+        lake.add(rows, one_file=number == 1)
+    for limit in range(1, 7):
+        found = tuples(sql({"t": lake.context}, f"select word, n from t limit {limit}"))
+        assert len({word for word, _ in found}) == limit
+        assert {n for _, n in found} == {3}
+    assert tuples(sql({"t": lake.context}, "select word from t where n > 3 limit 1")) == []
+
+
+def test_too_many_files_are_one_clear_line(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statements, "FILES_MAX", 39)
+    with pytest.raises(InvalidQuery, match=r"would read 40 files, more than 39, most of table 't': narrow"):
+        sql({"t": lake.context}, "select count(*) from t")
+    assert tuples(sql({"t": lake.context}, "select count(*) from t where k >= 10")) == [
+        ((LEAVES - 1) * ROWS,)
+    ]
+    assert len(tuples(sql({"t": lake.context}, "select * from t limit 7"))) == 7
+    assert explain_sql({"t": lake.context}, "select count(*) from t")["t"].files == LEAVES
+    assert tuples(sql({"t": lake.context}, "select count(*) from t where k < 0 or k is null")) == [(0,)]
+
+
+def test_explain_of_many_files_says_what_is_read_alone(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = [kind for kind, _ in tuples(sql({"t": lake.context}, "explain select count(*) from t"))]
+    assert kinds == ["dormouse", "logical_plan", "physical_plan"]
+    monkeypatch.setattr(statements, "EXPLAINED_FILES_MAX", 39)
+    monkeypatch.setattr(statements, "FILES_MAX", 39)
+    [(kind, text)] = tuples(sql({"t": lake.context}, "explain select count(*) from t"))
+    assert kind == "dormouse"
+    assert "partitions: 40 of 40\n  files: 40 of 40" in str(text)
+    assert "row keys: all" in str(text)
+
+
+def test_a_file_that_is_collected_before_rows_come_is_planned_around(lake: Lake) -> None:
+    """Its rows are in another file by then, as after a compaction."""
+    for statement in ("select count(*), min(k) from t", "select k, v from t", "select k from t limit 200"):
+        reader = sql({"t": lake.context}, statement)
+        _replace_first_file(lake)
+        found = reader.read_all()
+        if statement.startswith("select count"):
+            assert tuples(pa.RecordBatchReader.from_batches(found.schema, found.to_batches())) == [
+                (LEAVES * ROWS, 0)
+            ]
+        else:
+            assert sorted(found["k"].to_pylist()) == sorted(lake.all["k"].to_pylist())
+
+
+def _replace_first_file(lake: Lake) -> None:
+    leaf = _leaves(lake)[0]
+    store = lake.context.store
+    [old] = [r.filename for r in store.file_references_in([leaf])]
+    rows = [row for row in lake.all.to_pylist() if row["k"] < 10]
+    lake.add_file(lake.table(rows), {leaf: len(rows)})
+    store.assign_job_ids([AssignJobIdRequest(job_id="j", partition_id=leaf, filenames=(old,))])
+    store.replace_file_references(
+        [
+            ReplaceFileReferencesRequest(
+                job_id="j", partition_id=leaf, input_filenames=(old,), new_reference=None
+            )
+        ]
+    )
+    lake.context.objects.delete([old])
+
+
+def test_a_file_that_stays_lost_is_named(lake: Lake) -> None:
+    [gone] = [r.filename for r in lake.context.store.file_references_in([_leaves(lake)[3]])]
+    reader = sql({"t": lake.context}, "select sum(k) from t")
+    lake.context.objects.delete([gone])
+    with pytest.raises(ObjectNotFound, match=re.escape(gone)):
+        reader.read_all()
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
+    with closing(connect(dsn, f"file://{tmp_path}/lake")) as instance:
+        yield instance
+
+
+def test_only_tables_that_a_statement_can_mean_are_loaded(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two", "three"):
+        instance.create_table(name, SCHEMA)
+    loaded: list[str] = []
+    context: Callable[..., object] = instance._context
+    monkeypatch.setattr(instance, "_context", lambda record: loaded.append(record.name) or context(record))
+    assert tuples(instance.sql("select count(*) from two a join two b using (k)")) == [(0,)]
+    assert loaded == ["two"]
+    assert set(instance.explain_sql('select * from "three", one')) == {"one", "three"}
+    assert sorted(loaded) == ["one", "three", "two"]
+    with pytest.raises(InvalidQuery, match=r"unknown table 'thre'; did you mean 'three'"):
+        instance.sql("select * from thre")
+    with pytest.raises(InvalidQuery, match="neither NUL"):
+        instance.sql("select '\x00' from one")

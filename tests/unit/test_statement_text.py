@@ -1,0 +1,78 @@
+"""What a statement's text tells before it is parsed."""
+
+from __future__ import annotations
+
+import pytest
+
+from dormouse.errors import InvalidQuery
+from dormouse.query.statement_text import (
+    CHAIN_MAX,
+    JOINS_MAX,
+    STATEMENT_CHARACTERS_MAX,
+    chain_length,
+    check_statement,
+)
+
+MANY = 20_000
+# each of them would overflow DataFusion's stack, and end the process
+DEEP = {
+    "sum": "select " + "+".join(["1"] * MANY),
+    "or": "select * from t where " + " or ".join(f"a={n}" for n in range(MANY)),
+    "and": "select * from t where " + " AND ".join(f"a<>{n}" for n in range(MANY)),
+    "union": " union all ".join(["select 1"] * MANY),
+    "cast": "select a" + "::bigint" * MANY,
+    "subscript": "select a" + "[1]" * MANY,
+    "from": "select * from " + ", ".join(["t"] * MANY),
+    "with": "with " + ", ".join(f"x{n} as (select 1)" for n in range(MANY)) + " select 1",
+    "in parentheses": "select (" + "+".join(["1"] * MANY) + ")",
+    "many levels": "select " + ("(1" + "+1" * 300 + "+") * 40 + "1" + ")" * 40,
+    "operands that call": "select " + "+".join(["f(1,2)"] * MANY),
+    "loose after close": "select " + "+".join(["1"] * 300) + " = 1 or " + " or ".join(["a"] * 300),
+    "not closed": "select (" + "+1" * MANY,
+    "closed too often": "select 1))" + "+1" * MANY,
+    "after a quote in a comment": "select 1 /* ' */" + "+1" * MANY + " -- '",
+    "after a quote in a line comment": "select 1 -- '\n" + "+1" * MANY + " -- '",
+    "between dollars": "select $$ ' $$ " + "+1" * MANY + " || $$ ' $$",
+    "after an escaped quote": r"select E'\'' " + "+1" * MANY + r" || E'\''",
+    "after a quote in a name": "select `'` " + "+1" * MANY + " + `'`",
+    "after a quote in a quoted name": 'select "\'" ' + "+1" * MANY + ' + "\'"',
+}
+# of which only lists are long
+FLAT = {
+    "in": "select * from t where a in (" + ", ".join(f"-{n}" for n in range(MANY)) + ")",
+    "hyphens in values": "select * from t where a in (" + ", ".join(f"'a-b-{n}'" for n in range(MANY)) + ")",
+    "values": "values " + ", ".join(f"(-{n}, 'it''s')" for n in range(MANY)),
+    "columns": "select " + ", ".join(f"a{n} + 1" for n in range(MANY)) + " from t",
+    "ranges": "select * from t where " + " or ".join(f"(a > {n} and a < -{n})" for n in range(400)),
+    "alternatives": "select * from t where " + " or ".join(f"t.a = -{n}" for n in range(400)),
+}
+
+
+@pytest.mark.parametrize("text", DEEP.values(), ids=DEEP)
+def test_statements_that_would_overflow_the_stack_are_refused(text: str) -> None:
+    assert chain_length(text) > CHAIN_MAX
+    with pytest.raises(InvalidQuery, match=r"chains more than 500 operators.* IN \(…\)"):
+        check_statement(text)
+
+
+@pytest.mark.parametrize("text", FLAT.values(), ids=FLAT)
+def test_long_lists_are_no_chains(text: str) -> None:
+    assert chain_length(text) < CHAIN_MAX
+    assert check_statement(text) == text
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        (3, "a statement must be a string, not 3"),
+        (None, "a statement must be a string"),
+        ("select '\x00'", "neither NUL"),
+        ("select '\ud800'", "neither NUL nor lone surrogates"),
+        (" " * (STATEMENT_CHARACTERS_MAX + 1), "characters, and may have 1,048,576"),
+        ("select 1 from a" + " join a on true" * (JOINS_MAX + 1), "more than 100 joins"),
+    ],
+)
+def test_what_is_no_statement_is_refused(statement: object, message: str) -> None:
+    with pytest.raises(InvalidQuery, match=message) as error:
+        check_statement(statement)
+    assert len(str(error.value)) < 200
