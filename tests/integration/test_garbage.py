@@ -11,7 +11,7 @@ import pytest
 from state import assign, at_once, live, query, ref, remove, replace, transaction, unreferenced
 
 from dormouse.context import TableContext
-from dormouse.files import removal_log
+from dormouse.files import garbage, removal_log
 from dormouse.files.garbage import GarbageCollector
 
 
@@ -137,6 +137,16 @@ def test_one_that_cannot_be_deleted_does_not_stop_the_batch_and_is_tried_again(
     assert objects(table) == [broken]
     assert table.garbage.collect().deleted_files == ("b",)
     assert objects(table) == []
+
+
+def test_a_report_names_some_and_counts_all(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(garbage, "NAMES_MAX", 4)
+    names = [f"f{n}" for n in range(10)]
+    add(table, *names)
+    remove(table.store, *names)
+    report = collector(table, fails="f7").collect()
+    assert (len(report.deleted_files), report.deleted) == (4, 9)
+    assert (len(report.failed), report.failures) == (1, 1)
 
 
 def test_a_data_file_that_is_called_like_a_sketch(table: TableContext) -> None:
