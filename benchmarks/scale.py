@@ -15,6 +15,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import groupby, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,8 @@ from benchmarks.metadata_tables import MetadataTable, metadata_table, spread
 from benchmarks.state_tables import Tables, open_tables, own_database
 from dormouse.context import TableContext
 from dormouse.files.layout import LAYOUTS
-from dormouse.model.file_reference import FileReference
-from dormouse.model.table import TableRecord
+from dormouse.files.store import FileReferenceStore
+from dormouse.model.file_reference import AssignJobIdRequest, FileReference, ReplaceFileReferencesRequest
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
 
@@ -35,15 +37,6 @@ QUICK_SIZES = SIZES[:2]
 FULL_LEAVES, ABOVE_LEAVES, CHANGED_LEAVES, GARBAGE_FILES = 10, 100, 500, 5_000
 TAKEN_JOBS, TAKEN_AT_ONCE = 100, 10
 Operation = Callable[[TableContext], object]
-_REMOVED = (
-    "table_id, partition_id, file_id, row_count, count_approximate, only_contains_data_for_this_partition, "
-    "added_xid"
-)
-_MAKE_GARBAGE = (
-    "with gone as (delete from {table} where ctid = any(array(select ctid from {table} "
-    f"where job_id is null and partition_id <> '' limit {GARBAGE_FILES})) returning {_REMOVED}) "
-    f"insert into removed_reference ({_REMOVED}) select * from gone"
-)
 
 
 def look_for_splits(context: TableContext) -> object:
@@ -62,8 +55,6 @@ def split_leaves(context: TableContext) -> object:
 
 
 def push_down(context: TableContext) -> object:
-    from itertools import islice
-
     requests = context.partitions.references_above_leaves()
     pushed = 0
     while batch := list(islice(requests, 1_000)):
@@ -82,7 +73,7 @@ def take_jobs(context: TableContext) -> object:
 def measured() -> dict[str, Operation]:
     """The operations, in the order in which they run."""
     return {
-        "references_counted_in_sql": lambda c: c.supplier and _count(c),
+        "references_counted_in_sql": _count,
         "describe_first": lambda c: c.store.totals.bring_forward(),
         "jobs_first": lambda c: c.jobs.create(),
         "splits_first": look_for_splits,
@@ -116,30 +107,33 @@ def _count(context: TableContext) -> int:
 
 def prepare(name: str, tables: Tables, table: MetadataTable) -> None:
     """What an operation is to find."""
-    if name == "jobs_due":
-        _change(tables, table)
-    if name == "garbage_due":
-        own = _own(table.record)
-        with tables.connection() as conn:
-            conn.execute(_MAKE_GARBAGE.format(table=own))
-
-
-def _change(tables: Tables, table: MetadataTable) -> None:
-    """Adds a file to some leaves, which are then due for a job."""
+    work = {"jobs_due": _add_files, "garbage_due": _remove_references}.get(name)
+    if work is None:
+        return
     supplier = ConnectionSupplier(tables.dsn)
-    store = TableContext(tables.dsn, supplier, open_store("/nowhere"), table.record).store
+    work(TableContext(tables.dsn, supplier, open_store("/nowhere"), table.record).store, table)
+    supplier.close()
+
+
+def _add_files(store: FileReferenceStore, table: MetadataTable) -> None:
+    """To some leaves, which are then due for a job."""
     leaves = [table.partition_id(n) for n in spread(table.leaves, CHANGED_LEAVES)]
     store.add_files(
         FileReference(filename=f"{table.record.object_prefix}new/{leaf}", partition_id=leaf, row_count=1)
         for leaf in leaves
     )
-    supplier.close()
 
 
-def _own(record: TableRecord) -> str:
-    from dormouse.files.layout import layout
-
-    return layout(record.layout).tables(record.table_id)["file_reference"]
+def _remove_references(store: FileReferenceStore, table: MetadataTable) -> None:
+    """As compactions do whose rows are all filtered out."""
+    references = islice(store.unassigned_file_references(), GARBAGE_FILES)
+    for partition_id, group in groupby(list(references), key=attrgetter("partition_id")):
+        job = {"job_id": f"filter {partition_id}", "partition_id": partition_id}
+        names = tuple(reference.filename for reference in group)
+        store.assign_job_ids([AssignJobIdRequest(**job, filenames=names)])
+        store.replace_file_references(
+            [ReplaceFileReferencesRequest(**job, input_filenames=names, new_reference=None)]
+        )
 
 
 def run_one(name: str, dsn: str, objects: str, table: str) -> dict[str, Any]:
