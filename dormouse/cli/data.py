@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -118,7 +119,23 @@ def sql(
         if explain:
             show_plans(session, instance.explain_sql(statement))
             return
-        write(session, instance.sql(statement), format, output, limited=False)
+        reader = instance.sql(statement)
+        if is_plan(reader) and output is None and format is Format.table and not session.as_json:
+            print_plan(reader)
+            return
+        write(session, reader, format, output, limited=False)
+
+
+def is_plan(reader: pa.RecordBatchReader) -> bool:
+    """Whether it is the answer of EXPLAIN."""
+    return list(reader.schema.names) == ["plan_type", "plan"]
+
+
+def print_plan(reader: pa.RecordBatchReader) -> None:
+    """Each part of a plan under its name: in a table, its lines would be cut off."""
+    for batch in reader:
+        for row in batch.to_pylist():
+            sys.stdout.write(f"{row['plan_type']}\n{indent(row['plan'].rstrip(), '  ')}\n")
 
 
 def show_plans(session: Session, plans: Mapping[str, PlanSummary]) -> None:

@@ -10,15 +10,15 @@ import pyarrow as pa
 from dormouse.model.region import Range
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.outline import Wanted
-from dormouse.query.planner import PlanSummary, QueryPlan
+from dormouse.query.planner import PlanSummary
 
 PLAN_TYPE = "dormouse"
 RANGES_SHOWN = 5
 
 
-def explanation(schema: pa.Schema, wanted: Wanted, plans: Mapping[str, QueryPlan]) -> pa.RecordBatch:
+def explanation(schema: pa.Schema, wanted: Wanted, summaries: Mapping[str, PlanSummary]) -> pa.RecordBatch:
     """One row for EXPLAIN's columns `plan_type` and `plan`: a paragraph for each table."""
-    text = "\n".join(_table(name, plans[name].summary, ranges) for name, ranges in wanted.ranges.items())
+    text = "\n".join(_table(name, summaries[name], ranges) for name, ranges in wanted.ranges.items())
     return pa.RecordBatch.from_pylist(
         [dict(zip(schema.names, (PLAN_TYPE, text or "no table is read"), strict=True))], schema=schema
     )

@@ -24,7 +24,7 @@ from dormouse.query.planner import PlanSummary, QueryPlan, Scan
 from dormouse.query.session import no_rows, rows, session
 from dormouse.query.statement_text import check_statement, mistake
 from dormouse.query.streams import FileGone, check_there, exact, named_failures, one_ahead, one_line
-from dormouse.query.table_view import plan_tables
+from dormouse.query.table_view import plan_query, plan_tables, summary
 
 FILES_MAX = 50_000
 """Of one statement: DataFusion keeps about 25 kB of each in memory."""
@@ -67,7 +67,7 @@ def explain_sql(
     known: Callable[[], Iterable[str]] | None = None,
 ) -> dict[str, PlanSummary]:
     """What a statement would read of each table that it reads."""
-    return {name: plan.summary for name, plan in _Statement(contexts, statement, known).plans().items()}
+    return _Statement(contexts, statement, known).summaries()
 
 
 class _Statement:
@@ -89,6 +89,10 @@ class _Statement:
         """For each table that the statement reads, which files it reads."""
         asked = [(self.contexts[name], ranges) for name, ranges in self.wanted.ranges.items()]
         return dict(zip(self.wanted.ranges, plan_tables(asked, in_key_order=False), strict=True))
+
+    def summaries(self) -> dict[str, PlanSummary]:
+        """What is read of each table; made without a plan in memory."""
+        return {name: summary(self.contexts[name], ranges) for name, ranges in self.wanted.ranges.items()}
 
     def reader(self) -> pa.RecordBatchReader:
         return pa.RecordBatchReader.from_batches(self.schema, one_ahead(self._again_if_gone(self._planned())))
@@ -124,11 +128,14 @@ class _Statement:
 
     def _on_all(self) -> Callable[[], Iterator[pa.RecordBatch]]:
         """A run over all files that are wanted."""
-        plans = self.plans()
-        reads = {name: tuple(scan for group in plan.groups for scan in group) for name, plan in plans.items()}
-        said = explanation(self.schema, self.wanted, plans) if self.wanted.explains else None
-        if not self.wanted.runs and sum(map(len, reads.values())) > EXPLAINED_FILES_MAX:
-            return lambda: filter(None, [said])
+        said = None
+        if self.wanted.explains:
+            summaries = self.summaries()
+            said = explanation(self.schema, self.wanted, summaries)
+            if not self.wanted.runs and sum(s.files for s in summaries.values()) > EXPLAINED_FILES_MAX:
+                return lambda: filter(None, [said])
+        plans = self.plans().items()
+        reads = {name: tuple(scan for group in plan.groups for scan in group) for name, plan in plans}
         _check_size(reads)
         frame = self._prepared(reads)
 
@@ -142,7 +149,7 @@ class _Statement:
     def _until_enough(self) -> Iterator[pa.RecordBatch]:
         """A run over the first files in key order, and over more of them until the limit is filled."""
         [(name, ranges)] = self.wanted.ranges.items()
-        [plan] = plan_tables([(self.contexts[name], ranges)])
+        plan = plan_query(self.contexts[name], ranges)
         scans: list[Scan] = []
         files = FIRST_FILES
         for group in plan.groups:

@@ -173,6 +173,11 @@ def test_explain_says_what_would_be_read(loaded: Cli) -> None:
     assert (plan["partitions"], plan["partitions_total"], plan["files"]) == (1, 2, 1)
     statement = "select count(*) from flights where carrier = 'AA'"
     assert loaded("sql", statement, "--explain", "--json").json["flights"]["files"] == 1
+    shown = loaded("sql", f"explain {statement}").out.splitlines()
+    assert shown[:4] == ["dormouse", "  table flights", "    partitions: 1 of 2", shown[3]]
+    assert {"      carrier: 'AA'", "logical_plan", "physical_plan"} < set(shown)
+    rows = loaded("sql", f"explain {statement}", "--json").json
+    assert [row["plan_type"] for row in rows] == ["dormouse", "logical_plan", "physical_plan"]
 
 
 def test_a_table_is_compacted_split_and_collected(loaded: Cli, flights: str) -> None:

@@ -219,6 +219,83 @@ def test_a_mistake_is_one_clear_line(lake: Lake, statement: str, message: str) -
     assert not Path("never.csv").exists()
 
 
+REFUSED = """
+explain drop table x
+explain insert into Flights select * from Flights
+explain analyze copy Flights to 'never.csv'
+delete from Flights
+update Flights set leg = 2
+merge into Flights using Flights b on Flights.leg = b.leg when matched then delete
+truncate Flights
+create view v as select 1
+create table v (a int)
+create schema s
+create function f(int) returns int return $1
+create index i on Flights(leg)
+drop function abs
+copy Flights to 'never.parquet'
+set time zone = 'utc'
+reset datafusion.execution.batch_size
+begin
+commit
+rollback
+prepare p as select 1
+execute p
+deallocate p
+select * into v from Flights
+with x as (insert into Flights values (1) returning a) select * from x
+analyze table Flights
+vacuum
+call f()
+load 'x'
+attach 'x' as y
+grant select on Flights to x
+alter table Flights add column b int
+unload ('select 1') to 's3://x'
+show tables
+show all
+"""
+NO_TABLES = """
+select * from read_parquet('/etc/passwd')
+select * from read_csv('/etc/passwd')
+select * from parquet_metadata('/etc/passwd')
+select * from information_schema.tables
+select * from "file:///etc/passwd"
+select * from 's3://bucket/x.parquet'
+select * from 'https://example.com/x.parquet'
+select * from other.public.Flights
+select * from "dormouse base 0"
+select getenv('HOME')
+"""
+
+
+@pytest.mark.parametrize("statement", REFUSED.strip().splitlines())
+def test_whatever_does_not_read_is_refused(lake: Lake, statement: str) -> None:
+    for ask in (sql, explain_sql):
+        with pytest.raises(InvalidQuery, match=r"^SQL can only read: SELECT, WITH") as error:
+            ask({"Flights": lake.context}, statement)
+        assert len(str(error.value).splitlines()) == 1
+    assert not list(Path().glob("never.*"))
+
+
+@pytest.mark.parametrize("statement", NO_TABLES.strip().splitlines())
+def test_nothing_but_the_tables_is_read(lake: Lake, statement: str) -> None:
+    with pytest.raises(
+        InvalidQuery, match=r"^(SQL: table function|SQL: Invalid function|unknown table)"
+    ) as error:
+        sql({"Flights": lake.context}, statement)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_series_and_descriptions_are_read(lake: Lake) -> None:
+    contexts = {"Flights": lake.context}
+    assert tuples(sql(contexts, "select value from range(1, 3)")) == [(1,), (2,)]
+    text = "select count(*) from generate_series(-2, 2) g join Flights on g.value = Flights.leg"
+    assert tuples(sql(contexts, text)) == lake.expect("select count(*) from t where leg between -2 and 2")
+    described = tuples(sql(contexts, "describe Flights"))
+    assert [name for name, *_ in described] == list(SCHEMA.names)
+
+
 def test_what_fails_while_it_runs_is_a_mistake_too(lake: Lake) -> None:
     with pytest.raises(InvalidQuery, match="the query failed: Divide by zero"):
         sql({"Flights": lake.context}, "select 1 / (flight - flight) from Flights").read_all()
