@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dormouse.data.ingest import IngestReport
     from dormouse.instance import Instance
     from dormouse.query import PlanSummary
+    from dormouse.query.interruptible import Interruption
     from dormouse.splitting import SplitReport
 
 Engine = Literal["auto", "local", "spark"]
@@ -116,15 +117,17 @@ class Table:
         columns: Sequence[str] | None = None,
         *,
         limit: int | None = None,
+        interruption: Interruption | None = None,
     ) -> pa.RecordBatchReader:
         """The rows of a region, in key order, streamed.
 
         `where` maps columns to a value, a `Range` or a list of them; `columns` names what to read. Row keys
-        choose the files that are read; NaN is the largest double. Raises `InvalidQuery` and `InvalidRange`.
+        choose the files that are read; NaN is the largest double. Another thread ends what is read by
+        `interruption.set()`. Raises `InvalidQuery` and `InvalidRange`.
         """
         from dormouse.query import query
 
-        return query(self._context, where, columns, limit=limit)
+        return query(self._context, where, columns, limit=limit, interruption=interruption)
 
     def explain(self, where: Mapping[str, Any] | Region | None = None) -> PlanSummary:
         """What a query would read: partitions, files, bytes. Raises `InvalidQuery`."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import threading
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from dormouse.cli.session import Session, verb
+from dormouse.settings.service import load_service_settings
 
 
 def add_to(app: typer.Typer) -> None:
@@ -51,16 +54,25 @@ def serve(
     DORMOUSE_SERVICE_QUERIES_MAX. Without a token it listens on loopback only.
     """
     given: dict[str, Any] = {name: value for name, value in locals().items() if name != "session"}
-    from dormouse.service import Server
-    from dormouse.settings.service import load_service_settings
-
     settings = load_service_settings(**given)
+    from dormouse.service import Server, check
+
+    check(settings)
     _log_to_stderr()
     with session.open(read_only=True) as instance:
         server = Server(instance, settings)
         server.run(
             lambda url: session.show({"url": url}, lambda: f"the query service runs at {url}; Ctrl-C ends it")
         )
+    _end_although_queries_run()
+
+
+def _end_although_queries_run() -> None:
+    """Python waits at its exit for threads, of which one may still be in the middle of a join."""
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _log_to_stderr() -> None:

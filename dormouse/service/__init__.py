@@ -1,6 +1,6 @@
 """The query service: HTTP over an instance, for who has no Python, or no way to the database."""
 
 from dormouse.service.app import create_app
-from dormouse.service.server import Server
+from dormouse.service.server import Server, check
 
-__all__ = ["Server", "create_app"]
+__all__ = ["Server", "check", "create_app"]

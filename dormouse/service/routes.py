@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, cast
@@ -11,6 +12,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from dormouse.instance import Instance
+from dormouse.query.interruptible import Interruption
 from dormouse.service import documents, wire
 from dormouse.service.bodies import JsonRoute
 from dormouse.service.described import ANSWERS, PLANS, READS, STREAMS, problems
@@ -147,11 +149,14 @@ async def query(here: Here, table: TableNamed, body: documents.QueryRequest, req
     Arrow an empty batch then has the problem as metadata, under `dormouse.problem`.
     """
 
+    interruption = Interruption()
+
     def rows() -> Any:
         found = here.instance.table(table)
-        return found.query(parse_where(found.schema, body.where), body.columns, limit=body.limit)
+        where = parse_where(found.schema, body.where)
+        return found.query(where, body.columns, limit=body.limit, interruption=interruption)
 
-    return _streamed(here, request, "query", rows)
+    return _streamed(here, request, "query", rows, interruption.set)
 
 
 @queries.post("/sql", response_class=Response, responses=STREAMS, summary="The answer of a SELECT")
@@ -173,10 +178,16 @@ async def plan_sql(here: Here, body: documents.StatementRequest) -> Response:
     return Answer(here.runner, "sql_plan", DocumentWork(make))
 
 
-def _streamed(here: Service, request: Request, kind: str, rows: Any) -> Response:
+def _streamed(
+    here: Service,
+    request: Request,
+    kind: str,
+    rows: Callable[[], Any],
+    interrupt: Callable[[], object] = lambda: None,
+) -> Response:
     accept = ",".join(request.headers.getlist("accept"))
     media_type = preferred(accept, OFFERED)
-    return Answer(here.runner, kind, QueryWork(rows, format_of(media_type), here.limits))
+    return Answer(here.runner, kind, QueryWork(rows, format_of(media_type), here.limits, interrupt))
 
 
 def _json(value: Any) -> bytes:

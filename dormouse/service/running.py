@@ -29,6 +29,8 @@ T = TypeVar("T")
 SENT_BYTES_MAX = 64 * 1024
 """How much is sent at once, so that also a slow client is seen to take it."""
 
+STOP_SECONDS_MAX = 3.0
+
 logger = logging.getLogger("dormouse.service")
 
 
@@ -43,6 +45,11 @@ class Work(Protocol):
 
     @property
     def content_type(self) -> str: ...
+
+    @property
+    def interrupt(self) -> Callable[[], object]:
+        """Ends what `pieces` does now, from another thread."""
+        ...
 
     def pieces(self) -> Iterator[Piece]: ...
 
@@ -84,9 +91,9 @@ class Runner:
             self.slots.give_back()
 
     async def close(self) -> None:
-        """When no query runs any more."""
+        """Waits a little for what was stopped to end; its threads may go on until the process ends."""
         if self._tidying:
-            await asyncio.wait(set(self._tidying))
+            await asyncio.wait(set(self._tidying), timeout=STOP_SECONDS_MAX)
         self._threads.shutdown(wait=False)
 
 
@@ -145,6 +152,7 @@ class Answer(Response):
         except Exception as error:
             return await self._failed(error, connection)
         finally:
+            self.work.interrupt()
             self.runner.tidy(pending, pieces)
         self.runner.metrics.whole.labels(self.kind).observe(time.monotonic() - admitted_at)
         return "answered"

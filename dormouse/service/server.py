@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import threading
@@ -22,6 +23,13 @@ KEEP_ALIVE_SECONDS_MAX = 65
 """Longer than a load balancer's, which is the one to close."""
 
 CONNECTIONS_WAITING_MAX = 1_024
+
+
+def check(settings: ServiceSettings) -> None:
+    """Reads the files that the settings name; `InvalidInput` names the one that cannot be used."""
+    _ = settings.secret
+    if settings.tls_certificate and settings.tls_key:
+        tls_context(settings.tls_certificate, settings.tls_key)
 
 
 class Server:
@@ -100,5 +108,10 @@ def _listening(host: str, port: int) -> socket.socket:
         )[0]
         found = socket.create_server(address[:2], family=family, backlog=CONNECTIONS_WAITING_MAX)
     except OSError as error:
-        raise InstanceError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+        raise InstanceError(f"cannot listen on {host}:{port}: {_reason(error)}") from None
     return found
+
+
+def _reason(error: OSError) -> str:
+    """Without what `socket` adds; what a name does not resolve to is no error of the system."""
+    return str(error.strerror) if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)

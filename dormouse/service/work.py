@@ -47,6 +47,8 @@ class QueryWork:
     open: Callable[[], pa.RecordBatchReader]
     format: Format
     limits: Limits
+    interrupt: Callable[[], object] = lambda: None
+    """Ends what `pieces` does in another thread."""
     planned_at: float | None = None
     """By the monotonic clock."""
 
@@ -82,6 +84,7 @@ class DocumentWork:
     """One plan: `make` gives it as JSON."""
 
     make: Callable[[], bytes]
+    interrupt: Callable[[], object] = lambda: None
     planned_at: float | None = None
     content_type = "application/json"
 

@@ -177,7 +177,7 @@ def test_an_answer_that_fails_on_its_way_breaks_off(
     settings: dict[str, Any], after: int | None, kind: str
 ) -> None:
     """In Arrow an empty batch tells why; no format comes to its end."""
-    for media_type in (ARROW, JSON_LINES, CSV):
+    for media_type in (ARROW, JSON_LINES, CSV) if not settings.get("seconds_max") else (ARROW,):
         source = Endless(after=after)
         with serving(instance(source), **settings) as url:
             received = bytearray()

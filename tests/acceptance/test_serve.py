@@ -1,0 +1,152 @@
+"""`dormouse serve` as a process: it says where it is, serves TLS, demands its token, and ends in order."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pyarrow as pa
+import pytest
+import trustme
+
+import dormouse as dm
+from dormouse.service import check
+from dormouse.settings.service import load_service_settings
+
+DORMOUSE = str(Path(sys.executable).with_name("dormouse"))
+SECONDS_MAX = 120
+ROWS = 200_000
+
+
+@pytest.fixture
+def objects(dsn: str, tmp_path: Path) -> str:
+    """The object store of an instance with a table of rows that no socket's buffer holds."""
+    url = (tmp_path / "objects").as_uri()
+    values = [dm.Field("text", dm.STRING)]
+    with dm.connect(dsn, url) as instance:
+        table = instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)], values=values))
+        table.ingest(pa.table({"key": range(ROWS), "text": ["x" * 200] * ROWS}))
+    return url
+
+
+@contextmanager
+def served(dsn: str, objects: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process, and the URL that it told."""
+    command = [DORMOUSE, "serve", "--port", "0", "--json", "--dsn", dsn, "--objects", objects, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, json.loads(process.stdout.readline())["url"]
+        finally:
+            process.kill()
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """Its log, when it has ended well."""
+    _, log = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 0, log
+    return log
+
+
+def refused(*options: str) -> str:
+    """The one line of a service that does not start, as bad usage."""
+    command = [DORMOUSE, "serve", "--dsn", "host=/nowhere", "--objects", "file:///nowhere", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS_MAX)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_signal_lets_what_runs_end(dsn: str, objects: str, number: int) -> None:
+    with served(dsn, objects) as (process, url):
+        with httpx.stream("POST", f"{url}/v1/tables/t/query", json={}) as found:
+            parts = found.iter_bytes()
+            received = len(next(parts))
+            process.send_signal(number)
+            received += sum(map(len, parts))
+        assert received > 200 * ROWS
+        log = ended(process)
+    assert f"POST /v1/tables/t/query 200 rows={ROWS}" in log
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/health")
+
+
+@pytest.mark.slow
+def test_what_runs_too_long_after_a_signal_is_cut(dsn: str, objects: str) -> None:
+    with (
+        served(dsn, objects, "--shutdown-seconds-max", "1") as (process, url),
+        pytest.raises(httpx.RemoteProtocolError),
+        httpx.stream("POST", f"{url}/v1/tables/t/query", json={}) as found,
+    ):
+        parts = found.iter_raw()
+        next(parts)
+        process.send_signal(signal.SIGTERM)
+        ended(process)
+        list(parts)
+
+
+def test_tls_and_a_token(dsn: str, objects: str, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("localhost", "127.0.0.1")
+    certificate, key, token = (tmp_path / name for name in ("certificate.pem", "key.pem", "token"))
+    issued.cert_chain_pems[0].write_to_path(str(certificate))
+    issued.private_key_pem.write_to_path(str(key))
+    token.write_text("a-secret-token\n")
+    options = ["--tls-certificate", str(certificate), "--tls-key", str(key), "--token-file", str(token)]
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    with served(dsn, objects, *options) as (process, url):
+        assert url.startswith("https://127.0.0.1:")
+        assert httpx.get(f"{url}/health", verify=trusting).json() == {"status": "ok"}
+        assert httpx.get(f"{url}/v1/tables", verify=trusting).status_code == 401
+        headers = {"authorization": "Bearer a-secret-token"}
+        body = {"where": {"key": 7}, "columns": ["key"]}
+        found = httpx.post(f"{url}/v1/tables/t/query", json=body, headers=headers, verify=trusting)
+        assert found.text == '{"key":7}\n'
+        with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+            httpx.get(f"{url}/health")
+        old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
+        with warnings.catch_warnings(action="ignore"):
+            old.maximum_version = ssl.TLSVersion.TLSv1_1
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health", verify=old)
+        process.send_signal(signal.SIGTERM)
+        log = ended(process)
+    assert "a-secret-token" not in log
+    assert "GET /v1/tables 401 rows=0" in log
+
+
+def test_what_cannot_be_served_is_one_line(tmp_path: Path) -> None:
+    nothing, wrong = tmp_path / "nothing.pem", tmp_path / "wrong.pem"
+    wrong.write_text("no certificate")
+    assert "give a token" in refused("--host", "0.0.0.0")  # noqa: S104
+    assert str(wrong) in refused("--tls-certificate", str(wrong), "--tls-key", str(wrong))
+    bad: list[tuple[dict[str, Path], Path]] = [
+        ({"token_file": nothing}, nothing),
+        ({"token_file": wrong}, wrong),
+        ({"tls_certificate": nothing, "tls_key": wrong}, nothing),
+    ]
+    for given, named in bad:
+        with pytest.raises(dm.errors.InvalidInput, match=str(named)):
+            check(load_service_settings(**given))
+
+
+def test_a_port_that_is_taken_is_one_line(dsn: str, objects: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = [DORMOUSE, "serve", "--port", port, "--dsn", dsn, "--objects", objects]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS_MAX)
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"dormouse: cannot listen on 127.0.0.1:{port}: Address already in use\n",
+    )

@@ -1,0 +1,418 @@
+"""The query service over a real instance: it answers as the façade does, and says what is wrong."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import pyarrow as pa
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+import dormouse as dm
+from dormouse.data.arrow_schema import arrow_schema
+from dormouse.model.file_reference import FileReference, FileWithReferences
+from dormouse.settings.service import load_service_settings
+from tests.serving import ARROW, CSV, JSON_LINES, SCHEMA, eventually, serving
+
+TOKEN = "s3cret-token"  # noqa: S105
+NOON = datetime(2024, 1, 1, 12, tzinfo=UTC)
+
+
+def row(rng: random.Random, number: int) -> dict[str, Any]:
+    return {
+        "carrier": rng.choice(["", "AA", "DL", "o'\"\\", "\x00", "é😀", "UA"]),
+        "flight": rng.choice([-(2**63), 0, 2**53 + 1, 2**63 - 1]),
+        "time": number,
+        "delay": rng.choice([None, -0.5, math.nan, math.inf, -math.inf, 1e300]),
+        "late": rng.choice([True, False]),
+        "code": rng.choice([b"", b"\x00\xff", b"abc"]),
+        "at": rng.choice([None, NOON]),
+        "tags": rng.choice([None, [], ["x", None, 'a"b']]),
+        "counts": rng.choice([None, [], [("k", 1), ("l", None)]]),
+    }
+
+
+@pytest.fixture(scope="module")
+def instance(
+    new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dm.Instance]:
+    folder = Path(tmp_path_factory.mktemp("objects"))
+    rng = random.Random(3)
+    with dm.connect(new_database(template_database), folder.as_uri()) as instance:
+        table = instance.create_table("flights", SCHEMA, split_points=["B", "UA"])
+        rows = [row(rng, number) for number in range(2_000)]
+        table.ingest(pa.Table.from_pylist(rows, schema=arrow_schema(SCHEMA)))
+        instance.create_table("empty", dm.Schema(row_keys=[dm.Field("key", dm.BYTES)]))
+        yield instance
+
+
+@pytest.fixture(scope="module")
+def url(instance: dm.Instance) -> Iterator[str]:
+    with serving(instance) as url:
+        yield url
+
+
+def ask(url: str, accept: str = JSON_LINES, *, table: str = "flights", **body: Any) -> httpx.Response:
+    found = httpx.post(f"{url}/v1/tables/{table}/query", json=body, headers={"accept": accept}, timeout=60)
+    assert found.status_code == 200, found.text
+    return found
+
+
+def in_json(value: Any) -> Any:
+    """A value of a row as JSON lines have it."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, datetime):
+        return value.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return [in_json(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def test_rows_come_in_each_format_as_the_table_has_them(url: str, instance: dm.Instance) -> None:
+    expected = instance.table("flights").query().read_all()
+    rows = [{name: in_json(value) for name, value in row.items()} for row in expected.to_pylist()]
+    lines = ask(url)
+    assert lines.headers["content-type"] == JSON_LINES
+    assert [json.loads(line) for line in lines.text.split("\n")[:-1]] == rows
+    arrow = pa.ipc.open_stream(ask(url, ARROW).content).read_all()
+    assert arrow.schema.equals(expected.schema, check_metadata=True)
+    assert repr(arrow.to_pylist()) == repr(expected.to_pylist())
+    [names, *texts] = csv.reader(io.StringIO(ask(url, CSV).text, newline=""))
+    assert (tuple(names), len(texts)) == (SCHEMA.names, expected.num_rows)
+    column = {name: number for number, name in enumerate(names)}
+    for text, row in zip(texts, rows, strict=True):
+        assert text[column["carrier"]] == row["carrier"]
+        assert int(text[column["flight"]]) == row["flight"]
+        assert text[column["code"]] == row["code"]
+        assert text[column["at"]] == (row["at"] or "")
+        assert text[column["tags"]] == (
+            "" if row["tags"] is None else json.dumps(row["tags"], separators=(",", ":"))
+        )
+
+
+@pytest.mark.parametrize("accept", [JSON_LINES, ARROW, CSV])
+def test_no_rows_have_their_columns(url: str, accept: str) -> None:
+    found = ask(url, accept, table="empty").content
+    if accept == ARROW:
+        assert pa.ipc.open_stream(found).read_all().to_pydict() == {"key": []}
+    else:
+        assert found == (b"" if accept == JSON_LINES else b'"key"\n')
+
+
+@pytest.mark.parametrize(
+    ("where", "same"),
+    [
+        ({"carrier": "AA"}, {"carrier": "AA"}),
+        ({"carrier": ["AA", "UA"]}, {"carrier": ["AA", "UA"]}),
+        ({"carrier": {"min": "AA", "max": "UA"}}, {"carrier": dm.Range("AA", "UA")}),
+        (
+            {"carrier": {"min": "AA", "max": "UA", "min_inclusive": False, "max_inclusive": True}},
+            {"carrier": dm.Range("AA", "UA", min_inclusive=False, max_inclusive=True)},
+        ),
+        ({"flight": 2**63 - 1}, {"flight": 2**63 - 1}),
+        ({"flight": {"max": 0}}, {"flight": dm.Range(max=0)}),
+        ({"carrier": "\x00"}, {"carrier": "\x00"}),
+        ({"code": "AP8="}, {"code": b"\x00\xff"}),
+        ({"at": "2024-01-01T12:00:00Z"}, {"at": NOON}),
+        ({"at": "2024-01-01T13:00:00+01:00"}, {"at": NOON}),
+        ({"at": ["2024-01-01T12:00:00", None]}, {"at": [NOON, None]}),
+        ({"at": None}, {"at": None}),
+        ({"delay": "NaN"}, {"delay": math.nan}),
+        ({"delay": ["Infinity", -0.5]}, {"delay": [math.inf, -0.5]}),
+        ({"late": True, "carrier": "AA"}, {"late": True, "carrier": "AA"}),
+        (None, None),
+    ],
+)
+def test_conditions_mean_what_they_mean_to_the_facade(
+    url: str, instance: dm.Instance, where: Any, same: Any
+) -> None:
+    table = instance.table("flights")
+    body = {"where": where, "columns": ["time", "carrier"], "limit": 1_500}
+    expected = table.query(same, ["time", "carrier"], limit=1_500).read_all()
+    assert expected.num_rows
+    assert pa.ipc.open_stream(ask(url, ARROW, **body).content).read_all().equals(expected)
+    planned = httpx.post(f"{url}/v1/tables/flights/plan", json={"where": where})
+    assert planned.json() == asdict(table.explain(same))
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "word"),
+    [
+        ({"where": {"carier": "AA"}}, "invalid-query", "did you mean 'carrier'"),
+        ({"where": {"flight": "1"}}, "invalid-query", "'flight'"),
+        ({"where": {"flight": 1.5}}, "invalid-query", "'flight'"),
+        ({"where": {"flight": True}}, "invalid-query", "'flight'"),
+        ({"where": {"flight": 2**63}}, "invalid-query", "'flight'"),
+        ({"where": {"flight": {"min": 5, "max": 1}}}, "invalid-range", "is empty"),
+        ({"where": {"flight": {"min": 5, "maximum": 9}}}, "invalid-query", "'maximum'"),
+        ({"where": {"flight": {}}}, "invalid-query", "min, max or both"),
+        ({"where": {"flight": {"min": 1, "min_inclusive": 1}}}, "invalid-query", "true or false"),
+        ({"where": {"code": "*"}}, "invalid-query", "base64"),
+        ({"where": {"code": "é"}}, "invalid-query", "base64"),
+        ({"where": {"code": 5}}, "invalid-query", "base64"),
+        ({"where": {"at": "noon"}}, "invalid-query", "ISO 8601"),
+        ({"where": {"at": 5}}, "invalid-query", "ISO 8601"),
+        ({"where": {"delay": "many"}}, "invalid-query", "a number"),
+        ({"where": {"delay": 10**400}}, "invalid-query", "a number"),
+        ({"where": {"delay": True}}, "invalid-query", "a number"),
+        ({"where": {"carrier": None}}, "invalid-query", "never null"),
+        ({"where": {"carrier": [["AA"]]}}, "invalid-query", "'carrier'"),
+        ({"where": {"tags": ["a"]}}, "invalid-query", "no order"),
+        ({"where": {"x" * 100_000: 1}}, "invalid-query", "unknown column"),
+        ({"where": ["AA"]}, "invalid-input", "body.where"),
+        ({"columns": ["nix"]}, "invalid-query", "unknown column 'nix'"),
+        ({"columns": []}, "invalid-query", "columns is empty"),
+        ({"columns": "time"}, "invalid-input", "body.columns"),
+        ({"columns": ["time", "time"]}, "invalid-query", "twice"),
+        ({"limit": -1}, "invalid-input", "body.limit"),
+        ({"limit": 1.5}, "invalid-input", "body.limit"),
+        ({"limit": 2**63}, "invalid-input", "body.limit"),
+        ({"order": "time"}, "invalid-input", "body.order"),
+        ([], "invalid-input", "body"),
+    ],
+)
+def test_a_query_that_cannot_be_is_one_clear_line(url: str, body: Any, kind: str, word: str) -> None:
+    found = httpx.post(f"{url}/v1/tables/flights/query", json=body)
+    problem = found.json()
+    assert (found.status_code, problem["type"]) == (400, f"urn:dormouse:{kind}")
+    assert word in problem["detail"]
+    assert "\n" not in problem["detail"]
+    assert len(found.content) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (b"", "body: Field required"),
+        (b"{", "not valid JSON"),
+        (b'{"limit": NaN}', "JSON has no NaN"),
+        (b'{"limit": 1, "limit": 2}', "'limit' is named twice"),
+        (b'{"where": {"carrier": "\\ud800"}}', "not valid Unicode"),
+        (b'{"where": {"carrier": "\xff"}}', "not valid Unicode"),
+        (b"[" * 500_000, "nested too deeply"),
+        (b'{"limit": ' + b"9" * 10_000 + b"}", "not valid JSON"),
+    ],
+)
+def test_a_body_that_is_no_json_is_one_clear_line(url: str, content: bytes, word: str) -> None:
+    headers = {"content-type": "application/json"}
+    found = httpx.post(f"{url}/v1/tables/flights/query", content=content, headers=headers)
+    assert (found.status_code, found.json()["type"]) == (400, "urn:dormouse:invalid-input")
+    assert word in found.json()["detail"]
+
+
+@pytest.mark.slow
+def test_long_lists_and_long_statements_are_answered_or_refused(url: str) -> None:
+    many = {"flight": list(range(100_000))}
+    assert ask(url, where=many, limit=1).status_code == 200
+    assert ask(url, where={"time": list(range(100_000))}, limit=1).text.count("\n") == 1
+    for statement in ("+1" * 400_000, "(" * 500_000, " union all select 1" * 20_000, " and 1=1" * 50_000):
+        found = httpx.post(f"{url}/v1/sql", json={"statement": f"select 1{statement}"}, timeout=60)
+        assert found.status_code in {200, 400}, found.text
+    assert httpx.get(f"{url}/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("GET", "/v1/tables/nix", 404, "table-not-found"),
+        ("GET", "/v1/tables/nix/partitions", 404, "table-not-found"),
+        ("GET", "/v1/tables/%00", 404, "table-not-found"),
+        ("GET", "/v1/tables/%ff%fe/files", 404, "table-not-found"),
+        ("GET", "/v1/nix", 404, "not-found"),
+        ("GET", "/../../etc/passwd", 404, "not-found"),
+        ("DELETE", "/v1/tables/flights", 405, "method-not-allowed"),
+        ("POST", "/health", 405, "method-not-allowed"),
+        ("GET", "/v1/tables/flights/files?limit=0", 400, "invalid-input"),
+        ("GET", "/v1/tables/flights/files?limit=99999999", 400, "invalid-input"),
+        ("GET", "/v1/tables/flights?counts=perhaps", 400, "invalid-input"),
+        ("POST", "/v1/sql", 415, "unsupported-media-type"),
+    ],
+)
+def test_what_is_not_there_is_a_problem(url: str, method: str, path: str, status: int, kind: str) -> None:
+    found = httpx.request(method, f"{url}{path}")
+    assert (found.status_code, found.json()["type"]) == (status, f"urn:dormouse:{kind}")
+    assert found.headers["content-type"] == "application/problem+json"
+
+
+def test_formats_that_there_are_not_are_refused(url: str) -> None:
+    found = httpx.post(f"{url}/v1/sql", json={"statement": "select 1"}, headers={"accept": "image/png"})
+    assert (found.status_code, found.json()["type"]) == (406, "urn:dormouse:not-acceptable")
+    assert all(media_type in found.json()["detail"] for media_type in (ARROW, CSV, JSON_LINES))
+
+
+def test_sql_and_what_it_would_read(url: str, instance: dm.Instance) -> None:
+    statement = "select carrier, count(*) as n from flights where carrier < 'B' group by carrier order by 1"
+    found = httpx.post(f"{url}/v1/sql", json={"statement": statement})
+    assert [json.loads(line) for line in found.text.splitlines()] == instance.sql(
+        statement
+    ).read_all().to_pylist()
+    plans = httpx.post(f"{url}/v1/sql/plan", json={"statement": statement}).json()["tables"]
+    assert plans == {name: asdict(plan) for name, plan in instance.explain_sql(statement).items()}
+    for bad in ("drop table flights", "selec", "select * from nix", "select nix from flights", "\x00", ""):
+        refused = httpx.post(f"{url}/v1/sql", json={"statement": bad})
+        assert (refused.status_code, refused.json()["type"]) == (400, "urn:dormouse:invalid-query")
+
+
+def test_tables_are_described(url: str, instance: dm.Instance) -> None:
+    names = [table["name"] for table in httpx.get(f"{url}/v1/tables").json()["tables"]]
+    assert names == ["empty", "flights"]
+    found = httpx.get(f"{url}/v1/tables/flights").json()
+    assert dm.Schema.from_json(found["schema"]) == SCHEMA
+    assert dm.TableProperties(**found["properties"]) == instance.table("flights").properties
+    assert "counts" not in found
+    counted = httpx.get(f"{url}/v1/tables/flights?counts=true").json()["counts"]
+    assert counted == asdict(instance.table("flights").status())
+
+
+def paged(url: str, path: str, items: str, **query: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    after: dict[str, str] = {}
+    while True:
+        page = httpx.get(f"{url}/v1/tables/{path}", params={**query, **after}).json()
+        assert len(page[items]) <= query["limit"]
+        found += page[items]
+        if page["next"] is None:
+            return found
+        after = {"after": page["next"]}
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5, 100])
+def test_partitions_come_in_pages(url: str, instance: dm.Instance, limit: int) -> None:
+    tree = instance.table("flights").partitions.tree()
+    found = paged(url, "flights/partitions", "partitions", limit=limit)
+    assert [one["partition_id"] for one in found] == sorted(one.partition_id for one in tree)
+    for one in found:
+        same = tree[one["partition_id"]]
+        assert (one["parent_id"], tuple(one["child_ids"]), one["is_leaf"]) == (
+            same.parent_id, same.child_ids, same.is_leaf,
+        )  # fmt: skip
+        ends = one["region"].get("carrier", {"min": None, "max": None})
+        assert (ends["min"], ends["max"]) == (
+            same.region.range("carrier").min,
+            same.region.range("carrier").max,
+        )
+    leaves = paged(url, "flights/partitions", "partitions", limit=limit, leaves=True)
+    assert [one["partition_id"] for one in leaves] == sorted(one.partition_id for one in tree.leaves)
+
+
+@pytest.mark.parametrize("layout", ["file_table", "salted_counts", "dummy_reference"])
+def test_files_come_in_pages(url: str, instance: dm.Instance, layout: str) -> None:
+    name = f"files_{layout}"
+    table = instance.create_table(name, dm.Schema(row_keys=[dm.Field("key", dm.BYTES)]), layout=layout)
+    files = [
+        FileWithReferences(
+            filename=f"data/{n}.parquet",
+            references=(FileReference(filename=f"data/{n}.parquet", partition_id="root", row_count=n),),
+            byte_count=n,
+            row_count=n,
+            min_key=b"\x00\x01\x00\x00",
+            max_key=None,
+        )
+        for n in range(7)
+    ]
+    table.files.add_files_with_references(files)
+    for limit in (1, 3, 7, 100):
+        found = paged(url, f"{name}/files", "files", limit=limit)
+        assert sorted(one["filename"] for one in found) == sorted(file.filename for file in files)
+    assert {(one["byte_count"], one["row_count"], one["unreferenced_at"]) for one in found} == {
+        (n, n, None) for n in range(7)
+    }
+    assert httpx.get(f"{url}/v1/tables/{name}/files?after=%00").json() == {"files": [], "next": None}
+    instance.drop_table(name)
+
+
+def test_a_token_is_demanded_of_all_but_health(
+    instance: dm.Instance, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"), serving(instance, token=TOKEN) as url:
+        for given in (None, "s3cret", "s3cret-tokens", "x", "é"):
+            headers = {} if given is None else {"authorization": f"Bearer {given}".encode()}
+            for path in ("/v1/tables", "/metrics", "/health/ready", "/nix"):
+                found = httpx.get(f"{url}{path}", headers=headers)
+                assert (found.status_code, found.json()["type"]) == (401, "urn:dormouse:unauthorized")
+                assert found.headers["www-authenticate"].startswith("Bearer")
+        assert httpx.get(f"{url}/health").status_code == 200
+        basic = {"authorization": "Basic s3cret-token"}
+        assert httpx.get(f"{url}/v1/tables", headers=basic).status_code == 401
+        right = {"authorization": "bearer s3cret-token", "host": "anything.example"}
+        assert httpx.get(f"{url}/v1/tables", headers=right).status_code == 200
+        assert httpx.get(f"{url}/health/ready", headers=right).json() == {"status": "ready"}
+    assert "s3cret" not in caplog.text
+    assert "GET /v1/tables 200 rows=0" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200), ("127.0.0.1:1", 200), ("127.9.9.9", 200), ("[::1]:5", 200), ("LOCALHOST:5", 200),
+        ("evil.example", 421), ("127.0.0.1.evil.example", 421), ("", 421), ("[::1", 200), ("10.0.0.1", 421),
+    ],
+)  # fmt: skip
+def test_without_a_token_only_this_machine_may_be_meant(url: str, host: str, status: int) -> None:
+    assert httpx.get(f"{url}/v1/tables", headers={"host": host}).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"host": "0.0.0.0"}, "give a token"),  # noqa: S104
+        ({"host": "service.example"}, "give a token"),
+        ({"token": "two words"}, "token must be of"),
+        ({"token": "a", "token_file": Path("b")}, "contradict"),
+        ({"tls_key": Path("k")}, "go together"),
+        ({"port": 70_000}, "DORMOUSE_SERVICE_PORT"),
+        ({"queries_max": 0}, "DORMOUSE_SERVICE_QUERIES_MAX"),
+        ({"seconds_max": math.inf}, "DORMOUSE_SERVICE_SECONDS_MAX"),
+    ],
+)
+def test_settings_that_cannot_be_name_themselves(given: dict[str, Any], word: str) -> None:
+    with pytest.raises(dm.errors.InvalidInput, match=word):
+        load_service_settings(**given)
+
+
+def test_a_database_that_goes_away_and_comes_back(
+    new_database: Callable[[str], str],
+    template_database: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """503 meanwhile, at once or after the wait for a connection; then answers again, without a restart."""
+    monkeypatch.setenv("DORMOUSE_CONNECTION_WAIT_SECONDS_MAX", "1")
+    dsn = new_database(template_database)
+    name = conninfo_to_dict(dsn)["dbname"]
+    with (
+        dm.connect(dsn, tmp_path.as_uri()) as instance,
+        psycopg.connect(make_conninfo(dsn, dbname="postgres"), autocommit=True) as conn,
+    ):
+        instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        with serving(instance) as url:
+            paths = [("GET", "/v1/tables"), ("GET", "/v1/tables/t"), ("GET", "/health/ready")]
+            paths += [("POST", "/v1/tables/t/query"), ("POST", "/v1/tables/t/plan")]
+
+            def statuses() -> set[int]:
+                json_of = {"POST": {}}
+                return {
+                    httpx.request(method, f"{url}{path}", json=json_of.get(method), timeout=60).status_code
+                    for method, path in paths
+                }
+
+            assert statuses() == {200}
+            conn.execute(f'alter database "{name}" with allow_connections false')
+            conn.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", (name,))
+            assert statuses() == {503}
+            assert httpx.get(f"{url}/health").status_code == 200
+            conn.execute(f'alter database "{name}" with allow_connections true')
+            eventually(lambda: statuses() == {200})
