@@ -46,12 +46,13 @@ def look_for_splits(context: TableContext) -> object:
 
 def split_leaves(context: TableContext) -> object:
     """As a round of splits, but for the sketches: nobody has written any."""
-    partitions = context.partitions
+    partitions, divided = context.partitions, 0
     for leaf in partitions.full_leaves():
-        keys: Any = partitions.tree()[leaf.partition_id].region["key"]
+        keys: Any = partitions.partitions_in([leaf.partition_id])[leaf.partition_id].region["key"]
         partitions.split(leaf.partition_id, 500 + (keys.max - 1_000 if keys.min is None else keys.min))
         partitions.settle(leaf)
-    return partitions.tree().leaf_count
+        divided += 1
+    return divided
 
 
 def push_down(context: TableContext) -> object:

@@ -8,7 +8,7 @@ come one level nearer in each round; no leaf is divided for them before they are
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -25,7 +25,7 @@ from dormouse.errors import (
 )
 from dormouse.model.file_reference import SplitFileReferenceRequest
 from dormouse.model.keys import KeyValue
-from dormouse.model.partition_tree import PartitionTree, Split
+from dormouse.model.partition_tree import Partition, Split
 from dormouse.partitions.leaves import rows_to_split
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def _divide(context: TableContext, partition_id: str) -> DividedPartition | None
 
 
 def _split_point(context: TableContext, partition_id: str) -> Split | None:
-    leaf = context.partitions.tree()[partition_id]
+    leaf = context.partitions.partitions_in([partition_id])[partition_id]
     references = context.store.file_references_in([partition_id])
     sketches = LeafSketches(context.objects, context.schema, leaf, references)
     rows = sketches.row_count()
@@ -110,8 +110,8 @@ def _push_down(context: TableContext) -> int:
     pushed = 0
     requests = context.partitions.references_above_leaves()
     while batch := list(islice(requests, BATCH_REFERENCES)):
-        tree = context.partitions.tree()
-        pushed += len(_apply(context, [_with_shares(context, tree, request) for request in batch]))
+        divided = context.partitions.partitions_in({r.old_reference.partition_id for r in batch})
+        pushed += len(_apply(context, [_with_shares(context, divided, request) for request in batch]))
     return pushed
 
 
@@ -130,12 +130,12 @@ def _apply(
 
 
 def _with_shares(
-    context: TableContext, tree: PartitionTree, request: SplitFileReferenceRequest
+    context: TableContext, divided: Mapping[str, Partition], request: SplitFileReferenceRequest
 ) -> SplitFileReferenceRequest:
     """Each child's share of the rows as the file's sketches tell, instead of a half."""
     old, (left, right) = request.old_reference, request.new_references
     try:
-        share = left_share(context.objects, context.schema, tree[old.partition_id], old)
+        share = left_share(context.objects, context.schema, divided[old.partition_id], old)
     except (InvalidData, ObjectNotFound) as error:
         # its partition must not wait for it: a compaction will name the file, and give it up
         logger.warning("rows of %s are halved between two partitions: %s", old.filename, error)

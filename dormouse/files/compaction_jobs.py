@@ -220,9 +220,7 @@ class CompactionJobs:
             rows = conn.execute(self._own.on("due"), self._key(run_id)).fetchall()
             return list(rows[0])
 
-        found = self._own.following(
-            lambda: run_transaction(self._supplier, work, scans=True, operation="due jobs")
-        )
+        found = self._own.following(lambda: run_transaction(self._supplier, work, operation="due jobs"))
         return DueJobs(*map(int, found))
 
     def count(self) -> tuple[int, int]:

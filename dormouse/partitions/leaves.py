@@ -17,8 +17,10 @@ from dormouse.files.own_tables import OwnTables
 from dormouse.files.parameters import reference_from_row
 from dormouse.files.watermarks import Purpose, look, looking
 from dormouse.model.file_reference import SplitFileReferenceRequest
+from dormouse.model.partition_tree import Partition
 from dormouse.model.properties import TableProperties
 from dormouse.model.table import TableRecord
+from dormouse.partitions.rows import partition_from_row
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import run_transaction
@@ -65,6 +67,11 @@ class Leaves:
     def leaf_rows_in(self, partition_ids: Iterable[str]) -> list[LeafRows]:
         """Those of some leaves that have files."""
         return [LeafRows(*row) for row in self._rows("row_counts_in", partition_ids=list(partition_ids))]
+
+    def partitions_in(self, partition_ids: Iterable[str]) -> dict[str, Partition]:
+        """Some partitions by id, as they are now, whatever the size of the tree; unknown ones are absent."""
+        rows = self._rows("partitions_in", partition_ids=list(partition_ids))
+        return {row[0]: partition_from_row(self._table.schema, row) for row in rows}
 
     def look_for_full_leaves(self) -> int:
         """Marks the leaves that have so many rows that they are to be split; gives how many.

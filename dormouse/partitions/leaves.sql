@@ -17,6 +17,12 @@ where r.partition_id = any(%(partition_ids)s)
 group by r.partition_id
 order by r.partition_id;
 
+-- name: partitions_in
+-- Some partitions, as they are now.
+select partition_id, parent_id, min_keys, max_keys, split_key, split_point, left_id, right_id
+from partition
+where table_id = %(table_id)s and partition_id = any(%(partition_ids)s);
+
 -- name: look_for_full_leaves
 -- Marks the leaves that have so many rows, among those to look at; gives how many.
 with {changed}, due as materialized (
