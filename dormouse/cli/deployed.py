@@ -16,6 +16,7 @@ from dormouse.cli.wording import plural
 
 
 class DatabaseRole(StrEnum):
+    dormouse_read = "dormouse_read"
     dormouse_run = "dormouse_run"
     dormouse_owner = "dormouse_owner"
 

@@ -27,6 +27,9 @@ STOP_SECONDS = 120
 """The most that Fargate gives a task between SIGTERM and SIGKILL; it gets no new requests long before."""
 
 STOP_SPARE_SECONDS = 10
+WAKING_SECONDS_MAX = 60
+"""How long a query waits for a database that pauses itself, and wakes."""
+
 TOKEN_CHARACTERS = 43
 """Of 62 each: 256 bits."""
 
@@ -160,6 +163,7 @@ class QueryTask(Construct):
             "AWS_REGION": self._stack.region,
             "AWS_DEFAULT_REGION": self._stack.region,
             "DORMOUSE_DSN": database.dsn(self._stack, READ_ROLE),
+            "DORMOUSE_CONNECTION_WAIT_SECONDS_MAX": str(WAKING_SECONDS_MAX),
             "DORMOUSE_OBJECTS": self._foundation.storage.objects,
             f"{SERVICE_PREFIX}HOST": "0.0.0.0",  # noqa: S104
             f"{SERVICE_PREFIX}PORT": str(PORT),

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from dormouse.settings.process import load_settings
 from dormouse.settings.query import QuerySettings
 from dormouse.settings.resources import RUNNING_PARAMETER, QueryResources
+from dormouse.settings.section import CONNECT_SECONDS_MAX
 from dormouse.settings.service import SERVICE_PREFIX, ServiceSettings, load_service_settings
 from tests.assembly import CONFIGURATIONS, Assembly, Resource
 from tests.template import allowed, flat
@@ -301,6 +303,7 @@ def test_the_service_understands_its_environment(
     assert settings.shutdown_seconds_max < container(synthesized(name))["StopTimeout"] == 120
     assert found["DORMOUSE_DSN"].startswith("rds-iam://dormouse_read@")
     assert found["DORMOUSE_OBJECTS"].endswith("/data")
+    assert load_settings().connection_wait_seconds_max > CONNECT_SECONDS_MAX
 
 
 def test_health_is_asked_without_the_database_and_answers_end_first(name: str, synthesized: All) -> None:
