@@ -14,6 +14,7 @@ from uuid import UUID
 import psycopg
 from psycopg import errors as pg
 
+from dormouse.errors import TableNotFound
 from dormouse.files.layout import Layout
 from dormouse.files.own_tables import OwnTables, dropped_tables
 from dormouse.files.parameters import Parameters, key_arrays, reference_from_row
@@ -69,6 +70,39 @@ class FileReferenceReads:
             return [_file(group) for _, group in groupby(rows, key=itemgetter(0))]
 
         return self._run(work, "files_in", conn)
+
+    def planned_on(
+        self, partition_ids: Sequence[str], conn: psycopg.Connection[Any]
+    ) -> tuple[int, str, list[Sequence[Any]]]:
+        """The table's epoch, the snapshot, and the references of some partitions, all of one moment.
+
+        Of each reference: partition, filename, whether the file has rows of it alone; the file's bytes,
+        smallest and largest key. One statement; `conn` is as `following` wants it.
+        """
+        head, *rows = self._execute(conn, "plan", {"partition_ids": partition_ids}).fetchall() or (None,)
+        if head is None or head[0] is None:
+            raise TableNotFound(f"table {self.table.name!r} does not exist any more")
+        if not all(row[-1] for row in rows):
+            raise pg.SerializationFailure("the layout was converted after the transaction's snapshot")
+        return head[0], head[1], [row[2:8] for row in rows]
+
+    def planned_at(
+        self, partition_ids: Sequence[str], snapshot: str, conn: psycopg.Connection[Any]
+    ) -> list[Sequence[Any]]:
+        """As `planned_on`, as a snapshot had them; last whether the file is still known.
+
+        As long as the log of removals reaches back, and the file of one that was collected meanwhile is told
+        by its id.
+        """
+        values = {"partition_ids": partition_ids, "snapshot": snapshot}
+        return self._execute(conn, "plan_at", values).fetchall()
+
+    def following(self, work: Callable[[], T], conn: psycopg.Connection[Any] | None = None) -> T:
+        """Does what uses the table's own tables; again when its layout was converted meanwhile.
+
+        With `conn`, of a transaction, that is tried again: `SerializationFailure` tells so.
+        """
+        return self._own.following(work, conn)
 
     def partition_to_filenames(self) -> dict[str, list[str]]:
         """The filenames of each partition; partitions without files are absent."""

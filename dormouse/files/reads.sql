@@ -17,6 +17,40 @@ left join ({file_facts}) f using (file_id)
 where r.partition_id = any(%(partition_ids)s) and {live}
 order by f.filename, r.partition_id;
 
+-- name: plan
+-- What a query is planned on, of one moment: first the table's epoch and the snapshot, then the references of some
+-- partitions with what is known of their files.
+select t.epoch, pg_current_snapshot()::text as snapshot, null as partition_id, null as filename,
+    null::boolean as only_contains_data, null::bigint as byte_count, null::bytea as min_key, null::bytea as max_key,
+    true as is_known
+from tables t
+where t.table_id = %(table_id)s
+union all
+select null, null, r.partition_id, r.filename, r.only_contains_data_for_this_partition, f.byte_count, f.min_key,
+    f.max_key, f.file_id is not null
+from {file_reference} r
+left join ({file_facts}) f using (file_id)
+where r.partition_id = any(%(partition_ids)s) and {live};
+
+-- name: plan_at
+-- The references of some partitions as a snapshot had them: those of now that it saw, and those that were removed
+-- since. The file of one that was collected is not known any more: its id stands for its name.
+select r.partition_id, r.filename, r.only_contains_data_for_this_partition, f.byte_count, f.min_key, f.max_key,
+    f.file_id is not null
+from {file_reference} r
+left join ({file_facts}) f using (file_id)
+where r.partition_id = any(%(partition_ids)s) and {live}
+    and pg_visible_in_snapshot(r.added_xid, %(snapshot)s::pg_snapshot)
+union all
+select g.partition_id, coalesce(f.filename, g.file_id::text), g.only_contains_data_for_this_partition, f.byte_count,
+    f.min_key, f.max_key, f.file_id is not null
+from removed_reference g
+left join ({file_facts}) f using (file_id)
+where g.table_id = %(table_id)s and g.removed_xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot)
+    and not pg_visible_in_snapshot(g.removed_xid, %(snapshot)s::pg_snapshot)
+    and pg_visible_in_snapshot(g.added_xid, %(snapshot)s::pg_snapshot)
+    and g.partition_id = any(%(partition_ids)s);
+
 -- name: unreferenced_files
 -- The first files by name that nothing refers to.
 select f.filename, f.byte_count, f.row_count, f.min_key, f.max_key, f.unreferenced_at

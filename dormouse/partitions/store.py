@@ -66,6 +66,10 @@ class PartitionStore(Leaves):
         arrays = self._trees.get(self._table.table_id)
         return None if arrays is None else PartitionTree.of(arrays, arrays.epoch)
 
+    def is_asked_again(self) -> bool:
+        """Whether a tree that is not cached was asked for before, and would be kept."""
+        return self._trees.is_asked_again(self._table.table_id)
+
     def at(self, epoch: int, conn: psycopg.Connection[Any] | None = None) -> PartitionTree:
         """The tree at an epoch, which the connection sees if it is given one; `TableNotFound`.
 

@@ -13,6 +13,9 @@ from dormouse.model.tree_arrays import TreeArrays
 OWN_BYTES_MAX = 64 * 1024 * 1024
 """Of a cache that one store has for itself."""
 
+ASKED_MAX = 10_000
+"""Tables of which is remembered that their tree was asked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
@@ -32,6 +35,8 @@ class TreeCache:
         self._lock = threading.Lock()
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
         self._byte_size = 0
+        self._asked: OrderedDict[int, None] = OrderedDict()
+        self._too_large: set[int] = set()
         self._loading: WeakValueDictionary[int, threading.Lock] = WeakValueDictionary()
 
     @property
@@ -50,12 +55,24 @@ class TreeCache:
             self._entries.move_to_end(table_id)
             return entry.arrays
 
+    def is_asked_again(self, table_id: int) -> bool:
+        """Whether a tree that is not here was asked for before and would be kept: it pays to read it."""
+        with self._lock:
+            if table_id in self._too_large:
+                return False
+            again = table_id in self._asked
+            self._asked[table_id] = None
+            while len(self._asked) > ASKED_MAX:
+                self._asked.popitem(last=False)
+            return again
+
     def put(self, table_id: int, arrays: TreeArrays) -> None:
         """Remembers a table's tree, or how large it is now; one larger than the cache is not kept."""
         with self._lock:
             self._remove(table_id)
             entry = _Entry(arrays, arrays.byte_size)
             if entry.byte_size > self.bytes_max:
+                self._too_large.add(table_id)
                 return
             self._entries[table_id] = entry
             self._byte_size += entry.byte_size

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from dormouse.query.planner import PlanSummary
 
 if TYPE_CHECKING:
-    from dormouse.query.executor import explain, query
+    from dormouse.query.executor import query
     from dormouse.query.statements import explain_sql, sql
+    from dormouse.query.table_view import explain
 
 __all__ = ["PlanSummary", "explain", "explain_sql", "query", "sql"]
 
-_MODULES = {"explain": "executor", "query": "executor", "explain_sql": "statements", "sql": "statements"}
+_MODULES = {"explain": "table_view", "query": "executor", "explain_sql": "statements", "sql": "statements"}
 
 
 def __getattr__(name: str) -> Any:

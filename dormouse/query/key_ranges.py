@@ -55,6 +55,10 @@ class KeyRanges(Mapping[str, Ranges]):
         """What lies within a range of one key."""
         return self.intersect(KeyRanges({name: (limits,)}))
 
+    def parted(self, name: str, point: KeyValue) -> tuple[KeyRanges, KeyRanges]:
+        """What lies below a value of one key, and what lies from it on."""
+        return self.clipped(name, Range(max=point)), self.clipped(name, Range(min=point))
+
     def intersect(self, other: KeyRanges) -> KeyRanges:
         """What both have."""
         both = dict(self._ranges)

@@ -2,20 +2,36 @@
 
 A row of a file counts where the file has a reference: in the leaves of its references' partitions. So each
 file is read, once a group of leaves, restricted to those leaves; a row is in one leaf, so it comes once.
+
+A query of many leaves is planned in pages: `first_page` says how far the next leaves reach on the first row
+key, and what is asked for up to there is planned as a query of its own.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.keys import KeyValue, decode_key, encode_key
-from dormouse.model.partition_tree import Partition, PartitionTree
-from dormouse.model.region import Range
+from dormouse.model.partition_tree import PartitionTree
+from dormouse.model.region import Range, compare
 from dormouse.model.schema import Schema
 from dormouse.query.key_ranges import KeyRanges
+
+NO_NODE = -1
+
+
+class PlannedReference(NamedTuple):
+    """A reference with what is known of its file; `only`: the file has rows of this partition alone."""
+
+    partition_id: str
+    filename: str
+    only: bool
+    byte_count: int | None = None
+    min_key: bytes | None = None
+    max_key: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +57,26 @@ class PlanSummary:
     byte_count: int
 
 
+class SharedFile(NamedTuple):
+    """A file that may have rows of other plans too: whether it is read, and its bytes."""
+
+    is_read: bool
+    byte_count: int
+
+    def together(self, other: SharedFile | None) -> SharedFile:
+        return self if other is None else SharedFile(self.is_read or other.is_read, self.byte_count)
+
+
 @dataclass(frozen=True, slots=True)
 class QueryPlan:
-    """Scans in groups: every row of a group sorts before every row of the next."""
+    """Scans in groups: every row of a group sorts before every row of the next.
+
+    `summary` counts the `shared` files too.
+    """
 
     groups: tuple[tuple[Scan, ...], ...]
     summary: PlanSummary
+    shared: Mapping[str, SharedFile] = field(default_factory=dict)
 
     @property
     def filenames(self) -> tuple[str, ...]:
@@ -56,90 +86,153 @@ class QueryPlan:
 
 def partitions_in(tree: PartitionTree, ranges: KeyRanges) -> list[str]:
     """The partitions, leaves and above, that can hold wanted rows."""
-    return [partition.partition_id for partition, _ in _walk(tree, ranges)]
+    return [tree.node_id(node) for node, _ in _walk(tree, ranges)]
+
+
+def first_page(tree: PartitionTree, ranges: KeyRanges, leaves_max: int) -> tuple[KeyRanges, KeyRanges | None]:
+    """What is wanted of about so many leaves, the first in key order, and the rest; None: that is all.
+
+    They are parted at a split on the first row key: all that is in one sorts before all that is in the other.
+    """
+    first = tree.schema.row_keys[0].name
+    leaves, reached = 0, None
+    for node, _, start in _walk_in_order(tree, ranges):
+        is_further = start is not None and (reached is None or compare(start, reached) > 0)
+        if leaves >= leaves_max and is_further:
+            return ranges.clipped(first, Range(max=start)), ranges.clipped(first, Range(min=start))
+        if tree.children(node) is None:
+            leaves, reached = leaves + 1, start if is_further else reached
+    return ranges, None
 
 
 def plan(
-    tree: PartitionTree, files: Iterable[FileWithReferences], ranges: KeyRanges, *, in_key_order: bool = True
+    tree: PartitionTree,
+    references: Iterable[PlannedReference],
+    ranges: KeyRanges,
+    *,
+    in_key_order: bool = True,
 ) -> QueryPlan:
-    """Plans a query; `files` have their references on the partitions of `partitions_in`.
+    """Plans a query; `references` are those on the partitions of `partitions_in`.
 
     Without `in_key_order` all is one group, so that each file is read once.
     """
     planner = _Planner(tree, ranges, in_key_order)
-    considered = 0
-    read: dict[str, int] = {}
     scans: dict[int, list[Scan]] = defaultdict(list)
-    for file in files:
-        considered += 1
-        for group, scan in planner.scans(file):
+    shared: dict[str, SharedFile] = {}
+    files = pruned = byte_count = 0
+    for found in _by_file(references):
+        is_read = False
+        for group, scan in planner.scans(found):
             scans[group].append(scan)
-            read[file.filename] = file.byte_count or 0
+            is_read = True
+        files, pruned = files + is_read, pruned + (not is_read)
+        size = found[0].byte_count or 0
+        byte_count += size * is_read
+        if not found[0].only:
+            shared[found[0].filename] = SharedFile(is_read, size)
     return QueryPlan(
         groups=tuple(tuple(scans[group]) for group in sorted(scans)),
-        summary=PlanSummary(
-            partitions=len(planner.group_of),
-            partitions_total=len(tree.leaves),
-            files=len(read),
-            files_pruned=considered - len(read),
-            byte_count=sum(read.values()),
-        ),
+        summary=PlanSummary(len(planner.group_of), tree.leaf_count, files, pruned, byte_count),
+        shared=shared,
     )
+
+
+def added_up(plans: Iterable[QueryPlan]) -> PlanSummary:
+    """What the plans of a query's pages read together: a file that is on several pages counts once."""
+    shared: dict[str, SharedFile] = {}
+    partitions = total = files = pruned = byte_count = 0
+    for one in plans:
+        now = one.summary
+        partitions, total = partitions + now.partitions, now.partitions_total
+        files, pruned, byte_count = files + now.files, pruned + now.files_pruned, byte_count + now.byte_count
+        for name, found in one.shared.items():
+            before = shared.get(name)
+            shared[name] = found.together(before)
+            if before is not None:
+                # counted on this page and before
+                files -= found.is_read and before.is_read
+                byte_count -= found.byte_count * (found.is_read and before.is_read)
+                pruned -= not (found.is_read and before.is_read)
+    return PlanSummary(partitions, total, files, pruned, byte_count)
+
+
+def _by_file(references: Iterable[PlannedReference]) -> Iterable[Sequence[PlannedReference]]:
+    """References by file, in the order of the files' names: plans of one state are equal."""
+    found: dict[str, list[PlannedReference]] = {}
+    for reference in references:
+        found.setdefault(reference.filename, []).append(reference)
+    return (found[name] for name in sorted(found))
 
 
 class _Planner:
     def __init__(self, tree: PartitionTree, ranges: KeyRanges, in_key_order: bool) -> None:
         self.tree = tree
-        self.ranges = ranges
-        walked = {p.partition_id: clipped for p, clipped in _walk(tree, ranges)}
-        leaves = [tree[partition_id] for partition_id in walked if tree[partition_id].is_leaf]
-        groups = tree.key_order_groups(leaves) if in_key_order else [leaves]
-        self.wanted = walked
-        self.group_of = {leaf.partition_id: n for n, group in enumerate(groups) for leaf in group}
-        self.leaves_below = Counter(p for leaf in leaves for p in _upwards(tree, leaf.partition_id))
+        self.wanted = dict(_walk(tree, ranges))
+        leaves = [node for node in self.wanted if tree.children(node) is None]
+        groups = _key_order_groups(tree, leaves) if in_key_order else [leaves]
+        self.group_of = {leaf: number for number, group in enumerate(groups) for leaf in group}
+        self.leaves_below = Counter(node for leaf in leaves for node in _upwards(tree, leaf))
+        self._corners: dict[int, tuple[bytes, bytes]] = {}
+        self._slices: dict[tuple[int, int], KeyRanges] = {}
 
-    def scans(self, file: FileWithReferences) -> Iterator[tuple[int, Scan]]:
+    def scans(self, references: Sequence[PlannedReference]) -> Iterator[tuple[int, Scan]]:
         """How a file is read: for each group in which it has wanted rows, its scan."""
-        by_group: dict[int, set[str]] = defaultdict(set)
-        for reference in file.references:
-            for leaf in self._leaves_of(reference.partition_id):
+        file = references[0]
+        nodes = [node for r in references if (node := self.tree.node(r.partition_id)) is not None]
+        home = nodes[0] if nodes and len(references) == 1 and file.only else NO_NODE
+        if len(nodes) == 1 and nodes[0] in self.group_of:  # nearly all files are
+            if self._may_hold(file, nodes[0]):
+                yield self.group_of[nodes[0]], Scan(file.filename, (self._slice(nodes[0], home),))
+            return
+        by_group: dict[int, set[int]] = defaultdict(set)
+        for node in nodes:
+            for leaf in self._leaves_of(node):
                 by_group[self.group_of[leaf]].add(leaf)
-        alone = len(file.references) == 1 and file.references[0].only_contains_data_for_this_partition
-        home = file.references[0].partition_id if alone else None
         for group, leaves in by_group.items():
-            cover = self._cover(leaves)
-            slices = [self._slice(p, home) for p in cover if self._may_hold(file, p)]
+            slices = [self._slice(node, home) for node in self._cover(leaves) if self._may_hold(file, node)]
             if slices:
                 yield group, Scan(file.filename, tuple(slices))
 
-    def _leaves_of(self, partition_id: str) -> Iterator[str]:
+    def _leaves_of(self, node: int) -> Iterator[int]:
         """The leaves with wanted rows at or below a partition."""
-        stack = [partition_id]
+        stack = [node]
         while stack:
             at = stack.pop()
             if at in self.group_of:
                 yield at
             elif at in self.wanted:
-                stack.extend(self.tree[at].child_ids)
+                stack.extend(self.tree.children(at) or ())
 
-    def _cover(self, leaves: set[str]) -> list[str]:
+    def _cover(self, leaves: set[int]) -> list[int]:
         """As few partitions as can be, whose leaves with wanted rows are exactly these."""
-        covered = Counter(p for leaf in leaves for p in _upwards(self.tree, leaf))
-        full = {p for p, count in covered.items() if count == self.leaves_below[p]}
-        return sorted(p for p in full if self.tree[p].parent_id not in full)
+        covered = Counter(node for leaf in leaves for node in _upwards(self.tree, leaf))
+        full = {node for node, count in covered.items() if count == self.leaves_below[node]}
+        return sorted(node for node in full if self.tree.parent(node) not in full)
 
-    def _slice(self, partition_id: str, home: str | None) -> KeyRanges:
-        wanted = self.wanted[partition_id]
-        if home is None:
+    def _slice(self, node: int, home: int) -> KeyRanges:
+        found = self._slices.get((node, home))
+        if found is None:
+            found = self._slices[node, home] = self._cut(node, home)
+        return found
+
+    def _cut(self, node: int, home: int) -> KeyRanges:
+        wanted = self.wanted[node]
+        if home == NO_NODE:
             return wanted
         # All of the file's rows lie at home: its bounds need no check, unless only a part of it is read.
-        region = self.tree[home].region
+        region = self.tree.region_of(home)
         return wanted.without(
             name for name, items in wanted.items() if all(_covers(item, region.range(name)) for item in items)
         )
 
-    def _may_hold(self, file: FileWithReferences, partition_id: str) -> bool:
-        return may_hold(self.tree.schema, file.min_key, file.max_key, self.wanted[partition_id])
+    def _may_hold(self, file: PlannedReference, node: int) -> bool:
+        schema, wanted = self.tree.schema, self.wanted[node]
+        if file.min_key is None or file.max_key is None:
+            return not wanted.is_empty
+        corners = self._corners.get(node)
+        if corners is None:
+            corners = self._corners[node] = _corners(schema, wanted)
+        return _holds(schema, file.min_key, file.max_key, wanted, corners)
 
 
 def may_hold(schema: Schema, min_key: bytes | None, max_key: bytes | None, ranges: KeyRanges) -> bool:
@@ -148,7 +241,13 @@ def may_hold(schema: Schema, min_key: bytes | None, max_key: bytes | None, range
         return False
     if min_key is None or max_key is None:
         return True
-    lowest, highest = _corners(schema, ranges)
+    return _holds(schema, min_key, max_key, ranges, _corners(schema, ranges))
+
+
+def _holds(
+    schema: Schema, min_key: bytes, max_key: bytes, ranges: KeyRanges, corners: tuple[bytes, bytes]
+) -> bool:
+    lowest, highest = corners
     if max_key < lowest or (min_key > highest and not min_key.startswith(highest)):
         return False
     for name, low, high in _spans(schema, min_key, max_key):
@@ -170,8 +269,8 @@ def _corners(schema: Schema, ranges: KeyRanges) -> tuple[bytes, bytes]:
 def _spans(schema: Schema, min_key: bytes, max_key: bytes) -> Iterator[tuple[str, KeyValue, KeyValue]]:
     """The smallest and largest value of the leading row keys, as far as the whole keys tell them."""
     lows, highs = decode_key(schema.row_keys, min_key), decode_key(schema.row_keys, max_key)
-    for field, low, high in zip(schema.row_keys, lows, highs, strict=False):
-        yield field.name, low, high
+    for key, low, high in zip(schema.row_keys, lows, highs, strict=False):
+        yield key.name, low, high
         if low != high:
             return
 
@@ -185,26 +284,47 @@ def _until_none(values: Sequence[KeyValue | None]) -> list[KeyValue]:
     return found
 
 
-def _walk(tree: PartitionTree, ranges: KeyRanges) -> Iterator[tuple[Partition, KeyRanges]]:
+def _walk(tree: PartitionTree, ranges: KeyRanges) -> Iterator[tuple[int, KeyRanges]]:
     """The partitions that can hold wanted rows, parents first, each with what is wanted of it."""
-    stack = [(tree.root, ranges)]
+    return ((node, wanted) for node, wanted, _ in _walk_in_order(tree, ranges))
+
+
+def _walk_in_order(
+    tree: PartitionTree, ranges: KeyRanges
+) -> Iterator[tuple[int, KeyRanges, KeyValue | None]]:
+    """As `_walk`, left before right, and from which first row key on each lies, as splits tell."""
+    first = tree.schema.row_keys[0].name
+    stack: list[tuple[int, KeyRanges, KeyValue | None]] = [(tree.root_node, ranges, None)]
     while stack:
-        partition, wanted = stack.pop()
+        node, wanted, start = stack.pop()
         if wanted.is_empty:
             continue
-        yield partition, wanted
-        if partition.split is not None:
-            field, point = partition.split.field, partition.split.point
-            halves = (Range(max=point), Range(min=point))
-            children = zip(partition.child_ids, halves, strict=True)
-            stack += [(tree[child], wanted.clipped(field, half)) for child, half in children]
+        if node == NO_NODE:
+            raise LookupError(f"a partial tree lacks a partition with rows of {wanted}")
+        yield node, wanted, start
+        children = tree.children(node)
+        if children is not None:
+            split = tree.split_of(node)
+            below, above = wanted.parted(split.field, split.point)
+            stack.append((children[1], above, split.point if split.field == first else start))
+            stack.append((children[0], below, start))
+
+
+def _key_order_groups(tree: PartitionTree, leaves: Sequence[int]) -> list[list[int]]:
+    """Leaves in groups as `PartitionTree.key_order_groups` has them, by node."""
+    if len(leaves) == 1:
+        return [list(leaves)]
+    nodes = {tree.node_id(leaf): leaf for leaf in leaves}
+    groups = tree.key_order_groups(tree[name] for name in nodes)
+    return [[nodes[leaf.partition_id] for leaf in group] for group in groups]
 
 
 def _covers(item: Range, region: Range) -> bool:
     return item.intersect(region) == region
 
 
-def _upwards(tree: PartitionTree, partition_id: str) -> Iterator[str]:
+def _upwards(tree: PartitionTree, node: int) -> Iterator[int]:
     """A partition, its parent, … up to the root."""
-    yield partition_id
-    yield from (partition.partition_id for partition in tree.ancestors(partition_id))
+    while node != NO_NODE:
+        yield node
+        node = tree.parent(node)

@@ -1,41 +1,219 @@
-"""What queries plan on: trees and references of tables, as one snapshot of the database has them."""
+"""What queries plan on: the tree in memory, the references in the index, both of one moment.
+
+The tree that is known tells which partitions to ask for. One statement gives their references, the snapshot,
+and the epoch that the table is at: if it is another, the tree is brought there and asked again. So a plan
+takes one round trip, and misses nothing that was committed before it began.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dormouse.context import TableContext
-from dormouse.postgres import Isolation, run_transaction
+from dormouse.errors import CommitOutcomeUnknown
+from dormouse.model.partition_tree import PartitionTree
+from dormouse.postgres import Isolation, run_statement, run_transaction
 from dormouse.query.key_ranges import KeyRanges
-from dormouse.query.planner import QueryPlan, partitions_in, plan
+from dormouse.query.planner import (
+    PlannedReference,
+    PlanSummary,
+    QueryPlan,
+    Scan,
+    added_up,
+    first_page,
+    partitions_in,
+    plan,
+)
+from dormouse.query.streams import FileGone
+from dormouse.query.where import Where, question
 
 if TYPE_CHECKING:
     import psycopg
+
+T = TypeVar("T")
+OPERATION = "plan a query"
+PAGE_LEAVES = 64
+"""Of a plan's first page; of the further ones each has PAGE_GROWTH times as many, up to PAGE_LEAVES_MAX."""
+PAGE_LEAVES_MAX = 2_048
+PAGE_GROWTH = 4
+EPOCHS_CHASED_MAX = 5
+"""Epochs that pass while a plan is made; then it is made in a transaction that sees only one."""
+CUT_SHARE_MAX = 0.5
+"""Of gc_delay_seconds: how old the snapshot of later pages may get, as their files are still to be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """A plan of a part of what is wanted, the rest, and the moment that it sees."""
+
+    plan: QueryPlan
+    rest: KeyRanges | None
+    tree: PartitionTree
+    snapshot: str
+
+
+class PagedPlan:
+    """A plan that is made as it is read: `groups` as in a `QueryPlan`, to be iterated once."""
+
+    def __init__(self, groups: Iterator[tuple[Scan, ...]]) -> None:
+        self.groups = groups
+
+
+def plan_query(context: TableContext, ranges: KeyRanges) -> PagedPlan:
+    """A plan of a query; its first leaves are planned now, the others when they are come to.
+
+    All of it sees the moment at which it began for half of the table's `gc_delay_seconds`; then what is left
+    is planned as of a later moment, since files may be collected. Raises `TableNotFound`; its groups also
+    `FileGone`.
+    """
+    view = _View(context)
+    page = view.now(ranges, PAGE_LEAVES)
+    return PagedPlan(group for one in view.pages(page) for group in one.plan.groups)
 
 
 def plan_tables(
     wanted: Sequence[tuple[TableContext, KeyRanges]], *, in_key_order: bool = True
 ) -> list[QueryPlan]:
-    """A plan for each table of one instance; all of them see the same moment.
-
-    The tree is loaded again only when its epoch has moved on; the references are one index look-up a table.
-    """
+    """A whole plan for each table of one instance; all of them see the same moment."""
+    if len(wanted) == 1:
+        [(context, ranges)] = wanted
+        return [_View(context).now(ranges, None, in_key_order=in_key_order).plan]
     if not wanted:
         return []
 
     def work(conn: psycopg.Connection[Any]) -> list[QueryPlan]:
-        plans = []
-        for context, ranges in wanted:
-            tree = context.partitions.tree_in(conn)
-            files = context.store.files_in(partitions_in(tree, ranges), conn=conn)
-            plans.append(plan(tree, files, ranges, in_key_order=in_key_order))
-        return plans
+        views = [(_View(context), ranges) for context, ranges in wanted]
+        return [view.within(conn, ranges, None, in_key_order).plan for view, ranges in views]
 
+    return _in_one_snapshot(wanted[0][0], work)
+
+
+def explain(context: TableContext, where: Where = None) -> PlanSummary:
+    """What a query would read."""
+    return summary(context, question(context.schema, where, None, None).ranges)
+
+
+def summary(context: TableContext, ranges: KeyRanges) -> PlanSummary:
+    """What a query of some ranges would read; in memory it has a page of the plan at a time."""
+    view = _View(context)
+    first = view.now(ranges, PAGE_LEAVES_MAX, whole_tree=True)
+    return added_up(page.plan for page in view.pages(first, PAGE_LEAVES_MAX))
+
+
+class _View:
+    """One table as its plans see it."""
+
+    def __init__(self, context: TableContext) -> None:
+        self._context = context
+        self._store = context.store
+        self._partitions = context.partitions
+        self._seen_at = time.monotonic()
+
+    def now(
+        self,
+        ranges: KeyRanges,
+        leaves_max: int | None,
+        *,
+        in_key_order: bool = True,
+        whole_tree: bool = False,
+    ) -> _Page:
+        """The first page of what is wanted, as it is at this moment; without `leaves_max`, all of it."""
+        self._seen_at = time.monotonic()
+        tree = self._tree(ranges, whole=whole_tree)
+        for _ in range(EPOCHS_CHASED_MAX):
+            page = _asked(tree, ranges, leaves_max)
+            epoch, snapshot, rows = self._alone(partial(self._store.planned_on, page.partition_ids))
+            if epoch == tree.epoch:
+                return page.planned(rows, snapshot, in_key_order)
+            tree = self._partitions.at(epoch)
+        return _in_one_snapshot(
+            self._context, lambda conn: self.within(conn, ranges, leaves_max, in_key_order)
+        )
+
+    def within(
+        self, conn: psycopg.Connection[Any], ranges: KeyRanges, leaves_max: int | None, in_key_order: bool
+    ) -> _Page:
+        """As `now`, as a REPEATABLE READ transaction sees it."""
+        page = _asked(self._partitions.tree_in(conn), ranges, leaves_max)
+        found = self._store.following(lambda: self._store.planned_on(page.partition_ids, conn), conn)
+        return page.planned(found[2], found[1], in_key_order)
+
+    def pages(self, page: _Page, leaves_max: int = PAGE_LEAVES) -> Iterator[_Page]:
+        """A first page and all further ones."""
+        cut_seconds_max = self._context.properties.gc_delay_seconds * CUT_SHARE_MAX
+        while True:
+            yield page
+            if page.rest is None:
+                return
+            leaves_max = min(leaves_max * PAGE_GROWTH, PAGE_LEAVES_MAX)
+            is_old = time.monotonic() - self._seen_at > cut_seconds_max
+            page = self.now(page.rest, leaves_max) if is_old else self._later(page, page.rest, leaves_max)
+
+    def _later(self, before: _Page, ranges: KeyRanges, leaves_max: int) -> _Page:
+        """The first page of what is left, as of the moment that the page before saw."""
+        page = _asked(before.tree, ranges, leaves_max)
+        rows = self._alone(partial(self._store.planned_at, page.partition_ids, before.snapshot))
+        for row in rows:
+            if not row[-1]:
+                raise FileGone(row[1])
+        return page.planned([row[:-1] for row in rows], before.snapshot)
+
+    def _tree(self, ranges: KeyRanges, *, whole: bool) -> PartitionTree:
+        """What is known of the tree; who asks once reads only the part that has the ranges."""
+        cached = self._partitions.cached()
+        if cached is not None:
+            return cached
+        if not whole and not self._partitions.is_asked_again():
+            hull = {name: ranges.enclosing(name) for name in ranges}
+            found = run_transaction(
+                self._context.supplier,
+                lambda conn: self._partitions.walk(conn, hull),
+                read_only=True,
+                operation=OPERATION,
+            )
+            if found is not None:
+                return found
+        return self._partitions.tree()
+
+    def _alone(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
+        """One statement in one round trip."""
+        supplier = self._context.supplier
+
+        def once() -> T:
+            try:
+                return run_statement(supplier, work, operation=OPERATION)
+            except CommitOutcomeUnknown:
+                # it only reads: whatever became of it, it can be asked again
+                return run_transaction(supplier, work, read_only=True, operation=OPERATION)
+
+        return self._store.following(once)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A page before its references are known."""
+
+    tree: PartitionTree
+    ranges: KeyRanges
+    rest: KeyRanges | None
+    partition_ids: list[str]
+
+    def planned(self, rows: Iterable[Sequence[Any]], snapshot: str, in_key_order: bool = True) -> _Page:
+        references = map(PlannedReference._make, rows)
+        made = plan(self.tree, references, self.ranges, in_key_order=in_key_order)
+        return _Page(made, self.rest, self.tree, snapshot)
+
+
+def _asked(tree: PartitionTree, ranges: KeyRanges, leaves_max: int | None) -> _Asked:
+    page, rest = (ranges, None) if leaves_max is None else first_page(tree, ranges, leaves_max)
+    return _Asked(tree, page, rest, partitions_in(tree, page))
+
+
+def _in_one_snapshot(context: TableContext, work: Callable[[psycopg.Connection[Any]], T]) -> T:
     return run_transaction(
-        wanted[0][0].supplier,
-        work,
-        isolation=Isolation.REPEATABLE_READ,
-        read_only=True,
-        operation="plan a query",
+        context.supplier, work, isolation=Isolation.REPEATABLE_READ, read_only=True, operation=OPERATION
     )

@@ -18,7 +18,15 @@ from dormouse.model.region import Range, Region
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, LONG, STRING
 from dormouse.query.key_ranges import KeyRanges, united
-from dormouse.query.planner import QueryPlan, may_hold, partitions_in, plan
+from dormouse.query.planner import (
+    PlannedReference,
+    QueryPlan,
+    added_up,
+    first_page,
+    may_hold,
+    partitions_in,
+    plan,
+)
 
 SCHEMA = Schema([Field("a", LONG), Field("b", STRING), Field("c", BYTES)])
 VALUES: dict[str, list[Any]] = {
@@ -103,29 +111,34 @@ def within(tree: PartitionTree, file: FileWithReferences, row: Row) -> bool:
     return any(tree[r.partition_id].region.contains(row) for r in file.references)
 
 
-def asked(
-    tree: PartitionTree, files: list[FileWithReferences], ranges: KeyRanges
-) -> list[FileWithReferences]:
-    """The files as the store gives them: with their references on the partitions that are asked for."""
+def asked(tree: PartitionTree, files: list[FileWithReferences], ranges: KeyRanges) -> list[PlannedReference]:
+    """The references as the store gives them: on the partitions that are asked for."""
     wanted = set(partitions_in(tree, ranges))
-    kept = [(f, tuple(r for r in f.references if r.partition_id in wanted)) for f in files]
+    return [one for file in files for one in planned(file) if one.partition_id in wanted]
+
+
+def planned(file: FileWithReferences) -> list[PlannedReference]:
     return [
-        FileWithReferences(
-            filename=f.filename, references=r, byte_count=10, min_key=f.min_key, max_key=f.max_key
+        PlannedReference(
+            r.partition_id,
+            r.filename,
+            r.only_contains_data_for_this_partition,
+            file.byte_count,
+            file.min_key,
+            file.max_key,
         )
-        for f, r in kept
-        if r
+        for r in file.references
     ]
 
 
-def read(planned: QueryPlan, rows: Mapping[str, list[Row]]) -> Iterator[list[tuple[str, int]]]:
+def read(one: QueryPlan, rows: Mapping[str, list[Row]]) -> Iterator[list[tuple[str, int]]]:
     """What each group reads: (file, position of the row)."""
-    for group in planned.groups:
+    for group in one.groups:
         yield [
             (scan.filename, n)
             for scan in group
             for n, row in enumerate(rows[scan.filename])
-            if any(one.contains(row) for one in scan.slices)
+            if any(part.contains(row) for part in scan.slices)
         ]
 
 
@@ -138,8 +151,8 @@ def test_every_wanted_row_is_read_once(seed: int, in_key_order: bool, known: boo
     made = [file_of(rng, tree, f"f{n}", known) for n in range(4)]
     files = [file for file, _ in made]
     rows = {file.filename: rows for file, rows in made}
-    planned = plan(tree, asked(tree, files, ranges), ranges, in_key_order=in_key_order)
-    groups = list(read(planned, rows))
+    made_plan = plan(tree, asked(tree, files, ranges), ranges, in_key_order=in_key_order)
+    groups = list(read(made_plan, rows))
     assert sorted(one for group in groups for one in group) == [
         (file.filename, n)
         for file, file_rows in made
@@ -149,7 +162,33 @@ def test_every_wanted_row_is_read_once(seed: int, in_key_order: bool, known: boo
     spans = [[tuple(rows[f][n].values()) for f, n in group] for group in groups if group]
     assert all(max(a) < min(b) for a, b in pairwise(spans))
     assert in_key_order or len(groups) <= 1
-    assert planned.summary.files == len(planned.filenames)
+    assert made_plan.summary.files == len(made_plan.filenames)
+
+
+@settings(max_examples=300, deadline=None)
+@given(seed=st.integers(0, 2**32), leaves_max=st.integers(1, 4))
+def test_the_pages_of_a_plan_read_what_the_whole_plan_reads(seed: int, leaves_max: int) -> None:
+    """Each row once, all of a page before all of the next, and together they count what the whole counts."""
+    rng = random.Random(seed)
+    tree, ranges = tree_of(rng, rng.randrange(10)), ranges_of(rng)
+    made = [file_of(rng, tree, f"f{n}", known=rng.random() < 0.5) for n in range(4)]
+    files, rows = [file for file, _ in made], {file.filename: rows for file, rows in made}
+    pages = []
+    rest: KeyRanges | None = ranges
+    while rest is not None:
+        page, rest = first_page(tree, rest, leaves_max)
+        pages.append(plan(tree, asked(tree, files, page), page))
+    whole = plan(tree, asked(tree, files, ranges), ranges)
+    parts = [[one for group in read(page, rows) for one in group] for page in pages]
+    assert sorted(one for part in parts for one in part) == sorted(
+        one for group in read(whole, rows) for one in group
+    )
+    spans = [[tuple(rows[f][n].values()) for f, n in part] for part in parts if part]
+    assert all(max(a) < min(b) for a, b in pairwise(spans))
+    together = added_up(pages)
+    assert together.files == len({name for page in pages for name in page.filenames})
+    assert together.byte_count == 10 * together.files
+    assert together.partitions_total == whole.summary.partitions_total
 
 
 def simple(partition_id: str, *, only: bool, **facts: Any) -> FileWithReferences:
@@ -165,19 +204,19 @@ def two_leaves() -> PartitionTree:
 
 
 def test_a_partitions_own_file_is_read_without_its_bounds() -> None:
-    [[scan]] = plan(two_leaves(), [simple("left", only=True)], KeyRanges()).groups
+    [[scan]] = plan(two_leaves(), planned(simple("left", only=True)), KeyRanges()).groups
     assert scan.is_whole
-    [[scan]] = plan(two_leaves(), [simple("left", only=False)], KeyRanges()).groups
+    [[scan]] = plan(two_leaves(), planned(simple("left", only=False)), KeyRanges()).groups
     assert scan.slices == (KeyRanges({"a": [Range(None, 0)]}),)
 
 
 def test_a_file_above_the_leaves_is_read_once_a_group() -> None:
-    planned = plan(two_leaves(), [simple("root", only=True)], KeyRanges())
-    assert [[s.slices for s in group] for group in planned.groups] == [
+    groups = plan(two_leaves(), planned(simple("root", only=True)), KeyRanges()).groups
+    assert [[s.slices for s in group] for group in groups] == [
         [(KeyRanges({"a": [Range(None, 0)]}),)],
         [(KeyRanges({"a": [Range(0, None)]}),)],
     ]
-    [[scan]] = plan(two_leaves(), [simple("root", only=True)], KeyRanges(), in_key_order=False).groups
+    [[scan]] = plan(two_leaves(), planned(simple("root", only=True)), KeyRanges(), in_key_order=False).groups
     assert scan.is_whole
 
 
@@ -217,10 +256,10 @@ def test_a_plan_says_what_it_reads() -> None:
     largest = encode_key(SCHEMA.row_keys, (-2, "", b""))
     smallest = encode_key(SCHEMA.row_keys, (-3, "", b""))
     file = simple("left", only=True, byte_count=70, min_key=smallest, max_key=largest)
-    summary = plan(two_leaves(), [file], KeyRanges({"a": [Range(-2, 0)]})).summary
+    summary = plan(two_leaves(), planned(file), KeyRanges({"a": [Range(-2, 0)]})).summary
     assert (summary.partitions, summary.partitions_total) == (1, 2)
     assert (summary.files, summary.files_pruned, summary.byte_count) == (1, 0, 70)
-    summary = plan(two_leaves(), [file], KeyRanges({"a": [Range(-1, 0)]})).summary
+    summary = plan(two_leaves(), planned(file), KeyRanges({"a": [Range(-1, 0)]})).summary
     assert (summary.files, summary.files_pruned, summary.byte_count) == (0, 1, 0)
 
 
@@ -255,6 +294,6 @@ def test_a_list_of_thousands_of_keys_is_planned_on_thousands_of_leaves_without_t
         todo += [(left, low, middle), (right, middle, high)]
     tree = PartitionTree(SCHEMA, done)
     ranges = KeyRanges({"a": [Range.exactly(n) for n in range(0, 2_048, 2)]})
-    planned = plan(tree, [simple("root", only=True)], ranges)
-    assert len(planned.groups) == 1_024
-    assert sum(len(one["a"]) for [scan] in planned.groups for one in scan.slices) == 1_024
+    groups = plan(tree, planned(simple("root", only=True)), ranges).groups
+    assert len(groups) == 1_024
+    assert sum(len(one["a"]) for [scan] in groups for one in scan.slices) == 1_024
