@@ -1,0 +1,79 @@
+"""What queries skip of a file by its statistics, on every key, and what they read of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pruning import pruned
+from query_lake import Lake
+
+from dormouse.model.region import Range
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import INT, LONG, STRING
+from dormouse.postgres import ConnectionSupplier
+
+READINGS = Schema(
+    [Field("site", STRING), Field("device", LONG)],
+    [Field("time", INT)],
+    [Field("level", LONG, nullable=True)],
+)
+_names = count()
+
+
+@pytest.fixture
+def new_lake(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) -> Callable[[int], Lake]:
+    """Of one site, 40 devices of 100 readings each, in row groups of so many rows, in pages of 100."""
+
+    def make(row_group_rows: int) -> Lake:
+        lake = Lake(*shared_supplier, tmp_path, READINGS, name=f"pruned_{next(_names)}")
+        lake.row_group_rows = row_group_rows
+        lake.add(
+            [
+                {"site": "s", "device": i // 100, "time": i, "level": None if i < 200 else i // 100}
+                for i in range(4_000)
+            ]
+        )
+        return lake
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("where", "groups", "rows"),
+    [
+        ({"site": "r"}, 0, 0),
+        ({"site": "s", "device": 7}, 1, 100),
+        ({"device": Range(7, 9)}, 2, 200),
+        ({"device": [7, 30]}, 2, 200),
+        ({"device": list(range(5, 35))}, 30, 3_000),
+        ({"device": Range(37, None, min_inclusive=False)}, 2, 200),
+        ({"time": 712}, 1, 1),
+        ({"time": Range(750, 850)}, 2, 100),
+        ({"site": "s", "device": 7, "time": 12}, 0, 0),
+        ({"level": 7}, 1, 100),
+        ({"level": None}, 2, 200),
+    ],
+)
+def test_row_groups_and_pages_are_skipped_on_any_column(
+    new_lake: Callable[[int], Lake], monkeypatch: pytest.MonkeyPatch, where: Any, groups: int, rows: int
+) -> None:
+    """Of 40 row groups by their statistics; of 40 pages of one row group by the page index."""
+    found = pruned(new_lake(100).context, where, monkeypatch)
+    assert found.rows == rows
+    assert found.metrics.get("row_groups_pruned_statistics", (40, 0)) == (40, groups)
+    found = pruned(new_lake(4_000).context, where, monkeypatch)
+    assert found.rows == rows
+    assert found.metrics.get("page_index_pages_pruned", (40, 0))[1] <= groups
+
+
+def test_of_rows_that_are_not_wanted_only_what_is_asked_of_is_read(
+    new_lake: Callable[[int], Lake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are sorted out while they are decoded, not after."""
+    found = pruned(new_lake(100).context, {"time": Range(750, 850)}, monkeypatch)
+    assert found.numbers["pushdown_rows_pruned"] == 100
+    assert found.numbers["pushdown_rows_matched"] == 100
