@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _TEXT = pa.large_string()
-_SPECIAL = r'["\\\x00-\x1f\x7f]'
+_CONTROL = r"[\x00-\x1f]"
 
 
 def json_lines(batch: pa.RecordBatch) -> pa.Buffer | bytes:
@@ -73,10 +73,12 @@ def _numbers(column: pa.Array) -> pa.Array:
 
 
 def _quoted(texts: pa.Array) -> pa.Array:
-    if pc.any(pc.match_substring_regex(texts, _SPECIAL)).as_py():
-        return pa.array(
-            [None if v is None else json.dumps(v, ensure_ascii=False) for v in texts.to_pylist()], _TEXT
-        )
+    if pc.any(pc.match_substring_regex(texts, _CONTROL)).as_py():
+        named = [None if v is None else json.dumps(v, ensure_ascii=False) for v in texts.to_pylist()]
+        return pa.array(named, _TEXT)
+    for special in ("\\", '"'):
+        if pc.any(pc.match_substring(texts, special)).as_py():
+            texts = pc.replace_substring(texts, special, f"\\{special}")
     return pc.binary_join_element_wise(_literal('"'), texts, _literal('"'), _literal(""))
 
 
