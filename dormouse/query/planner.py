@@ -95,7 +95,8 @@ def first_page(tree: PartitionTree, ranges: KeyRanges, leaves_max: int) -> tuple
     They are parted at a split on the first row key: all that is in one sorts before all that is in the other.
     """
     first = tree.schema.row_keys[0].name
-    leaves, reached = 0, None
+    # leaves that were split on a later key may begin before the page does
+    leaves, reached = 0, ranges.enclosing(first).min
     for node, _, start in _walk_in_order(tree, ranges):
         is_further = start is not None and (reached is None or compare(start, reached) > 0)
         if leaves >= leaves_max and is_further:
@@ -128,7 +129,7 @@ def plan(
         files, pruned = files + is_read, pruned + (not is_read)
         size = found[0].byte_count or 0
         byte_count += size * is_read
-        if not found[0].only:
+        if planner.reaches_beyond(found[0]):
             shared[found[0].filename] = SharedFile(is_read, size)
     return QueryPlan(
         groups=tuple(tuple(scans[group]) for group in sorted(scans)),
@@ -192,6 +193,13 @@ class _Planner:
             slices = [self._slice(node, home) for node in self._cover(leaves) if self._may_hold(file, node)]
             if slices:
                 yield group, Scan(file.filename, tuple(slices))
+
+    def reaches_beyond(self, file: PlannedReference) -> bool:
+        """Whether a file may have wanted rows before or after what is planned."""
+        home = self.tree.node(file.partition_id) if file.only else None
+        if home is None or home not in self.group_of:
+            return True
+        return self.tree.schema.row_keys[0].name in self._slice(home, home)
 
     def _leaves_of(self, node: int) -> Iterator[int]:
         """The leaves with wanted rows at or below a partition."""
