@@ -7,7 +7,7 @@ from typing import Literal
 from dormouse.errors import InstanceError
 from dormouse.system.instance import DeployedInstance
 
-Role = Literal["dormouse_run", "dormouse_owner"]
+Role = Literal["dormouse_read", "dormouse_run", "dormouse_owner"]
 
 
 def environment(instance: DeployedInstance, role: Role = "dormouse_owner") -> dict[str, str]:

@@ -7,7 +7,7 @@ and the endpoints (docs/decisions/0017).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,6 @@ STACK_SECONDS_MAX = 5_400.0
 
 CAPABILITIES = ["CAPABILITY_IAM", "CAPABILITY_NAMED_IAM"]
 GONE = "gone"
-_NEWS_MAX = 100
 
 
 def stack(aws: Aws, name: str) -> Mapping[str, Any] | None:
@@ -93,7 +92,10 @@ class SwitchQuery:
                 self._followed = began
             return [Left(f"its stack is in {status.lower().replace('_', ' ')}")]
         if is_wanted(found) == self.runs:
+            is_ours = self._asked or self._followed is not None
             self._asked, self._followed = False, None
+            if is_ours and not self.runs:
+                self._check_gone()
             return []
         if self._has_failed(began) or "FAILED" in status:
             raise InstanceError(self._failure(status))
@@ -136,17 +138,39 @@ class SwitchQuery:
 
     def _reason(self) -> str:
         """What failed first in the last update, as CloudFormation says it."""
-        events = self.instance.aws.call("cloudformation", "describe_stack_events", StackName=self.told.stack)[
-            "StackEvents"
-        ][:_NEWS_MAX]
         failed = ""
-        for event in events:  # the newest come first
+        for event in self._news():
             status, why = str(event.get("ResourceStatus", "")), event.get("ResourceStatusReason", "")
-            if event.get("LogicalResourceId") == self.told.stack and status == "UPDATE_IN_PROGRESS":
-                break
             if status.endswith("_FAILED") and not re.search("cancelled", why, re.IGNORECASE):
                 failed = f"{event['LogicalResourceId']}: {' '.join(why.split())}"
         return failed or "CloudFormation does not say why"
+
+    def _check_gone(self) -> None:
+        """CloudFormation calls an update complete, whatever it could not delete after it."""
+        last: dict[str, Any] = {}
+        for event in self._news():
+            last.setdefault(event["LogicalResourceId"], event)
+        for name, event in last.items():
+            if event.get("ResourceStatus") == "DELETE_FAILED":
+                raise InstanceError(
+                    f"the query service has stopped, but CloudFormation could not delete its {name}, "
+                    f"{event.get('PhysicalResourceId')}, which may cost: "
+                    f"{' '.join(event.get('ResourceStatusReason', '').split())}; "
+                    "delete it yourself, then pause it again"
+                )
+
+    def _news(self) -> Iterator[Mapping[str, Any]]:
+        """The events of the last update, the newest first."""
+        events = self.instance.aws.call("cloudformation", "describe_stack_events", StackName=self.told.stack)[
+            "StackEvents"
+        ]
+        for event in events:
+            if (
+                event["LogicalResourceId"] == self.told.stack
+                and event["ResourceStatus"] == "UPDATE_IN_PROGRESS"
+            ):
+                return
+            yield event
 
 
 def _parameters(described: Mapping[str, Any]) -> dict[str, str]:
