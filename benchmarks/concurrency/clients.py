@@ -39,6 +39,8 @@ class Lookups:
     elapsed_seconds: float = 0
 
     def percentile_ms(self, percent: int) -> float:
+        if len(self.seconds) < 2:
+            return 1_000 * sum(self.seconds)
         return 1_000 * statistics.quantiles(self.seconds, n=100, method="inclusive")[percent - 1]
 
     @property

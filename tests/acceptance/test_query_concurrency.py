@@ -16,6 +16,7 @@ SMALL = Plan(
     processes=1,
     leaves=50,
     gc_delay_seconds=1,
+    warm_seconds=0,
     idle_seconds=0.5,
     seconds=2,
     at_least={"ingests": 4, "jobs": 4, "collected": 4},
