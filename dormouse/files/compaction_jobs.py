@@ -19,12 +19,13 @@ from dormouse.files.watermarks import look, looking
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import run_transaction
+from dormouse.postgres.transaction import allow_scans, run_transaction
 
 logger = logging.getLogger(__name__)
 
 LEASE_SECONDS = 6 * 3600.0
 RELEASE_BATCH_JOBS = 10_000
+LOOKED_UP_MAX = 10_000
 Fate = Literal["retry", "given_up", "superseded"]
 _QUERIES = load(__package__ or "", "compaction_jobs")
 
@@ -217,6 +218,9 @@ class CompactionJobs:
         """What could be taken now; with `run_id`, by that run."""
 
         def work(conn: psycopg.Connection[Any]) -> Sequence[Any]:
+            # few are looked up one by one, and many by reading all that there is
+            if conn.execute(self._own.on("count_open"), self._key(run_id)).fetchall()[0][0] > LOOKED_UP_MAX:
+                allow_scans(conn)
             rows = conn.execute(self._own.on("due"), self._key(run_id)).fetchall()
             return list(rows[0])
 

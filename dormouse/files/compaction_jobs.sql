@@ -191,6 +191,12 @@ set leased_until = '-infinity', attempts = attempts - 1
 where table_id = %(table_id)s and job_id = %(job_id)s and partition_id = %(partition_id)s
     and attempts = %(attempt)s;
 
+-- name: count_open
+-- How many jobs could be taken, by a run or without one.
+select count(*)
+from compaction_job
+where table_id = %(table_id)s and leased_until < statement_timestamp() and {is_open};
+
 -- name: due
 -- How many jobs could be taken, by a run or without one, with the rows and about the bytes of their files (100 a row where unknown).
 select count(distinct j.job_id), coalesce(sum(r.row_count), 0),
