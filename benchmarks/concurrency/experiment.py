@@ -16,7 +16,7 @@ from benchmarks.concurrency.upkeep import Counts, prepare, upkeep
 
 @dataclass(frozen=True)
 class Plan:
-    """`at_least` has happened before the end, up to `seconds_max`; what happens in `warm_seconds` is not timed."""
+    """`at_least` has happened before the end, up to `seconds_max`; `warm_seconds` are not timed."""
 
     clients: int = 100
     processes: int = 4
