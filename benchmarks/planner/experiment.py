@@ -29,6 +29,7 @@ class Plan:
     ranges_min: int = 200
     instances: int = 10
     scans: int = 3
+    scanned: tuple[str, ...] = tuple(LEAVES)
     sizes: tuple[str, ...] = tuple(LEAVES)
     under_load: tuple[str, ...] = tuple(LEAVES)
 
@@ -40,6 +41,8 @@ QUICK = Plan(
     ranges_min=20,
     instances=3,
     scans=1,
+    scanned=("1k",),
+    sizes=("1k", "132k"),
     under_load=("132k",),
 )
 
@@ -89,6 +92,7 @@ def _measure_size(
         if size in plan.under_load:
             tell(f"{table.leaves:,} leaves, with commits")
             with remote(load, place.dsn, place.objects, table, there, stop) as committer:
+                committer.call("batch")  # it has started, and is warm
                 committer.begin("run", COMMITS_PER_S)
                 under_load = _warm(planner, plan)
                 stop.set()
@@ -99,7 +103,7 @@ def _measure_size(
             probes, stale = planner.call("probed")
             found["probes"], found["stale_reads"] = done["probes"] + probes, done["stale"] + stale
         found["rss_mb"] = _mb(planner.call("memory")["most"])
-        if plan.scans:
+        if size in plan.scanned:
             tell(f"{table.leaves:,} leaves, all of them")
             found |= _scans(planner, plan)
     return found

@@ -11,7 +11,7 @@ from dormouse.context import TableContext
 from dormouse.model.region import Range
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import Scan
-from dormouse.query.table_view import plan_tables
+from dormouse.query.table_view import plan_query
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,9 @@ def keys_of(leaf: int, key: int, leaves: int = 0) -> KeyRanges:
 def planned(context: TableContext, ranges: KeyRanges) -> Planned:
     """Plans, keeping the filenames only."""
     began = perf_counter()
-    [plan] = plan_tables([(context, ranges)])
     filenames: list[str] = []
     first = 0.0
-    for group in plan.groups:
+    for group in plan_query(context, ranges).groups:
         first = first or perf_counter() - began
         filenames += _names(group)
     return Planned(filenames, first, perf_counter() - began)
