@@ -39,6 +39,8 @@ RUNTIME_LIBRARIES = ("boto3", "botocore", "dateutil", "jmespath", "s3transfer", 
 """What the Python runtime of Lambda has beside the standard library."""
 
 NOTHING_TO_PROVE = {
+    "AWS::ApplicationAutoScaling::ScalableTarget": {},
+    "AWS::ApplicationAutoScaling::ScalingPolicy": {},
     "AWS::Budgets::Budget": {},
     "AWS::EC2::FlowLog": {"Id": "fl-{id}"},
     "AWS::EC2::SecurityGroupEgress": {"Id": "sgr-{id}"},

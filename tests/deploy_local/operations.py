@@ -104,8 +104,47 @@ def asleep(cloud: Cloud, resources: Resources) -> str:
     for mapping in resources.commit.mappings:
         if (state := functions.get_event_source_mapping(UUID=mapping)["State"]) != "Disabled":
             return f"the mapping {mapping} is {state}"
+    for what, count in query_ways(cloud).items():
+        if count:
+            return f"{count} {what} of the query service are there"
     (cluster,) = rds.describe_db_clusters(DBClusterIdentifier=resources.database.cluster)["DBClusters"]
     return "" if cluster["Status"] == "stopped" else f"the database is {cluster['Status']}"
+
+
+QUERY_WAYS = {"load balancers": 1, "interface endpoints": 4, "services": 1, "records": 1}
+"""What costs by the hour, or belongs to it, while the query service runs."""
+
+
+def query_ways(cloud: Cloud) -> dict[str, int]:
+    """How many of each there are now."""
+    ecs, names = cloud.client("ecs"), cloud.client("route53")
+    endpoints = cloud.client("ec2").describe_vpc_endpoints()["VpcEndpoints"]
+    services = [
+        arn for cluster in ecs.list_clusters()["clusterArns"]
+        for arn in ecs.list_services(cluster=cluster)["serviceArns"]
+    ]  # fmt: skip
+    records = [
+        record for zone in names.list_hosted_zones()["HostedZones"]
+        for record in names.list_resource_record_sets(HostedZoneId=zone["Id"])["ResourceRecordSets"]
+        if record["Type"] == "A"
+    ]  # fmt: skip
+    return {
+        "load balancers": len(cloud.client("elbv2").describe_load_balancers()["LoadBalancers"]),
+        "interface endpoints": sum(one["VpcEndpointType"] == "Interface" for one in endpoints),
+        "services": len(services),
+        "records": len(records),
+    }
+
+
+def deploy_meanwhile(cloud: Cloud, resources: Resources, *app: str) -> str:
+    """A deploy leaves the query service asleep, as the CLI keeps the values of parameters."""
+    assert resources.query is not None
+    cloud.cdk(
+        "deploy", resources.query.stack, "--exclusively", "--force", *app, "--require-approval", "never"
+    )
+    if (found := asleep(cloud, resources)) != "":
+        raise RunFailed(f"after cdk deploy, {found}")
+    return "asleep as before"
 
 
 def send_meanwhile(cloud: Cloud, bodies: list[str], resources: Resources) -> str:
@@ -154,6 +193,8 @@ def start_as_aws_does(cloud: Cloud, resources: Resources) -> str:
 def resume(cloud: Cloud, instance: Instance, resources: Resources, commit_ids: list[str]) -> str:
     """By the command; messages that came meanwhile are processed."""
     cloud.dormouse("resume", "--instance", "local", "--wait")
+    if (found := query_ways(cloud)) != QUERY_WAYS:
+        raise RunFailed(f"after dormouse resume, the query service has {found}, not {QUERY_WAYS}")
 
     def left() -> str:
         found = [status for status in instance.commits.statuses(commit_ids) if status.state != "applied"]

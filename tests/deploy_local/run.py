@@ -132,6 +132,9 @@ class Run:
         bodies, ids = operations.bodies_meanwhile(instance)
         self.step("dormouse pause", lambda: operations.pause(cloud, resources))
         self.step("dormouse status, paused", lambda: _status(cloud, "paused"))
+        self.step(
+            "cdk deploy while paused", lambda: operations.deploy_meanwhile(cloud, resources, *_app(cloud))
+        )
         self.step("messages while paused", lambda: operations.send_meanwhile(cloud, bodies, resources))
         self.step("AWS starts the database", lambda: operations.start_as_aws_does(cloud, resources))
         self.step("dormouse resume", lambda: operations.resume(cloud, instance, resources, ids))
