@@ -86,6 +86,11 @@ class FileReferenceReads:
             raise pg.SerializationFailure("the layout was converted after the transaction's snapshot")
         return head[0], head[1], [row[2:8] for row in rows]
 
+    def count_files_in(self, partition_ids: Sequence[str], references_max: int) -> int:
+        """How many files some partitions refer to; at least so many, when they have more references."""
+        rows = self._rows("count_files", partition_ids=partition_ids, limit=references_max)
+        return int(rows[0][0])
+
     def planned_at(
         self, partition_ids: Sequence[str], snapshot: str, conn: psycopg.Connection[Any]
     ) -> list[Sequence[Any]]:

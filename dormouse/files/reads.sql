@@ -32,6 +32,13 @@ from {file_reference} r
 left join ({file_facts}) f using (file_id)
 where r.partition_id = any(%(partition_ids)s) and {live};
 
+-- name: count_files
+-- How many files some partitions refer to, of the first so many references.
+select count(distinct file_id)
+from (
+    select r.file_id from {file_reference} r where r.partition_id = any(%(partition_ids)s) and {live} limit %(limit)s
+) first;
+
 -- name: plan_at
 -- The references of some partitions as a snapshot had them: those of now that it saw, and those that were removed
 -- since. The file of one that was collected is not known any more: its id stands for its name.

@@ -88,7 +88,7 @@ class _Statement:
     def plans(self) -> dict[str, QueryPlan]:
         """For each table that the statement reads, which files it reads."""
         asked = [(self.contexts[name], ranges) for name, ranges in self.wanted.ranges.items()]
-        return dict(zip(self.wanted.ranges, plan_tables(asked, in_key_order=False), strict=True))
+        return dict(zip(self.wanted.ranges, plan_tables(asked, files_max=FILES_MAX), strict=True))
 
     def summaries(self) -> dict[str, PlanSummary]:
         """What is read of each table; made without a plan in memory."""

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dormouse.context import TableContext
-from dormouse.errors import CommitOutcomeUnknown
+from dormouse.errors import CommitOutcomeUnknown, InvalidQuery
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.postgres import Isolation, run_statement, run_transaction
 from dormouse.query.key_ranges import KeyRanges
@@ -40,6 +40,8 @@ PAGE_LEAVES = 64
 """Of a plan's first page; of the further ones each has PAGE_GROWTH times as many, up to PAGE_LEAVES_MAX."""
 PAGE_LEAVES_MAX = 2_048
 PAGE_GROWTH = 4
+MANY_LEAVES = 10_000
+"""A statement that reads more may have far too many files to be planned whole."""
 EPOCHS_CHASED_MAX = 5
 """Epochs that pass while a plan is made; then it is made in a transaction that sees only one."""
 CUT_SHARE_MAX = 0.5
@@ -76,18 +78,24 @@ def plan_query(context: TableContext, ranges: KeyRanges) -> PagedPlan:
 
 
 def plan_tables(
-    wanted: Sequence[tuple[TableContext, KeyRanges]], *, in_key_order: bool = True
+    wanted: Sequence[tuple[TableContext, KeyRanges]], *, files_max: int | None = None
 ) -> list[QueryPlan]:
-    """A whole plan for each table of one instance; all of them see the same moment."""
+    """A plan in one group for each table of one instance; all of them see the same moment.
+
+    `InvalidQuery`, at once, when many leaves of a table have more than `files_max` files.
+    """
+    if files_max is not None:
+        for context, ranges in wanted:
+            _View(context).check_files(ranges, files_max)
     if len(wanted) == 1:
         [(context, ranges)] = wanted
-        return [_View(context).now(ranges, None, in_key_order=in_key_order).plan]
+        return [_View(context).now(ranges, None).plan]
     if not wanted:
         return []
 
     def work(conn: psycopg.Connection[Any]) -> list[QueryPlan]:
         views = [(_View(context), ranges) for context, ranges in wanted]
-        return [view.within(conn, ranges, None, in_key_order).plan for view, ranges in views]
+        return [view.within(conn, ranges, None).plan for view, ranges in views]
 
     return _in_one_snapshot(wanted[0][0], work)
 
@@ -113,34 +121,41 @@ class _View:
         self._partitions = context.partitions
         self._seen_at = time.monotonic()
 
+    def check_files(self, ranges: KeyRanges, files_max: int) -> None:
+        """`InvalidQuery` when the first of many leaves have too many files already."""
+        page = _asked(self._tree(ranges, whole=False), ranges, MANY_LEAVES)
+        if page.rest is None:
+            return
+        if self._store.count_files_in(page.partition_ids, 2 * files_max) > files_max:
+            name = self._context.table.name
+            raise InvalidQuery(
+                f"the statement would read more than {files_max:,} files of table {name!r}: narrow its row "
+                "keys, or compact the table"
+            )
+
     def now(
         self,
         ranges: KeyRanges,
         leaves_max: int | None,
         *,
-        in_key_order: bool = True,
         whole_tree: bool = False,
     ) -> _Page:
-        """The first page of what is wanted, as it is at this moment; without `leaves_max`, all of it."""
+        """The first page of what is wanted, as it is now; without `leaves_max` all, as one group."""
         self._seen_at = time.monotonic()
         tree = self._tree(ranges, whole=whole_tree)
         for _ in range(EPOCHS_CHASED_MAX):
             page = _asked(tree, ranges, leaves_max)
             epoch, snapshot, rows = self._alone(partial(self._store.planned_on, page.partition_ids))
             if epoch == tree.epoch:
-                return page.planned(rows, snapshot, in_key_order)
+                return page.planned(rows, snapshot)
             tree = self._partitions.at(epoch)
-        return _in_one_snapshot(
-            self._context, lambda conn: self.within(conn, ranges, leaves_max, in_key_order)
-        )
+        return _in_one_snapshot(self._context, lambda conn: self.within(conn, ranges, leaves_max))
 
-    def within(
-        self, conn: psycopg.Connection[Any], ranges: KeyRanges, leaves_max: int | None, in_key_order: bool
-    ) -> _Page:
+    def within(self, conn: psycopg.Connection[Any], ranges: KeyRanges, leaves_max: int | None) -> _Page:
         """As `now`, as a REPEATABLE READ transaction sees it."""
         page = _asked(self._partitions.tree_in(conn), ranges, leaves_max)
         found = self._store.following(lambda: self._store.planned_on(page.partition_ids, conn), conn)
-        return page.planned(found[2], found[1], in_key_order)
+        return page.planned(found[2], found[1])
 
     def pages(self, page: _Page, leaves_max: int = PAGE_LEAVES) -> Iterator[_Page]:
         """A first page and all further ones."""
@@ -201,16 +216,17 @@ class _Asked:
     ranges: KeyRanges
     rest: KeyRanges | None
     partition_ids: list[str]
+    in_key_order: bool
 
-    def planned(self, rows: Iterable[Sequence[Any]], snapshot: str, in_key_order: bool = True) -> _Page:
+    def planned(self, rows: Iterable[Sequence[Any]], snapshot: str) -> _Page:
         references = map(PlannedReference._make, rows)
-        made = plan(self.tree, references, self.ranges, in_key_order=in_key_order)
+        made = plan(self.tree, references, self.ranges, in_key_order=self.in_key_order)
         return _Page(made, self.rest, self.tree, snapshot)
 
 
 def _asked(tree: PartitionTree, ranges: KeyRanges, leaves_max: int | None) -> _Asked:
     page, rest = (ranges, None) if leaves_max is None else first_page(tree, ranges, leaves_max)
-    return _Asked(tree, page, rest, partitions_in(tree, page))
+    return _Asked(tree, page, rest, partitions_in(tree, page), in_key_order=leaves_max is not None)
 
 
 def _in_one_snapshot(context: TableContext, work: Callable[[psycopg.Connection[Any]], T]) -> T:

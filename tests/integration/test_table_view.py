@@ -1,0 +1,321 @@
+"""What queries plan on: fresh at once, of one moment on all pages, whatever is committed meanwhile."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dormouse.catalog import Catalog
+from dormouse.context import TableContext
+from dormouse.errors import InvalidQuery, TableNotFound
+from dormouse.files.attempts import WriteAttempts
+from dormouse.model.file_reference import (
+    AssignJobIdRequest,
+    FileReference,
+    FileWithReferences,
+    ReplaceFileReferencesRequest,
+    SplitFileReferenceRequest,
+)
+from dormouse.model.keys import encode_key
+from dormouse.model.properties import TableProperties
+from dormouse.model.region import Range
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import LONG
+from dormouse.objects import open_store
+from dormouse.partitions.tree_cache import TreeCache
+from dormouse.postgres import ConnectionSupplier
+from dormouse.query import table_view
+from dormouse.query.key_ranges import KeyRanges
+from dormouse.query.streams import FileGone
+from dormouse.query.table_view import plan_query, plan_tables, summary
+
+SCHEMA = Schema([Field("key", LONG)])
+LEAVES = 40
+EVERYTHING = KeyRanges()
+NewTable = Callable[..., TableContext]
+
+
+@contextmanager
+def sent(supplier: ConnectionSupplier, tmp_path: Path) -> Iterator[list[str]]:
+    """At the end, what was sent over the connection that is borrowed next to have something executed."""
+    trace, found = tmp_path / "trace", list[str]()
+    with trace.open("w") as file:
+        with supplier.connection() as conn:
+            conn.pgconn.trace(file.fileno())
+        yield found
+        with supplier.connection() as conn:
+            conn.pgconn.untrace()  # which writes what is left
+    found += re.findall(r"\tF\t\d+\t(Query|Parse|Execute)\t", trace.read_text())
+
+
+@pytest.fixture
+def new_table(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> NewTable:
+    objects = open_store(tmp_path / "objects")
+
+    def make(leaves: int = LEAVES, layout: str = "file_table", **properties: Any) -> TableContext:
+        record = Catalog(supplier, WriteAttempts(supplier, objects)).create(
+            "t", SCHEMA, TableProperties(**properties), layout, range(1, leaves)
+        )
+        return TableContext(dsn, supplier, objects, record)
+
+    return make
+
+
+def again(table: TableContext) -> TableContext:
+    """The same table, as a process that knows nothing of it opens it."""
+    return TableContext(table.dsn, table.supplier, table.objects, table.table, trees=TreeCache())
+
+
+def leaf(table: TableContext, key: int) -> str:
+    return table.partitions.tree().leaf_of({"key": key}).partition_id
+
+
+def add(table: TableContext, key: int, name: str, **facts: Any) -> None:
+    reference = FileReference(filename=name, partition_id=leaf(table, key), row_count=1)
+    table.store.add_files_with_references(
+        [FileWithReferences(filename=name, references=(reference,), **facts)]
+    )
+
+
+def compact(table: TableContext, key: int, names: list[str], output: str) -> None:
+    partition, job = leaf(table, key), f"job of {output}"
+    table.store.assign_job_ids(
+        [AssignJobIdRequest(job_id=job, partition_id=partition, filenames=tuple(names))]
+    )
+    made = FileReference(filename=output, partition_id=partition, row_count=len(names))
+    table.store.replace_file_references(
+        [
+            ReplaceFileReferencesRequest(
+                job_id=job, partition_id=partition, input_filenames=tuple(names), new_reference=made
+            )
+        ]
+    )
+
+
+def split(table: TableContext, key: int, point: int) -> None:
+    """Divides a leaf, and moves its references down."""
+    parent = leaf(table, key)
+    left, right = table.partitions.split(parent, point)
+    table.store.split_file_references(
+        [
+            SplitFileReferenceRequest.split_to_children(one, left.partition_id, right.partition_id)
+            for one in table.store.file_references_in([parent])
+        ]
+    )
+
+
+def names(groups: Any) -> list[str]:
+    return [scan.filename for group in groups for scan in group]
+
+
+def at(low: int, high: int) -> KeyRanges:
+    return KeyRanges({"key": [Range(low, high)]})
+
+
+def test_what_was_committed_is_planned_on_at_once(new_table: NewTable) -> None:
+    """Also by those that know an older tree, or none."""
+    table = new_table()
+    knowing = again(table)
+    assert names(plan_query(knowing, EVERYTHING).groups) == []
+    for n in range(5):
+        add(table, 7, f"f{n}")
+        for view in (table, knowing, again(table)):
+            assert names(plan_query(view, at(7, 8)).groups) == [f"f{m}" for m in range(n + 1)]
+    split(table, LEAVES - 1, 1_000)
+    add(table, 1_000, "right")
+    add(table, 999, "left")
+    for view in (table, knowing, again(table)):
+        assert names(plan_query(view, at(1_000, 2_000)).groups) == ["right"]
+        assert names(plan_query(view, at(999, 1_000)).groups) == ["left"]
+        assert names(plan_query(view, EVERYTHING).groups) == [*(f"f{m}" for m in range(5)), "left", "right"]
+
+
+@pytest.mark.parametrize("layout", ["file_table", "dummy_reference", "salted_counts"])
+def test_all_pages_see_the_moment_at_which_the_plan_began(
+    new_table: NewTable, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that came, went, came and went, moved down or were collected meanwhile."""
+    monkeypatch.setattr(table_view, "PAGE_LEAVES", 2)
+    monkeypatch.setattr(table_view, "PAGE_GROWTH", 1)
+    table = new_table(layout=layout)
+    for key in range(LEAVES):
+        add(table, key, f"a{key:02}")
+        add(table, key, f"b{key:02}")
+    plan = plan_query(table, EVERYTHING).groups
+    found = [next(plan), next(plan)]
+    for key in range(4, LEAVES, 3):
+        compact(table, key, [f"a{key:02}", f"b{key:02}"], f"c{key:02}")
+    for key in range(5, LEAVES, 3):
+        add(table, key, f"new{key:02}")
+    for key in range(6, LEAVES - 1, 3):
+        compact(table, key, [f"a{key:02}"], f"d{key:02}")
+        compact(table, key, [f"d{key:02}"], f"e{key:02}")
+    split(table, LEAVES - 1, 1_000)
+    assert names([*found, *plan]) == [f"{x}{key:02}" for key in range(LEAVES) for x in "ab"]
+    now = names(plan_query(table, EVERYTHING).groups)
+    assert {"c04", "new05", "e06"} <= set(now)
+    assert not {"a04", "a06", "d06"} & set(now)
+
+
+def test_a_collected_file_of_a_later_page_is_told(
+    new_table: NewTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_view, "PAGE_LEAVES", 1)
+    table = new_table()
+    for key in range(LEAVES):
+        add(table, key, f"a{key:02}")
+    plan = plan_query(table, EVERYTHING).groups
+    next(plan)
+    compact(table, LEAVES - 1, [f"a{LEAVES - 1:02}"], "c")
+    table.store.stamp_unreferenced()
+    table.store.delete_collected_files([f"a{LEAVES - 1:02}"])
+    with pytest.raises(FileGone):
+        list(plan)
+
+
+def test_pages_go_on_from_a_later_moment_when_files_may_be_collected(
+    new_table: NewTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_view, "PAGE_LEAVES", 1)
+    table = new_table(gc_delay_seconds=0)
+    for key in range(LEAVES):
+        add(table, key, f"a{key:02}")
+    plan = plan_query(table, EVERYTHING).groups
+    found = [next(plan)]
+    compact(table, LEAVES - 1, [f"a{LEAVES - 1:02}"], "c")
+    table.store.stamp_unreferenced()
+    table.store.delete_collected_files([f"a{LEAVES - 1:02}"])
+    assert names([*found, *plan]) == [*(f"a{key:02}" for key in range(LEAVES - 1)), "c"]
+
+
+def test_a_plan_takes_one_statement(
+    new_table: NewTable, supplier: ConnectionSupplier, tmp_path: Path
+) -> None:
+    table = new_table()
+    add(table, 3, "f")
+    table.partitions.tree()
+    plan_query(table, at(3, 4))  # the connection has the statement prepared
+    with sent(supplier, tmp_path) as statements:
+        assert names(plan_query(table, at(3, 4)).groups) == ["f"]
+    assert statements == ["Execute"]
+
+
+def test_who_asks_once_reads_no_whole_tree(new_table: NewTable) -> None:
+    table = again(new_table())
+    plan_query(table, at(3, 4))
+    assert table.partitions.cached() is None
+    plan_query(table, at(3, 4))
+    assert table.partitions.cached() is not None
+
+
+def test_a_limit_needs_no_more_pages(
+    new_table: NewTable, supplier: ConnectionSupplier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_view, "PAGE_LEAVES", 2)
+    table = new_table()
+    for key in range(LEAVES):
+        add(table, key, f"a{key:02}")
+    table.partitions.tree()
+    plan_query(table, at(3, 4))  # the connection has the statement prepared
+    with sent(supplier, tmp_path) as statements:
+        assert [scan.filename for scan in next(plan_query(table, EVERYTHING).groups)] == ["a00"]
+    assert statements == ["Execute"]
+
+
+def test_a_summary_counts_all_pages(new_table: NewTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a file of several pages once."""
+    monkeypatch.setattr(table_view, "PAGE_LEAVES_MAX", 2)
+    table = new_table()
+    smallest, largest = (encode_key(SCHEMA.row_keys, [key]) for key in (-9, -8))
+    for key in range(LEAVES):
+        add(table, key, f"a{key:02}", byte_count=10)
+    ids = [p.partition_id for p in table.partitions.leaves()]
+    wide = tuple(
+        FileReference(
+            filename="wide", partition_id=one, row_count=1, only_contains_data_for_this_partition=False
+        )
+        for one in ids
+    )
+    table.store.add_files_with_references(
+        [FileWithReferences(filename="wide", references=wide, byte_count=7)]
+    )
+    add(table, 9, "elsewhere", min_key=smallest, max_key=largest)
+    found = summary(again(table), EVERYTHING)
+    assert (found.partitions, found.partitions_total) == (LEAVES, LEAVES)
+    assert (found.files, found.files_pruned, found.byte_count) == (LEAVES + 1, 1, 10 * LEAVES + 7)
+    found = summary(again(table), at(9, 10))
+    assert (found.partitions, found.partitions_total) == (1, LEAVES)
+    assert (found.files, found.files_pruned, found.byte_count) == (2, 1, 17)
+
+
+def test_a_table_that_was_dropped_is_told(new_table: NewTable, supplier: ConnectionSupplier) -> None:
+    table = new_table()
+    plan_query(table, EVERYTHING)
+    table.partitions.tree()
+    Catalog(supplier, WriteAttempts(supplier, table.objects)).drop("t")
+    for view in (table, again(table)):
+        for work in (plan_query, summary):
+            with pytest.raises(TableNotFound, match="'t' does not exist any more"):
+                work(view, EVERYTHING)
+
+
+def test_too_many_files_of_many_leaves_are_refused_before_they_are_planned(
+    new_table: NewTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_view, "MANY_LEAVES", 5)
+    table = new_table()
+    for key in range(LEAVES):
+        add(table, key, f"a{key:02}")
+    with pytest.raises(InvalidQuery, match="more than 3 files of table 't': narrow its row keys"):
+        plan_tables([(table, EVERYTHING)], files_max=3)
+    [plan] = plan_tables([(table, at(3, 5))], files_max=3)
+    assert plan.filenames == ("a03", "a04")
+
+
+def test_plans_are_right_while_leaves_are_divided_and_files_replaced(
+    new_table: NewTable, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers with trees of any age always find every key's one live file."""
+    monkeypatch.setattr(table_view, "PAGE_LEAVES", 3)
+    monkeypatch.setattr(table_view, "EPOCHS_CHASED_MAX", 1)
+    table = new_table(8)
+    for key in range(8):
+        add(table, key, f"{key}-0")
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            view = again(table)
+            while not stop.is_set():
+                keys = [name.partition("-")[0] for name in names(plan_query(view, EVERYTHING).groups)]
+                assert sorted(set(keys)) == [str(key) for key in range(8)]
+                live = [
+                    scan.filename
+                    for plan in plan_tables([(view, at(7, 8))])
+                    for g in plan.groups
+                    for scan in g
+                ]
+                assert len({name.partition("-")[0] for name in live}) == len(set(live)) == 1
+        except BaseException as error:  # told by the test's thread
+            failures.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    try:
+        for n in range(1, 25):
+            for key in range(7):
+                compact(table, key, [f"{key}-{n - 1}"], f"{key}-{n}")
+            split(table, 7, 10_000 - n)
+    finally:
+        stop.set()
+        for reader in readers:
+            reader.join()
+    assert not failures, failures
