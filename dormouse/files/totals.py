@@ -7,12 +7,14 @@ always exact; where it cannot be told, as a file was forgotten with its size, al
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import psycopg
 from psycopg.types.json import Jsonb
 
+from dormouse.errors import InstanceForbidden, InstanceReadOnly
 from dormouse.files.own_tables import OwnTables
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.transaction import allow_scans, run_transaction
@@ -59,10 +61,11 @@ class TableTotals:
         return self._count().totals
 
     def bring_forward(self) -> Totals:
-        """The totals; remembers them where anything has changed."""
+        """The totals; remembers them where anything has changed, unless the role may only read."""
         found = self._count()
         if found.version is None or found.changes:
-            self._remember(found)
+            with suppress(InstanceForbidden, InstanceReadOnly):
+                self._remember(found)
         return found.totals
 
     def _count(self) -> _Count:
