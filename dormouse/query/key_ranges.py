@@ -55,9 +55,19 @@ class KeyRanges(Mapping[str, Ranges]):
         """What lies within a range of one key."""
         return self.intersect(KeyRanges({name: (limits,)}))
 
-    def parted(self, name: str, point: KeyValue) -> tuple[KeyRanges, KeyRanges]:
-        """What lies below a value of one key, and what lies from it on."""
-        return self.clipped(name, Range(max=point)), self.clipped(name, Range(min=point))
+    def parted(self, name: str, point: KeyValue) -> tuple[KeyRanges | None, KeyRanges | None]:
+        """What lies below a value of one key, and what lies from it on; None where nothing does."""
+        items = self._ranges.get(name)
+        if items is not None and len(items) == 1:
+            # nearly always, on the way down a tree: all of it lies on one side
+            low: Any = items[0].min
+            high: Any = items[0].max
+            if high is not None and (high < point or (high == point and not items[0].max_inclusive)):
+                return self, None
+            if low is not None and low >= point:
+                return None, self
+        parts = self.clipped(name, Range(max=point)), self.clipped(name, Range(min=point))
+        return tuple(None if part.is_empty else part for part in parts)  # type: ignore[return-value]
 
     def intersect(self, other: KeyRanges) -> KeyRanges:
         """What both have."""

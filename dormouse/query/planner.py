@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from dormouse.model.keys import KeyValue, decode_key, encode_key
@@ -84,40 +84,55 @@ class QueryPlan:
         return tuple(dict.fromkeys(scan.filename for group in self.groups for scan in group))
 
 
-def partitions_in(tree: PartitionTree, ranges: KeyRanges) -> list[str]:
-    """The partitions, leaves and above, that can hold wanted rows."""
-    return [tree.node_id(node) for node, _ in _walk(tree, ranges)]
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What is wanted of some leaves: of which partitions, leaves and above; and the rest, if there is one."""
+
+    ranges: KeyRanges
+    wanted: Mapping[int, KeyRanges]
+    rest: KeyRanges | None = None
+
+    def partition_ids(self, tree: PartitionTree) -> list[str]:
+        return [tree.node_id(node) for node in self.wanted]
 
 
-def first_page(tree: PartitionTree, ranges: KeyRanges, leaves_max: int) -> tuple[KeyRanges, KeyRanges | None]:
-    """What is wanted of about so many leaves, the first in key order, and the rest; None: that is all.
+def whole_page(tree: PartitionTree, ranges: KeyRanges) -> Page:
+    """All that is wanted."""
+    return Page(ranges, {node: wanted for node, wanted, _ in _walk(tree, ranges)})
 
-    They are parted at a split on the first row key: all that is in one sorts before all that is in the other.
+
+def first_page(tree: PartitionTree, ranges: KeyRanges, leaves_max: int) -> Page:
+    """What is wanted of about so many leaves, the first in key order.
+
+    It and the rest are parted at a split on the first row key: all of it sorts before all of the rest.
     """
     first = tree.schema.row_keys[0].name
     # leaves that were split on a later key may begin before the page does
     leaves, reached = 0, ranges.enclosing(first).min
-    for node, _, start in _walk_in_order(tree, ranges):
+    found: dict[int, KeyRanges] = {}
+    for node, wanted, start in _walk(tree, ranges):
         is_further = start is not None and (reached is None or compare(start, reached) > 0)
         if leaves >= leaves_max and is_further:
-            return ranges.clipped(first, Range(max=start)), ranges.clipped(first, Range(min=start))
+            page = whole_page(tree, ranges.clipped(first, Range(max=start)))
+            return replace(page, rest=ranges.clipped(first, Range(min=start)))
+        found[node] = wanted
         if tree.children(node) is None:
             leaves, reached = leaves + 1, start if is_further else reached
-    return ranges, None
+    return Page(ranges, found)
 
 
 def plan(
     tree: PartitionTree,
     references: Iterable[PlannedReference],
-    ranges: KeyRanges,
+    page: Page,
     *,
     in_key_order: bool = True,
 ) -> QueryPlan:
-    """Plans a query; `references` are those on the partitions of `partitions_in`.
+    """Plans a query; `references` are those on the page's partitions.
 
     Without `in_key_order` all is one group, so that each file is read once.
     """
-    planner = _Planner(tree, ranges, in_key_order)
+    planner = _Planner(tree, page.wanted, in_key_order)
     scans: dict[int, list[Scan]] = defaultdict(list)
     shared: dict[str, SharedFile] = {}
     files = pruned = byte_count = 0
@@ -166,10 +181,10 @@ def _by_file(references: Iterable[PlannedReference]) -> Iterable[Sequence[Planne
 
 
 class _Planner:
-    def __init__(self, tree: PartitionTree, ranges: KeyRanges, in_key_order: bool) -> None:
+    def __init__(self, tree: PartitionTree, wanted: Mapping[int, KeyRanges], in_key_order: bool) -> None:
         self.tree = tree
-        self.wanted = dict(_walk(tree, ranges))
-        leaves = [node for node in self.wanted if tree.children(node) is None]
+        self.wanted = wanted
+        leaves = [node for node in wanted if tree.children(node) is None]
         groups = _key_order_groups(tree, leaves) if in_key_order else [leaves]
         self.group_of = {leaf: number for number, group in enumerate(groups) for leaf in group}
         self.leaves_below = Counter(node for leaf in leaves for node in _upwards(tree, leaf))
@@ -182,8 +197,9 @@ class _Planner:
         nodes = [node for r in references if (node := self.tree.node(r.partition_id)) is not None]
         home = nodes[0] if nodes and len(references) == 1 and file.only else NO_NODE
         if len(nodes) == 1 and nodes[0] in self.group_of:  # nearly all files are
-            if self._may_hold(file, nodes[0]):
-                yield self.group_of[nodes[0]], Scan(file.filename, (self._slice(nodes[0], home),))
+            cut = self._slice(nodes[0], home)
+            if not cut or self._may_hold(file, nodes[0]):
+                yield self.group_of[nodes[0]], Scan(file.filename, (cut,))
             return
         by_group: dict[int, set[int]] = defaultdict(set)
         for node in nodes:
@@ -258,11 +274,19 @@ def _holds(
     lowest, highest = corners
     if max_key < lowest or (min_key > highest and not min_key.startswith(highest)):
         return False
+    if _is_one_range_of(schema.row_keys[0].name, ranges) and not (
+        max_key.startswith(lowest) or min_key.startswith(highest)
+    ):
+        return True  # away from the corners, which may not be wanted themselves, there is nothing to decode
     for name, low, high in _spans(schema, min_key, max_key):
         held = Range(low, high, max_inclusive=True)
         if name in ranges and not any(held.intersect(item) for item in ranges[name]):
             return False
     return True
+
+
+def _is_one_range_of(name: str, ranges: KeyRanges) -> bool:
+    return len(ranges) == 1 and name in ranges and len(ranges[name]) == 1
 
 
 def _corners(schema: Schema, ranges: KeyRanges) -> tuple[bytes, bytes]:
@@ -292,21 +316,17 @@ def _until_none(values: Sequence[KeyValue | None]) -> list[KeyValue]:
     return found
 
 
-def _walk(tree: PartitionTree, ranges: KeyRanges) -> Iterator[tuple[int, KeyRanges]]:
-    """The partitions that can hold wanted rows, parents first, each with what is wanted of it."""
-    return ((node, wanted) for node, wanted, _ in _walk_in_order(tree, ranges))
+def _walk(tree: PartitionTree, ranges: KeyRanges) -> Iterator[tuple[int, KeyRanges, KeyValue | None]]:
+    """The partitions that can hold wanted rows, parents first, left before right.
 
-
-def _walk_in_order(
-    tree: PartitionTree, ranges: KeyRanges
-) -> Iterator[tuple[int, KeyRanges, KeyValue | None]]:
-    """As `_walk`, left before right, and from which first row key on each lies, as splits tell."""
+    Each with what is wanted of it, and from which first row key on it lies, as splits tell.
+    """
     first = tree.schema.row_keys[0].name
-    stack: list[tuple[int, KeyRanges, KeyValue | None]] = [(tree.root_node, ranges, None)]
+    stack: list[tuple[int, KeyRanges, KeyValue | None]] = []
+    if not ranges.is_empty:
+        stack.append((tree.root_node, ranges, None))
     while stack:
         node, wanted, start = stack.pop()
-        if wanted.is_empty:
-            continue
         if node == NO_NODE:
             raise LookupError(f"a partial tree lacks a partition with rows of {wanted}")
         yield node, wanted, start
@@ -314,8 +334,10 @@ def _walk_in_order(
         if children is not None:
             split = tree.split_of(node)
             below, above = wanted.parted(split.field, split.point)
-            stack.append((children[1], above, split.point if split.field == first else start))
-            stack.append((children[0], below, start))
+            if above is not None:
+                stack.append((children[1], above, split.point if split.field == first else start))
+            if below is not None:
+                stack.append((children[0], below, start))
 
 
 def _key_order_groups(tree: PartitionTree, leaves: Sequence[int]) -> list[list[int]]:

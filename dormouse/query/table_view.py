@@ -19,14 +19,15 @@ from dormouse.model.partition_tree import PartitionTree
 from dormouse.postgres import Isolation, run_statement, run_transaction
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import (
+    Page,
     PlannedReference,
     PlanSummary,
     QueryPlan,
     Scan,
     added_up,
     first_page,
-    partitions_in,
     plan,
+    whole_page,
 )
 from dormouse.query.streams import FileGone
 from dormouse.query.where import Where, question
@@ -124,7 +125,7 @@ class _View:
     def check_files(self, ranges: KeyRanges, files_max: int) -> None:
         """`InvalidQuery` when the first of many leaves have too many files already."""
         page = _asked(self._tree(ranges, whole=False), ranges, MANY_LEAVES)
-        if page.rest is None:
+        if page.page.rest is None:
             return
         if self._store.count_files_in(page.partition_ids, 2 * files_max) > files_max:
             name = self._context.table.name
@@ -213,20 +214,19 @@ class _Asked:
     """A page before its references are known."""
 
     tree: PartitionTree
-    ranges: KeyRanges
-    rest: KeyRanges | None
+    page: Page
     partition_ids: list[str]
     in_key_order: bool
 
     def planned(self, rows: Iterable[Sequence[Any]], snapshot: str) -> _Page:
         references = map(PlannedReference._make, rows)
-        made = plan(self.tree, references, self.ranges, in_key_order=self.in_key_order)
-        return _Page(made, self.rest, self.tree, snapshot)
+        made = plan(self.tree, references, self.page, in_key_order=self.in_key_order)
+        return _Page(made, self.page.rest, self.tree, snapshot)
 
 
 def _asked(tree: PartitionTree, ranges: KeyRanges, leaves_max: int | None) -> _Asked:
-    page, rest = (ranges, None) if leaves_max is None else first_page(tree, ranges, leaves_max)
-    return _Asked(tree, page, rest, partitions_in(tree, page), in_key_order=leaves_max is not None)
+    page = whole_page(tree, ranges) if leaves_max is None else first_page(tree, ranges, leaves_max)
+    return _Asked(tree, page, page.partition_ids(tree), in_key_order=leaves_max is not None)
 
 
 def _in_one_snapshot(context: TableContext, work: Callable[[psycopg.Connection[Any]], T]) -> T:

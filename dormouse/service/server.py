@@ -19,7 +19,7 @@ from dormouse.service.protocol import HEADER_BYTES_MAX, Protocol
 from dormouse.service.security import shown_host, tls_context
 from dormouse.settings.service import ServiceSettings
 
-KEEP_ALIVE_SECONDS_MAX = 65
+KEEP_ALIVE_SECONDS_MAX = 4_200
 """Longer than a load balancer's, which is the one to close."""
 
 CONNECTIONS_WAITING_MAX = 1_024
@@ -107,6 +107,8 @@ def _listening(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         found = socket.create_server(address[:2], family=family, backlog=CONNECTIONS_WAITING_MAX)
+        # asyncio does it only for sockets that name their protocol; an answer would wait to be acknowledged
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as error:
         raise InstanceError(f"cannot listen on {host}:{port}: {_reason(error)}") from None
     return found

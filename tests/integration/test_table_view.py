@@ -232,7 +232,7 @@ def test_a_summary_counts_all_pages(new_table: NewTable, monkeypatch: pytest.Mon
     """And a file of several pages once."""
     monkeypatch.setattr(table_view, "PAGE_LEAVES_MAX", 2)
     table = new_table()
-    smallest, largest = (encode_key(SCHEMA.row_keys, [key]) for key in (-9, -8))
+    smallest, largest = (encode_key(SCHEMA.row_keys, [key]) for key in (100, 101))
     for key in range(LEAVES):
         add(table, key, f"a{key:02}", byte_count=10)
     ids = [p.partition_id for p in table.partitions.leaves()]
@@ -245,11 +245,11 @@ def test_a_summary_counts_all_pages(new_table: NewTable, monkeypatch: pytest.Mon
     table.store.add_files_with_references(
         [FileWithReferences(filename="wide", references=wide, byte_count=7)]
     )
-    add(table, 9, "elsewhere", min_key=smallest, max_key=largest)
+    add(table, LEAVES - 1, "further", min_key=smallest, max_key=largest)
     found = summary(again(table), EVERYTHING)
     assert (found.partitions, found.partitions_total) == (LEAVES, LEAVES)
-    assert (found.files, found.files_pruned, found.byte_count) == (LEAVES + 1, 1, 10 * LEAVES + 7)
-    found = summary(again(table), at(9, 10))
+    assert (found.files, found.files_pruned, found.byte_count) == (LEAVES + 2, 0, 10 * LEAVES + 7)
+    found = summary(again(table), at(LEAVES - 1, 50))
     assert (found.partitions, found.partitions_total) == (1, LEAVES)
     assert (found.files, found.files_pruned, found.byte_count) == (2, 1, 17)
 
