@@ -29,6 +29,9 @@ class KeyRanges(Mapping[str, Ranges]):
     def __getitem__(self, name: str) -> Ranges:
         return self._ranges[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._ranges
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._ranges)
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 from dormouse.model.keys import KeyValue, decode_key, encode_key
@@ -21,6 +23,7 @@ from dormouse.model.schema import Schema
 from dormouse.query.key_ranges import KeyRanges
 
 NO_NODE = -1
+_FILENAME = attrgetter("filename")
 
 
 class PlannedReference(NamedTuple):
@@ -174,10 +177,15 @@ def added_up(plans: Iterable[QueryPlan]) -> PlanSummary:
 
 def _by_file(references: Iterable[PlannedReference]) -> Iterable[Sequence[PlannedReference]]:
     """References by file, in the order of the files' names: plans of one state are equal."""
-    found: dict[str, list[PlannedReference]] = {}
-    for reference in references:
-        found.setdefault(reference.filename, []).append(reference)
-    return (found[name] for name in sorted(found))
+    return (list(found) for _, found in groupby(sorted(references, key=_FILENAME), key=_FILENAME))
+
+
+class _Own(NamedTuple):
+    """What is wanted of the files that have rows of one leaf alone."""
+
+    leaf: int
+    group: int
+    slices: tuple[KeyRanges]
 
 
 class _Planner:
@@ -190,17 +198,37 @@ class _Planner:
         self.leaves_below = Counter(node for leaf in leaves for node in _upwards(tree, leaf))
         self._corners: dict[int, tuple[bytes, bytes]] = {}
         self._slices: dict[tuple[int, int], KeyRanges] = {}
+        self._owns: dict[str, _Own] = {}
 
-    def scans(self, references: Sequence[PlannedReference]) -> Iterator[tuple[int, Scan]]:
+    def scans(self, references: Sequence[PlannedReference]) -> list[tuple[int, Scan]]:
         """How a file is read: for each group in which it has wanted rows, its scan."""
+        file = references[0]
+        own = self._own(file.partition_id) if file.only and len(references) == 1 else None
+        if own is not None:  # as nearly all files are
+            is_held = not own.slices[0] or self._may_hold(file, own.leaf)
+            return [(own.group, Scan(file.filename, own.slices))] if is_held else []
+        return list(self._scattered(references))
+
+    def reaches_beyond(self, file: PlannedReference) -> bool:
+        """Whether a file may have wanted rows before or after what is planned."""
+        own = self._own(file.partition_id) if file.only else None
+        return own is None or self.tree.schema.row_keys[0].name in own.slices[0]
+
+    def _own(self, partition_id: str) -> _Own | None:
+        """What is wanted of the files that are a leaf's alone; None for a partition that is no leaf."""
+        found = self._owns.get(partition_id)
+        if found is None:
+            node = self.tree.node(partition_id)
+            if node is None or node not in self.group_of:
+                return None
+            slices = (self._slice(node, node),)
+            found = self._owns[partition_id] = _Own(node, self.group_of[node], slices)
+        return found
+
+    def _scattered(self, references: Sequence[PlannedReference]) -> Iterator[tuple[int, Scan]]:
         file = references[0]
         nodes = [node for r in references if (node := self.tree.node(r.partition_id)) is not None]
         home = nodes[0] if nodes and len(references) == 1 and file.only else NO_NODE
-        if len(nodes) == 1 and nodes[0] in self.group_of:  # nearly all files are
-            cut = self._slice(nodes[0], home)
-            if not cut or self._may_hold(file, nodes[0]):
-                yield self.group_of[nodes[0]], Scan(file.filename, (cut,))
-            return
         by_group: dict[int, set[int]] = defaultdict(set)
         for node in nodes:
             for leaf in self._leaves_of(node):
@@ -209,13 +237,6 @@ class _Planner:
             slices = [self._slice(node, home) for node in self._cover(leaves) if self._may_hold(file, node)]
             if slices:
                 yield group, Scan(file.filename, tuple(slices))
-
-    def reaches_beyond(self, file: PlannedReference) -> bool:
-        """Whether a file may have wanted rows before or after what is planned."""
-        home = self.tree.node(file.partition_id) if file.only else None
-        if home is None or home not in self.group_of:
-            return True
-        return self.tree.schema.row_keys[0].name in self._slice(home, home)
 
     def _leaves_of(self, node: int) -> Iterator[int]:
         """The leaves with wanted rows at or below a partition."""
