@@ -10,7 +10,7 @@ import psycopg
 from psycopg import errors as pg
 from psycopg.types.json import Jsonb
 
-from dormouse.errors import TableAlreadyExists, TableNotFound
+from dormouse.errors import CommitOutcomeUnknown, TableAlreadyExists, TableNotFound
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.conversion import convert
 from dormouse.files.layout import layout as known_layout
@@ -23,7 +23,7 @@ from dormouse.model.table import TableRecord, check_table_name
 from dormouse.partitions.store import PartitionStore
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import run_transaction
+from dormouse.postgres.transaction import run_statement, run_transaction
 
 _QUERIES = load(__file__, "catalog")
 
@@ -144,8 +144,17 @@ class Catalog:
         return _record(row)
 
     def _rows(self, query: str, **values: Any) -> list[Any]:
-        with self._supplier.connection() as conn:
+        """What a query finds; a connection that dies meanwhile is replaced, and it is asked again."""
+
+        def work(conn: psycopg.Connection[Any]) -> list[Any]:
             return conn.execute(_QUERIES[query].on(), values).fetchall()
+
+        operation = f"look up {query}"
+        try:
+            return run_statement(self._supplier, work, operation=operation)
+        except CommitOutcomeUnknown:
+            # it only reads: whatever became of it, it can be asked again
+            return run_transaction(self._supplier, work, read_only=True, operation=operation)
 
     def _change(self, query: str, name: str, values: dict[str, Any]) -> None:
         def work(conn: psycopg.Connection[Any]) -> None:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from dormouse.commits.requests import CommitRequest
     from dormouse.query import PlanSummary
+    from dormouse.query.interruptible import Interruption
 
 MARKER = "instance.json"
 NO_TABLE = 0
@@ -168,11 +169,15 @@ class Instance:
         self._catalog.rename(name, new_name)
         return self.table(new_name)
 
-    def sql(self, statement: str) -> pa.RecordBatchReader:
-        """The answer of a SELECT over the instance's tables, by name, streamed. Raises `InvalidQuery`."""
+    def sql(self, statement: str, *, interruption: Interruption | None = None) -> pa.RecordBatchReader:
+        """The answer of a SELECT over the instance's tables, by name, streamed.
+
+        Another thread ends it by `interruption.set()`. Raises `InvalidQuery`.
+        """
         from dormouse.query import sql
 
-        return sql(self._contexts(statement), statement, known=self._catalog.names)
+        contexts = self._contexts(statement)
+        return sql(contexts, statement, known=self._catalog.names, interruption=interruption)
 
     def explain_sql(self, statement: str) -> dict[str, PlanSummary]:
         """What a statement would read of each table that it reads. Raises `InvalidQuery`."""

@@ -135,9 +135,9 @@ class Table:
 
         return explain(self._context, where)
 
-    def sql(self, statement: str) -> pa.RecordBatchReader:
-        """The answer of a SELECT over this and the instance's other tables, by name."""
-        return self._instance.sql(statement)
+    def sql(self, statement: str, *, interruption: Interruption | None = None) -> pa.RecordBatchReader:
+        """The answer of a SELECT over this and the instance's other tables, by name; see `Instance.sql`."""
+        return self._instance.sql(statement, interruption=interruption)
 
     def compact(
         self,

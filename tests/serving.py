@@ -63,6 +63,13 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def computes_nothing() -> bool:
+    """Whether this process uses next to no processor time."""
+    before = time.process_time()
+    time.sleep(0.2)
+    return time.process_time() - before < 0.02
+
+
 class Endless:
     """Batches without end; it counts them, and notes when nobody wants more."""
 

@@ -18,6 +18,7 @@ from dormouse.data.transform import Transform, quoted
 from dormouse.errors import InvalidQuery, ObjectNotFound
 from dormouse.objects import ObjectStore
 from dormouse.query.explained import explanation
+from dormouse.query.interruptible import Interruption, interruptible
 from dormouse.query.outline import Wanted, register_outlines, what_is_wanted
 from dormouse.query.plain_types import plain
 from dormouse.query.planner import PlanSummary, QueryPlan, Scan
@@ -32,6 +33,8 @@ SCANS_MAX = 2_000
 """Of files of which different keys are wanted, each a scan of its own of some 100 kB and a millisecond."""
 EXPLAINED_FILES_MAX = 1_000
 """Beyond it EXPLAIN says what is read, and leaves DataFusion's plan out: that looks at each file."""
+CHECKED_FILES = 1_000
+"""Looked for between two looks at whether the statement is wanted at all."""
 REPLANS_MAX = 10
 ROWS_ENOUGH_MAX = 10_000
 FIRST_FILES = 16
@@ -47,6 +50,7 @@ def sql(
     statement: str,
     *,
     known: Callable[[], Iterable[str]] | None = None,
+    interruption: Interruption | None = None,
 ) -> pa.RecordBatchReader:
     """The answer of one SELECT, WITH, VALUES, DESCRIBE or EXPLAIN over tables by name, streamed.
 
@@ -55,9 +59,11 @@ def sql(
     come makes the statement start anew. `known` gives the names of all tables, for hints.
 
     Raises `InvalidQuery`; while it is read, `ObjectNotFound` for a file that was collected,
-    `ObjectStoreError` for one that is damaged.
+    `ObjectStoreError` for one that is damaged; `DormouseError` when another thread sets `interruption`, also
+    while it is planned. A reader that is dropped stops. What DataFusion computes ends at the next batch that
+    it reads.
     """
-    return _Statement(contexts, statement, known).reader()
+    return _Statement(contexts, statement, known, interruption).reader()
 
 
 def explain_sql(
@@ -76,11 +82,13 @@ class _Statement:
         contexts: Mapping[str, TableContext],
         statement: str,
         known: Callable[[], Iterable[str]] | None,
+        interruption: Interruption | None = None,
     ) -> None:
         self.text = check_statement(statement)
         # of a thousand tables, those that the statement cannot mean need no work
         self.contexts = {name: context for name, context in contexts.items() if name in statement}
         self.known = known or (lambda: contexts)
+        self.interruption = interruption or Interruption()
         self.objects: ObjectStore | None = next((c.objects for c in self.contexts.values()), None)
         self.now_ms = time.time_ns() // 1_000_000
         self.wanted, self.schema = self._outlined()
@@ -95,10 +103,12 @@ class _Statement:
         return {name: summary(self.contexts[name], ranges) for name, ranges in self.wanted.ranges.items()}
 
     def reader(self) -> pa.RecordBatchReader:
-        return pa.RecordBatchReader.from_batches(self.schema, one_ahead(self._again_if_gone(self._planned())))
+        found = one_ahead(self._again_if_gone(self._planned()), self.interruption.set)
+        return pa.RecordBatchReader.from_batches(self.schema, found)
 
     def _planned(self) -> Callable[[], Iterator[pa.RecordBatch]]:
         """What runs the statement; its mistakes are found now."""
+        self.interruption.check()
         enough = self.wanted.rows_enough
         return self._until_enough if enough is not None and enough <= ROWS_ENOUGH_MAX else self._on_all()
 
@@ -167,6 +177,7 @@ class _Statement:
         """The statement over tables that have these files; what it does not read is empty."""
         ctx = session(self.objects, in_key_order=False)
         for name, context in self.contexts.items():
+            self.interruption.check()
             scans = reads.get(name, ())
             transform = Transform.parse(context.schema, context.properties)
             found = (
@@ -182,11 +193,18 @@ class _Statement:
         read = [self.contexts[name] for name in reads]
         transforms = [Transform.parse(context.schema, context.properties) for context in read]
         with named_failures(self.objects, names, *transforms):
-            stream = frame.execute_stream()
+            self.interruption.check()
+            # planned before the files are looked for: DataFusion takes one that is gone for no rows
+            found = interruptible(frame.execute_stream(), self.interruption)
             if self.wanted.runs:
-                check_there(self.objects, names)
-            for batch in stream:
+                self._check_there(names)
+            for batch in found:
                 yield exact(batch.to_pyarrow(), self.schema)
+
+    def _check_there(self, names: Sequence[str]) -> None:
+        for start in range(0, len(names), CHECKED_FILES):
+            self.interruption.check()
+            check_there(self.objects, names[start : start + CHECKED_FILES])
 
     def _outlined(self) -> tuple[Wanted, pa.Schema]:
         """What the statement wants, and the columns of its answer."""

@@ -12,6 +12,7 @@ from typing import Any
 from starlette.responses import Response
 
 from dormouse.errors import (
+    CommitOutcomeUnknown,
     ConnectionsExhausted,
     DormouseError,
     InstanceError,
@@ -34,6 +35,7 @@ _STATUSES: tuple[tuple[type[DormouseError], int], ...] = (
     (InstanceError, 503),
     (ConnectionsExhausted, 503),
     (TooManyRetries, 503),
+    (CommitOutcomeUnknown, 503),
     (ObjectStoreError, 503),
 )
 

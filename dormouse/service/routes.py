@@ -162,7 +162,9 @@ async def query(here: Here, table: TableNamed, body: documents.QueryRequest, req
 @queries.post("/sql", response_class=Response, responses=STREAMS, summary="The answer of a SELECT")
 async def sql(here: Here, body: documents.StatementRequest, request: Request) -> Response:
     """One statement over the tables of the instance, by name; streamed as the rows of a table are."""
-    return _streamed(here, request, "sql", partial(here.instance.sql, body.statement))
+    interruption = Interruption()
+    rows = partial(here.instance.sql, body.statement, interruption=interruption)
+    return _streamed(here, request, "sql", rows, interruption.set)
 
 
 @queries.post(
@@ -183,7 +185,7 @@ def _streamed(
     request: Request,
     kind: str,
     rows: Callable[[], Any],
-    interrupt: Callable[[], object] = lambda: None,
+    interrupt: Callable[[], object],
 ) -> Response:
     accept = ",".join(request.headers.getlist("accept"))
     media_type = preferred(accept, OFFERED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,17 @@ import psycopg
 import pytest
 from state import at_once, blocked, live, query, ref, wait_until
 
+from dormouse import catalog as module
 from dormouse.catalog import Catalog
 from dormouse.context import TableContext
-from dormouse.errors import InvalidInput, InvalidName, TableAlreadyExists, TableNotFound
+from dormouse.errors import InvalidInput, InvalidName, TableAlreadyExists, TableNotFound, TooManyRetries
 from dormouse.files.attempts import WriteAttempts
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, LIST, LONG, MAP, STRING
 from dormouse.objects import open_store
-from dormouse.postgres import ConnectionSupplier
+from dormouse.postgres import ConnectionSupplier, transaction
+from dormouse.postgres.queries import Query
 
 SCHEMA = Schema(
     [Field("k", LONG), Field("größe", BYTES)],
@@ -246,3 +249,25 @@ def test_properties_are_those_of_the_table_and_not_of_its_name(catalog: Catalog)
 def test_an_instance_has_an_id(catalog: Catalog) -> None:
     assert catalog.instance_id() == catalog.instance_id()
     assert len(catalog.instance_id()) == 36
+
+
+@pytest.mark.parametrize("deaths", [1, 100])
+def test_a_look_up_whose_connection_dies_is_asked_again(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, deaths: int
+) -> None:
+    create(catalog)
+    asked = []
+    found = module._QUERIES["names"]
+    dying = replace(found, text="select pg_terminate_backend(pg_backend_pid())")
+
+    def queries() -> Query:
+        asked.append(1)
+        return dying if len(asked) <= deaths else found
+
+    monkeypatch.setattr(transaction, "backoff_seconds", lambda attempt: 0)
+    monkeypatch.setattr(module, "_QUERIES", type("Dying", (), {"__getitem__": lambda *_: queries()})())
+    if deaths == 1:
+        assert catalog.names() == ["t"]
+    else:
+        with pytest.raises(TooManyRetries):
+            catalog.names()

@@ -116,7 +116,7 @@ def test_a_client_that_stalls_is_cut_off_and_little_is_held_for_it() -> None:
 def test_a_client_that_is_slow_but_reads_gets_everything() -> None:
     """It takes longer in all than it may stall."""
     source = pa.table({"text": ["x" * 1_000] * 20_000})
-    made = SimpleNamespace(reader=lambda *_: source.to_reader(max_chunksize=2_000))
+    made = SimpleNamespace(reader=lambda *_, **__: source.to_reader(max_chunksize=2_000))
     with (
         serving(instance(made), client_stall_seconds_max=1) as url,
         connected(url, receive_bytes=4096) as sock,
@@ -214,7 +214,7 @@ def test_a_query_that_takes_too_long_before_its_first_row_is_a_problem() -> None
 
 
 def test_an_unexpected_failure_tells_the_client_nothing() -> None:
-    def fail(*_: object) -> Any:
+    def fail(*_: object, **__: object) -> Any:
         raise RuntimeError("a secret")
 
     with serving(SimpleNamespace(sql=fail, check_reachable=fail)) as url:
@@ -277,11 +277,13 @@ def test_an_error_of_dormouse_has_its_name_and_status() -> None:
         dm.errors.TableNotFound: 404,
         dm.errors.InstanceError: 503,
         dm.errors.ConnectionsExhausted: 503,
+        dm.errors.TooManyRetries: 503,
+        dm.errors.CommitOutcomeUnknown: 503,
         dm.errors.ObjectNotFound: 503,
     }
     raised: list[Exception] = []
 
-    def fail(*_: object) -> Any:
+    def fail(*_: object, **__: object) -> Any:
         raise raised.pop()
 
     with serving(SimpleNamespace(sql=fail, check_reachable=None)) as url:

@@ -1,0 +1,124 @@
+"""Statements that are given up stop: while they are planned, and while DataFusion computes."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import dormouse as dm
+from dormouse.errors import DormouseError
+from dormouse.query import sql, statements
+from dormouse.query.interruptible import Interruption, interruptible
+from tests.serving import SECONDS_MAX, computes_nothing, connected, eventually, metric, request, serving
+
+NUMBERS = "generate_series(1, 1000000)"
+# some thousand years of counting, before there is a row
+HEAVY = f"select count(*) from {NUMBERS} a cross join {NUMBERS} b cross join {NUMBERS} c"
+# rows at once, and then none for ever
+SEARCH = f"select a.value from {NUMBERS} a, generate_series(1, 10000000) b where a.value < 100 or a.value < 0"
+INTERRUPTED = "the query was interrupted"
+
+
+@pytest.fixture
+def computing(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when a statement runs."""
+    begun = threading.Event()
+
+    def watched(*given: Any) -> Iterator[Any]:
+        begun.set()
+        return interruptible(*given)
+
+    monkeypatch.setattr(statements, "interruptible", watched)
+    return begun
+
+
+@pytest.fixture(scope="module")
+def instance(
+    new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dm.Instance]:
+    objects = Path(tmp_path_factory.mktemp("objects")).as_uri()
+    with dm.connect(new_database(template_database), objects) as instance:
+        instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        yield instance
+
+
+def test_whoever_waits_for_the_first_row_can_be_interrupted(
+    instance: dm.Instance, computing: threading.Event
+) -> None:
+    interruption = Interruption()
+    with ThreadPoolExecutor(1) as thread:
+        reader = instance.table("t").sql(HEAVY, interruption=interruption)
+        waiting = thread.submit(reader.read_all)
+        assert computing.wait(SECONDS_MAX)
+        assert not waiting.done()
+        interruption.set()
+        with pytest.raises(DormouseError, match=INTERRUPTED):
+            waiting.result(SECONDS_MAX)
+    del interruption, reader, waiting
+    eventually(computes_nothing)
+
+
+def test_a_reader_that_is_dropped_ends_what_it_computes() -> None:
+    reader = sql({}, SEARCH)
+    for _ in range(2):
+        assert reader.read_next_batch().num_rows
+    del reader
+    gc.collect()
+    eventually(computes_nothing)
+
+
+@pytest.mark.parametrize("statement", ["select 1", "select * from t limit 1", "select * from t", HEAVY])
+def test_what_is_interrupted_before_it_is_planned_is_not_planned(
+    instance: dm.Instance, statement: str
+) -> None:
+    interruption = Interruption()
+    interruption.set()
+    with pytest.raises(DormouseError, match=INTERRUPTED):
+        instance.sql(statement, interruption=interruption)
+
+
+@pytest.mark.parametrize("step", ["plans", "_prepared", "_check_there"])
+def test_what_is_interrupted_while_it_is_planned_does_not_run(
+    instance: dm.Instance, computing: threading.Event, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interruption = Interruption()
+    whole = getattr(statements._Statement, step)
+
+    def interrupted(*given: Any) -> Any:
+        interruption.set()
+        return whole(*given)
+
+    monkeypatch.setattr(statements._Statement, step, interrupted)
+    monkeypatch.setattr(statements, "check_there", lambda *_: pytest.fail("it looks for files"))
+    with pytest.raises(DormouseError, match=INTERRUPTED):
+        instance.sql("select count(*) from t", interruption=interruption).read_all()
+
+
+def test_a_client_that_vanishes_before_the_first_row_ends_what_is_computed(
+    instance: dm.Instance, computing: threading.Event
+) -> None:
+    with serving(instance, queries_max=1, queue_seconds_max=SECONDS_MAX) as url:
+        with connected(url) as sock:
+            sock.sendall(request("/v1/sql", b'{"statement": "%s"}' % HEAVY.encode()))
+            assert computing.wait(SECONDS_MAX)
+            assert metric(url, "dormouse_queries_running") == 1
+        found = httpx.post(f"{url}/v1/sql", json={"statement": "select 1 as n"}, timeout=SECONDS_MAX)
+        assert found.text == '{"n":1}\n'
+        assert metric(url, "dormouse_queries_total", outcome="client_gone") == 1
+        eventually(lambda: metric(url, "dormouse_queries_running") == 0)
+        eventually(computes_nothing)
+
+
+def test_the_time_limit_ends_what_is_computed(instance: dm.Instance) -> None:
+    with serving(instance, seconds_max=0.3) as url:
+        found = httpx.post(f"{url}/v1/sql", json={"statement": HEAVY}, timeout=SECONDS_MAX)
+        assert (found.status_code, found.json()["type"]) == (504, "urn:dormouse:query-time-over")
+        eventually(lambda: metric(url, "dormouse_queries_running") == 0)
+        eventually(computes_nothing)
