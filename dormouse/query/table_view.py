@@ -109,6 +109,11 @@ def explain(context: TableContext, where: Where = None) -> PlanSummary:
 def summary(context: TableContext, ranges: KeyRanges) -> PlanSummary:
     """What a query of some ranges would read; in memory it has a page of the plan at a time."""
     view = _View(context)
+    leaves = context.partitions.tree().leaf_count
+    if not ranges and leaves > PAGE_LEAVES_MAX:
+        # all of a large table: its totals are known
+        counts = context.store.counts()
+        return PlanSummary(leaves, leaves, counts["files"], 0, counts["byte_count"])
     first = view.now(ranges, PAGE_LEAVES_MAX, whole_tree=True)
     return added_up(page.plan for page in view.pages(first, PAGE_LEAVES_MAX))
 

@@ -249,6 +249,8 @@ def test_a_summary_counts_all_pages(new_table: NewTable, monkeypatch: pytest.Mon
     found = summary(again(table), EVERYTHING)
     assert (found.partitions, found.partitions_total) == (LEAVES, LEAVES)
     assert (found.files, found.files_pruned, found.byte_count) == (LEAVES + 2, 0, 10 * LEAVES + 7)
+    whole = KeyRanges({"key": [Range(-9, 1_000)]})
+    assert summary(again(table), whole) == found
     found = summary(again(table), at(LEAVES - 1, 50))
     assert (found.partitions, found.partitions_total) == (1, LEAVES)
     assert (found.files, found.files_pruned, found.byte_count) == (2, 1, 17)
