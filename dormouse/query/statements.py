@@ -23,7 +23,7 @@ from dormouse.query.outline import Wanted, register_outlines, what_is_wanted
 from dormouse.query.plain_types import plain
 from dormouse.query.planner import PlanSummary, QueryPlan, Scan
 from dormouse.query.session import no_rows, rows, session
-from dormouse.query.statement_text import check_statement, mistake
+from dormouse.query.statement_text import check_joins, check_statement, mistake
 from dormouse.query.streams import FileGone, check_there, exact, named_failures, one_ahead, one_line
 from dormouse.query.table_view import plan_query, plan_tables, summary
 
@@ -211,6 +211,7 @@ class _Statement:
         ctx = session(None, in_key_order=False)
         register_outlines(ctx, self.contexts)
         frame = self._parsed(ctx)
+        check_joins(frame.logical_plan().display_indent())
         try:
             with panics_as_errors():
                 plan = frame.optimized_logical_plan()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,22 +19,47 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG, STRING
 from dormouse.postgres import ConnectionSupplier
 from dormouse.query import explain_sql, sql, statements
+from dormouse.query.statement_text import JOINS_MAX
 
 SCHEMA = Schema([Field("k", LONG)], [], [Field("v", STRING)])
 LEAVES = 40
 ROWS = 5
 
 
-@pytest.fixture
-def lake(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> Lake:
-    """Forty leaves, each with a file of five rows."""
-    lake = Lake(dsn, supplier, tmp_path, SCHEMA, split_points=[n * 10 for n in range(1, LEAVES)])
-    lake.add([{"k": n * 10 + i, "v": f"v{n}"} for n in range(LEAVES) for i in range(ROWS)])
+NewLake = Callable[[int], Lake]
+_names = count()
+
+
+@pytest.fixture(scope="module")
+def new_lake(
+    shared_supplier: tuple[str, ConnectionSupplier], tmp_path_factory: pytest.TempPathFactory
+) -> NewLake:
+    """Makes some leaves, each with a file of five rows."""
+
+    def create(leaves: int) -> Lake:
+        folder, points = tmp_path_factory.mktemp("lake"), [n * 10 for n in range(1, leaves)]
+        lake = Lake(*shared_supplier, folder, SCHEMA, split_points=points, name=f"limits_{next(_names)}")
+        lake.add([{"k": n * 10 + i, "v": f"v{n}"} for n in range(leaves) for i in range(ROWS)])
+        return lake
+
+    return create
+
+
+@pytest.fixture(scope="module")
+def lake(new_lake: NewLake) -> Lake:
+    """Forty leaves, for tests that only read."""
+    return new_lake(LEAVES)
+
+
+@pytest.fixture(scope="module")
+def damaged(new_lake: NewLake) -> Lake:
+    """The same, but whatever reads a file of another leaf than the first fails."""
+    lake = new_lake(LEAVES)
+    _damage_all_but_the_first(lake)
     return lake
 
 
 def _damage_all_but_the_first(lake: Lake) -> None:
-    """Whatever reads a file of another leaf than the first fails."""
     [first] = [r.filename for r in lake.context.store.file_references_in([_leaves(lake)[0]])]
     for reference in lake.context.store.file_references():
         path = lake.context.objects.local_path(reference.filename)
@@ -58,11 +84,10 @@ def _leaves(lake: Lake) -> list[str]:
     ],
 )
 def test_a_small_limit_reads_few_files(
-    lake: Lake, statement: str, rows: int, monkeypatch: pytest.MonkeyPatch
+    damaged: Lake, statement: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(statements, "FIRST_FILES", 1)
-    _damage_all_but_the_first(lake)
-    assert len(tuples(sql({"t": lake.context}, statement))) == rows
+    assert len(tuples(sql({"t": damaged.context}, statement))) == rows
 
 
 @pytest.mark.parametrize(
@@ -78,14 +103,13 @@ def test_a_small_limit_reads_few_files(
     ],
 )
 def test_a_limit_of_what_needs_all_rows_reads_all_files(
-    lake: Lake, statement: str, monkeypatch: pytest.MonkeyPatch
+    lake: Lake, damaged: Lake, statement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(statements, "FIRST_FILES", 1)
     answers = [tuples(sql({"t": lake.context}, statement)), lake.expect(statement)]
     assert len(answers[0]) == len(answers[1])
-    _damage_all_but_the_first(lake)
     with pytest.raises(ObjectStoreError):
-        sql({"t": lake.context}, statement).read_all()
+        sql({"t": damaged.context}, statement).read_all()
 
 
 def test_more_files_are_read_until_the_limit_is_filled(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,11 +126,12 @@ def test_more_files_are_read_until_the_limit_is_filled(lake: Lake, monkeypatch: 
 
 
 def test_a_limit_of_an_aggregated_table_gives_whole_sums(
-    dsn: str, supplier: ConnectionSupplier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(statements, "FIRST_FILES", 1)
+    sums = "sum(n), min(low), max(last)"
     lake = Lake(
-        dsn, supplier, tmp_path, COUNTS, split_points=["h", "p"], aggregate="sum(n), min(low), max(last)"
+        *shared_supplier, tmp_path, COUNTS, split_points=["h", "p"], name="limits_of_sums", aggregate=sums
     )
     rows = [{"word": word, "seen": 1, "n": 1, "low": 0.5, "last": word} for word in "abijqr"]
     for number in range(3):
@@ -130,6 +155,26 @@ def test_too_many_files_are_one_clear_line(lake: Lake, monkeypatch: pytest.Monke
     assert tuples(sql({"t": lake.context}, "select count(*) from t where k < 0 or k is null")) == [(0,)]
 
 
+@pytest.mark.parametrize(
+    ("one", "more"),
+    [
+        ("from t a", " join t b{n} on b{n}.k = a.k"),
+        ("from t a", ", t b{n}"),
+        ("from t a -- '\n", ", t b{n}"),
+        ("from t a where true", " and exists (select 1 from t b where b.k = a.k + {n})"),
+        ("from t a where 0 < 1", " + (select max(k) + {n} from t b)"),
+    ],
+)
+def test_too_many_joins_are_one_clear_line(lake: Lake, one: str, more: str) -> None:
+    def text(joins: int) -> str:
+        return f"select count(*) {one}" + "".join(more.format(n=n) for n in range(joins))
+
+    contexts = {"t": lake.context}
+    assert explain_sql(contexts, text(JOINS_MAX))["t"].files == LEAVES
+    with pytest.raises(InvalidQuery, match="more than 100 joins, counting tables after FROM and subqueries;"):
+        sql(contexts, text(JOINS_MAX + 1))
+
+
 def test_explain_of_many_files_says_what_is_read_alone(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = [kind for kind, _ in tuples(sql({"t": lake.context}, "explain select count(*) from t"))]
     assert kinds == ["dormouse", "logical_plan", "physical_plan"]
@@ -141,15 +186,16 @@ def test_explain_of_many_files_says_what_is_read_alone(lake: Lake, monkeypatch: 
     assert "row keys: all" in str(text)
 
 
-def test_a_file_that_is_collected_before_rows_come_is_planned_around(lake: Lake) -> None:
+def test_a_file_that_is_collected_before_rows_come_is_planned_around(new_lake: NewLake) -> None:
     """Its rows are in another file by then, as after a compaction."""
+    lake = new_lake(4)
     for statement in ("select count(*), min(k) from t", "select k, v from t", "select k from t limit 200"):
         reader = sql({"t": lake.context}, statement)
         _replace_first_file(lake)
         found = reader.read_all()
         if statement.startswith("select count"):
             assert tuples(pa.RecordBatchReader.from_batches(found.schema, found.to_batches())) == [
-                (LEAVES * ROWS, 0)
+                (4 * ROWS, 0)
             ]
         else:
             assert sorted(found["k"].to_pylist()) == sorted(lake.all["k"].to_pylist())
@@ -172,7 +218,8 @@ def _replace_first_file(lake: Lake) -> None:
     lake.context.objects.delete([old])
 
 
-def test_a_file_that_stays_lost_is_named(lake: Lake) -> None:
+def test_a_file_that_stays_lost_is_named(new_lake: NewLake) -> None:
+    lake = new_lake(4)
     [gone] = [r.filename for r in lake.context.store.file_references_in([_leaves(lake)[3]])]
     reader = sql({"t": lake.context}, "select sum(k) from t")
     lake.context.objects.delete([gone])

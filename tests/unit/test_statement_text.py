@@ -7,13 +7,12 @@ import pytest
 from dormouse.errors import InvalidQuery
 from dormouse.query.statement_text import (
     CHAIN_MAX,
-    JOINS_MAX,
     STATEMENT_CHARACTERS_MAX,
     chain_length,
     check_statement,
 )
 
-MANY = 20_000
+MANY = 2_000
 # each of them would overflow DataFusion's stack, and end the process
 DEEP = {
     "sum": "select " + "+".join(["1"] * MANY),
@@ -69,7 +68,6 @@ def test_long_lists_are_no_chains(text: str) -> None:
         ("select '\x00'", "neither NUL"),
         ("select '\ud800'", "neither NUL nor lone surrogates"),
         (" " * (STATEMENT_CHARACTERS_MAX + 1), "characters, and may have 1,048,576"),
-        ("select 1 from a" + " join a on true" * (JOINS_MAX + 1), "more than 100 joins"),
     ],
 )
 def test_what_is_no_statement_is_refused(statement: object, message: str) -> None:
