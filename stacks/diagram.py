@@ -28,6 +28,9 @@ SHOWN = {
     "AWS::Events::Rule": ("rule", "{{{{{}}}}}"),
     "AWS::StepFunctions::StateMachine": ("state machine", "[[{}]]"),
     "AWS::EMRServerless::Application": ("EMR Serverless", "[{}]"),
+    "AWS::ElasticLoadBalancingV2::LoadBalancer": ("load balancer", "[{}]"),
+    "AWS::ECS::Service": ("Fargate", "([{}])"),
+    "AWS::Route53::HostedZone": ("private zone", "[{}]"),
     "AWS::SNS::Topic": ("topic", "[/{}/]"),
     "AWS::CloudWatch::Dashboard": ("dashboard", "[{}]"),
     "AWS::Budgets::Budget": ("budget", "[{}]"),
@@ -36,7 +39,7 @@ COUNTED = {"AWS::CloudWatch::Alarm": "alarms", "AWS::KMS::Key": "keys", "AWS::RD
 ROOT = Path(__file__).parents[1]
 _PAGE = """# The stacks
 
-What `config/dev.toml` deploys. `make docs` draws it from the synthesized templates, and a test compares.
+What `config/prod.toml` deploys. `make docs` draws it from the synthesized templates, and a test compares.
 Arrows go from what calls or reads to what is called or read, as rules, state machines and policies say;
 dotted ones to where messages go that nobody could handle.
 
@@ -134,7 +137,13 @@ class _Graph:
             case "AWS::StepFunctions::StateMachine":
                 targets = referred(properties.get("DefinitionString"))
             case "AWS::Lambda::Function":
-                targets = list(self._used_by(place[0], properties))
+                targets = list(self._used_by(place[0], properties["Role"]))
+            case "AWS::ECS::Service":
+                for task in referred(properties["TaskDefinition"]):
+                    role = self._resources[task]["Properties"]["TaskRoleArn"]
+                    targets += self._used_by(task[0], role)
+            case "AWS::ElasticLoadBalancingV2::LoadBalancer":
+                targets = self._behind(place)
             case _ if kind.startswith("Custom::"):
                 first = referred(properties["ServiceToken"])
                 sources = [*first, *(called for one in first for called in self._called_by(one))]
@@ -143,13 +152,21 @@ class _Graph:
 
     def _called_by(self, function: Place) -> Iterator[Place]:
         """The functions that a function hands its event to."""
-        for used in self._used_by(function[0], self._resources[function]["Properties"]):
+        for used in self._used_by(function[0], self._resources[function]["Properties"]["Role"]):
             if used in self._resources and self._resources[used]["Type"] == "AWS::Lambda::Function":
                 yield used
 
-    def _used_by(self, stack: str, function: Mapping[str, Any]) -> Iterator[Place]:
-        """What a function's role may touch."""
-        for role in self._referred(stack, function["Role"]):
+    def _behind(self, balancer: Place) -> list[Place]:
+        """The services that a load balancer's stack has: they wait for its listeners."""
+        return [
+            place
+            for place, one in self._resources.items()
+            if place[0] == balancer[0] and one["Type"] == "AWS::ECS::Service"
+        ]
+
+    def _used_by(self, stack: str, role_of: Any) -> Iterator[Place]:
+        """What a role may touch."""
+        for role in self._referred(stack, role_of):
             for policy in self._policies[role]:
                 yield from self._referred(policy[0], self._resources[policy]["Properties"]["PolicyDocument"])
             inline = self._resources[role]["Properties"].get("Policies") if role in self._resources else None
@@ -230,13 +247,13 @@ def _short(stack: str) -> str:
 
 
 def page() -> str:
-    """docs/reference/stacks.md: the stacks of config/dev.toml."""
+    """docs/reference/stacks.md: the stacks of config/prod.toml."""
     from stacks.assets import StubAssets
     from stacks.instance import build, new_app
 
     with tempfile.TemporaryDirectory() as folder:
         app = new_app(f"{folder}/out")
-        assembly = build(load(ROOT / "config/dev.toml"), assets=StubAssets(Path(folder)), app=app).synth()
+        assembly = build(load(ROOT / "config/prod.toml"), assets=StubAssets(Path(folder)), app=app).synth()
         templates = {stack.stack_name: stack.template for stack in assembly.stacks}
     return _PAGE.format(diagram=draw(templates))
 

@@ -12,12 +12,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "stacks.md"
 
 
 def test_the_page_is_what_is_deployed(synthesized: Callable[[str], Assembly]) -> None:
-    drawn = draw(synthesized("dev").templates)
+    drawn = draw(synthesized("prod").templates)
     assert f"```mermaid\n{drawn}```\n" in PAGE.read_text("utf-8"), "run: make docs"
 
 
 def test_messages_jobs_and_failures_are_drawn(synthesized: Callable[[str], Assembly]) -> None:
-    lines = {line.strip() for line in draw(synthesized("dev").templates).splitlines()}
+    lines = {line.strip() for line in draw(synthesized("prod").templates).splitlines()}
     assert {
         "commit_Commits1Queue --> commit_CommitFunction",
         "commit_Commits1Queue -.-> commit_Commits1DeadLetters",
@@ -26,6 +26,8 @@ def test_messages_jobs_and_failures_are_drawn(synthesized: Callable[[str], Assem
         "compaction_SubmitFunction --> compaction_EmrApplication",
         "migrate_BeginFunction --> migrate_MigrateFunction",
         "migrate_MigrateFunction --> database_Cluster",
+        "query_AwakeBalancerLoadBalancer --> query_AwakeService",
+        "query_AwakeService --> storage_Data",
     } <= lines
 
 
