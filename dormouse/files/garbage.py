@@ -59,7 +59,7 @@ class GarbageCollector:
         It ends after the batch of files during which `is_over` becomes true.
         """
         # while what is about to go can be looked up
-        self._store.totals.bring_forward()
+        self._store.totals.bring_forward(daily=True)
         tally = _Tally(self._store.stamp_unreferenced())
         for batch in self._batches(self._due_before()):
             if is_over():

@@ -23,7 +23,7 @@ lock table {day} in access exclusive mode;
 select exists (
     select from {day} r
     join tables t using (table_id)
-    left join watermark w on w.table_id = t.table_id and w.purpose = 'totals'
+    left join watermark w on w.table_id = t.table_id and w.purpose = 'totals' and w.whole_at is not null
     where r.removed_at > clock_timestamp() - make_interval(
             secs => coalesce((t.properties ->> 'history_retention_seconds')::float8, %(retention_seconds)s)
         )
@@ -33,7 +33,9 @@ select exists (
 
 -- name: forget_totals
 -- Forgets totals that nobody has brought forward for long: the log is not kept for them.
-delete from watermark where purpose = 'totals' and whole_at < clock_timestamp() - interval '2 days';
+update watermark
+set whole_at = null, version = version + 1
+where purpose = 'totals' and whole_at is not null and looked_at < clock_timestamp() - interval '2 days';
 
 -- name: drop_day
 -- Drops the log's partition of one day.

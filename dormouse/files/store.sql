@@ -355,11 +355,11 @@ with expired as (
 select count(*) from forgotten;
 
 -- name: clear
--- Forgets every file, reference, job and attempt of the table.
+-- Forgets every file, reference, job and attempt of the table. What is deleted from the log makes totals void.
 with references_gone as (delete from {file_reference}),
 jobs_gone as (delete from compaction_job where table_id = %(table_id)s),
 log_gone as (delete from removed_reference where table_id = %(table_id)s),
-looks_gone as (delete from watermark where table_id = %(table_id)s)
+looks_gone as (delete from watermark where table_id = %(table_id)s and purpose <> 'totals')
 {forget_all};
 
 -- name: forget_table

@@ -2,7 +2,8 @@
 
 What was counted is remembered with the snapshot that it was counted in. References that this did not see are
 new, and the log of removals has those that are gone. So a count costs what has changed since the last, and is
-always exact; where it cannot be told, as a file was forgotten with its size, all is counted again.
+always exact; where it cannot be told, as a file was forgotten with its size, all is counted again. So it is
+once a day, by collection: whatever an older Dormouse did to the log meanwhile is made good.
 """
 
 from __future__ import annotations
@@ -40,13 +41,14 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class _Count:
-    """Totals, as of a snapshot and an epoch; what was remembered has the version, None: nothing."""
+    """Totals, as of a snapshot and an epoch; `version`: of what was remembered; `whole`: counted anew."""
 
     totals: Totals
     till: str
     epoch: int
     version: int | None
     changes: int
+    whole: bool
 
 
 class TableTotals:
@@ -60,31 +62,35 @@ class TableTotals:
         """The totals; changes nothing, and costs what has changed since they were remembered."""
         return self._count().totals
 
-    def bring_forward(self) -> Totals:
-        """The totals; remembers them where anything has changed, unless the role may only read."""
-        found = self._count()
-        if found.version is None or found.changes:
+    def bring_forward(self, *, daily: bool = False) -> Totals:
+        """The totals; remembers them where anything has changed, unless the role may only read.
+
+        `daily`: counts all when nobody has for a day.
+        """
+        found = self._count(daily=daily)
+        if found.whole or found.changes:
             with suppress(InstanceForbidden, InstanceReadOnly):
                 self._remember(found)
         return found.totals
 
-    def _count(self) -> _Count:
+    def _count(self, *, daily: bool = False) -> _Count:
         # always read committed: days of the log are dropped, whatever an older snapshot could see of them
         return self._own.following(
-            lambda: run_transaction(self._supplier, self._count_in, operation="count what there is")
+            lambda: run_transaction(
+                self._supplier, lambda conn: self._count_in(conn, daily), operation="count what there is"
+            )
         )
 
-    def _count_in(self, conn: psycopg.Connection[Any]) -> _Count:
+    def _count_in(self, conn: psycopg.Connection[Any], daily: bool) -> _Count:
         key = {"table_id": self._own.table.table_id}
         rows = conn.execute(self._own.on("count_since"), key).fetchall()
-        version = None
         if rows:
-            *numbers, till, epoch, version, unknown, changes = rows[0]
-            if not unknown:
-                return _Count(Totals(*map(int, numbers)), till, epoch, version, int(changes))
+            *numbers, till, epoch, version, is_fresh, unknown, changes = rows[0]
+            if not unknown and (is_fresh or not daily):
+                return _Count(Totals(*map(int, numbers)), till, epoch, version, int(changes), whole=False)
         allow_scans(conn)
-        *numbers, till, epoch = conn.execute(self._own.on("count_all"), key).fetchall()[0]
-        return _Count(Totals(*map(int, numbers)), till, epoch, version, 1)
+        *numbers, till, epoch, version = conn.execute(self._own.on("count_all"), key).fetchall()[0]
+        return _Count(Totals(*map(int, numbers)), till, epoch, version, 0, whole=True)
 
     def _remember(self, found: _Count) -> None:
         values = {
@@ -93,6 +99,7 @@ class TableTotals:
             "epoch": found.epoch,
             "facts": Jsonb(asdict(found.totals)),
             "version": found.version,
+            "whole": found.whole,
         }
 
         def work(conn: psycopg.Connection[Any]) -> None:

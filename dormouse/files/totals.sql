@@ -2,7 +2,8 @@
 -- What there is, counted whole, with the snapshot that it is counted in.
 select r.count as references, r.row_count, r.approximate, f.count as files, f.byte_count, u.count as unreferenced_files,
     p.count as partitions, p.leaves, pg_current_snapshot()::text as till,
-    (select epoch from tables where table_id = %(table_id)s) as epoch
+    (select epoch from tables where table_id = %(table_id)s) as epoch,
+    (select version from watermark where table_id = %(table_id)s and purpose = 'totals') as version
 from (
     select count(*), coalesce(sum(row_count), 0)::bigint as row_count,
         count(*) filter (where count_approximate) as approximate
@@ -22,7 +23,9 @@ from (
 -- What was remembered, and what has changed since: what was added, less what was there and was removed. A file counts
 -- while anything refers to it. Nothing when nothing is remembered; `unknown` files are forgotten, with their sizes.
 with base as materialized (
-    select till, epoch, facts, version from watermark where table_id = %(table_id)s and purpose = 'totals'
+    select till, epoch, facts, version, whole_at > clock_timestamp() - interval '1 day' as is_fresh
+    from watermark
+    where table_id = %(table_id)s and purpose = 'totals' and whole_at is not null
 ), added as materialized (
     select r.*
     from base b
@@ -84,17 +87,18 @@ select ((b.facts ->> 'references')::bigint + r.count)::bigint as references,
     u.count as unreferenced_files,
     ((b.facts ->> 'partitions')::bigint + e.created)::bigint as partitions,
     ((b.facts ->> 'leaves')::bigint + e.created - e.sealed)::bigint as leaves,
-    pg_current_snapshot()::text as till, t.epoch, b.version, f.unknown, r.changes + e.created as changes
+    pg_current_snapshot()::text as till, t.epoch, b.version, b.is_fresh, f.unknown, r.changes + e.created as changes
 from base b, reference_sum r, file_sum f, epoch_sum e, tables t, (
     {count_unreferenced}
 ) u
 where t.table_id = %(table_id)s;
 
 -- name: remember_totals
--- Remembers what there was at a snapshot, unless another has done so meanwhile.
+-- Remembers what there was at a snapshot, unless another has done so meanwhile, or made it void.
 insert into watermark (table_id, purpose, till, epoch, facts, whole_at)
 values (%(table_id)s, 'totals', %(till)s::pg_snapshot, %(epoch)s, %(facts)s, clock_timestamp())
 on conflict (table_id, purpose) do update
-set till = excluded.till, epoch = excluded.epoch, facts = excluded.facts, whole_at = excluded.whole_at,
+set till = excluded.till, epoch = excluded.epoch, facts = excluded.facts, looked_at = excluded.looked_at,
+    whole_at = case when %(whole)s then excluded.whole_at else watermark.whole_at end,
     version = watermark.version + 1
 where watermark.version = %(version)s;

@@ -39,7 +39,7 @@ forgotten as (
     select %(table_id)s, %(purpose)s, partition_id from due
 ), remembered as (
     update watermark
-    set till = pg_current_snapshot(), facts = %(facts)s,
+    set till = pg_current_snapshot(), facts = %(facts)s, looked_at = clock_timestamp(),
         epoch = (select epoch from tables where table_id = %(table_id)s),
         whole_at = case when %(whole)s then clock_timestamp() else whole_at end
     where table_id = %(table_id)s and purpose = %(purpose)s

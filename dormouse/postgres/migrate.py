@@ -14,6 +14,7 @@ from psycopg.rows import TupleRow
 
 from dormouse.errors import InstanceError, InstanceReadOnly, InstanceTooNew, NotAnInstance
 from dormouse.postgres.connection import OneShotConnectionSupplier, Supplier
+from dormouse.postgres.copied import settle
 from dormouse.postgres.queries import load
 
 MIGRATIONS = Path(__file__).with_name("migrations")
@@ -44,6 +45,7 @@ class _Applied:
     version: int
     name: str
     checksum: str
+    in_place: bool
 
     def __str__(self) -> str:
         return f"{self.version:04d}_{self.name}"
@@ -52,9 +54,10 @@ class _Applied:
 def migrate(dsn_or_supplier: str | Supplier, folder: Path = MIGRATIONS) -> list[Migration]:
     """Applies what the database lacks and returns it. One query when there is nothing to do.
 
-    Safe to call from many processes at once. Raises InstanceTooNew when the database is newer than the
-    folder, InstanceReadOnly when it would have to write and may not, NotAnInstance when the schema `dormouse`
-    is somebody else's, and InstanceError when a migration fails or an applied one was edited.
+    A database that was copied into another cluster is made at home there. Safe to call from many processes
+    at once. Raises InstanceTooNew when the database is newer than the folder, InstanceReadOnly when it would
+    have to write and may not, NotAnInstance when the schema `dormouse` is somebody else's, and InstanceError
+    when a migration fails or an applied one was edited.
     """
     migrations = read_migrations(folder)
     supplier = dsn_or_supplier
@@ -62,7 +65,7 @@ def migrate(dsn_or_supplier: str | Supplier, folder: Path = MIGRATIONS) -> list[
         supplier = OneShotConnectionSupplier(supplier)
     with supplier.connection() as conn:
         applied = _applied(conn)
-        if applied is not None and not _pending(applied, migrations):
+        if applied is not None and not _pending(applied, migrations) and _in_place(applied):
             return []
         try:
             with _locked(conn):
@@ -95,7 +98,23 @@ def _apply_all(conn: psycopg.Connection[TupleRow], migrations: Sequence[Migratio
     pending = _pending(applied or [], migrations)
     for migration in pending:
         _apply(conn, migration)
+    if not _in_place(_applied(conn) or []):
+        _settle(conn)
     return pending
+
+
+def _in_place(applied: Sequence[_Applied]) -> bool:
+    return all(one.in_place for one in applied)
+
+
+def _settle(conn: psycopg.Connection[TupleRow]) -> None:
+    try:
+        settle(conn)
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise InstanceError(
+            "the database was copied from another server; first open it as its owner, or deploy, so that its "
+            "transaction ids are made right"
+        ) from error
 
 
 def _applied(conn: psycopg.Connection[TupleRow]) -> list[_Applied] | None:

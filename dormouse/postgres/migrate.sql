@@ -1,6 +1,13 @@
 -- name: applied
--- The migrations that the database has, in order.
-select version, name, checksum from dormouse.migration order by version;
+-- The migrations that the database has, in order, and whether each row is where it was written: not after a dump was
+-- restored. (The columns that tell come with a migration.)
+select version, name, checksum,
+    not to_jsonb(m) ? 'written_xid'
+        or coalesce(
+            (to_jsonb(m) ->> 'written_xid')::xid8::xid = m.xmin and (to_jsonb(m) ->> 'written_in')::oid = m.tableoid, false
+        ) as in_place
+from dormouse.migration m
+order by version;
 
 -- name: lock
 -- Waits until no other process migrates this database; the lock ends with the session, too.

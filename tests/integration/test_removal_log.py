@@ -114,7 +114,7 @@ def test_a_day_that_was_not_counted_yet_stays_for_two_days(table: TableContext) 
     removal_log.roll(table.supplier)
     assert LONG_AGO in days(table)
     assert table.store.totals.read().files == 1
-    query(table.supplier, "update watermark set whole_at = whole_at - interval '3 days'")
+    query(table.supplier, "update watermark set looked_at = looked_at - interval '3 days'")
     removal_log.roll(table.supplier)
     assert LONG_AGO not in days(table)
     assert table.store.totals.read().files == 1

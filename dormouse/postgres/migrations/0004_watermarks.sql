@@ -13,8 +13,10 @@ create table watermark (
     till pg_snapshot not null default pg_current_snapshot(),
     -- likewise, of the table's epochs
     epoch bigint not null default 0,
-    -- when everything was looked at last, whether it had changed or not; null: never
+    -- when everything was looked at last, whether it had changed or not; null: never, or what was found is void
     whole_at timestamptz,
+    -- when it was looked at last
+    looked_at timestamptz not null default clock_timestamp(),
     -- how it was looked at, such as the strategy of compaction; with totals, what there is
     facts jsonb not null default '{}',
     -- counts the looks
@@ -42,3 +44,20 @@ drop index compaction_job_due;
 -- what can be collected, in the order in which it is read, a page at a time
 create index file_collectable on file (file_id) where unreferenced_at < 'infinity';
 drop index file_unreferenced;
+
+-- Removals leave the log a day at a time; they are deleted from it only with all files of a table, also by a Dormouse
+-- that knows of no totals. What was counted is void then, and what is being counted is not remembered.
+create function void_totals() returns trigger language plpgsql as $$
+begin
+    insert into dormouse.watermark as w (table_id, purpose)
+    select table_id, 'totals' from dormouse.tables order by table_id
+    on conflict (table_id, purpose) do update set whole_at = null, version = w.version + 1;
+    return null;
+end
+$$;
+create trigger removed_reference_cleared after delete on removed_reference
+    for each statement execute function void_totals();
+
+-- Rows know the transaction and the table that they were written in: when these are others, all was copied into another
+-- cluster, whose transaction ids are others.
+alter table migration add column written_xid xid8, add column written_in oid;

@@ -1,0 +1,26 @@
+"""Databases that were copied into another cluster by their rows, as pg_dump and logical replication do.
+
+References, their log and what rounds remember carry transaction ids, which begin anew in another cluster.
+Where those of the copy are ahead of it, they are replaced, in the same order. (Snapshots of disks, copies of
+files and pg_upgrade keep ids and counter together.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from dormouse.postgres.queries import load
+
+_QUERIES = load(__file__, "copied")
+_RENUMBERING = ("renumber_references", "renumber_removals", "renumber_collections", "forget_looks")
+
+
+def settle(conn: psycopg.Connection[Any]) -> None:
+    """Makes the database at home in its cluster; for who may write all of it, while nobody else uses it."""
+    with conn.transaction():
+        if conn.execute(_QUERIES["is_ahead"].on()).fetchall()[0][0]:
+            for name in _RENUMBERING:
+                conn.execute(_QUERIES[name].on())
+        conn.execute(_QUERIES["settle"].on())

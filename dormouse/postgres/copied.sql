@@ -1,0 +1,39 @@
+-- name: is_ahead
+-- Whether anything is remembered of transactions that this cluster has not begun yet.
+with now as (
+    select pg_snapshot_xmax(pg_current_snapshot()) as next
+)
+select exists (select from tables where pg_snapshot_xmax(collected_till) > next)
+    or exists (select from watermark where pg_snapshot_xmax(till) > next)
+    or exists (select from file_reference where partition_id <> '' and added_xid >= next)
+    or exists (
+        select from tables t
+        where exists (select from removed_reference r where r.table_id = t.table_id and r.removed_xid >= next)
+    )
+from now;
+
+-- name: renumber_references
+-- All references have been there for ever: 3 is the first transaction of any cluster.
+update file_reference
+set added_xid = '3'
+where partition_id <> '' and added_xid >= pg_snapshot_xmax(pg_current_snapshot());
+
+-- name: renumber_removals
+-- Removals that were not collected are of this transaction, the others of the first.
+update removed_reference r
+set added_xid = '3',
+    removed_xid = case when pg_visible_in_snapshot(r.removed_xid, t.collected_till) then '3' else pg_current_xact_id() end
+from tables t
+where t.table_id = r.table_id;
+
+-- name: renumber_collections
+-- What was removed before this transaction is collected.
+update tables set collected_till = concat(pg_current_xact_id(), ':', pg_current_xact_id(), ':')::pg_snapshot;
+
+-- name: forget_looks
+-- Everything is to be looked at, and counted.
+delete from watermark;
+
+-- name: settle
+-- The rows are where they were written.
+update migration set written_xid = pg_current_xact_id(), written_in = tableoid;
