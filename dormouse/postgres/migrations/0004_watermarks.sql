@@ -50,7 +50,7 @@ drop index file_unreferenced;
 create function void_totals() returns trigger language plpgsql as $$
 begin
     insert into dormouse.watermark as w (table_id, purpose)
-    select table_id, 'totals' from dormouse.tables order by table_id
+    select table_id, 'totals' from dormouse.tables order by table_id for key share
     on conflict (table_id, purpose) do update set whole_at = null, version = w.version + 1;
     return null;
 end

@@ -1,0 +1,213 @@
+"""Databases that were copied into another cluster, whose transaction ids are others."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from state import assign, query, ref, replace
+
+from dormouse.catalog import Catalog
+from dormouse.context import TableContext
+from dormouse.embedded_postgres import EmbeddedPostgres
+from dormouse.embedded_server import _binaries
+from dormouse.errors import InstanceError, InstanceReadOnly
+from dormouse.files.attempts import WriteAttempts
+from dormouse.files.layout import LAYOUTS
+from dormouse.files.totals import Totals
+from dormouse.model.properties import TableProperties
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import LONG
+from dormouse.objects import open_store
+from dormouse.postgres import ConnectionSupplier, migrate
+
+FAR = 1_000_000
+"""More transactions than any test has."""
+
+
+@pytest.fixture(scope="module")
+def young_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A second cluster, which has seen few transactions."""
+    with EmbeddedPostgres(tmp_path_factory.mktemp("young"), options={"fsync": "off"}) as server:
+        yield server.dsn
+
+
+def fresh_database(server_dsn: str) -> str:
+    with psycopg.connect(server_dsn, autocommit=True) as conn:
+        number = conn.execute("select count(*) from pg_database").fetchall()[0][0]
+        conn.execute(f"create database copy_{number}")
+    return make_conninfo(server_dsn, dbname=f"copy_{number}")
+
+
+def copy(source: str, target: str) -> None:
+    dump = subprocess.run(
+        [_binaries() / "pg_dump", "--no-owner", "--no-privileges", source],
+        capture_output=True,
+        check=True,
+    )
+    command = [_binaries() / "psql", "--quiet", "--set=ON_ERROR_STOP=1", "--single-transaction", target]
+    subprocess.run(command, input=dump.stdout, stdout=subprocess.DEVNULL, check=True)
+
+
+def table_in(
+    dsn: str, supplier: ConnectionSupplier, tmp_path: Path, layout: str | None = None
+) -> TableContext:
+    """The table of the instance; made first when its layout is given."""
+    objects = open_store(tmp_path / "objects")
+    catalog = Catalog(supplier, WriteAttempts(supplier, objects))
+    if layout is not None:
+        properties = TableProperties(
+            compaction_strategy="basic", compaction_batch_files=2, split_threshold_rows=300, split_min_rows=2,
+            gc_delay_seconds=0,
+        )  # fmt: skip
+        catalog.create("t", Schema([Field("key", LONG)]), properties, layout, [10])
+    return TableContext(dsn, supplier, objects, catalog.get("t"))
+
+
+def fill(table: TableContext) -> None:
+    """Some is seen by looks, collected and counted, and some is not."""
+    left, right = (leaf.partition_id for leaf in table.partitions.leaves())
+    store = table.store
+    store.add_files([ref("a", left), ref("b", left), ref("seen", left), ref("gone", right)])
+    remove(table, "seen", left)
+    store.stamp_unreferenced()
+    store.totals.bring_forward()
+    assert table.jobs.create() == 1
+    table.partitions.look_for_full_leaves()
+    remove(table, "gone", right)
+    store.add_files([ref("c", right), ref("d", right), ref("above", "root")])
+
+
+def remove(table: TableContext, name: str, partition_id: str) -> None:
+    job = f"remove {name}"
+    table.store.assign_job_ids([assign(job, partition_id, name)])
+    table.store.replace_file_references([replace(job, [name], None, partition_id)])
+
+
+def shift(dsn: str, by: int) -> None:
+    """As if the cluster had seen so many more transactions than it has: ids where they are remembered."""
+    snapshot = (
+        "concat_ws(':', pg_snapshot_xmin({0})::text::int8 + {1}, pg_snapshot_xmax({0})::text::int8 + {1}, '')"
+    )
+    ids = {"file_reference": ["added_xid"], "removed_reference": ["added_xid", "removed_xid"]}
+    with psycopg.connect(dsn, options="-c search_path=dormouse") as conn:
+        for table, column in ((table, column) for table, columns in ids.items() for column in columns):
+            conn.execute(f"update {table} set {column} = ({column}::text::bigint + {by})::text::xid8")
+        for table, column in (("tables", "collected_till"), ("watermark", "till")):
+            conn.execute(f"update {table} set {column} = ({snapshot.format(column, by)})::pg_snapshot")
+
+
+def works(table: TableContext) -> None:
+    """All that was remembered is right, and what is done from here on is seen."""
+    store = table.store
+    right = table.partitions.leaves()[1].partition_id
+    assert store.totals.read() == Totals(5, 500, 0, 5, 0, 2, 3, 2)
+    assert store.totals.bring_forward() == store.totals.read()
+    assert table.partitions.count_above_leaves() == 1
+    assert table.jobs.create() == 1
+    assert (table.partitions.look_for_full_leaves(), table.jobs.create()) == (0, 0)
+    assert table.garbage.collect().deleted_files in {("gone", "seen"), ("seen", "gone")}
+    store.add_files([ref("e", right), ref("f", right)])
+    remove(table, "e", right)
+    assert table.partitions.look_for_full_leaves() == 1
+    assert table.garbage.collect().deleted_files == ("e",)
+    store.split_file_references(list(table.partitions.references_above_leaves()))
+    assert table.partitions.count_above_leaves() == 0
+    found = store.totals.read()
+    assert (found.references, found.files, found.unreferenced_files) == (7, 6, 0)
+    query(table.supplier, "delete from watermark where purpose = 'totals'")
+    assert store.totals.read() == found
+    with table.supplier.connection() as conn:
+        plan = conn.execute("select pg_current_snapshot()::text").fetchall()[0][0]
+    own = store._layout.tables(table.table.table_id)["file_reference"]
+    seen = (
+        f"select count(*) from {own} where partition_id <> '' and not pg_visible_in_snapshot(added_xid, %s)"
+    )
+    assert query(table.supplier, seen, plan) == [(0,)]
+
+
+@pytest.mark.parametrize(
+    "layout", [LAYOUTS[0], *(pytest.param(layout, marks=pytest.mark.slow) for layout in LAYOUTS[1:])]
+)
+@pytest.mark.parametrize("is_younger", [True, False], ids=["younger", "older"])
+def test_a_table_goes_on_in_another_cluster(
+    dsn: str, young_server: str, tmp_path: Path, layout: str, is_younger: bool
+) -> None:
+    with closing(ConnectionSupplier(dsn)) as supplier:
+        fill(table_in(dsn, supplier, tmp_path, layout))
+    if is_younger:
+        shift(dsn, FAR)
+    copied = fresh_database(young_server)
+    if not is_younger:
+        with psycopg.connect(young_server, autocommit=True) as conn:
+            advance(conn, dsn)
+    copy(dsn, copied)
+    with closing(ConnectionSupplier(copied)) as supplier:
+        assert migrate(supplier) == []
+        works(table_in(copied, supplier, tmp_path))
+
+
+def advance(conn: psycopg.Connection[Any], beyond: str) -> None:
+    """Lets the cluster see more transactions than another has."""
+    with psycopg.connect(beyond) as other:
+        goal = other.execute("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchall()[0][0]
+    conn.execute(
+        """do $$ begin
+            while pg_snapshot_xmax(pg_current_snapshot())::text::bigint < %s loop
+                perform pg_current_xact_id(); commit;
+            end loop;
+        end $$""".replace("%s", str(goal + 100))
+    )
+
+
+def test_a_database_is_settled_once(dsn: str, young_server: str, tmp_path: Path) -> None:
+    migrate(dsn)
+    assert written(dsn) == (True, True)
+    copied = fresh_database(young_server)
+    copy(dsn, copied)
+    assert written(copied) == (False, False)
+    migrate(copied)
+    assert written(copied) == (True, True)
+    with psycopg.connect(copied, autocommit=True) as conn:
+        conn.execute("vacuum (full, freeze) dormouse.migration")
+        conn.execute("vacuum (freeze) dormouse.migration")
+    assert written(copied) == (True, True)
+
+
+def written(dsn: str) -> Any:
+    """Whether all rows of the list of migrations know their transaction, and their table."""
+    query = (
+        "select bool_and(written_xid::xid = xmin), bool_and(written_in = tableoid) from dormouse.migration"
+    )
+    with psycopg.connect(dsn) as conn:
+        return conn.execute(query).fetchone()
+
+
+def test_who_only_reads_is_told(dsn: str, young_server: str) -> None:
+    copied = fresh_database(young_server)
+    copy(dsn, copied)
+    supplier = ConnectionSupplier(copied, read_only=True)
+    with closing(supplier), pytest.raises(InstanceReadOnly, match="must be migrated"):
+        migrate(supplier)
+    name = f"reader_of_{conninfo_to_dict(copied)['dbname']}"
+    with psycopg.connect(copied, autocommit=True) as conn:
+        conn.execute(f"create role {name} login")
+        conn.execute(f"grant usage on schema dormouse to {name}")
+        conn.execute(f"grant select on all tables in schema dormouse to {name}")
+    supplier = ConnectionSupplier(make_conninfo(copied, user=name))
+    told = "copied from another server; first open it as its owner"
+    with closing(supplier), pytest.raises(InstanceError, match=told):
+        migrate(supplier)
+
+
+def test_a_copy_by_files_is_at_home(dsn: str, server_dsn: str, new_database: Callable[[str], str]) -> None:
+    """Ids and counter go together there."""
+    migrate(dsn)
+    same = new_database(str(conninfo_to_dict(dsn)["dbname"]))
+    assert written(same) == (True, True)
