@@ -5,18 +5,24 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace as changed
+from itertools import product
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from state import assign, at_once, live, query, ref, replace, transaction
 from test_compaction_jobs import basic, size_ratio
 
+import dormouse as dm
 from dormouse.context import TableContext
 from dormouse.files.compaction_jobs import CompactionJob
 from dormouse.files.layout import LAYOUTS
 from dormouse.model.partition_tree import Partition
 from dormouse.model.properties import TableProperties
+from dormouse.postgres import ConnectionSupplier
 
 NewTable = Callable[..., TableContext]
 
@@ -115,9 +121,15 @@ class History:
         self.table.store.split_file_references(list(self.table.partitions.references_above_leaves()))
 
 
-@pytest.mark.parametrize("strategy", ["basic", "size_ratio"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("seed", range(2))
+FEW = {("file_table", "size_ratio", 0), ("salted_counts", "basic", 0), ("dummy_reference", "size_ratio", 1)}
+"""Histories of each layout, strategy and seed that every run tries; the others are slow together."""
+HISTORIES = [
+    pytest.param(*one, marks=[] if one in FEW else pytest.mark.slow)
+    for one in product(LAYOUTS, ("basic", "size_ratio"), range(4))
+]
+
+
+@pytest.mark.parametrize(("layout", "strategy", "seed"), HISTORIES)
 def test_nothing_is_forgotten_in_any_history(
     new_table: NewTable, layout: str, strategy: str, seed: int
 ) -> None:
@@ -145,7 +157,7 @@ def test_nothing_is_forgotten_in_any_history(
         assert table.partitions.count_above_leaves() == above_leaves(table)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
 def test_nothing_is_forgotten_of_what_many_do_at_once(new_table: NewTable, seed: int) -> None:
     table = new_table(
         split_points=range(0, 60, 10),
@@ -253,3 +265,27 @@ def test_files_that_were_forgotten_with_their_sizes_are_counted_again(new_table:
     table.store.delete_collected_files(["a"])
     found = table.store.totals.read()
     assert (found.files, found.references, found.unreferenced_files) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("maintenance", ["compact", "collect_garbage"])
+def test_who_only_reads_counts_from_where_maintenance_did_and_writes_nothing(
+    dsn: str, tmp_path: Path, maintenance: str
+) -> None:
+    objects = (tmp_path / "objects").as_uri()
+    with dm.connect(dsn, objects) as instance:
+        table = instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        table.ingest(pa.table({"key": [1, 2, 3]}))
+        getattr(table, maintenance)()
+    with closing(ConnectionSupplier(dsn)) as supplier:
+        # what is remembered shows when it is wrong
+        query(
+            supplier, "update watermark set facts = facts || '{\"row_count\": 1003}' where purpose = 'totals'"
+        )
+        before = query(supplier, "select w.*, w.xmin from watermark w order by purpose")
+        with dm.connect(dsn, objects, read_only=True) as instance:
+            assert [instance.table("t").status().row_count for _ in range(2)] == [1_003] * 2
+        assert query(supplier, "select w.*, w.xmin from watermark w order by purpose") == before
+        query(supplier, "delete from watermark")
+        with dm.connect(dsn, objects, read_only=True) as instance:
+            assert instance.table("t").status().row_count == 3
+        assert query(supplier, "select from watermark") == []

@@ -29,7 +29,9 @@ def test_growth_is_from_the_smallest_table_to_the_largest_of_ten_files_a_leaf() 
     assert "132000x50" in scale.table_text(summed)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [LAYOUTS[0], *(pytest.param(layout, marks=pytest.mark.slow) for layout in LAYOUTS[1:])]
+)
 def test_every_operation_finds_what_there_is_to_do(dsn: str, tmp_path: Path, layout: str) -> None:
     objects = str(tmp_path)
     with open_tables(dsn, objects) as tables:
