@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -39,6 +39,7 @@ class Format(StrEnum):
 
 
 FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How rows are written.")]
+LimitOption = Annotated[int | None, typer.Option(min=0, help="At most so many rows.")]
 ExplainOption = Annotated[bool, typer.Option("--explain", help="Say what would be read, and read nothing.")]
 OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.")]
 
@@ -85,7 +86,7 @@ def query(
         list[str] | None, typer.Option(help="column=value or column=min:max (the maximum is not part of it).")
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Comma-separated; all when not given.")] = None,
-    limit: Annotated[int | None, typer.Option(min=0, help="At most so many rows.")] = None,
+    limit: LimitOption = None,
     format: FormatOption = Format.table,
     output: OutputOption = None,
     explain: ExplainOption = False,
@@ -109,6 +110,7 @@ def query(
 def sql(
     session: Session,
     statement: Annotated[str, typer.Argument(help="A SELECT over the tables, by name.", show_default=False)],
+    limit: LimitOption = None,
     format: FormatOption = Format.table,
     output: OutputOption = None,
     explain: ExplainOption = False,
@@ -123,7 +125,22 @@ def sql(
         if is_plan(reader) and output is None and format is Format.table and not session.as_json:
             print_plan(reader)
             return
-        write(session, reader, format, output, limited=False)
+        reader = reader if limit is None else first_rows(reader, limit)
+        write(session, reader, format, output, limited=limit is not None)
+
+
+def first_rows(reader: pa.RecordBatchReader, limit: int) -> pa.RecordBatchReader:
+    """The rows up to the limit; no batch is read beyond it."""
+    import pyarrow as pa
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        remaining = limit
+        while remaining and (batch := next(reader, None)) is not None:
+            part = batch.slice(0, remaining)
+            remaining -= part.num_rows
+            yield part
+
+    return pa.RecordBatchReader.from_batches(reader.schema, batches())
 
 
 def is_plan(reader: pa.RecordBatchReader) -> bool:

@@ -198,6 +198,7 @@ class _Statement:
             found = interruptible(frame.execute_stream(), self.interruption)
             if self.wanted.runs:
                 self._check_there(names)
+            self.interruption.check()
             for batch in found:
                 yield exact(batch.to_pyarrow(), self.schema)
 

@@ -168,6 +168,15 @@ def test_answers_have_four_formats(loaded: Cli, tmp_path: Path) -> None:
     assert_one_line(loaded(*select, "--format", "parquet"), 2, "--output")
 
 
+def test_an_answer_of_many_rows_is_cut_as_its_hint_says(loaded: Cli) -> None:
+    many = ("sql", "select value from generate_series(1, 100000)")
+    assert loaded(*many).out.splitlines()[-1] == "the first 20 rows; --limit or --format for more"
+    assert loaded(*many, "--limit", "30").out.splitlines()[-1] == "30 rows"
+    assert loaded(*many, "--limit", "20000", "--json").json[-1] == {"value": 20_000}
+    assert loaded(*many, "--limit", "0", "--json").json == []
+    assert loaded("sql", "select 1 as n", "--limit", "5", "--json").json == [{"n": 1}]
+
+
 def test_explain_says_what_would_be_read(loaded: Cli) -> None:
     plan = loaded("query", "flights", "--where", "carrier=UA", "--explain", "--json").json["flights"]
     assert (plan["partitions"], plan["partitions_total"], plan["files"]) == (1, 2, 1)

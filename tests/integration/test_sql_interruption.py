@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow as pa
 import pytest
 
 import dormouse as dm
@@ -45,7 +46,8 @@ def instance(
 ) -> Iterator[dm.Instance]:
     objects = Path(tmp_path_factory.mktemp("objects")).as_uri()
     with dm.connect(new_database(template_database), objects) as instance:
-        instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        table = instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        table.ingest(pa.table({"key": [1, 2, 3]}))
         yield instance
 
 

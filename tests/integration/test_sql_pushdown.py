@@ -190,9 +190,20 @@ _condition = st.recursive(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(condition=_condition)
 def test_any_condition_finds_the_rows_that_duckdb_finds(lake: Lake, condition: str) -> None:
+    _check_condition(lake, condition)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(condition=_condition)
+def test_many_conditions_find_the_rows_that_duckdb_finds(lake: Lake, condition: str) -> None:
+    _check_condition(lake, condition)
+
+
+def _check_condition(lake: Lake, condition: str) -> None:
     contexts = {"t": lake.context}
     text = f"select count(*), count(v), min(n), max(s), sum(i) from t where {condition}"
     assert tuples(sql(contexts, text)) == lake.expect(text)
