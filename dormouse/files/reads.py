@@ -73,8 +73,8 @@ class FileReferenceReads:
 
     def planned_on(
         self, partition_ids: Sequence[str], conn: psycopg.Connection[Any]
-    ) -> tuple[int, str, list[Sequence[Any]]]:
-        """The table's epoch, the snapshot, and the references of some partitions, all of one moment.
+    ) -> tuple[int, int, str, list[Sequence[Any]]]:
+        """The table's epoch, when it was made, the snapshot, and some partitions' references: of one moment.
 
         Of each reference: partition, filename, whether the file has rows of it alone; the file's bytes,
         smallest and largest key. One statement; `conn` is as `following` wants it.
@@ -84,7 +84,7 @@ class FileReferenceReads:
             raise TableNotFound(f"table {self.table.name!r} does not exist any more")
         if not all(row[-1] for row in rows):
             raise pg.SerializationFailure("the layout was converted after the transaction's snapshot")
-        return head[0], head[1], [row[2:8] for row in rows]
+        return head[0], head[5], head[1], [row[2:8] for row in rows]
 
     def count_files_in(self, partition_ids: Sequence[str], references_max: int) -> int:
         """How many files some partitions refer to; at least so many, when they have more references."""

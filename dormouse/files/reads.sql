@@ -18,12 +18,13 @@ where r.partition_id = any(%(partition_ids)s) and {live}
 order by f.filename, r.partition_id;
 
 -- name: plan
--- What a query is planned on, of one moment: first the table's epoch and the snapshot, then the references of some
--- partitions with what is known of their files.
+-- What a query is planned on, of one moment: first the table's epoch, the snapshot, and for bytes when the epoch was
+-- made, in microseconds; then the references of some partitions with what is known of their files.
 select t.epoch, pg_current_snapshot()::text as snapshot, null as partition_id, null as filename,
-    null::boolean as only_contains_data, null::bigint as byte_count, null::bytea as min_key, null::bytea as max_key,
-    true as is_known
+    null::boolean as only_contains_data, (extract(epoch from e.created_at) * 1000000)::bigint as byte_count,
+    null::bytea as min_key, null::bytea as max_key, true as is_known
 from tables t
+left join epoch e on e.table_id = t.table_id and e.epoch = t.epoch
 where t.table_id = %(table_id)s
 union all
 select null, null, r.partition_id, r.filename, r.only_contains_data_for_this_partition, f.byte_count, f.min_key,

@@ -22,6 +22,7 @@ NONE = -1
 """No parent; no child that is known; never divided."""
 
 _SLOTS_MIN = 16
+_MOMENTS_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,8 @@ class TreeArrays:
         self.schema = schema
         self.epoch = NONE
         """The newest epoch that is known; NONE when nothing is."""
+        self.made_at: dict[int, int] = {}
+        """When epochs were made, in microseconds since 1970: of the last that were found to be current."""
         self.root = NONE
         self.parent = array("i")
         self.left = array("i")
@@ -96,6 +99,21 @@ class TreeArrays:
         """The memory that it takes, in bytes, without the schema's."""
         parts = [part for part in vars(self).values() if isinstance(part, array | bytearray)]
         return sum(map(sys.getsizeof, parts))
+
+    def agrees(self, epoch: int, made_at: int | None) -> bool:
+        """Whether an epoch of that moment can be the one that is known.
+
+        A server that lost what was committed last, when it was restored or another took over, makes other
+        epochs of the same numbers.
+        """
+        known = self.made_at.get(epoch)
+        return known is None or made_at is None or known == made_at
+
+    def note(self, epoch: int, made_at: int) -> None:
+        """Remembers when an epoch was made; one writer at a time."""
+        if len(self.made_at) >= _MOMENTS_MAX:
+            self.made_at = {}
+        self.made_at[epoch] = made_at
 
     def find(self, partition_id: str) -> int:
         """The node of a partition of any epoch, or NONE."""

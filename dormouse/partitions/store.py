@@ -59,7 +59,8 @@ class PartitionStore(Leaves):
 
     def tree_in(self, conn: psycopg.Connection[Any]) -> PartitionTree:
         """The tree at the epoch that the next statement on a connection sees."""
-        return self.at(self._reader.epoch(conn), conn)
+        epoch, made_at = self._reader.epoch(conn)
+        return self.at(epoch, conn, made_at=made_at)
 
     def cached(self) -> PartitionTree | None:
         """The tree at the newest epoch that is known here, without asking the database."""
@@ -70,18 +71,21 @@ class PartitionStore(Leaves):
         """Whether a tree that is not cached was asked for before, and would be kept."""
         return self._trees.is_asked_again(self._table.table_id)
 
-    def at(self, epoch: int, conn: psycopg.Connection[Any] | None = None) -> PartitionTree:
+    def at(
+        self, epoch: int, conn: psycopg.Connection[Any] | None = None, *, made_at: int | None = None
+    ) -> PartitionTree:
         """The tree at an epoch, which the connection sees if it is given one; `TableNotFound`.
 
         Of a tree that is known only what has changed is read, else all of it. What several threads need at
-        once one of them reads. ValueError when the table is not at the epoch yet.
+        once one of them reads. ValueError when the table is not at the epoch yet. With `made_at`, when the
+        epoch was made, as the database tells: a known tree that has another past is read anew.
         """
         arrays = self._trees.get(self._table.table_id)
-        if arrays is not None and epoch <= arrays.epoch:
+        if arrays is not None and epoch <= arrays.epoch and arrays.agrees(epoch, made_at):
             return PartitionTree.of(arrays, epoch)
         if conn is not None:
-            return self._read(conn, epoch)
-        return self._reading(lambda conn: self._read(conn, epoch))
+            return self._read(conn, epoch, made_at)
+        return self._reading(lambda conn: self._read(conn, epoch, made_at))
 
     def walk(
         self, conn: psycopg.Connection[Any], ranges: Mapping[str, Range], nodes_max: int = WALK_NODES_MAX
@@ -95,15 +99,21 @@ class PartitionStore(Leaves):
     def _reading(self, work: Callable[[psycopg.Connection[Any]], PartitionTree]) -> PartitionTree:
         return run_transaction(self._supplier, work, read_only=True, operation="tree")
 
-    def _read(self, conn: psycopg.Connection[Any], epoch: int) -> PartitionTree:
+    def _read(self, conn: psycopg.Connection[Any], epoch: int, made_at: int | None) -> PartitionTree:
         table_id = self._table.table_id
         # with a connection in hand, so that whoever reads never waits for one of those who wait here
         with self._trees.loading(table_id):
             arrays = self._trees.get(table_id)
-            if arrays is None or epoch > arrays.epoch + CHANGES_MAX:
+            if arrays is None or epoch > arrays.epoch + CHANGES_MAX or not arrays.agrees(epoch, made_at):
                 arrays = self._reader.whole(conn)
             if epoch > arrays.epoch:
-                self._extend(arrays, self._reader.changes(conn, arrays.epoch, epoch), epoch)
+                changes = self._reader.changes(conn, arrays, epoch)
+                if changes is None:
+                    arrays = self._reader.whole(conn)
+                else:
+                    self._extend(arrays, changes, epoch)
+            if made_at is not None:
+                arrays.note(epoch, made_at)
             self._trees.put(table_id, arrays)
         return PartitionTree.of(arrays, epoch)
 

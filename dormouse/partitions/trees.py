@@ -30,27 +30,33 @@ class TreeReader:
     def __init__(self, table: TableRecord) -> None:
         self._table = table
 
-    def epoch(self, conn: psycopg.Connection[Any]) -> int:
-        """The current epoch; `TableNotFound`."""
+    def epoch(self, conn: psycopg.Connection[Any]) -> tuple[int, int]:
+        """The current epoch, and when it was made, in microseconds since 1970; `TableNotFound`."""
         row = self._execute(conn, "epoch").fetchone()
         if row is None:
             raise TableNotFound(f"table {self._table.name!r} does not exist any more")
-        return int(row[0])
+        return int(row[0]), int(row[1])
 
     def whole(self, conn: psycopg.Connection[Any]) -> TreeArrays:
         """All partitions that there are; `TableNotFound`."""
-        arrays, epoch = TreeArrays(self._table.schema), self.epoch(conn)
+        arrays, (epoch, made_at) = TreeArrays(self._table.schema), self.epoch(conn)
+        arrays.note(epoch, made_at)
         arrays.load(self._pages(conn, epoch), epoch)
         self.epoch(conn)  # a table that was dropped meanwhile lost its partitions between two pages
         return arrays
 
-    def changes(self, conn: psycopg.Connection[Any], after: int, epoch: int) -> list[PartitionRow]:
-        """The partitions that came or were divided after an epoch, looked up by keys; `TableNotFound`."""
-        rows = self._execute(conn, "changed_partitions", after=after, epoch=epoch).fetchall()
-        changed = [PartitionRow(*row) for row in rows]
+    def changes(
+        self, conn: psycopg.Connection[Any], known: TreeArrays, epoch: int
+    ) -> list[PartitionRow] | None:
+        """The partitions that came or were divided since what is known, looked up by keys; `TableNotFound`.
+
+        None when the table has another past than that.
+        """
+        rows = self._execute(conn, "changed_partitions", after=known.epoch, epoch=epoch).fetchall()
+        changed = [PartitionRow(*row[:-1]) for row in rows]
         if epoch not in (row.created_epoch for row in changed):
             raise self._not_there(conn, epoch)
-        return changed
+        return changed if known.agrees(known.epoch, rows[0][-1]) else None
 
     def walk(
         self, conn: psycopg.Connection[Any], ranges: Mapping[str, Range], nodes_max: int
@@ -90,7 +96,7 @@ class TreeReader:
 
     def _not_there(self, conn: psycopg.Connection[Any], epoch: int) -> Exception:
         """Why an epoch is not found: `TableNotFound`, or it is still to come."""
-        current = self.epoch(conn)
+        current, _ = self.epoch(conn)
         return ValueError(f"table {self._table.name!r} is at epoch {current}, not yet at {epoch}")
 
     def _execute(self, conn: psycopg.Connection[Any], name: str, **values: Any) -> psycopg.Cursor[Any]:

@@ -1,6 +1,9 @@
 -- name: epoch
--- The table's current epoch.
-select epoch from tables where table_id = %(table_id)s;
+-- The table's current epoch, and when it was made, in microseconds.
+select t.epoch, (extract(epoch from e.created_at) * 1000000)::bigint
+from tables t
+join epoch e on e.table_id = t.table_id and e.epoch = t.epoch
+where t.table_id = %(table_id)s;
 
 -- name: partition_columns
 -- A page of the partitions of an epoch, by id, as columns of bytes; all of its aggregates go in one order.
@@ -23,8 +26,9 @@ from (
 ) page;
 
 -- name: changed_partitions
--- The partitions that came, or were divided, after an epoch and up to another.
-select p.partition_id, p.created_epoch, p.sealed_epoch, p.split_key, p.split_point, p.left_id, p.right_id
+-- The partitions that came, or were divided, after an epoch and up to another; and when the former was made.
+select p.partition_id, p.created_epoch, p.sealed_epoch, p.split_key, p.split_point, p.left_id, p.right_id,
+    (select (extract(epoch from e.created_at) * 1000000)::bigint from epoch e where e.table_id = %(table_id)s and e.epoch = %(after)s)
 from epoch e
 cross join lateral unnest(e.sealed || e.created) as changed (partition_id)
 join partition p on p.table_id = %(table_id)s and p.partition_id = changed.partition_id

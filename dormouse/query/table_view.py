@@ -151,17 +151,18 @@ class _View:
         tree = self._tree(ranges, whole=whole_tree)
         for _ in range(EPOCHS_CHASED_MAX):
             page = _asked(tree, ranges, leaves_max)
-            epoch, snapshot, rows = self._alone(partial(self._store.planned_on, page.partition_ids))
-            if epoch == tree.epoch:
+            epoch, made_at, snapshot, rows = self._alone(partial(self._store.planned_on, page.partition_ids))
+            if epoch == tree.epoch and tree.arrays.agrees(epoch, made_at):
                 return page.planned(rows, snapshot)
-            tree = self._partitions.at(epoch)
+            tree = self._partitions.at(epoch, made_at=made_at)
         return _in_one_snapshot(self._context, lambda conn: self.within(conn, ranges, leaves_max))
 
     def within(self, conn: psycopg.Connection[Any], ranges: KeyRanges, leaves_max: int | None) -> _Page:
         """As `now`, as a REPEATABLE READ transaction sees it."""
         page = _asked(self._partitions.tree_in(conn), ranges, leaves_max)
         found = self._store.following(lambda: self._store.planned_on(page.partition_ids, conn), conn)
-        return page.planned(found[2], found[1])
+        _, _, snapshot, rows = found
+        return page.planned(rows, snapshot)
 
     def pages(self, page: _Page, leaves_max: int = PAGE_LEAVES) -> Iterator[_Page]:
         """A first page and all further ones."""
