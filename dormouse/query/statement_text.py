@@ -29,6 +29,13 @@ _TOKEN = re.compile(
     | (?P<symbol>[-+*/%|&^<>=!~@\#:.?]+) | (?P<word>[^\W\d]\w*) | \d+(?:\.\d+)?""",
     re.VERBOSE,
 )
+_QUOTED = re.compile(r"""'[^']*'|"[^"]*"|`[^`]*`|--[^\n]*|/\*.*?\*/""", re.DOTALL)
+# what DataFusion's parser reads, and its planner leaves out without a word
+_IGNORED = re.compile(
+    r"""\b(?: tablesample | sample(?=\s*\() | prewhere | connect\s+by | partition(?=\s*\()
+    | with\s+(?:rollup|cube|totals)(?!\s*(?:\(|as\b|,)) )\b""",
+    re.VERBOSE | re.IGNORECASE,
+)
 _COMBINING = {"union", "intersect", "except", "join", "minus"}
 _LISTING_TABLES = {"from", "with"}
 _JOINED = re.compile(r"^ *(?:\w+ )?(?:Join|Subquery):", re.MULTILINE)
@@ -63,6 +70,11 @@ def check_statement(text: object) -> str:
         raise InvalidQuery(
             f"the statement chains more than {CHAIN_MAX:,} operators, tables or UNIONs: write many values as "
             "column IN (…), or ask in several statements"
+        )
+    if match := _IGNORED.search(_QUOTED.sub(" ", text)):
+        raise InvalidQuery(
+            f"SQL: {' '.join(match[0].upper().split())} is not supported; a name that is so called stands in "
+            "double quotes"
         )
     return text
 

@@ -74,3 +74,37 @@ def test_what_is_no_statement_is_refused(statement: object, message: str) -> Non
     with pytest.raises(InvalidQuery, match=message) as error:
         check_statement(statement)
     assert len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("rest", "said"),
+    [
+        ("tablesample (1 percent)", "TABLESAMPLE"),
+        ("TableSample bernoulli (1)", "TABLESAMPLE"),
+        ("sample (1)", "SAMPLE"),
+        ("prewhere a = 1", "PREWHERE"),
+        ("start with a = 1 connect /* ' */ by a = 2", "CONNECT BY"),
+        ("partition (p0)", "PARTITION"),
+        ("group by a with\nrollup", "WITH ROLLUP"),
+        ("group by a with cube", "WITH CUBE"),
+        ("group by a with totals", "WITH TOTALS"),
+    ],
+)
+def test_what_datafusion_would_leave_out_is_refused(rest: str, said: str) -> None:
+    with pytest.raises(InvalidQuery, match=f"SQL: {said} is not supported"):
+        check_statement(f"select * from t {rest}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "with totals as (select 1 as a) select * from totals",
+        "with rollup (a) as (select 1) select * from rollup",
+        "select a, count(*) from t group by rollup (a)",
+        "select row_number() over (partition by (a) order by b) from t",
+        "select 'tablesample (1)', \"prewhere\" from t -- with rollup",
+        "select sample, tablesampled from t",
+    ],
+)
+def test_names_that_look_like_what_is_left_out_are_taken(text: str) -> None:
+    assert check_statement(text) == text
