@@ -181,7 +181,7 @@ class Server:
     # ------------------------------------------------------------------ the process
 
     def _spawn(self, tcp: bool, options: Mapping[str, str]) -> None:
-        self._remove_stale_pid_file()
+        self._remove_stale_pid_files()
         self._adopt_copy()
         if self.log.exists() and self.log.stat().st_size > LOG_BYTES_MAX:
             self.log.replace(self.log.with_suffix(".log.old"))
@@ -248,13 +248,14 @@ class Server:
         except (OSError, IndexError, ValueError, psutil.Error):
             return None
 
-    def _remove_stale_pid_file(self) -> None:
+    def _remove_stale_pid_files(self) -> None:
         """PostgreSQL refuses to start while any process, even a zombie, has the crashed server's id.
 
-        While backends of the crashed server live, the file stays: it guards the shared memory they use.
+        While backends of the crashed server live, the files stay: one guards the shared memory they use.
         """
         if not _processes_in(self.data):
-            (self.data / "postmaster.pid").unlink(missing_ok=True)
+            for file in (self.data / "postmaster.pid", *self._socket_folder().glob(".s.PGSQL.*.lock")):
+                file.unlink(missing_ok=True)
 
     def _adopt_copy(self) -> None:
         """A copied folder may have got what PostgreSQL refuses: root as its owner, or others' access."""

@@ -9,8 +9,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 from embedded import ask, leave, other_process, postmaster, runs, said
+from state import wait_until
 
 from dormouse.embedded_postgres import EmbeddedPostgres
 from dormouse.errors import InstanceError
@@ -74,6 +76,18 @@ def test_the_server_outlives_the_kill_of_the_process_that_started_it(server_fold
         with EmbeddedPostgres(server_folder) as server:
             other.kill()
             other.wait()
+            assert ask(server.dsn, "select 1") == 1
+    assert not runs(server_folder)
+
+
+def test_a_server_whose_killed_process_nobody_waited_for_is_started_by_another(server_folder: Path) -> None:
+    with other_process(server_folder) as other:
+        assert said(other) == "started"
+        dead = postmaster(server_folder)
+        dead.kill()
+        wait_until(lambda: dead.status() == psutil.STATUS_ZOMBIE)
+        with EmbeddedPostgres(server_folder) as server:
+            assert server.joined
             assert ask(server.dsn, "select 1") == 1
     assert not runs(server_folder)
 
