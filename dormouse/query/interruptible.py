@@ -33,10 +33,10 @@ class Interruption:
         if self._is_set:
             raise DormouseError("the query was interrupted")
 
-    def _await(self, upcoming: Future[RecordBatch]) -> None:
+    def _await(self, upcoming: Future[RecordBatch] | None) -> None:
         with self._lock:
             self._awaited = upcoming
-            if self._is_set:
+            if self._is_set and upcoming is not None:
                 upcoming.cancel()
 
 
@@ -46,19 +46,27 @@ def interruptible(stream: RecordBatchStream, interruption: Interruption) -> Iter
     DataFusion waits for a batch in native code, which only its futures leave before the batch is there.
     """
 
-    async def upcoming() -> RecordBatch:
-        return await anext(stream)
+    streams = [stream]
+    del stream
 
-    while True:
-        future = asyncio.run_coroutine_threadsafe(upcoming(), _Loop.running())
-        interruption._await(future)
-        try:
-            batch = future.result()
-        except StopAsyncIteration:
-            return
-        except CancelledError:
-            break
-        yield batch
+    async def upcoming() -> RecordBatch:
+        return await anext(streams[0])
+
+    try:
+        while True:
+            future = asyncio.run_coroutine_threadsafe(upcoming(), _Loop.running())
+            interruption._await(future)
+            try:
+                batch = future.result()
+            except StopAsyncIteration:
+                return
+            except CancelledError:
+                break
+            yield batch
+    finally:
+        # whoever keeps the interruption must not keep the stream: it computes as long as it lives
+        interruption._await(None)
+        streams.clear()
     interruption.check()
 
 
