@@ -62,6 +62,8 @@ class Http:
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, accept: str
     ) -> httpx.Response:
         """A successful answer whose body is still to be read; the caller closes it."""
+        if self._client.is_closed:
+            raise InstanceError(f"the client of {self.url} is closed: connect again")
         give_up_at = time.monotonic() + RETRY_SECONDS_MAX
         for attempt in range(1, ATTEMPTS_MAX + 1):
             wait = _BACKOFF_SECONDS * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)  # noqa: S311

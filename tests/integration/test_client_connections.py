@@ -233,6 +233,13 @@ def test_a_service_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) ->
             client.tables()
 
 
+def test_a_client_that_is_closed_says_so() -> None:
+    client = connect("http://127.0.0.1:1")
+    client.close()
+    with pytest.raises(InstanceError, match="is closed: connect again"):
+        client.tables()
+
+
 def test_a_service_that_starts_meanwhile_is_reached() -> None:
     with listening() as (server, url):
         address = server.getsockname()
