@@ -1,0 +1,138 @@
+"""Ingests, compactions, splits, collections and conversions beside queries: every answer is right."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import query_storm
+from query_storm import (
+    COLUMNS,
+    COUNTED,
+    GIVEN_UP,
+    SCHEMA,
+    WRITERS_MAX,
+    Asked,
+    Storm,
+    in_order,
+    maintain,
+    read,
+    write,
+)
+
+from dormouse.catalog import Catalog
+from dormouse.files.attempts import WriteAttempts
+from dormouse.files.layout import LAYOUTS
+from dormouse.model.properties import TableProperties
+from dormouse.objects import open_store
+from dormouse.postgres import ConnectionSupplier
+from dormouse.query import query
+
+WAIT_SECONDS_MAX = 600.0
+SMALL = {
+    "compaction_strategy": "basic",
+    "compaction_batch_files": 3,
+    "split_min_rows": 100,
+    "row_group_bytes": 65_536,
+}
+DELAYS = (0.0, 1.0, 900.0)
+"""Of collection, in seconds, a table each."""
+POINTS = ("a", "b", "c", "é")
+
+
+@pytest.fixture
+def storm(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> Storm:
+    objects = open_store(tmp_path / "objects")
+    catalog = Catalog(supplier, WriteAttempts(supplier, objects))
+    tables = tuple(
+        catalog.create(
+            f"t{n}",
+            SCHEMA,
+            TableProperties(**SMALL, gc_delay_seconds=delay),
+            layout,
+            POINTS,
+        )
+        for n, (delay, layout) in enumerate(zip(DELAYS, LAYOUTS, strict=True))
+    )
+    spawn = multiprocessing.get_context("spawn")
+    places = len(tables) * WRITERS_MAX
+    return Storm(
+        dsn,
+        str(tmp_path / "objects"),
+        tables,
+        spawn.Array("q", places),
+        spawn.Array("q", places),
+        spawn.Array("q", len(tables)),
+        spawn.Array("q", GIVEN_UP + 1),
+        spawn.Event(),
+        spawn.Queue(),
+    )
+
+
+@pytest.mark.slow
+def test_answers_are_right_while_everything_changes(storm: Storm, supplier: ConnectionSupplier) -> None:
+    blow(storm, [(write, 1), (maintain, 1), (read, 1)], seconds=0, at_least=3)
+    check_end(storm, supplier)
+
+
+@pytest.mark.slow
+def test_answers_are_right_in_a_long_storm(storm: Storm, supplier: ConnectionSupplier) -> None:
+    blow(storm, [(write, 2), (maintain, 2), (read, 3)], seconds=60, at_least=8)
+    check_end(storm, supplier)
+
+
+def blow(storm: Storm, crowd: list[tuple[Callable[..., None], int]], seconds: float, at_least: int) -> None:
+    """Until so much was done of everything, and for so long."""
+    spawn = multiprocessing.get_context("spawn")
+    processes = [
+        spawn.Process(target=query_storm.run, args=(storm, work, number), daemon=True)
+        for work, times in crowd
+        for number in range(times)
+    ]
+    for process in processes:
+        process.start()
+    began = time.monotonic()
+    try:
+        while not is_enough(storm, at_least) or time.monotonic() - began < seconds:
+            assert time.monotonic() - began < WAIT_SECONDS_MAX, done(storm)
+            if storm.stop.wait(0.1):
+                break
+        storm.stop.set()
+        for process in processes:
+            process.join(WAIT_SECONDS_MAX)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    failures = []
+    while not storm.failures.empty():
+        failures.append(storm.failures.get(timeout=10))
+    assert not failures, "\n".join(failures)
+
+
+def done(storm: Storm) -> dict[str, int]:
+    return dict(zip(COUNTED, storm.counts, strict=False))
+
+
+def is_enough(storm: Storm, at_least: int) -> bool:
+    return all(number >= (1 if name == "conversions" else at_least) for name, number in done(storm).items())
+
+
+def check_end(storm: Storm, supplier: ConnectionSupplier) -> None:
+    """All is there; totals are what a count tells; looks at what has changed have forgotten nothing."""
+    for number, context in enumerate(storm.contexts(supplier)):
+        asked = Asked(storm, number)
+        asked.check(in_order(query(context, columns=COLUMNS)), lambda row: True, one_moment=True)
+        while context.jobs.create():
+            pass
+        above = context.partitions.count_above_leaves()
+        totals = context.store.totals.bring_forward()
+        assert context.store.totals.read() == totals
+        with supplier.connection() as conn:
+            conn.execute("delete from watermark where table_id = %s", [context.table.table_id])
+        assert context.store.totals.read() == totals
+        assert context.jobs.create() == 0
+        assert context.partitions.count_above_leaves() == above

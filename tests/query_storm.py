@@ -1,0 +1,301 @@
+"""Processes that ingest into tables, maintain them and read them all at once, and check every answer.
+
+A writer's ingests are numbered, and go into the tables in turn. It tells in shared memory which it has begun,
+and which were acknowledged: so whoever asks knows which rows must be there, and which cannot be.
+"""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+
+from dormouse.catalog import Catalog
+from dormouse.compaction import compact
+from dormouse.context import TableContext
+from dormouse.data.arrow_schema import arrow_schema
+from dormouse.errors import ObjectNotFound
+from dormouse.files.attempts import WriteAttempts
+from dormouse.files.layout import LAYOUTS
+from dormouse.ingesting import ingest
+from dormouse.model.region import Range
+from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableRecord
+from dormouse.model.types import BYTES, INT, LONG, STRING
+from dormouse.objects import open_store
+from dormouse.partitions.tree_cache import TreeCache
+from dormouse.postgres import ConnectionSupplier
+from dormouse.query import query, session, table_view
+from dormouse.query.statements import sql
+from dormouse.splitting import split
+
+SCHEMA = Schema(
+    [Field("name", STRING), Field("part", LONG)],
+    [Field("time", INT)],
+    [Field("writer", LONG), Field("ingest", LONG), Field("n", LONG), Field("ballast", BYTES)],
+)
+NAMES = ["", "a", "a\x00", "b", "c", "é", "😀"]
+COLUMNS = SCHEMA.names[:-1]
+BALLAST_BYTES = 2_000
+"""So that files have several row groups, which are not read all at once."""
+ROWS = 30
+WRITERS_MAX = 8
+COLLECTED_MEANWHILE = ("faster than they are read", "too many to be held back", "run the query again")
+Row = tuple[Any, ...]
+Answer = dict[tuple[int, int], list[Row]]
+"""The rows of each ingest, by writer and number."""
+
+
+@dataclass(frozen=True)
+class Storm:
+    """Where the storm is: the tables, in the order in which writers fill them, and what everybody tells."""
+
+    dsn: str
+    objects: str
+    tables: tuple[TableRecord, ...]
+    begun: Any
+    acknowledged: Any
+    """Of each table and writer, how many ingests; arrays in shared memory, like the next."""
+    rounds: Any
+    """Of each table, how often it was compacted, split and collected."""
+    counts: Any
+    """What was done, as COUNTED says; last the queries that were given up."""
+    stop: Any
+    failures: Any
+
+    def place(self, table: int, writer: int) -> int:
+        return table * WRITERS_MAX + writer
+
+    def await_rounds(self, table: int, number: int) -> None:
+        """Until maintenance has been there so often more."""
+        until = self.rounds[table] + number
+        while self.rounds[table] < until and not self.stop.wait(0.01):
+            pass
+
+    def contexts(self, supplier: ConnectionSupplier) -> list[TableContext]:
+        objects = open_store(self.objects)
+        return [TableContext(self.dsn, supplier, objects, t, trees=TreeCache()) for t in self.tables]
+
+
+COUNTED = ("queries", "parts", "limits", "few", "statements", "jobs", "splits", "collected", "conversions")
+GIVEN_UP = len(COUNTED)
+
+
+@cache
+def rows_of(writer: int, number: int) -> tuple[Row, ...]:
+    """What an ingest adds: few keys, which all have many rows."""
+    rng = random.Random(f"{writer} {number}")
+    return tuple(
+        (rng.choice(NAMES), rng.randrange(3), rng.randrange(2), writer, number, n) for n in range(ROWS)
+    )
+
+
+def key(row: Row) -> tuple[Any, ...]:
+    return row[:3]
+
+
+def run(storm: Storm, work: Callable[..., None], number: int) -> None:
+    """A process: does its work until all stop, and tells why it failed."""
+    try:
+        with closing(ConnectionSupplier(storm.dsn, connections_max=4)) as supplier:
+            rng = random.Random(f"{work.__name__} {number}")
+            while not storm.stop.is_set():
+                work(storm, supplier, rng, number)
+    except BaseException:
+        storm.failures.put(f"{work.__name__} {number}: {traceback.format_exc()}")
+        storm.stop.set()
+
+
+def write(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, writer: int) -> None:
+    """One ingest into each of the tables; some are sent twice."""
+    for table, context in enumerate(storm.contexts(supplier)):
+        place = storm.place(table, writer)
+        number = storm.begun[place]
+        columns = [*map(list, zip(*rows_of(writer, number), strict=True))]
+        ballast = [rng.randbytes(BALLAST_BYTES) for _ in range(ROWS)]
+        data = pa.table([*columns, ballast], schema=arrow_schema(SCHEMA))
+        storm.begun[place] = number + 1
+        for _ in range(rng.choice([1, 1, 2])):
+            ingest(context, data, ingest_id=f"{writer}-{number}", engine="local", progress=None)
+        storm.acknowledged[place] = number + 1
+
+
+def maintain(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, _: int) -> None:
+    for table, context in rng.sample(list(enumerate(storm.contexts(supplier))), len(storm.tables)):
+        count(storm, "jobs", compact(context, engine="local").jobs_run)
+        count(storm, "splits", len(split(context).partitions_split))
+        count(storm, "collected", context.garbage.collect().deleted)
+        if rng.random() < 0.2:
+            catalog = Catalog(supplier, WriteAttempts(supplier, context.objects))
+            catalog.convert_layout(context.table, rng.choice(list(LAYOUTS)))
+            count(storm, "conversions")
+        with storm.rounds.get_lock():
+            storm.rounds[table] += 1
+
+
+def read(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, number: int) -> None:
+    """Some queries over views that live a while, so that their trees grow old."""
+    # plans end in the midst of everything
+    session._ONE_STREAM["datafusion.execution.batch_size"] = "16"
+    table_view.PAGE_LEAVES = table_view.PAGE_LEAVES_MAX = 1 + 2 * (number % 2)
+    contexts = storm.contexts(supplier)
+    for _ in range(10):
+        for table, context in enumerate(contexts):
+            for ask in (ask_all, ask_part, ask_some, ask_few):
+                with may_be_given_up(storm):
+                    ask(storm, table, context, rng)
+        with may_be_given_up(storm):
+            ask_statement(storm, contexts)
+        if storm.stop.is_set():
+            return
+
+
+@dataclass
+class Asked:
+    """What is known before a query and after it."""
+
+    storm: Storm
+    table: int
+
+    def __post_init__(self) -> None:
+        self.seen = self.now(self.storm.acknowledged)
+
+    def now(self, array: Any) -> list[int]:
+        return [array[self.storm.place(self.table, writer)] for writer in range(WRITERS_MAX)]
+
+    def check(self, found: list[Row], wanted: Callable[[Row], bool], *, one_moment: bool) -> None:
+        """Every row that was acknowledged is there, none twice, and none that nobody wrote.
+
+        An ingest that came meanwhile is there whole or not at all; without `one_moment`, from some key on.
+        """
+        begun = self.now(self.storm.begun)
+        assert not [row for row, times in Counter(found).items() if times > 1], "rows are doubled"
+        by_ingest: dict[tuple[int, int], set[Row]] = defaultdict(set)
+        for row in found:
+            by_ingest[row[3], row[4]].add(row)
+        for writer in range(WRITERS_MAX):
+            for number in range(begun[writer]):
+                expected = {row for row in rows_of(writer, number) if wanted(row)}
+                there = by_ingest.pop((writer, number), set())
+                assert there <= expected, "rows that nobody wrote, or wanted"
+                if number < self.seen[writer]:
+                    assert there == expected, f"of {writer}-{number} {expected - there} miss"
+                missing = {key(row) for row in expected - there}
+                if one_moment:
+                    assert not (there and missing), f"of {writer}-{number} {missing} miss"
+                elif there and missing:
+                    # what is read later is seen as of later
+                    assert max(missing) < min(map(key, there)), f"of {writer}-{number} {missing} miss"
+        assert not by_ingest, "rows of ingests that were not begun"
+
+
+def ask_all(storm: Storm, table: int, context: TableContext, rng: random.Random) -> None:
+    """Half of them are read slowly, so that the table is another before they are at their end."""
+    asked = Asked(storm, table)
+    pause = rng.choice([None, rng.randrange(20)])
+    reader, found = query(context, columns=COLUMNS), list[Row]()
+    for number, batch in enumerate(reader):
+        found += rows([batch])
+        if number == pause:
+            storm.await_rounds(table, 2)
+    check_order(found)
+    asked.check(found, lambda row: True, one_moment=is_of_one_moment(context))
+    count(storm, "queries")
+
+
+def ask_part(storm: Storm, table: int, context: TableContext, rng: random.Random) -> None:
+    low, high = sorted(rng.sample(NAMES, 2))
+    parts = sorted(rng.sample(range(3), rng.randrange(1, 3)))
+    asked = Asked(storm, table)
+    found = in_order(query(context, {"name": Range(low, high), "part": parts}, COLUMNS))
+    asked.check(
+        found, lambda row: low <= row[0] < high and row[1] in parts, one_moment=is_of_one_moment(context)
+    )
+    count(storm, "parts")
+
+
+def ask_some(storm: Storm, table: int, context: TableContext, rng: random.Random) -> None:
+    """The rows before the last key are all of that part of the table."""
+    asked, limit = Asked(storm, table), rng.randrange(1, 400)
+    found = in_order(query(context, columns=COLUMNS, limit=limit))
+    assert len(found) <= limit
+    if len(found) == limit:
+        last = key(found[-1])
+        before = [row for row in found if key(row) < last]
+        asked.check(before, lambda row: key(row) < last, one_moment=is_of_one_moment(context))
+    count(storm, "limits")
+
+
+def ask_statement(storm: Storm, contexts: list[TableContext]) -> None:
+    """All tables at one moment: what a writer added to one, it had added to those before it."""
+    asked = [Asked(storm, table) for table in range(len(contexts))]
+    names = ", ".join(f'"{name}"' for name in COLUMNS)
+    parts = [f"SELECT {t} AS t, {names} FROM {c.table.name}" for t, c in enumerate(contexts)]
+    reader = sql({c.table.name: c for c in contexts}, " UNION ALL ".join(parts))
+    tables: dict[int, list[Row]] = {table: [] for table in range(len(contexts))}
+    for table, *row in rows(reader):
+        tables[table].append(tuple(row))
+    for table, one in enumerate(asked):
+        one.check(tables[table], lambda row: True, one_moment=True)
+    ingests = [{row[3:5] for row in found} for found in tables.values()]
+    for earlier, later in pairwise(ingests):
+        assert later <= earlier, "tables are seen at different moments"
+    count(storm, "statements")
+
+
+def ask_few(storm: Storm, table: int, context: TableContext, rng: random.Random) -> None:
+    """How many rows there are, and any of them."""
+    asked, limit, name = Asked(storm, table), rng.randrange(1, 200), context.table.name
+    [(number,)] = rows(sql({name: context}, f"SELECT count(*) FROM {name}"))
+    begun = sum(asked.now(storm.begun))
+    assert number in range(sum(asked.seen) * ROWS, begun * ROWS + 1, ROWS), f"{number} rows"
+    names = ", ".join(f'"{one}"' for one in COLUMNS)
+    found = rows(sql({name: context}, f"SELECT {names} FROM {name} LIMIT {limit}"))
+    assert len(set(found)) == len(found) >= min(limit, number)
+    assert all(row in rows_of(row[3], row[4]) for row in found)
+    count(storm, "few")
+
+
+def is_of_one_moment(context: TableContext) -> bool:
+    """Whether files stay for as long as any query takes."""
+    return context.properties.gc_delay_seconds > 100
+
+
+def in_order(reader: pa.RecordBatchReader) -> list[Row]:
+    found = rows(reader)
+    check_order(found)
+    return found
+
+
+def check_order(found: list[Row]) -> None:
+    keys = list(map(key, found))
+    assert keys == sorted(keys), "rows are out of order"
+
+
+def rows(batches: Iterable[pa.RecordBatch]) -> list[Row]:
+    return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
+
+
+def count(storm: Storm, what: str, number: int = 1) -> None:
+    with storm.counts.get_lock():
+        storm.counts[COUNTED.index(what)] += number
+
+
+@contextmanager
+def may_be_given_up(storm: Storm) -> Iterator[None]:
+    """Files may be collected faster than they are read: that may be said, and is counted."""
+    try:
+        yield
+    except ObjectNotFound as error:
+        if not any(text in str(error) for text in COLLECTED_MEANWHILE):
+            raise
+        with storm.counts.get_lock():
+            storm.counts[GIVEN_UP] += 1
