@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -125,22 +125,11 @@ def sql(
         if is_plan(reader) and output is None and format is Format.table and not session.as_json:
             print_plan(reader)
             return
-        reader = reader if limit is None else first_rows(reader, limit)
+        if limit is not None:
+            from dormouse.query.streams import first_rows
+
+            reader = first_rows(reader, limit)
         write(session, reader, format, output, limited=limit is not None)
-
-
-def first_rows(reader: pa.RecordBatchReader, limit: int) -> pa.RecordBatchReader:
-    """The rows up to the limit; no batch is read beyond it."""
-    import pyarrow as pa
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        remaining = limit
-        while remaining and (batch := next(reader, None)) is not None:
-            part = batch.slice(0, remaining)
-            remaining -= part.num_rows
-            yield part
-
-    return pa.RecordBatchReader.from_batches(reader.schema, batches())
 
 
 def is_plan(reader: pa.RecordBatchReader) -> bool:

@@ -42,6 +42,19 @@ def exact(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
+def first_rows(reader: pa.RecordBatchReader, limit: int) -> pa.RecordBatchReader:
+    """The rows up to the limit; no batch is read beyond it."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        remaining = limit
+        while remaining and (batch := next(reader, None)) is not None:
+            part = batch.slice(0, remaining)
+            remaining -= part.num_rows
+            yield part
+
+    return pa.RecordBatchReader.from_batches(reader.schema, batches())
+
+
 def one_ahead(items: Iterator[T], interrupt: Callable[[], object] = lambda: None) -> Iterator[T]:
     """The same items; from the second on, each is made in a thread while the one before it is used.
 
