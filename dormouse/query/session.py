@@ -36,6 +36,18 @@ _OPTIONS = {
     "datafusion.sql_parser.enable_ident_normalization": "false",
     "datafusion.optimizer.prefer_existing_sort": "true",
 }
+# DataFusion makes their answers at one go, outside of the memory that a session may use
+UNBOUNDED_FUNCTIONS = (
+    "array_repeat",
+    "array_resize",
+    "generate_series",  # the table function stays, as `range` does
+    "list_repeat",
+    "list_resize",
+    "lpad",
+    "range",
+    "repeat",
+    "rpad",
+)
 FILES_A_SCAN = 64
 _ONE_STREAM = {
     # a file is one sorted stream: nothing may cut it up or mix it
@@ -56,6 +68,8 @@ def session(store: ObjectStore | None, *, in_key_order: bool) -> SessionContext:
         config = config.set(name, value)
     runtime = RuntimeEnvBuilder().with_disk_manager_os().with_fair_spill_pool(MEMORY_BYTES_MAX)
     ctx = SessionContext(config, runtime)
+    for name in UNBOUNDED_FUNCTIONS:
+        ctx.deregister_udf(name)
     if store is not None:
         register(ctx, store)
     return ctx

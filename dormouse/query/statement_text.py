@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from dormouse.errors import InvalidQuery
 from dormouse.model.file_reference import is_text
+from dormouse.query.session import UNBOUNDED_FUNCTIONS
 from dormouse.query.where import unknown
 
 STATEMENT_CHARACTERS_MAX = 1 << 20
@@ -20,6 +21,7 @@ _READS = "SQL can only read: SELECT, WITH, VALUES, DESCRIBE and EXPLAIN of them"
 _NO_TABLE = re.compile(r"table '(?:datafusion\.public\.)?(.*)' not found")
 _REFUSED = re.compile(r"(?:DDL|DML|Statement) not supported: (\w[\w ]*)")
 _UNSUPPORTED = re.compile(r"Unsupported SQL statement: (\w+)|Query (INSERT|UPDATE|DELETE|MERGE) ")
+_NO_FUNCTION = re.compile(r"Invalid function '(\w+)'")
 _NO_SCHEMA = re.compile(r"SHOW .* is not supported unless information_schema is enabled")
 
 # quotes in other words than the plain ones, and comments, in which a quote is none
@@ -98,6 +100,8 @@ def mistake(text: str, known: Callable[[], Iterable[str]]) -> InvalidQuery:
         return InvalidQuery(f"{_READS}; `dormouse table list` shows tables, DESCRIBE shows columns")
     if "only supports a single SQL statement" in text:
         return InvalidQuery("SQL: give a single SQL statement, not several")
+    if (match := _NO_FUNCTION.search(text)) and match[1] in UNBOUNDED_FUNCTIONS:
+        return InvalidQuery(f"SQL: the function {match[1]} is not offered, as its answer can be of any size")
     return InvalidQuery(f"SQL: {text}")
 
 

@@ -208,6 +208,9 @@ def test_the_schema_is_plain_also_without_rows(lake: Lake) -> None:
         ("", "SQL: No SQL statements"),
         ("select abs(Carrier, 3) from Flights", "SQL: "),
         ("select * from Flights where flight = 'x'", "SQL: Cannot cast string 'x' to value of Int64 type"),
+        ("select repeat('x', 400000000)", "SQL: the function repeat is not offered, as its answer can be of"),
+        ("select RPAD(Carrier, 2147483647, 'y') from Flights", "SQL: the function rpad is not offered"),
+        ("select unnest(generate_series(1, 1000000000))", "SQL: the function generate_series is not offered"),
         ("select * from Flights limit 'x'", "SQL: Expected LIMIT to be an integer or null, but got Utf8"),
     ],
 )
@@ -294,6 +297,16 @@ def test_series_and_descriptions_are_read(lake: Lake) -> None:
     assert tuples(sql(contexts, text)) == lake.expect("select count(*) from t where leg between -2 and 2")
     described = tuples(sql(contexts, "describe Flights"))
     assert [name for name, *_ in described] == list(SCHEMA.names)
+
+
+def test_no_function_is_left_that_makes_a_value_as_large_as_a_number_says(lake: Lake) -> None:
+    calls = ["repeat('x', 2)", "lpad('x', 2)", "rpad('x', 2)", "range(2)", "generate_series(2)"]
+    calls += [
+        f"{kind}_{name}" for kind in ("array", "list") for name in ("repeat(1, 2)", "resize([1], 2, 0)")
+    ]
+    for call in calls:
+        with pytest.raises(InvalidQuery, match=rf"the function {call.partition('(')[0]} is not offered"):
+            sql({"Flights": lake.context}, f"select {call}")
 
 
 def test_what_fails_while_it_runs_is_a_mistake_too(lake: Lake) -> None:
