@@ -43,6 +43,8 @@ class JsonRequest(Request):
             raise BodyRefused(
                 UnsupportedMediaType("the body must be JSON, with content-type: application/json")
             )
+        if self.headers.get("content-encoding", "").strip().lower() not in {"", "identity"}:
+            raise BodyRefused(UnsupportedMediaType("the body must come as it is, without content-encoding"))
         too_large = BodyTooLarge(
             f"the body is larger than the {settings.body_bytes_max:,} bytes that are allowed"
         )

@@ -25,7 +25,9 @@ from dormouse.errors import (
 
 MEDIA_TYPE = "application/problem+json"
 DETAIL_LENGTH_MAX = 2_000
+NAME_LENGTH_MAX = 200
 RETRY_AFTER_SECONDS = 1
+_LONG_NAME = re.compile(rf"\S{{{NAME_LENGTH_MAX + 1},}}")
 _CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
 
 _STATUSES: tuple[tuple[type[DormouseError], int], ...] = (
@@ -56,6 +58,12 @@ class QueryTimeOver(Refused):
     """The query took too long."""
 
     status = 504
+
+
+class ServiceEnds(Refused):
+    """The service is being stopped."""
+
+    status = 503
 
 
 class AnswerTooLarge(Refused):
@@ -157,8 +165,13 @@ def invalid_request(errors: list[Any]) -> Problem:
 
 
 def shortened(text: str) -> str:
-    line = " ".join(text.split())
+    line = _LONG_NAME.sub(_cut, " ".join(text.split()))
     return line if len(line) <= DETAIL_LENGTH_MAX else f"{line[:DETAIL_LENGTH_MAX]}…"
+
+
+def _cut(name: re.Match[str]) -> str:
+    quote = name[0][-1] if name[0][-1] in "'\"" else ""
+    return f"{name[0][:NAME_LENGTH_MAX]}…{quote}"
 
 
 def _status(error: DormouseError) -> int:

@@ -18,6 +18,21 @@ HEADER_BYTES_MAX = 32 * 1024
 WRITE_BUFFER_BYTES_MAX = 64 * 1024
 
 
+class _Connection(h11.Connection):
+    """Refuses requests of which two readers could see different ends (RFC 9112, 6.1)."""
+
+    is_head = False
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self.is_head = event.method == b"HEAD"
+            names = {name for name, _ in event.headers}
+            if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
+                raise h11.RemoteProtocolError("the request has two lengths")
+        return event
+
+
 class Protocol(H11Protocol):
     """One connection. `request_seconds_max` is how long a client may take to send a request's headers."""
 
@@ -26,6 +41,7 @@ class Protocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         # an application finds it in its scope's state, as uvicorn copies this
         self.app_state = {**self.app_state, "connection": self}
+        self.conn = _Connection(h11.SERVER, self.config.h11_max_incomplete_event_size or HEADER_BYTES_MAX)
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
         self._deadline = self.loop.call_later(self.request_seconds_max, self._too_slow)
@@ -64,7 +80,7 @@ class Protocol(H11Protocol):
         ]
         events: list[Any] = [
             h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
-            h11.Data(data=body),
+            h11.Data(data=b"" if self.conn.is_head else body),
             h11.EndOfMessage(),
         ]
         for event in events:

@@ -44,6 +44,7 @@ tables = APIRouter(prefix="/v1/tables", tags=["tables"])
 queries = APIRouter(prefix="/v1", tags=["queries"], route_class=JsonRoute)
 
 
+@health.head("/health", include_in_schema=False)
 @health.get("/health", response_model=documents.Health, summary="Whether the process answers")
 async def alive() -> Response:
     """Needs no token, and never asks the database, which it would wake when it sleeps."""

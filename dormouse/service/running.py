@@ -21,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 from dormouse.errors import DormouseError
 from dormouse.service.admission import Slots
 from dormouse.service.metrics import Metrics
-from dormouse.service.problems import Problem, QueryTimeOver, problem_of
+from dormouse.service.problems import Problem, QueryTimeOver, ServiceEnds, problem_of
 from dormouse.service.work import Piece
 from dormouse.settings.service import ServiceSettings
 
@@ -116,6 +116,12 @@ class Answer(Response):
             outcome = await self._run(connection, gone)
         except ClientGone:
             outcome = "client_gone"
+        except asyncio.CancelledError:
+            if not connection.begun:
+                await connection.send_problem(
+                    problem_of(ServiceEnds("the service is being stopped; ask again"))
+                )
+            raise
         finally:
             gone.cancel()
             scope["state"]["rows"] = self.rows

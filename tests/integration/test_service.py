@@ -243,6 +243,18 @@ def test_what_is_not_there_is_a_problem(url: str, method: str, path: str, status
     assert found.headers["content-type"] == "application/problem+json"
 
 
+def test_health_is_told_without_a_body(url: str) -> None:
+    head, get = httpx.head(f"{url}/health"), httpx.get(f"{url}/health")
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == get.headers["content-length"]
+
+
+def test_a_long_name_is_cut(url: str) -> None:
+    detail = httpx.get(f"{url}/v1/tables/{'x' * 1_000}").json()["detail"]
+    assert "xxx…' does not exist" in detail
+    assert len(detail) < 250
+
+
 def test_formats_that_there_are_not_are_refused(url: str) -> None:
     found = httpx.post(f"{url}/v1/sql", json={"statement": "select 1"}, headers={"accept": "image/png"})
     assert (found.status_code, found.json()["type"]) == (406, "urn:dormouse:not-acceptable")

@@ -27,6 +27,7 @@ from tests.serving import (
     eventually,
     metric,
     request,
+    running,
     serving,
     sql_request,
 )
@@ -255,6 +256,9 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
         b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 100_000 + b"\r\n\r\n",
         b"POST /v1/sql HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n",
         b"POST /v1/sql HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
+        b"POST /v1/sql HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n"
+        b"0\r\n\r\n",
+        b"POST /v1/sql HTTP/1.0\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
     ],
 )
 def test_what_is_not_http_gets_one_clear_answer(garbage: bytes) -> None:
@@ -269,6 +273,40 @@ def test_what_is_not_http_gets_one_clear_answer(garbage: bytes) -> None:
             assert sock.recv(100).startswith(b"HTTP/1.1 200 OK")
         eventually(lambda: idle(url))
         assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_what_follows_a_request_of_two_lengths_is_not_read() -> None:
+    lengths = b"host: localhost\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
+    with serving(instance(Endless())) as url:
+        for method in (b"POST", b"HEAD"):
+            with connected(url) as sock:
+                sock.sendall(method + b" /health HTTP/1.1\r\n" + lengths + b"GET /health HTTP/1.1\r\n\r\n")
+                answer = read_to_end(sock)
+                assert answer.startswith(b"HTTP/1.1 400 ")
+                assert answer.count(b"HTTP/1.1") == 1 + (method == b"POST")  # its text names it
+
+
+def test_a_body_that_is_encoded_is_refused() -> None:
+    with serving(instance(Endless())) as url:
+        for encoding, status in (("gzip", 415), ("br, identity", 415), ("Identity", 400)):
+            headers = {"content-type": "application/json", "content-encoding": encoding}
+            found = httpx.post(f"{url}/v1/sql", content=b"{}", headers=headers)
+            assert found.status_code == status
+
+
+@pytest.mark.parametrize(("seconds", "stops"), [(0, 1), (int(SECONDS_MAX), 2)])
+def test_who_waits_for_rows_when_the_service_ends_is_told_so(seconds: int, stops: int) -> None:
+    source = Stuck()
+    with running(instance(source), shutdown_seconds_max=seconds) as server:
+        with connected(server.url) as sock:
+            sock.sendall(sql_request())
+            eventually(lambda: not idle(server.url))
+            for _ in range(stops):
+                server.stop()
+            answer = read_to_end(sock)
+        source.may_end.set()
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"urn:dormouse:service-ends" in answer
 
 
 def test_an_error_of_dormouse_has_its_name_and_status() -> None:
