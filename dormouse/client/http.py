@@ -47,6 +47,10 @@ class Http:
     def close(self) -> None:
         self._client.close()
 
+    @property
+    def is_closed(self) -> bool:
+        return self._client.is_closed
+
     def json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The answer's JSON."""
         response = self.open(method, path, body, accept="application/json")

@@ -129,9 +129,16 @@ class _Body:
         return b"".join(parts)
 
     def _more(self) -> bytes:
-        with self._http.named_failures():
-            for chunk in self._chunks:
-                return chunk
+        try:
+            with self._http.named_failures():
+                for chunk in self._chunks:
+                    return chunk
+        except Exception as error:
+            if self._http.is_closed:
+                raise InstanceError(
+                    f"the client of {self._http.url} was closed before this answer was read to its end"
+                ) from error
+            raise
         raise InstanceError(
             f"the connection to {self._http.url} was cut in the middle of an answer; ask again"
         )

@@ -240,6 +240,18 @@ def test_a_client_that_is_closed_says_so() -> None:
         client.tables()
 
 
+def test_a_reader_whose_client_is_closed_says_so() -> None:
+    with listening() as (server, url):
+        client = connect(url)
+        waiting = Waiting(server, client)
+        with closing(waiting.connection) as connection:
+            connection.sendall(OK[:-100])
+            reader = waiting.reader()
+            client.close()
+            with pytest.raises(InstanceError, match=r"^the client of http.* was closed before this answer"):
+                reader.read_all()
+
+
 def test_a_service_that_starts_meanwhile_is_reached() -> None:
     with listening() as (server, url):
         address = server.getsockname()
