@@ -35,6 +35,7 @@ WAIT_SECONDS_MAX = 600.0
 SMALL = {
     "compaction_strategy": "basic",
     "compaction_batch_files": 3,
+    "split_threshold_rows": 200,
     "split_min_rows": 100,
     "row_group_bytes": 65_536,
 }
