@@ -36,6 +36,7 @@ class _Connection(h11.Connection):
 class Protocol(H11Protocol):
     """One connection. `request_seconds_max` is how long a client may take to send a request's headers."""
 
+    conn: _Connection
     request_seconds_max = 60.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
