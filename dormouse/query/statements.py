@@ -26,6 +26,7 @@ from dormouse.query.session import no_rows, rows, session
 from dormouse.query.statement_text import check_joins, check_statement, mistake
 from dormouse.query.streams import FileGone, check_there, exact, named_failures, one_ahead, one_line
 from dormouse.query.table_view import plan_query, plan_tables, summary
+from dormouse.query.value_sizes import check_value_sizes
 
 FILES_MAX = 50_000
 """Of one statement: DataFusion keeps about 25 kB of each in memory."""
@@ -213,6 +214,7 @@ class _Statement:
         register_outlines(ctx, self.contexts)
         frame = self._parsed(ctx)
         check_joins(frame.logical_plan().display_indent())
+        check_value_sizes(frame.logical_plan())
         try:
             with panics_as_errors():
                 plan = frame.optimized_logical_plan()

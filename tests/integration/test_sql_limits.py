@@ -249,3 +249,36 @@ def test_only_tables_that_a_statement_can_mean_are_loaded(
         instance.sql("select * from thre")
     with pytest.raises(InvalidQuery, match="neither NUL"):
         instance.sql("select '\x00' from one")
+
+
+def _chain(expression: str, links: int, first: str) -> str:
+    """A statement of CTEs, each of which makes a value of the one before."""
+    named = [f"t0 as (select {first} s)"]
+    named += [f"t{n} as (select {expression} s from t{n - 1})" for n in range(1, links + 1)]
+    return f"with {', '.join(named)} select length(s) from t{links}"
+
+
+@pytest.mark.parametrize(
+    ("statement", "last"),
+    [
+        (_chain("s || s", 40, "'x'"), None),
+        (_chain("concat(s, s)", 40, "cast(now() as varchar)"), None),
+        (_chain("case when s = 'a' then s || s else upper(s || s) end", 40, "'x'"), None),
+        (_chain("max(s || s)", 40, "'x'"), None),
+        (_chain("first_value(s || s) over ()", 40, "'x'"), None),
+        (_chain("replace(s, 'x', s)", 6, "'xxxxxxxxxx'"), None),
+        (f"select replace('{'x' * 50_000}', 'x', '{'y' * 50_000}')", None),
+        (f"select array_to_string(string_to_array('{'x,' * 50_000}', ','), '{'y' * 50_000}')", None),
+        (_chain("s || s", 10, "'x'"), 1024),
+        (_chain("replace(replace(replace(s, 'a', 'b'), 'c', ''), ' ', '_')", 8, "'a c'"), 2),
+        ("select length(" + " || ".join(["'x'"] * 499) + ")", 499),
+        (f"select count(*) from (values (1)) t(k) where k in ({', '.join(map(str, range(50_000)))})", 1),
+    ],
+    ids=range(12),
+)
+def test_a_value_that_would_get_too_large_is_refused(statement: str, last: int | None) -> None:
+    if last is None:
+        with pytest.raises(InvalidQuery, match="could get larger than 1,073,741,824 bytes"):
+            sql({}, statement)
+    else:
+        assert tuples(sql({}, statement)) == [(last,)]
