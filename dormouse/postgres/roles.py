@@ -2,8 +2,8 @@
 
 `dormouse_schema` owns the schema and all in it, and nobody logs in as it. `dormouse_owner` acts as it from
 login on, to make, convert and drop tables; `dormouse_run` reads and writes rows; `dormouse_read` reads them.
-The three log in with IAM where there is `rds_iam`. Whoever migrates acts as `dormouse_schema` too, and must be
-no member of the three: a member of a member of `rds_iam` cannot log in with a password any more.
+The three log in with IAM where there is `rds_iam`. Whoever migrates acts as `dormouse_schema` too, and must
+be no member of the three: a member of a member of `rds_iam` cannot log in with a password any more.
 """
 
 from __future__ import annotations
