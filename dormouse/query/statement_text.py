@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from dormouse.errors import InvalidQuery
@@ -16,6 +17,10 @@ CHAIN_MAX = 500
 and thousands overflow the stack, which ends the process."""
 JOINS_MAX = 100
 """DataFusion's time to plan joins grows with the cube of how many there are: of five hundred, 15 seconds."""
+
+CTE_COPIES_MAX = 4_000
+"""DataFusion plans a CTE anew wherever it is named: those of a chain that each name the one before twice are
+as many as two to the power of its length."""
 
 _READS = "SQL can only read: SELECT, WITH, VALUES, DESCRIBE and EXPLAIN of them"
 _NO_TABLE = re.compile(r"table '(?:datafusion\.public\.)?(.*)' not found")
@@ -36,6 +41,11 @@ _QUOTED = re.compile(r"""'[^']*'|"[^"]*"|`[^`]*`|--[^\n]*|/\*.*?\*/""", re.DOTAL
 _IGNORED = re.compile(
     r"""\b(?: tablesample | sample(?=\s*\() | prewhere | connect\s+by | partition(?=\s*\()
     | with\s+(?:rollup|cube|totals)(?!\s*(?:\(|as\b|,)) )\b""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_CTE = re.compile(
+    r"""(?:\bwith(?:\s+recursive)?|,)\s*("(?:[^"]|"")+"|`[^`]+`|\w+)\s*(?:\([^()]*\)\s*)?\bas\s*
+    (?:(?:not\s+)?materialized\s*)?\(""",
     re.VERBOSE | re.IGNORECASE,
 )
 _COMBINING = {"union", "intersect", "except", "join", "minus"}
@@ -73,6 +83,11 @@ def check_statement(text: object) -> str:
             f"the statement chains more than {CHAIN_MAX:,} operators, tables or UNIONs: write many values as "
             "column IN (…), or ask in several statements"
         )
+    if cte_copies(text) > CTE_COPIES_MAX:
+        raise InvalidQuery(
+            f"the statement's CTEs name each other so often that they stand for more than {CTE_COPIES_MAX:,} "
+            "queries; ask in several statements"
+        )
     if match := _IGNORED.search(_QUOTED.sub(" ", text)):
         raise InvalidQuery(
             f"SQL: {' '.join(match[0].upper().split())} is not supported; a name that is so called stands in "
@@ -103,6 +118,23 @@ def mistake(text: str, known: Callable[[], Iterable[str]]) -> InvalidQuery:
     if (match := _NO_FUNCTION.search(text)) and match[1] in UNBOUNDED_FUNCTIONS:
         return InvalidQuery(f"SQL: the function {match[1]} is not offered, as its answer can be of any size")
     return InvalidQuery(f"SQL: {text}")
+
+
+def cte_copies(text: str) -> int:
+    """At most how many queries the CTE stands for that stands for most of them."""
+    plain = _QUOTED.sub(lambda found: found[0] if found[0][0] in '"`' else " ", text)
+    found = list(_CTE.finditer(plain))
+    copies: dict[str, int] = {}
+    for number, match in enumerate(found):
+        end = found[number + 1].start() if number + 1 < len(found) else len(plain)
+        body = plain[match.end() : end]
+        # a name before a dot is a column's table, not a table
+        names = Counter(re.findall(r"\w++(?![\"`]?\s*\.)", body))
+        made = 1 + sum(count * copies.get(name, 0) for name, count in names.items())
+        copies[match[1].strip('"`')] = made
+        if made > CTE_COPIES_MAX:
+            return made
+    return max(copies.values(), default=0)
 
 
 def chain_length(text: str) -> int:

@@ -108,3 +108,24 @@ def test_what_datafusion_would_leave_out_is_refused(rest: str, said: str) -> Non
 )
 def test_names_that_look_like_what_is_left_out_are_taken(text: str) -> None:
     assert check_statement(text) == text
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        "t{n} as (select s from t{m} union all select s from t{m})",
+        '"t{n}" (s) /* as */ AS (select a.s from t{m} a, "t{m}" b)',
+        "t{n} as -- (\n(select s from t{m} where s in (select 's' from t{m}))",
+    ],
+)
+def test_ctes_that_name_each_other_twice_are_refused_in_long_chains(link: str) -> None:
+    links = [link.format(n=n, m=n - 1) for n in range(1, 41)]
+    with pytest.raises(InvalidQuery, match="CTEs name each other so often"):
+        check_statement(f"with t0 as (select 1 s), {', '.join(links)} select * from t40")
+    assert check_statement(f"with t0 as (select 1 s), {', '.join(links[:8])} select * from t8")
+
+
+def test_long_chains_of_ctes_that_name_each_other_once_are_taken() -> None:
+    links = [f"t{n} as (select t{n - 1}.a, t{n - 1}.b, t{n - 1} . c from t{n - 1})" for n in range(1, 100)]
+    text = f"with t0 as (select 1 a, 2 b, 3 c), {', '.join(links)} select * from t99"
+    assert check_statement(text) == text
