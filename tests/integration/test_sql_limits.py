@@ -99,7 +99,7 @@ def test_a_small_limit_reads_few_files(
         "select row_number() over (order by v) from t limit 1",
         "select a.k from t a join t b on a.v = b.v limit 1",
         "select k from t where k > (select max(k) - 1 from t) limit 1",
-        "select * from (select * from t limit 1) where v = 'v39'",
+        "select * from (select * from t limit 1000) where v = 'v39'",  # fewer may come without a damaged file
     ],
 )
 def test_a_limit_of_what_needs_all_rows_reads_all_files(
