@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 
@@ -11,6 +13,10 @@ from datafusion.record_batch import RecordBatch, RecordBatchStream
 
 from dormouse.data.forks import check_not_forked
 from dormouse.errors import DormouseError
+
+END_SECONDS_MAX = 1.0
+LEAVE_SECONDS = 0.01
+"""Without the GIL, which they need to leave."""
 
 
 class Interruption:
@@ -75,6 +81,7 @@ class _Loop:
 
     _lock = threading.Lock()
     _loop: asyncio.AbstractEventLoop | None = None
+    _thread: threading.Thread | None = None
 
     @classmethod
     def running(cls) -> asyncio.AbstractEventLoop:
@@ -82,5 +89,17 @@ class _Loop:
         with cls._lock:
             if cls._loop is None:
                 cls._loop = asyncio.new_event_loop()
-                threading.Thread(target=cls._loop.run_forever, name="dormouse-streams", daemon=True).start()
+                cls._thread = threading.Thread(
+                    target=cls._loop.run_forever, name="dormouse-streams", daemon=True
+                )
+                cls._thread.start()
+                atexit.register(cls._end)
             return cls._loop
+
+    @classmethod
+    def _end(cls) -> None:
+        """Before the interpreter ends, DataFusion's threads that told of a last batch must be out of it."""
+        if cls._loop is not None and cls._thread is not None and cls._thread.is_alive():
+            cls._loop.call_soon_threadsafe(cls._loop.stop)
+            cls._thread.join(END_SECONDS_MAX)
+            time.sleep(LEAVE_SECONDS)
