@@ -272,27 +272,25 @@ class _Planner:
 
     def _may_hold(self, file: PlannedReference, node: int) -> bool:
         schema, wanted = self.tree.schema, self.wanted[node]
-        if file.min_key is None or file.max_key is None:
-            return not wanted.is_empty
         corners = self._corners.get(node)
         if corners is None:
             corners = self._corners[node] = _corners(schema, wanted)
-        return _holds(schema, file.min_key, file.max_key, wanted, corners)
+        return may_hold(schema, file.min_key, file.max_key, wanted, corners)
 
 
-def may_hold(schema: Schema, min_key: bytes | None, max_key: bytes | None, ranges: KeyRanges) -> bool:
+def may_hold(
+    schema: Schema,
+    min_key: bytes | None,
+    max_key: bytes | None,
+    ranges: KeyRanges,
+    corners: tuple[bytes, bytes] | None = None,
+) -> bool:
     """Whether a file whose keys lie from `min_key` to `max_key` can have rows in the ranges."""
     if ranges.is_empty:
         return False
     if min_key is None or max_key is None:
         return True
-    return _holds(schema, min_key, max_key, ranges, _corners(schema, ranges))
-
-
-def _holds(
-    schema: Schema, min_key: bytes, max_key: bytes, ranges: KeyRanges, corners: tuple[bytes, bytes]
-) -> bool:
-    lowest, highest = corners
+    lowest, highest = corners or _corners(schema, ranges)
     if max_key < lowest or (min_key > highest and not min_key.startswith(highest)):
         return False
     if _is_one_range_of(schema.row_keys[0].name, ranges) and not (
