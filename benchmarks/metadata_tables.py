@@ -19,10 +19,10 @@ import psycopg
 
 from benchmarks.state_tables import BYTES_PER_FILE, FILES_PER_JOB, ROWS_PER_FILE, StateTable, Tables
 from dormouse.files.layout import layout as known_layout
-from dormouse.files.parameters import narrow_hex
 from dormouse.model.keys import encode_value
 from dormouse.model.partition_tree import ROOT
 from dormouse.model.table import TableRecord
+from dormouse.model.text import narrow_hex
 from dormouse.model.types import LONG
 
 KEYS_PER_LEAF = 1_000

@@ -160,7 +160,7 @@ def run_one(name: str, dsn: str, objects: str, table: str) -> dict[str, Any]:
 
 def run(sizes: tuple[tuple[int, int], ...], layout: str, tell: Callable[[str], object]) -> dict[str, Any]:
     """Every figure, by name."""
-    from dormouse.embedded_postgres import EmbeddedPostgres
+    from dormouse.embedded.postgres import EmbeddedPostgres
 
     found: dict[str, dict[str, Any]] = {name: {} for name in measured()}
     with (

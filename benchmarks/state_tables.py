@@ -21,12 +21,12 @@ from dormouse.catalog import Catalog
 from dormouse.commits.requests import Envelope, ReplaceFileReferences
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.layout import layout
-from dormouse.files.parameters import narrow_hex
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.file_reference import FileReference, FileWithReferences, ReplaceFileReferencesRequest
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.table import TableRecord
+from dormouse.model.text import narrow_hex
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier, migrate

@@ -9,9 +9,9 @@ with dm.local("./lake") as instance:
     print(table.query(where={"id": dm.Range(1, 100)}).read_all())
 """
 
+from dormouse.embedded.local import local
 from dormouse.errors import DormouseError
 from dormouse.instance import Instance, connect
-from dormouse.local import local
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Range, Region
 from dormouse.model.schema import Field, Schema

@@ -15,11 +15,11 @@ from dormouse.files.attempts import WriteAttempts
 from dormouse.files.conversion import convert
 from dormouse.files.layout import layout as known_layout
 from dormouse.files.store import FileReferenceStore
-from dormouse.model.file_reference import is_text
 from dormouse.model.keys import KeyValue
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord, check_table_name
+from dormouse.model.text import is_text
 from dormouse.partitions.store import PartitionStore
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load

@@ -9,11 +9,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from dormouse.catalog import Catalog
+from dormouse.commits.commit_queues import CommitQueues
 from dormouse.commits.committer import Committer, CommitterOptions
 from dormouse.commits.job_commits import QueuedJobCommits
-from dormouse.commits.service import CommitService
 from dormouse.commits.status import CommitStatus
-from dormouse.context import TableContext
 from dormouse.errors import (
     InstanceError,
     InstanceReadOnly,
@@ -31,11 +30,11 @@ from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore, open_store
-from dormouse.objects.activity import note_if_shared
 from dormouse.partitions.tree_cache import TreeCache
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.settings import Settings, load_settings
 from dormouse.table import Table
+from dormouse.tables import Tables
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,7 +61,6 @@ class Instance:
         committer: bool = False,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        self._dsn = dsn
         self._objects = objects
         self._read_only = read_only
         self._on_close = on_close
@@ -77,10 +75,13 @@ class Instance:
         self._attempts = WriteAttempts(self._supplier, objects)
         self._catalog = Catalog(self._supplier, self._attempts)
         self._trees = TreeCache(settings.tree_cache_bytes)
-        self._commits = CommitService(self._supplier, objects, settings, committer=committer)
-        self._job_commits: QueuedJobCommits | None = None
+        self._commits = CommitQueues(self._supplier, objects, settings, committer=committer)
+        job_commits: QueuedJobCommits | None = None
         if self._commits.has_committer:
-            self._job_commits = QueuedJobCommits(self._commits.send, self._supplier, self._attempts)
+            job_commits = QueuedJobCommits(self._commits.send, self._supplier, self._attempts)
+        self._tables = Tables(
+            dsn, self._supplier, objects, self._catalog, self._trees, self._commits, job_commits
+        )
 
     def open(self, *, writers_are_dead: bool = False) -> Self:
         """Migrates the database, and checks that it and the object store belong together."""
@@ -144,7 +145,7 @@ class Instance:
         Transform.parse(schema, properties)
         split_points = () if split_points is None else split_points
         made = self._table(self._catalog.create(name, schema, properties, layout, split_points))
-        self.note_activity()
+        self._tables.note_activity()
         return made
 
     def table(self, name: str) -> Table:
@@ -161,7 +162,7 @@ class Instance:
         record = self._catalog.drop(name)
         self._trees.drop(record.table_id)
         self._attempts.collect_abandoned(record.table_id)
-        self.note_activity()
+        self._tables.note_activity()
 
     def rename_table(self, name: str, new_name: str) -> Table:
         """Gives a table another name; its files stay where they are."""
@@ -174,16 +175,11 @@ class Instance:
 
         Another thread ends it by `interruption.set()`. Raises `InvalidQuery`.
         """
-        from dormouse.query import sql
-
-        contexts = self._contexts(statement)
-        return sql(contexts, statement, known=self._catalog.names, interruption=interruption)
+        return self._tables.sql(statement, interruption)
 
     def explain_sql(self, statement: str) -> dict[str, PlanSummary]:
         """What a statement would read of each table that it reads. Raises `InvalidQuery`."""
-        from dormouse.query import explain_sql
-
-        return explain_sql(self._contexts(statement), statement, known=self._catalog.names)
+        return self._tables.explain_sql(statement)
 
     def submit(
         self, requests: Iterable[CommitRequest], *, waiting: Callable[[str], object] | None = None
@@ -217,7 +213,7 @@ class Instance:
         return self._commits.wait_for(commit_ids, seconds_max)
 
     @property
-    def commits(self) -> CommitService:
+    def commits(self) -> CommitQueues:
         """The commit queues: how deep they are, and what could not be handled."""
         return self._commits
 
@@ -225,31 +221,8 @@ class Instance:
         """Asks the database and the object store for a little. `InstanceError`, `ObjectStoreError`."""
         check_same_instance(self._catalog.instance_id(), self._objects, read_only=True)
 
-    def change_properties(
-        self, table: TableRecord, change: Callable[[TableProperties], TableProperties]
-    ) -> TableContext:
-        """Changes a table's properties; users call `Table.set_properties`."""
-        context = self._context(self._catalog.change_properties(table, change))
-        self.note_activity()
-        return context
-
-    def convert_layout(self, table: TableRecord, layout: str) -> TableContext:
-        """Changes how a table's files are tracked; users call `Table.convert_layout`."""
-        return self._context(self._catalog.convert_layout(table, layout))
-
-    def note_activity(self) -> None:
-        """Tells the schedules of a deployed instance that a table has changed; tables call it."""
-        note_if_shared(self._objects)
-
     def _table(self, record: TableRecord) -> Table:
-        return Table(self, self._context(record), read_only=self._read_only)
-
-    def _contexts(self, statement: str) -> dict[str, TableContext]:
-        """The tables that a statement may mean."""
-        return {record.name: self._context(record) for record in self._catalog.tables_in(statement)}
-
-    def _context(self, record: TableRecord) -> TableContext:
-        return TableContext(self._dsn, self._supplier, self._objects, record, self._job_commits, self._trees)
+        return Table(self._tables.context(record), self._tables, read_only=self._read_only)
 
     def _check_writable(self) -> None:
         if self._read_only:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -18,16 +18,17 @@ from dormouse.model.region import Region
 from dormouse.model.schema import Schema
 from dormouse.partitions.pages import partition_page
 from dormouse.partitions.store import PartitionStore
+from dormouse.tables import Tables
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dormouse.compaction import CompactionReport
-    from dormouse.data.ingest import IngestReport
-    from dormouse.instance import Instance
     from dormouse.query import PlanSummary
     from dormouse.query.interruptible import Interruption
-    from dormouse.splitting import SplitReport
+    from dormouse.rounds.compaction import CompactionReport
+    from dormouse.rounds.compaction_job import CompactionResult
+    from dormouse.rounds.ingest_commit import IngestReport
+    from dormouse.rounds.splitting import SplitReport
 
 Engine = Literal["auto", "local", "spark"]
 
@@ -51,9 +52,9 @@ class TableStatus:
 class Table:
     """One table of an instance; made by `Instance.create_table` and `Instance.table`."""
 
-    def __init__(self, instance: Instance, context: TableContext, *, read_only: bool = False) -> None:
-        self._instance = instance
+    def __init__(self, context: TableContext, tables: Tables, *, read_only: bool = False) -> None:
         self._context = context
+        self._tables = tables
         self._read_only = read_only
 
     def __repr__(self) -> str:
@@ -106,10 +107,17 @@ class Table:
         Raises `InvalidData` when the data does not fit the schema, `JobFailed` and `CommitFailed` when
         nothing was added, `CommitOutcomeUnknown` when nobody can tell yet: then try the same id again.
         """
-        from dormouse.ingesting import ingest
+        from dormouse.rounds.ingest import ingest
 
         with self._changing():
-            return ingest(self._context, data, ingest_id=ingest_id, engine=engine, progress=progress)
+            return ingest(
+                self._context,
+                data,
+                ingest_id=ingest_id,
+                engine=engine,
+                progress=progress,
+                on_spark=_ingest_on_spark,
+            )
 
     def query(
         self,
@@ -137,7 +145,7 @@ class Table:
 
     def sql(self, statement: str, *, interruption: Interruption | None = None) -> pa.RecordBatchReader:
         """The answer of a SELECT over this and the instance's other tables, by name; see `Instance.sql`."""
-        return self._instance.sql(statement, interruption=interruption)
+        return self._tables.sql(statement, interruption)
 
     def compact(
         self,
@@ -151,18 +159,18 @@ class Table:
         `progress` is called with the jobs done, all jobs of the round, and the rows merged. First it waits
         while the commit queue is above its high mark, tells `waiting` why, and raises `CommitQueueFull`.
         """
-        from dormouse.compaction import compact
+        from dormouse.rounds.compaction import compact
 
         with self._changing():
             self._wait_for_queue(waiting)
-            return compact(self._context, engine=engine, progress=progress)
+            return compact(self._context, engine=engine, progress=progress, on_spark=_compact_on_spark)
 
     def split(self, *, waiting: Callable[[str], object] | None = None) -> SplitReport:
         """One round of splits: leaves over the threshold, and references pushed down by one level.
 
         Waits for the commit queue as `compact` does.
         """
-        from dormouse.splitting import split
+        from dormouse.rounds.splitting import split
 
         with self._changing():
             self._wait_for_queue(waiting)
@@ -197,7 +205,7 @@ class Table:
             Transform.parse(self.schema, changed)
             return changed
 
-        self._context = self._instance.change_properties(self._context.table, change)
+        self._context = self._tables.change_properties(self._context.table, change)
         return self.properties
 
     def convert_layout(self, layout: str) -> bool:
@@ -208,7 +216,7 @@ class Table:
         """
         self._check_writable()
         before = self.layout
-        self._context = self._instance.convert_layout(self._context.table, layout)
+        self._context = self._tables.convert_layout(self._context.table, layout)
         return self.layout != before
 
     def partition_page(self, after: str = "", limit: int = 100, *, leaves: bool = False) -> list[Partition]:
@@ -237,7 +245,7 @@ class Table:
         )
 
     def _wait_for_queue(self, waiting: Callable[[str], object] | None) -> None:
-        self._instance.commits.wait_for_room(self._context.table.table_id, waiting)
+        self._tables.commits.wait_for_room(self._context.table.table_id, waiting)
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -246,10 +254,22 @@ class Table:
         try:
             yield
         finally:
-            self._instance.note_activity()
+            self._tables.note_activity()
 
     def _check_writable(self) -> None:
         if self._read_only:
             raise InstanceReadOnly(
                 f"table {self.name!r} cannot be changed: the instance was opened read-only"
             )
+
+
+def _ingest_on_spark(*args: Any, **options: Any) -> IngestReport:
+    from dormouse.spark.ingest import ingest_with_spark
+
+    return ingest_with_spark(*args, **options)
+
+
+def _compact_on_spark(context: TableContext, now_ms: int) -> Generator[CompactionResult, None, None]:
+    from dormouse.spark.compaction_tasks import compact_on_spark
+
+    return compact_on_spark(context, now_ms)

@@ -10,10 +10,10 @@ from typing import Any
 
 from dormouse.errors import InvalidInput, ObjectNotFound
 from dormouse.objects import activity, open_store
+from dormouse.schedules import runs
+from dormouse.schedules.work import Schedule
 from dormouse.settings.lambdas import CompactionEnvironment
 from dormouse.settings.metrics import RUN_JOBS_FINISHED, RUN_JOBS_RELEASED, RUNS_FAILED
-from dormouse.system import runs
-from dormouse.system.work import Schedule
 from lambdas.services import called, database, logger, tracer
 
 NOTHING = {"jobs": 0}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dormouse.objects import open_store
+from dormouse.schedules.garbage import KIND, collect
+from dormouse.schedules.work import Schedule
 from dormouse.settings.lambdas import GarbageEnvironment
 from dormouse.settings.metrics import FILES_DELETED, ORPHANED_BYTES
-from dormouse.system.garbage import KIND, collect
-from dormouse.system.work import Schedule
 from lambdas.services import called, database, tracer
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from dormouse.errors import ObjectNotFound
 from dormouse.objects import open_store
+from dormouse.schedules import runs
+from dormouse.schedules.upkeep import KIND, keep_up
+from dormouse.schedules.work import Schedule
 from dormouse.settings.lambdas import MaintenanceEnvironment
 from dormouse.settings.metrics import TABLES_TO_SPLIT
-from dormouse.system import runs
-from dormouse.system.upkeep import KIND, keep_up
-from dormouse.system.work import Schedule
 from lambdas.services import called, database, tracer
 
 NOTHING = {"jobs": 0}

@@ -25,10 +25,10 @@ from dormouse.commits.outcomes import text_of
 from dormouse.errors import InvalidInput
 from dormouse.postgres import ConnectionSupplier
 from dormouse.postgres.rds_iam import CA_BUNDLE
+from dormouse.schedules.migration import bring_up_to_date
 from dormouse.settings.lambdas import BeginMigrationEnvironment, MigrateEnvironment
 from dormouse.settings.section import CONNECT_SECONDS_MAX
 from dormouse.system.aws import Aws, open_session
-from dormouse.system.migration import bring_up_to_date
 from lambdas.services import Call, called, connections, tracer
 
 PHYSICAL_ID = "dormouse-migrations"

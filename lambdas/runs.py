@@ -8,6 +8,7 @@ from typing import Any
 from dormouse.settings.lambdas import RunsEnvironment
 from dormouse.system import emr
 from dormouse.system.aws import Aws, open_session
+from dormouse.system.spark_submit import Run
 from lambdas.services import called, logger, tracer
 
 
@@ -15,7 +16,7 @@ from lambdas.services import called, logger, tracer
 def submit(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
     """What was created → {"engine", "run_id", "application" or "cluster", "id"}: the run at EMR."""
     with called(RunsEnvironment, "runs", context) as call:
-        run = emr.Run.of(event)
+        run = Run.of(event)
         submitted = emr.submit(call.environment, run, Aws(open_session(call.environment.region)))
         logger.info("run %s is %s", run.run_id, submitted)
         return submitted

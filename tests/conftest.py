@@ -18,7 +18,7 @@ from psycopg.conninfo import make_conninfo
 
 from dormouse.catalog import Catalog
 from dormouse.context import TableContext
-from dormouse.embedded_postgres import EmbeddedPostgres
+from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.files.attempts import WriteAttempts
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema

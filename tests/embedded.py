@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import psycopg
 
-from dormouse.embedded_server import Server
+from dormouse.embedded.server import Server
 
 OTHER_PROCESS = """
 import sys
-from dormouse.embedded_postgres import EmbeddedPostgres
+from dormouse.embedded.postgres import EmbeddedPostgres
 with EmbeddedPostgres(sys.argv[1]) as server:
     print("joined" if server.joined else "started", flush=True)
     sys.stdin.readline()

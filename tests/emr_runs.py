@@ -11,8 +11,8 @@ import pytest
 from botocore.stub import Stubber
 
 from dormouse.settings.lambdas import RunsEnvironment, load_environment
-from dormouse.system import emr
 from dormouse.system.aws import Aws
+from dormouse.system.spark_submit import Run
 
 REGION = "eu-west-1"
 ROLE = "arn:aws:iam::123456789012:role/run"
@@ -52,9 +52,9 @@ def settings(monkeypatch: pytest.MonkeyPatch, engine: str, **more: Any) -> RunsE
     return load_environment(RunsEnvironment)
 
 
-def new_run(jobs: int = 10) -> emr.Run:
+def new_run(jobs: int = 10) -> Run:
     run_id = str(uuid4())
-    return emr.Run(run_id, "compaction", f"s3://bucket/data/runs/{run_id}.json", jobs)
+    return Run(run_id, "compaction", f"s3://bucket/data/runs/{run_id}.json", jobs)
 
 
 def stubbed(service: str) -> tuple[Aws, Stubber]:

@@ -15,11 +15,12 @@ from dormouse.context import TableContext
 from dormouse.data.leaf_lookup import LeafLookup
 from dormouse.data.object_access import open_parquet
 from dormouse.data.sketches import FileSketches
-from dormouse.files.attempts import SKETCHES_SUFFIX, WriteAttempts
+from dormouse.files.attempts import WriteAttempts
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import DOUBLE, LIST, LONG, STRING
 from dormouse.objects import open_store
+from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.postgres import ConnectionSupplier
 
 SCHEMA = Schema(

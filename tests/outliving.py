@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 from query_lake import Lake
 
-from dormouse.compaction import compact
 from dormouse.errors import ObjectNotFound
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, INT, LONG, STRING
+from dormouse.rounds.compaction import compact
 
 EVENTS = Schema(
     [Field("name", STRING), Field("code", BYTES)],

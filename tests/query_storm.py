@@ -19,13 +19,11 @@ from typing import Any
 import pyarrow as pa
 
 from dormouse.catalog import Catalog
-from dormouse.compaction import compact
 from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.errors import ObjectNotFound
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.layout import LAYOUTS
-from dormouse.ingesting import ingest
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
 from dormouse.model.table import TableRecord
@@ -33,9 +31,11 @@ from dormouse.model.types import BYTES, INT, LONG, STRING
 from dormouse.objects import open_store
 from dormouse.partitions.tree_cache import TreeCache
 from dormouse.postgres import ConnectionSupplier
-from dormouse.query import query, session, table_view
+from dormouse.query import query, scan_session, table_view
 from dormouse.query.statements import sql
-from dormouse.splitting import split
+from dormouse.rounds.compaction import compact
+from dormouse.rounds.ingest import ingest
+from dormouse.rounds.splitting import split
 
 SCHEMA = Schema(
     [Field("name", STRING), Field("part", LONG)],
@@ -144,7 +144,7 @@ def maintain(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, _: 
 def read(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, number: int) -> None:
     """Some queries over views that live a while, so that their trees grow old."""
     # plans end in the midst of everything
-    session._ONE_STREAM["datafusion.execution.batch_size"] = "16"
+    scan_session._ONE_STREAM["datafusion.execution.batch_size"] = "16"
     table_view.PAGE_LEAVES = table_view.PAGE_LEAVES_MAX = 1 + 2 * (number % 2)
     contexts = storm.contexts(supplier)
     for _ in range(10):

@@ -79,7 +79,7 @@ def run(plan: Plan, parts: list[str], layout: str) -> dict[str, Any]:
 @contextmanager
 def opened(plan: Plan, layout: str) -> Iterator[Bench]:
     """A server of its own, gone at the end."""
-    from dormouse.embedded_postgres import EmbeddedPostgres
+    from dormouse.embedded.postgres import EmbeddedPostgres
 
     with (
         tempfile.TemporaryDirectory(prefix="dormouse-benchmark-") as folder,

@@ -14,7 +14,7 @@ from benchmarks.commits.bench import Bench
 from benchmarks.commits.together import apply_all, batches
 from benchmarks.state_tables import BYTES_PER_FILE, FILES_PER_JOB, ROWS_PER_FILE, StateTable
 from dormouse.commits.requests import AddFiles, AssignJobIds, CommitRequest, Envelope
-from dormouse.commits.tables import Tables
+from dormouse.commits.table_cache import Tables
 from dormouse.files.compaction_jobs import CompactionJobs
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.file_reference import AssignJobIdRequest, FileReference, FileWithReferences

@@ -16,7 +16,7 @@ from benchmarks.commits.pgbench import values_of
 from benchmarks.state_tables import StateTable
 from dormouse.commits.apply import apply
 from dormouse.commits.requests import decode, encode
-from dormouse.commits.tables import Tables
+from dormouse.commits.table_cache import Tables
 from dormouse.files.layout import layout
 from dormouse.postgres import ConnectionSupplier
 

@@ -10,7 +10,7 @@ from benchmarks.commits.kinds import timed
 from benchmarks.commits.together import apply_all, batches
 from benchmarks.state_tables import StateTable
 from dormouse.commits.requests import Envelope
-from dormouse.commits.tables import Tables
+from dormouse.commits.table_cache import Tables
 from dormouse.postgres import ConnectionSupplier
 
 _BATCH = 1_000

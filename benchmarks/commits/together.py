@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from benchmarks.state_tables import StateTable
 from dormouse.commits.apply import apply
 from dormouse.commits.requests import Envelope
-from dormouse.commits.tables import Tables
+from dormouse.commits.table_cache import Tables
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.file_reference import ReplaceFileReferencesRequest
 from dormouse.postgres import ConnectionSupplier

@@ -27,7 +27,7 @@ from benchmarks.harness import orderly_end
 
 def main(given: list[str] | None = None) -> None:
     from benchmarks.state_tables import own_database
-    from dormouse.embedded_postgres import EmbeddedPostgres
+    from dormouse.embedded.postgres import EmbeddedPostgres
 
     orderly_end()
     arguments = parse(given)

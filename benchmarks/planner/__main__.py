@@ -53,7 +53,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
 
 def run(plan: Plan, *, verbose: bool) -> dict[str, Any]:
     """Every figure, by name."""
-    from dormouse.embedded_postgres import EmbeddedPostgres
+    from dormouse.embedded.postgres import EmbeddedPostgres
 
     with (
         tempfile.TemporaryDirectory(prefix="dormouse-benchmark-") as folder,

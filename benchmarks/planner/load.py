@@ -18,7 +18,7 @@ from benchmarks.metadata_tables import KEYS_PER_LEAF, MetadataTable
 from benchmarks.planner.probes import Probe, keys_of, planned
 from benchmarks.state_tables import BYTES_PER_FILE, ROWS_PER_FILE
 from dormouse.commits.requests import AddFiles, AssignJobIds, CommitRequest, Envelope, ReplaceFileReferences
-from dormouse.commits.tables import Tables
+from dormouse.commits.table_cache import Tables
 from dormouse.context import TableContext
 from dormouse.model.file_reference import (
     AssignJobIdRequest,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dormouse.cli.failures import say
-from dormouse.cli.session import Session, verb
+from dormouse.cli.verbs import Session, verb
 from dormouse.cli.wording import plural
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _refused(outcomes: Sequence[CommitOutcome]) -> Iterator[str]:
 def _picture(depths: Sequence[QueueDepth], letters: Sequence[DeadLetter]) -> Any:
     from rich.console import Group
 
-    from dormouse.console import count, grid
+    from dormouse.cli.console import count, grid
 
     rows = [
         (number, count(depth.messages, exact=not depth.approximate), f"{depth.oldest_seconds:.0f} s")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dormouse.cli.parsing import parse_where
-from dormouse.cli.session import Session, verb
+from dormouse.cli.verbs import Session, verb
 from dormouse.cli.wording import plural
 from dormouse.errors import InvalidInput
 
@@ -64,7 +64,7 @@ def ingest(
     engine: Annotated[Engine, typer.Option(help="auto: Spark from 256 MiB on.")] = Engine.auto,
 ) -> None:
     """Add rows from files: all of them, in one commit, or none."""
-    from dormouse.console import progress
+    from dormouse.cli.console import progress
 
     with session.open() as instance, progress(f"ingest into {table}", unit="rows") as moved:
         report = instance.table(table).ingest(
@@ -146,7 +146,7 @@ def print_plan(reader: pa.RecordBatchReader) -> None:
 
 def show_plans(session: Session, plans: Mapping[str, PlanSummary]) -> None:
     """What would be read of each table."""
-    from dormouse.console import byte_size, grid
+    from dormouse.cli.console import byte_size, grid
 
     columns = ("table", "partitions", "of", "files", "files pruned", "size")
     session.show(
@@ -212,7 +212,7 @@ def _to_file(reader: pa.RecordBatchReader, file_format: Format, output: Path) ->
 
 
 def _print_table(reader: pa.RecordBatchReader, rows_max: int | None) -> None:
-    from dormouse.console import rows_table, stdout
+    from dormouse.cli.console import rows_table, stdout
 
     rows: Any = (row for batch in reader for row in batch.to_pylist())
     shown = list(rows if rows_max is None else islice(rows, rows_max + 1))

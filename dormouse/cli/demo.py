@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dormouse.cli.failures import FAILED
-from dormouse.cli.session import Session, verb
+from dormouse.cli.verbs import Session, verb
 
 
 def add_to(app: typer.Typer) -> None:
@@ -28,9 +28,10 @@ def demo(
     ] = True,
 ) -> None:
     """A year of real flights: ingested, compacted, split, collected, queried, checked against DuckDB."""
+    from dormouse.cli.demo_screen import DemoScreen
     from dormouse.demo import run_demo
 
-    report = run_demo(folder, rows=rows, keep=keep, quiet=session.as_json)
+    report = run_demo(folder, rows=rows, keep=keep, screen=DemoScreen(quiet=session.as_json))
     if session.as_json:
         session.show(report, lambda: "")
     if not report.all_match:

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from dormouse.cli.failures import say
-from dormouse.cli.session import Session, verb
 from dormouse.cli.system import DryRun, InstanceId, Profile, Region, find
+from dormouse.cli.verbs import Session, verb
 from dormouse.cli.wording import plural
 
 
@@ -62,7 +62,7 @@ def restore_objects(
     profile: Profile = None,
 ) -> None:
     """Bring back the objects that were deleted since a moment, for a database that was restored to it."""
-    from dormouse.console import progress
+    from dormouse.cli.console import progress
     from dormouse.system.restore import restore_objects as restore
 
     try:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dormouse.cli.failures import BAD_USAGE, FAILED, say
-from dormouse.cli.session import Session, verb
 from dormouse.cli.system import step_line, told
+from dormouse.cli.verbs import Session, verb
 from dormouse.cli.wording import plural
 from dormouse.errors import InvalidInput, NotAnInstance
 
@@ -168,7 +168,7 @@ def _findings(checks: list[Check]) -> str:
 def _bill(found: Estimate) -> Any:
     from rich.console import Group
 
-    from dormouse.console import grid
+    from dormouse.cli.console import grid
 
     naps = found.auto_paused is not None
     columns = ["stack", "resource", "running", *(["pausing itself"] if naps else []), "paused"]

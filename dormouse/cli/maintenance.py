@@ -9,7 +9,7 @@ import typer
 
 from dormouse.cli.data import Engine
 from dormouse.cli.failures import say
-from dormouse.cli.session import Session, verb
+from dormouse.cli.verbs import Session, verb
 from dormouse.cli.wording import plural
 from dormouse.errors import JobFailed
 
@@ -31,7 +31,7 @@ def compact(
     engine: Annotated[Engine, typer.Option(help="Where the jobs run.")] = Engine.auto,
 ) -> None:
     """One round of compaction: make jobs, and run what is due."""
-    from dormouse.console import progress
+    from dormouse.cli.console import progress
 
     with session.open() as instance, progress(f"compact {table}", unit="jobs") as moved:
         report = instance.table(table).compact(
@@ -101,7 +101,7 @@ def status(
 
 
 def _table(found: Sequence[TableStatus]) -> Any:
-    from dormouse.console import byte_size, count, grid
+    from dormouse.cli.console import byte_size, count, grid
 
     columns = ("table", "partitions", "leaves", "files", "references", "rows", "size", "garbage", "jobs")
     return grid(

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dormouse.cli.session import Session, verb
+from dormouse.cli.verbs import Session, verb
 from dormouse.settings.service import load_service_settings
 
 

@@ -10,7 +10,7 @@ import typer
 
 from dormouse.cli import maintenance
 from dormouse.cli.failures import say
-from dormouse.cli.session import Session, verb
+from dormouse.cli.verbs import Session, verb
 from dormouse.errors import InstanceError, InvalidInput, NotAnInstance
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _end_of_resume(report: Report) -> str:
 def _picture(found: Status) -> Any:
     from rich.console import Group
 
-    from dormouse.console import grid
+    from dormouse.cli.console import grid
 
     rows: list[tuple[str, str]] = [("database", found.database)]
     rows += [(f"schedule {name}", state.lower()) for name, state in found.schedules.items()]

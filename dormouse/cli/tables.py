@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dormouse.cli.parsing import parse_properties, parse_schema, parse_split_points
-from dormouse.cli.session import Session, verb
+from dormouse.cli.verbs import Session, verb
 from dormouse.cli.wording import plural
 from dormouse.errors import InvalidInput
 
@@ -204,7 +204,7 @@ def repr_region(region: Any) -> dict[str, Any]:
 def _picture(table: Table) -> Any:
     from rich.console import Group
 
-    from dormouse.console import count, partition_tree
+    from dormouse.cli.console import count, partition_tree
 
     def leaf(partition: Any) -> str:
         found = table.partitions.leaf_rows_in([partition.partition_id])
@@ -218,7 +218,7 @@ def _picture(table: Table) -> Any:
 def _summary(table: Table) -> Any:
     from rich.console import Group
 
-    from dormouse.console import byte_size, count, grid
+    from dormouse.cli.console import byte_size, count, grid
 
     status = table.status()
     parts = {

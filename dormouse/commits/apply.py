@@ -22,7 +22,7 @@ from dormouse.commits.outcomes import (
     text_of,
 )
 from dormouse.commits.requests import CommitRequest, Envelope, SplitPartition, attempt_of
-from dormouse.commits.tables import CommitTable, Tables
+from dormouse.commits.table_cache import CommitTable, Tables
 from dormouse.errors import (
     CommitIdReused,
     DormouseError,
@@ -33,8 +33,8 @@ from dormouse.errors import (
 )
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.commit import Commit, CommitResult, Kind
-from dormouse.files.parameters import narrow_id
 from dormouse.model.file_reference import CheckAssignmentRequest
+from dormouse.model.text import narrow_id
 from dormouse.postgres.connection import Isolation
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import run_transaction

@@ -24,7 +24,7 @@ from dormouse.commits.metrics import CommitterMetrics, Tally
 from dormouse.commits.outcomes import CommitOutcome, text_of
 from dormouse.commits.queue import CommitQueue, Message
 from dormouse.commits.status import forget_rejected
-from dormouse.commits.tables import Tables
+from dormouse.commits.table_cache import Tables
 from dormouse.errors import DormouseError, InvalidInput
 
 logger = logging.getLogger(__name__)

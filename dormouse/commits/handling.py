@@ -14,9 +14,9 @@ from dormouse.commits.pointers import object_of
 from dormouse.commits.queue import Message
 from dormouse.commits.requests import Envelope, commit_id_of, decode
 from dormouse.commits.status import commit_statuses, settle
-from dormouse.commits.tables import Tables
+from dormouse.commits.table_cache import Tables
 from dormouse.errors import InvalidCommitRequest
-from dormouse.model.file_reference import check_text
+from dormouse.model.text import check_text
 
 RECEIVES_MAX = 10
 PATIENCE_SECONDS = 150.0

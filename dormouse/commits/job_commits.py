@@ -23,9 +23,9 @@ from dormouse.errors import (
     DormouseError,
 )
 from dormouse.files.attempts import WriteAttempt, WriteAttempts
-from dormouse.files.parameters import narrow_id
 from dormouse.model.file_reference import FileWithReferences, ReplaceFileReferencesRequest
 from dormouse.model.table import TableRecord
+from dormouse.model.text import narrow_id
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import run_statement

@@ -20,7 +20,7 @@ from dormouse.errors import (
     ObjectNotFound,
     ObjectStoreError,
 )
-from dormouse.files.parameters import narrow_id
+from dormouse.model.text import narrow_id
 from dormouse.objects import ObjectStore
 
 OBJECT_PREFIX = "commits/"

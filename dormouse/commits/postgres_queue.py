@@ -27,8 +27,7 @@ from dormouse.errors import (
     InvalidCommitRequest,
     InvalidInput,
 )
-from dormouse.files.parameters import narrow_id
-from dormouse.model.file_reference import is_text
+from dormouse.model.text import is_text, narrow_id
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import CONFLICTS, run_statement, run_transaction

@@ -17,9 +17,9 @@ from dormouse.model.file_reference import (
     FileWithReferences,
     ReplaceFileReferencesRequest,
     SplitFileReferenceRequest,
-    check_text,
 )
 from dormouse.model.keys import KeyValue
+from dormouse.model.text import check_text
 
 VERSION = 1
 POINTER = "pointer"

@@ -15,7 +15,7 @@ from dormouse.commits.metrics import Tally
 from dormouse.commits.outcomes import CommitOutcome
 from dormouse.commits.pointers import PointerQueue
 from dormouse.commits.queue import Message, QueueDepth
-from dormouse.commits.tables import Tables
+from dormouse.commits.table_cache import Tables
 from dormouse.errors import InvalidCommitRequest
 from dormouse.objects import ObjectStore
 from dormouse.postgres.connection import Supplier

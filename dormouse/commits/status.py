@@ -8,8 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from dormouse.commits.outcomes import CommitOutcome
-from dormouse.files.parameters import narrow_id
-from dormouse.model.file_reference import check_text, is_text
+from dormouse.model.text import check_text, is_text, narrow_id
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import run_statement

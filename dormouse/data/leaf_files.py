@@ -15,12 +15,12 @@ from dormouse.data.bloom_filters import bloom_filter_columns, sized_filters
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.data.sketches import KeySampler
 from dormouse.errors import JobFailed
-from dormouse.files.attempts import SKETCHES_SUFFIX
 from dormouse.model.file_reference import FileReference, FileWithReferences
 from dormouse.model.keys import encode_key
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
+from dormouse.objects.names import SKETCHES_SUFFIX
 
 WRITTEN_ROWS = 65_536
 

@@ -10,15 +10,15 @@ import pyarrow as pa
 from datafusion import SessionContext
 
 from dormouse.data.arrow_schema import arrow_type
-from dormouse.data.parquet_file import FileFacts, FileShape, copy_sorted, writer_options
-from dormouse.data.predicate import region_sql
-from dormouse.data.session import (
+from dormouse.data.datafusion_session import (
     MEMORY_LIMIT_BYTES,
     panics_as_errors,
     query_error,
     register_sorted,
     sorted_session,
 )
+from dormouse.data.parquet_file import FileFacts, FileShape, copy_sorted, writer_options
+from dormouse.data.predicate import region_sql
 from dormouse.data.transform import Transform, ordered, quoted
 from dormouse.errors import DormouseError, InvalidData
 from dormouse.model.properties import TableProperties

@@ -13,7 +13,7 @@ from datafusion import SessionContext
 from datafusion.dataframe import ParquetColumnOptions, ParquetWriterOptions
 
 from dormouse.data.bloom_filters import FALSE_POSITIVES, bloom_filter_columns
-from dormouse.data.session import file_url
+from dormouse.data.datafusion_session import file_url
 from dormouse.data.sketches import KeySampler
 from dormouse.data.transform import ordered
 from dormouse.errors import JobFailed

@@ -15,10 +15,10 @@ from dormouse.data.object_access import open_parquet
 from dormouse.data.ranks import rank
 from dormouse.data.sketches import FileSketches
 from dormouse.errors import InvalidData
-from dormouse.files.attempts import SKETCHES_SUFFIX
 from dormouse.model.region import Range, Region
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
+from dormouse.objects.names import SKETCHES_SUFFIX
 
 _READ_ROWS = 65_536
 

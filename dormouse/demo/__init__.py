@@ -13,13 +13,13 @@ from dormouse.demo.ground import claimed, remove, start_afresh
 from dormouse.demo.lineitem import Lineitem
 from dormouse.demo.pipeline import Pipeline
 from dormouse.demo.report import DemoReport, Screen
+from dormouse.embedded.local import local
 from dormouse.errors import DependencyMissing
-from dormouse.local import local
 
 __all__ = ["DemoReport", "run_demo"]
 
 
-def run_demo(folder: Path, *, rows: int | None = None, keep: bool = True, quiet: bool = False) -> DemoReport:
+def run_demo(folder: Path, *, screen: Screen, rows: int | None = None, keep: bool = True) -> DemoReport:
     """The flights, or so many `rows` of lineitem, in the instance of `folder`, which must be the demo's own.
 
     Raises `InstanceLocked` while another demo runs there, `DependencyMissing`, or what the pipeline raises.
@@ -32,7 +32,6 @@ def run_demo(folder: Path, *, rows: int | None = None, keep: bool = True, quiet:
     dataset: Dataset = Flights() if rows is None else Lineitem(rows)
     started = time.monotonic()
     with claimed(folder) as work:
-        screen = Screen(quiet=quiet)
         screen.say(f"[bold]Dormouse[/bold]: {dataset.title}")
         screen.say()
         with (

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from dormouse.embedded.local import prepare
 from dormouse.errors import InstanceError, InstanceLocked
 from dormouse.instance import Instance
-from dormouse.local import prepare
 
 # an instance's folder may have files of this prefix
 LOCK = ".dormouse-demo.lock"

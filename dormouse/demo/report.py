@@ -1,21 +1,13 @@
-"""What the demo did, and how a person sees it: steps as they end, the tree, the answers."""
+"""What the demo did, and what tells a person of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
-from rich.console import Console
-from rich.table import Table as RichTable
-
-from dormouse.console import count, partition_tree, stderr, stdout
 from dormouse.table import Table
-
-WIDTH_MAX = 100
-LEAVES_SHOWN_MAX = 24
-_NUMBERS = (("rows", 12), ("leaves", 6), ("files", 5), ("references", 10), ("seconds", 7))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,87 +55,17 @@ class DemoReport:
         return all(answer.matches_duckdb for answer in self.answers)
 
 
-class Screen:
-    """Prints as things happen; nothing when quiet."""
+class Screen(Protocol):
+    """What a person looks at while the demo runs."""
 
-    def __init__(self, *, quiet: bool) -> None:
-        self._out: Console | None = None if quiet else stdout()
-        self._width = min(self._out.width if self._out else WIDTH_MAX, WIDTH_MAX)
+    def say(self, text: str = "") -> None: ...
 
-    def say(self, text: str = "") -> None:
-        self._print(text)
+    def working(self, text: str) -> AbstractContextManager[Callable[[str], None]]: ...
 
-    @contextmanager
-    def working(self, text: str) -> Iterator[Any]:
-        """A spinner while something runs, on a terminal; gives the function that changes its text."""
-        console = next((c for c in (self._out, stderr()) if c is not None and c.is_terminal), None)
-        if console is None or self._out is None:
-            yield lambda _: None
-            return
-        with console.status(f"{text} …") as status:
-            yield lambda now: status.update(f"{now} …")
+    def steps_begin(self) -> None: ...
 
-    def steps_begin(self) -> None:
-        self._line("[bold]step[/bold]", [f"[bold]{name}[/bold]" for name, _ in _NUMBERS])
+    def step(self, step: Step) -> None: ...
 
-    def step(self, step: Step) -> None:
-        numbers = [
-            count(step.rows, exact=step.rows_exact),
-            *map(count, (step.leaves, step.files, step.references)),
-        ]
-        self._line(step.step, [*numbers, f"{step.seconds:.1f}"])
+    def tree(self, table: Table) -> None: ...
 
-    def tree(self, table: Table) -> None:
-        if self._out is None:
-            return
-        rows = {leaf.partition_id: leaf for leaf in table.partitions.leaf_rows(0)}
-        largest = max((leaf.row_count for leaf in rows.values()), default=1) or 1
-
-        def leaf(partition: Any) -> str:
-            found = rows.get(partition.partition_id)
-            number = found.row_count if found else 0
-            exact = found is None or found.row_count == found.exact_row_count
-            return (
-                f"[bold]{count(number, exact=exact)}[/bold] [cyan]{'▇' * round(10 * number / largest)}[/cyan]"
-            )
-
-        self.say()
-        self.say("[bold]The partitions, and their rows[/bold]")
-        self._print(partition_tree(table.partitions.tree(), leaf, leaves_max=LEAVES_SHOWN_MAX))
-
-    def answers(self, answers: list[Answer]) -> None:
-        table = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        for name, justify in (("query", "left"), ("", "left"), ("rows", "right"), ("seconds", "right"),
-                              ("files read", "right"), ("on the raw data", "left")):  # fmt: skip
-            table.add_column(name, justify=justify)  # type: ignore[arg-type]
-        for answer in answers:
-            verdict = "[green]✓ matches DuckDB[/green]" if answer.matches_duckdb else "[red]✗ differs[/red]"
-            table.add_row(
-                answer.question,
-                answer.text,
-                count(answer.rows),
-                f"{answer.seconds:.2f}",
-                f"{answer.files_read} of {answer.files_total}",
-                verdict,
-            )
-        self.say()
-        if self._out is not None:
-            self._out.print(table, width=self._width, highlight=False)
-        for answer in answers:
-            if answer.difference is not None:
-                self._print(f"✗ {answer.question}: {answer.difference}", markup=False)
-
-    def _line(self, label: str, numbers: list[str]) -> None:
-        if self._out is None:
-            return
-        line = RichTable(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-        line.add_column(width=max(14, self._width - sum(width + 2 for _, width in _NUMBERS) - 2),
-                        no_wrap=True, overflow="ellipsis")  # fmt: skip
-        for _, width in _NUMBERS:
-            line.add_column(width=width, justify="right", no_wrap=True)
-        line.add_row(label, *numbers)
-        self._out.print(line, highlight=False)
-
-    def _print(self, what: Any, *, markup: bool = True) -> None:
-        if self._out is not None:
-            self._out.print(what, highlight=False, soft_wrap=isinstance(what, str), markup=markup)
+    def answers(self, answers: list[Answer]) -> None: ...

@@ -17,15 +17,15 @@ from typing import Any
 import psycopg
 
 from dormouse.errors import AttemptAbandoned, CommitOutcomeUnknown, DormouseError, TableNotFound
-from dormouse.files.parameters import narrow_id
 from dormouse.model.properties import TableProperties
 from dormouse.model.table import TableRecord
+from dormouse.model.text import narrow_id
 from dormouse.objects import ObjectStore
+from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import run_transaction
 
-SKETCHES_SUFFIX = ".sketches"
 LISTED_NAMES_MAX = 10_000
 
 logger = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from dormouse.model.file_reference import (
     AssignJobIdRequest,
     ReplaceFileReferencesRequest,
     SplitFileReferenceRequest,
-    is_text,
 )
+from dormouse.model.text import is_text
 
 State = tuple[bool, bool, str | None]
 """Whether the file is tracked, whether the reference is there, and its job."""

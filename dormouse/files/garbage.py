@@ -16,9 +16,10 @@ import psycopg
 
 from dormouse.errors import FileHasReferences, FileNotFound
 from dormouse.files import removal_log
-from dormouse.files.attempts import SKETCHES_SUFFIX, WriteAttempts
+from dormouse.files.attempts import WriteAttempts
 from dormouse.files.store import FileReferenceStore
 from dormouse.objects import ObjectStore
+from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.transaction import run_transaction
 

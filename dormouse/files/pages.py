@@ -11,9 +11,8 @@ import psycopg
 
 from dormouse.files.layout import composed
 from dormouse.files.own_tables import OwnTables
-from dormouse.files.parameters import narrow_id
-from dormouse.model.file_reference import is_text
 from dormouse.model.table import TableRecord
+from dormouse.model.text import is_text, narrow_id
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import run_transaction

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,18 +13,9 @@ from dormouse.model.file_reference import (
     ReplaceFileReferencesRequest,
     SplitFileReferenceRequest,
 )
+from dormouse.model.text import narrow_hex
 
 Parameters = dict[str, Any]
-
-
-def narrow_id(text: str) -> uuid.UUID:
-    """A file's or commit's id in the database: 128 bits of BLAKE2b, narrow and known without a look-up."""
-    return uuid.UUID(hex=narrow_hex(text))
-
-
-def narrow_hex(text: str) -> str:
-    """A narrow id in hexadecimal, as it stands in arrays."""
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def reference_arrays(

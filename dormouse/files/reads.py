@@ -19,8 +19,9 @@ from dormouse.files.layout import Layout
 from dormouse.files.own_tables import OwnTables, dropped_tables
 from dormouse.files.parameters import Parameters, key_arrays, reference_from_row
 from dormouse.files.totals import TableTotals
-from dormouse.model.file_reference import AllFiles, FileReference, FileWithReferences, is_text
+from dormouse.model.file_reference import AllFiles, FileReference, FileWithReferences
 from dormouse.model.table import TableRecord
+from dormouse.model.text import is_text
 from dormouse.postgres.connection import Isolation, Supplier
 from dormouse.postgres.transaction import run_transaction
 

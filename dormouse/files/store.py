@@ -19,7 +19,6 @@ from dormouse.errors import (
     SplitRequestsFailed,
 )
 from dormouse.files.commit import Commit, CommitResult, Kind
-from dormouse.files.parameters import narrow_id
 from dormouse.files.updates import Updates
 from dormouse.model.file_reference import (
     AssignJobIdRequest,
@@ -30,6 +29,7 @@ from dormouse.model.file_reference import (
     SplitFileReferenceRequest,
     group_by_file,
 )
+from dormouse.model.text import narrow_id
 
 
 class FileReferenceStore(Updates):

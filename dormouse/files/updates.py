@@ -19,9 +19,9 @@ from dormouse.errors import CommitIdReused, DormouseError, FileAlreadyExists, Fi
 from dormouse.files.arrays import booleans, integers, texts, words
 from dormouse.files.commit import Commit, CommitResult, Kind
 from dormouse.files.operations import OPERATIONS, Operation
-from dormouse.files.parameters import Parameters, narrow_hex
+from dormouse.files.parameters import Parameters
 from dormouse.files.reads import FileReferenceReads
-from dormouse.model.file_reference import check_text
+from dormouse.model.text import check_text, narrow_hex
 from dormouse.postgres.transaction import run_statement
 
 ROUNDS_MAX = 10

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from re import compile as pattern
 
 from dormouse.errors import InvalidInput
+from dormouse.model.text import check_text
 
 FILENAME_BYTES_MAX = 1_024
-NAME_BYTES_MAX = 256
 COUNT_MAX = (1 << 63) - 1
-_LONE_SURROGATE = pattern("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,23 +172,6 @@ def check_count(filename: str, what: str, value: object) -> None:
         raise InvalidInput(
             f"file {filename!r}: {what} must be an integer from 0 to {COUNT_MAX}, not {value!r}"
         )
-
-
-def check_text(what: str, value: object, bytes_max: int = NAME_BYTES_MAX) -> None:
-    """Text that PostgreSQL can hold: not empty, bounded, no NUL, valid Unicode."""
-    if not isinstance(value, str) or not value:
-        raise InvalidInput(f"{what} must be a non-empty string, not {value!r}")
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError:
-        raise InvalidInput(f"{what} {value!r} is not valid Unicode") from None
-    if size > bytes_max or "\x00" in value:
-        raise InvalidInput(f"{what} {value[:40]!r}… must have at most {bytes_max} bytes and no NUL")
-
-
-def is_text(value: object) -> bool:
-    """Whether PostgreSQL can hold it."""
-    return isinstance(value, str) and "\x00" not in value and not _LONE_SURROGATE.search(value)
 
 
 def _job_files(job_id: str, partition_id: str, filenames: Sequence[str]) -> tuple[str, ...]:

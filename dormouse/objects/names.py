@@ -7,6 +7,9 @@ import re
 from dormouse.errors import InvalidName
 
 STAGING = ".staging"
+SKETCHES_SUFFIX = ".sketches"
+"""Of the object beside a file that has its sketches."""
+
 NAME_BYTES_MAX = 900
 SEGMENT_BYTES_MAX = 255
 _SEGMENT = re.compile(r"[A-Za-z0-9._=-]+")

@@ -6,9 +6,9 @@ from typing import Any
 
 import psycopg
 
-from dormouse.model.file_reference import is_text
 from dormouse.model.partition_tree import Partition
 from dormouse.model.table import TableRecord
+from dormouse.model.text import is_text
 from dormouse.partitions.rows import partition_from_row
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load

@@ -10,7 +10,6 @@ import psycopg
 
 from dormouse.errors import InvalidKey, InvalidRange, PartitionNotActive, PartitionNotFound, TableNotFound
 from dormouse.files.own_tables import dropped_tables
-from dormouse.model.file_reference import is_text
 from dormouse.model.keys import KeyValue
 from dormouse.model.partition_tree import (
     Partition,
@@ -21,6 +20,7 @@ from dormouse.model.partition_tree import (
 )
 from dormouse.model.region import Range
 from dormouse.model.table import TableRecord
+from dormouse.model.text import is_text
 from dormouse.model.tree_arrays import PartitionRow, TreeArrays
 from dormouse.partitions.leaves import Leaves
 from dormouse.partitions.rows import partition_from_row, partition_values

@@ -22,7 +22,7 @@ from dormouse.query.held_back import HeldBack, Reached
 from dormouse.query.interruptible import Interruption, interruptible
 from dormouse.query.planner import Scan
 from dormouse.query.predicates import column, from_key, meets
-from dormouse.query.session import key_order, key_session, rows
+from dormouse.query.scan_session import key_order, key_session, rows
 from dormouse.query.streams import FileGone, check_there, exact, named_failures, one_ahead
 from dormouse.query.table_view import PagedPlan, plan_query
 from dormouse.query.where import Question, Where, question

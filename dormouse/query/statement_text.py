@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from dormouse.errors import InvalidQuery
-from dormouse.model.file_reference import is_text
-from dormouse.query.session import UNBOUNDED_FUNCTIONS
+from dormouse.model.text import is_text
+from dormouse.query.scan_session import UNBOUNDED_FUNCTIONS
 from dormouse.query.where import unknown
 
 STATEMENT_CHARACTERS_MAX = 1 << 20

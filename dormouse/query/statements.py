@@ -13,7 +13,7 @@ import pyarrow as pa
 from datafusion import DataFrame, SessionContext, SQLOptions
 
 from dormouse.context import TableContext
-from dormouse.data.session import panics_as_errors
+from dormouse.data.datafusion_session import panics_as_errors
 from dormouse.data.transform import Transform, quoted
 from dormouse.errors import InvalidQuery, ObjectNotFound
 from dormouse.objects import ObjectStore
@@ -22,7 +22,7 @@ from dormouse.query.interruptible import Interruption, interruptible
 from dormouse.query.outline import Wanted, register_outlines, what_is_wanted
 from dormouse.query.plain_types import plain
 from dormouse.query.planner import PlanSummary, QueryPlan, Scan
-from dormouse.query.session import no_rows, rows, session
+from dormouse.query.scan_session import no_rows, rows, session
 from dormouse.query.statement_text import check_joins, check_statement, mistake
 from dormouse.query.streams import FileGone, check_there, exact, named_failures, one_ahead, one_line
 from dormouse.query.table_view import plan_query, plan_tables, summary

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from dormouse.data.datafusion_session import panics_as_errors
 from dormouse.data.object_access import open_parquet
-from dormouse.data.session import panics_as_errors
 from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError, InvalidQuery, ObjectNotFound, ObjectStoreError
 from dormouse.objects import ObjectStore

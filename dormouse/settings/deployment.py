@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dormouse.settings.compaction import (
+from dormouse.settings.engines import (
     CompactionSettings,
     EmrServerlessCompaction,
     EmrStepsCompaction,

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dormouse.settings.deployment import DeploymentSettings
-from dormouse.settings.tables import Table, allowed, tables, tables_of
+from dormouse.settings.toml_tables import Table, allowed, tables, tables_of
 
 Path = tuple[str, ...]
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dormouse.settings.tables import Table, allowed, literal, tables
+from dormouse.settings.toml_tables import Table, allowed, literal, tables
 
 FILE = Path("docs/reference/deployment-settings.md")
 

@@ -18,14 +18,14 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from dormouse.context import TableContext
 from dormouse.data.arrow_schema import check_columns
-from dormouse.data.ingest_commit import IngestReport, commit_files, commit_id, ingest_id_or_new
 from dormouse.data.leaf_lookup import LeafLookup
-from dormouse.data.row_counts import check_ingested
 from dormouse.data.source import are_paths
 from dormouse.data.source_files import CSV, find_files
 from dormouse.errors import InvalidData
 from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences
+from dormouse.rounds.ingest_commit import IngestReport, commit_files, commit_id, ingest_id_or_new
+from dormouse.rounds.row_counts import check_ingested
 from dormouse.spark.failures import dormouse_error
 from dormouse.spark.session import spark_session
 from dormouse.spark.shuffle import (
@@ -57,7 +57,7 @@ def ingest_with_spark(
 
     Files are read by the tasks themselves, so their paths must mean the same on every executor; for a URL of
     Parquet files (s3://…) Spark's own reader is used. `progress` is called when all rows are written. Errors
-    are those of `dormouse.data.ingest.ingest`.
+    are those of `dormouse.rounds.ingest_job.ingest`.
     """
     started = time.monotonic()
     ingest_id = ingest_id_or_new(ingest_id)

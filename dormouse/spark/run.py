@@ -27,9 +27,9 @@ from dormouse.files.attempts import WriteAttempts
 from dormouse.objects import ObjectStore, open_store
 from dormouse.objects.activity import note_if_shared
 from dormouse.postgres.connection import ConnectionSupplier
-from dormouse.spark.compaction import BATCH_JOBS, compact_on_spark
-from dormouse.splitting import split
-from dormouse.system.runs import FOLDER, RunList, RunTable, read_list
+from dormouse.rounds.splitting import split
+from dormouse.schedules.runs import FOLDER, RunList, RunTable, read_list
+from dormouse.spark.compaction_tasks import BATCH_JOBS, compact_on_spark
 
 logger = logging.getLogger(__name__)
 

@@ -4,37 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from dormouse.errors import InvalidInput
 from dormouse.settings.lambdas import RunsEnvironment
 from dormouse.system import emr_clusters
 from dormouse.system.aws import Aws
-from dormouse.system.spark_submit import application_arguments, serverless_parameters
-
-RunState = Literal["RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
+from dormouse.system.spark_submit import Run, RunState, application_arguments, serverless_parameters
 
 SERVERLESS = "emr-serverless"
 _ENDED: dict[str, RunState] = {"SUCCESS": "SUCCEEDED", "FAILED": "FAILED", "CANCELLED": "CANCELLED"}
 _REFUSED_AS_ENDED = frozenset({"ValidationException"})
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A run to submit; `list` is the URL of what it is to do, with so many `jobs`."""
-
-    run_id: str
-    kind: str
-    list: str
-    jobs: int
-
-    @classmethod
-    def of(cls, event: Mapping[str, Any]) -> Run:
-        """From what `RunList.summary` gave; `InvalidInput` names what is missing."""
-        try:
-            return cls(str(event["run_id"]), str(event["kind"]), str(event["list"]), int(event["jobs"]))
-        except KeyError as missing:
-            raise InvalidInput(f"the event has no {missing.args[0]!r}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,12 @@ import json
 import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from dormouse.errors import InstanceError
 from dormouse.settings.lambdas import RunsEnvironment
 from dormouse.system.aws import Aws, AwsRefused
-from dormouse.system.spark_submit import step_arguments
-
-if TYPE_CHECKING:
-    from dormouse.system.emr import Run
+from dormouse.system.spark_submit import Run, RunState, step_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +30,6 @@ TRIES_MAX = 3
 _SHUTTING_DOWN = frozenset({"InvalidRequestException", "ValidationException"})
 _ORDINARY_ENDS = {None, "", "USER_REQUEST", "ALL_STEPS_COMPLETED"}
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
-State = Literal["RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
 
 
 def submit(environment: RunsEnvironment, run: Run, name: str, aws: Aws) -> tuple[str, str]:
@@ -51,7 +47,7 @@ def submit(environment: RunsEnvironment, run: Run, name: str, aws: Aws) -> tuple
     return _submit_step(environment, step, aws)
 
 
-def follow(cluster: str, step: str, aws: Aws) -> tuple[State, str | None]:
+def follow(cluster: str, step: str, aws: Aws) -> tuple[RunState, str | None]:
     found = aws.call("emr", "describe_step", ClusterId=cluster, StepId=step)["Step"]
     status = found["Status"]
     match status["State"]:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dormouse.errors import InvalidInput
 from dormouse.settings.lambdas import RunsEnvironment
 
+RunState = Literal["RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
 ENVIRONMENT = "environment"
 """The folder that the archive is unpacked to, beside the driver and each executor."""
 
@@ -22,6 +28,24 @@ _COMMON = {
     "spark.dynamicAllocation.minExecutors": "0",
     "spark.dynamicAllocation.initialExecutors": "1",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run to submit; `list` is the URL of what it is to do, with so many `jobs`."""
+
+    run_id: str
+    kind: str
+    list: str
+    jobs: int
+
+    @classmethod
+    def of(cls, event: Mapping[str, Any]) -> Run:
+        """From what `RunList.summary` gave; `InvalidInput` names what is missing."""
+        try:
+            return cls(str(event["run_id"]), str(event["kind"]), str(event["list"]), int(event["jobs"]))
+        except KeyError as missing:
+            raise InvalidInput(f"the event has no {missing.args[0]!r}") from None
 
 
 def application_arguments(environment: RunsEnvironment, run_list: str) -> list[str]:

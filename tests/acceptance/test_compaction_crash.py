@@ -14,8 +14,8 @@ import pytest
 from data_files import SKETCHES, add_file, keys_in, objects_of
 from state import query
 
-from dormouse.compaction import compact
 from dormouse.context import TableContext
+from dormouse.rounds.compaction import compact
 
 NewTable = Callable[..., TableContext]
 KEYS = range(0, 3000, 3)
@@ -25,8 +25,8 @@ EXPIRE_LEASE = "update compaction_job set leased_until = '-infinity' where table
 # Runs a round; at the moment named it says so, and waits to be killed, or to be told to go on.
 RUNNER = """
 import pickle, signal, sys, threading
-from dormouse.compaction import compact
-from dormouse.data import compaction as task
+from dormouse.rounds.compaction import compact
+from dormouse.rounds import compaction_job as task
 
 address = pickle.loads(bytes.fromhex(sys.stdin.readline()))
 moment = sys.argv[1]

@@ -18,8 +18,8 @@ import pytest
 
 import dormouse as dm
 from dormouse.instance import Instance
+from dormouse.schedules import runs
 from dormouse.spark.java import java_home
-from dormouse.system import runs
 from emr import build
 
 ROOT = Path(__file__).parents[2]

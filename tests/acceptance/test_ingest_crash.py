@@ -18,15 +18,15 @@ from ingested import attempts, check_holds, check_untouched, flights, flights_ta
 
 from dormouse.catalog import Catalog
 from dormouse.context import TableContext
-from dormouse.data.ingest import ingest
 from dormouse.postgres import ConnectionSupplier
+from dormouse.rounds.ingest_job import ingest
 
 WAIT_SECONDS_MAX = 60
 ROWS = 50_000
 CHILD = """
 import pickle, sys
 from pathlib import Path
-from dormouse.data.ingest import ingest
+from dormouse.rounds.ingest_job import ingest
 address, data = pickle.loads(Path(sys.argv[1]).read_bytes()), sys.argv[2]
 with address.open() as context:
     print(ingest(context, data, ingest_id="july", memory_bytes=1).applied)
@@ -35,7 +35,7 @@ with address.open() as context:
 DRIVER = """
 import os, pickle, signal, sys
 from pathlib import Path
-from dormouse.data import ingest as in_process
+from dormouse.rounds import ingest_job as in_process
 from dormouse.data.source import open_source
 from dormouse.files.attempts import WriteAttempts
 from dormouse.spark import ingest as bulk

@@ -20,7 +20,7 @@ from fire import ROWS, WAIT_SECONDS_MAX, Workers, commits, expected, partition_o
 from state import clock, ref
 
 from dormouse.catalog import Catalog
-from dormouse.embedded_postgres import EmbeddedPostgres
+from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.layout import LAYOUTS
 from dormouse.files.store import FileReferenceStore

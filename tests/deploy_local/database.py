@@ -23,7 +23,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from dormouse.embedded_postgres import EmbeddedPostgres
+from dormouse.embedded.postgres import EmbeddedPostgres
 from tests.deploy_local.processes import RunFailed
 from tests.tls import CertificateAuthority, TlsFront, joined
 

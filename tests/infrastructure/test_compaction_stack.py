@@ -10,7 +10,7 @@ import botocore.session
 import pytest
 from botocore.validate import ParamValidator
 
-from dormouse.settings.compaction import EmrStepsCompaction
+from dormouse.settings.engines import EmrStepsCompaction
 from dormouse.settings.lambdas import RunsEnvironment, load_environment
 from dormouse.settings.resources import RunResources
 from tests.assembly import CONFIGURATIONS, Assembly

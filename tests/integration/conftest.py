@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from queues import queue_numbers
 
-from dormouse import embedded_server
 from dormouse.cli import main
 from dormouse.commits.postgres_queue import PostgresQueue
-from dormouse.embedded_postgres import EmbeddedPostgres
+from dormouse.embedded import server as embedded_server
+from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.postgres import ConnectionSupplier
 
 

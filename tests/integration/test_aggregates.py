@@ -14,16 +14,16 @@ import pyarrow.parquet as pq
 import pytest
 from ingested import flights_table
 
-from dormouse.compaction import compact
 from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_type
-from dormouse.data.ingest import ingest
 from dormouse.data.merge import merge_plan
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LONG, STRING, TIMESTAMP, DataType
 from dormouse.postgres import ConnectionSupplier
 from dormouse.query import query, sql
+from dormouse.rounds.compaction import compact
+from dormouse.rounds.ingest_job import ingest
 
 NAN = math.nan
 VALUES: dict[DataType, tuple[Any, Any]] = {

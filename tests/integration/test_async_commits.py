@@ -18,13 +18,13 @@ from dormouse.commits import job_commits
 from dormouse.commits.apply import _TableBatch
 from dormouse.commits.requests import ReplaceFileReferences, decode, encode
 from dormouse.context import TableContext
-from dormouse.data.compaction import run_compaction
-from dormouse.data.ingest_commit import commit_files
 from dormouse.errors import AttemptAbandoned, CommitFailed, CommitRejected
 from dormouse.files.attempts import WriteAttempt
 from dormouse.instance import Instance
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.objects import open_store
+from dormouse.rounds.compaction_job import run_compaction
+from dormouse.rounds.ingest_commit import commit_files
 from dormouse.settings import Settings, load_settings
 from tests.ingested import attempts
 from tests.state import assign, file, live, query, ref, replace, wait_until
@@ -36,12 +36,12 @@ DIES = """
 import os, signal, sys
 import pyarrow as pa
 import dormouse as dm
-from dormouse.commits.service import CommitService
+from dormouse.commits.commit_queues import CommitQueues
 
 def die(service):
     os.kill(os.getpid(), signal.SIGKILL)
 
-CommitService._start_own = die
+CommitQueues._start_own = die
 instance = dm.local(sys.argv[1], committer=True)
 instance.table("t").ingest(pa.table({"key": [1, 2]}), ingest_id="july")
 """

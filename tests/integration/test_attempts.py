@@ -13,7 +13,8 @@ from dormouse.catalog import Catalog
 from dormouse.context import TableContext
 from dormouse.errors import AttemptAbandoned, CommitOutcomeUnknown, TableNotFound
 from dormouse.files import attempts as module
-from dormouse.files.attempts import SKETCHES_SUFFIX, WriteAttempt, WriteAttempts
+from dormouse.files.attempts import WriteAttempt, WriteAttempts
+from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.postgres import run_transaction
 
 

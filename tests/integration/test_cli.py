@@ -343,7 +343,7 @@ def test_an_interrupt_that_a_library_makes_another_error_of_is_one(tmp_path: Pat
         "def opened(*args, **options):\n"
         "    try:\n        os.kill(os.getpid(), signal.SIGINT)\n"
         "    except KeyboardInterrupt:\n        raise RuntimeError('Query interrupted') from None\n"
-        "sys.modules['dormouse.local'].local = opened  # the package names the function alike\n"
+        "sys.modules['dormouse.embedded.local'].local = opened  # the package names the function alike\n"
         "from dormouse.cli import main\n"
         "sys.argv[1:] = ['table', 'create', 't', '--row-key', 'id:long']\n"
         "sys.exit(main())\n"

@@ -14,10 +14,7 @@ from data_files import SKETCHES, add_file, keys_in, objects_of
 from state import at_once, query, unreferenced, wait_until
 
 from dormouse.catalog import Catalog
-from dormouse.compaction import compact
 from dormouse.context import TableContext
-from dormouse.data import compaction as task
-from dormouse.data.compaction import run_compaction
 from dormouse.data.sketches import FileSketches
 from dormouse.errors import CommitOutcomeUnknown, InvalidInput
 from dormouse.files.attempts import WriteAttempts
@@ -28,6 +25,9 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
 from dormouse.objects import ObjectStore
 from dormouse.postgres import ConnectionSupplier
+from dormouse.rounds import compaction_job as task
+from dormouse.rounds.compaction import compact
+from dormouse.rounds.compaction_job import run_compaction
 
 NewTable = Callable[..., TableContext]
 PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}

@@ -11,14 +11,14 @@ import pytest
 from data_files import SKETCHES, add_file, objects_of, write_object
 from data_files import rows_of as rows
 
-from dormouse.compaction import compact
 from dormouse.context import TableContext
-from dormouse.data import compaction as task
 from dormouse.data import merge
-from dormouse.data.compaction import CompactionResult, run_compaction
-from dormouse.data.ingest import ingest
 from dormouse.data.parquet_file import FileFacts
 from dormouse.model.file_reference import SplitFileReferenceRequest
+from dormouse.rounds import compaction_job as task
+from dormouse.rounds.compaction import compact
+from dormouse.rounds.compaction_job import CompactionResult, run_compaction
+from dormouse.rounds.ingest_job import ingest
 
 NewTable = Callable[..., TableContext]
 PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}

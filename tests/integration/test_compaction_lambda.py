@@ -15,9 +15,9 @@ import dormouse as dm
 from dormouse.errors import InstanceError, InvalidInput
 from dormouse.instance import Instance
 from dormouse.objects import activity, open_store
+from dormouse.schedules import runs as system_runs
+from dormouse.schedules.runs import RunList, RunTable
 from dormouse.settings.lambdas import CompactionEnvironment, RunsEnvironment
-from dormouse.system import runs as system_runs
-from dormouse.system.runs import RunList, RunTable
 from lambdas import compaction, runs
 from tests.aws_lambda import Context, lambda_service, metrics_in
 from tests.state import jobs_of, ref

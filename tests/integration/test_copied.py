@@ -15,8 +15,8 @@ from state import assign, query, ref, replace
 
 from dormouse.catalog import Catalog
 from dormouse.context import TableContext
-from dormouse.embedded_postgres import EmbeddedPostgres
-from dormouse.embedded_server import _binaries
+from dormouse.embedded.postgres import EmbeddedPostgres
+from dormouse.embedded.server import _binaries
 from dormouse.errors import InstanceError, InstanceReadOnly
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.layout import LAYOUTS

@@ -16,8 +16,8 @@ import pytest
 from embedded import ask, postmaster, runs, tell
 from psycopg.conninfo import conninfo_to_dict
 
-from dormouse import embedded_server
-from dormouse.embedded_postgres import EmbeddedPostgres
+from dormouse.embedded import server as embedded_server
+from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import InstanceError, InstanceLocked, InstanceTooNew, NotAnInstance
 from dormouse.postgres import ConnectionSupplier
 from tests.state import wait_until

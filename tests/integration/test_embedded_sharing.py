@@ -14,7 +14,7 @@ import pytest
 from embedded import ask, leave, other_process, postmaster, runs, said
 from state import wait_until
 
-from dormouse.embedded_postgres import EmbeddedPostgres
+from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import InstanceError
 
 
@@ -113,7 +113,7 @@ def test_two_processes_that_meet_on_a_new_folder_share_one_server(tmp_path: Path
 def test_processes_that_come_and_go_never_meet_a_stopped_server(server_folder: Path) -> None:
     script = """
 import sys, psycopg
-from dormouse.embedded_postgres import EmbeddedPostgres
+from dormouse.embedded.postgres import EmbeddedPostgres
 for _ in range(5):
     with EmbeddedPostgres(sys.argv[1]) as server, psycopg.connect(server.dsn) as conn:
         conn.execute("select 1")
@@ -124,7 +124,7 @@ for _ in range(5):
 
 
 def test_a_process_that_forgets_to_stop_leaves_at_its_exit(server_folder: Path) -> None:
-    script = "import sys; from dormouse.embedded_postgres import *; EmbeddedPostgres(sys.argv[1]).start()"
+    script = "import sys; from dormouse.embedded.postgres import *; EmbeddedPostgres(sys.argv[1]).start()"
     subprocess.run([sys.executable, "-c", script, str(server_folder)], check=True)
     assert not runs(server_folder)
 
@@ -132,7 +132,7 @@ def test_a_process_that_forgets_to_stop_leaves_at_its_exit(server_folder: Path) 
 def test_a_forked_child_never_stops_its_parent_s_server(server_folder: Path) -> None:
     script = """
 import os, sys
-from dormouse.embedded_postgres import EmbeddedPostgres
+from dormouse.embedded.postgres import EmbeddedPostgres
 server = EmbeddedPostgres(sys.argv[1])
 server.start()
 if os.fork() == 0:
@@ -151,7 +151,7 @@ print(status, os.path.exists(sys.argv[1] + "/postgres/postmaster.pid"))
 def test_a_forked_child_does_not_hold_its_dead_parent_s_lease(server_folder: Path) -> None:
     script = """
 import os, sys, time
-from dormouse.embedded_postgres import EmbeddedPostgres
+from dormouse.embedded.postgres import EmbeddedPostgres
 EmbeddedPostgres(sys.argv[1]).start()
 if os.fork() == 0:
     print(os.getpid(), flush=True)

@@ -15,6 +15,7 @@ from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings.lambdas import RunsEnvironment
 from dormouse.system import emr
 from dormouse.system.aws import Aws
+from dormouse.system.spark_submit import Run
 
 
 @pytest.fixture(autouse=True)
@@ -155,4 +156,4 @@ def test_what_emr_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_event_without_what_a_run_needs_is_refused() -> None:
     with pytest.raises(InvalidInput, match="'list'"):
-        emr.Run.of({"run_id": "x", "kind": "split", "jobs": 1})
+        Run.of({"run_id": "x", "kind": "split", "jobs": 1})

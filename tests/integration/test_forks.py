@@ -9,10 +9,10 @@ import pytest
 
 PROGRAM = """
 import multiprocessing, sys
-from dormouse.data.session import sorted_session
+from dormouse.data.datafusion_session import sorted_session
 from dormouse.errors import DormouseError
 from dormouse.objects import open_store
-from dormouse.query.session import session
+from dormouse.query.scan_session import session
 
 def read(kind):
     if kind.startswith("http"):

@@ -15,8 +15,8 @@ from dormouse.files.garbage import GarbageCollector
 from dormouse.files.layout import LAYOUTS
 from dormouse.instance import Instance
 from dormouse.objects import activity
-from dormouse.system.garbage import FAILED_AGAIN_SECONDS, collect
-from dormouse.system.work import Record, Schedule, Turn, utc_now
+from dormouse.schedules.garbage import FAILED_AGAIN_SECONDS, collect
+from dormouse.schedules.work import Record, Schedule, Turn, utc_now
 from lambdas.garbage import handler
 from lambdas.services import MARGIN_SECONDS
 from tests.aws_lambda import Context, metrics_in

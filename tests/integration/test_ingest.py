@@ -27,9 +27,6 @@ from ingested import (
 )
 
 from dormouse.context import TableContext
-from dormouse.data import ingest as ingest_module
-from dormouse.data import ingest_commit
-from dormouse.data.ingest import ingest
 from dormouse.errors import (
     AttemptAbandoned,
     CommitFailed,
@@ -41,6 +38,9 @@ from dormouse.errors import (
     ObjectStoreError,
 )
 from dormouse.postgres import ConnectionSupplier
+from dormouse.rounds import ingest_commit
+from dormouse.rounds import ingest_job as ingest_module
+from dormouse.rounds.ingest_job import ingest
 
 WRITING = ["one_file_per_leaf", "one_reference_per_leaf"]
 NewTable = Callable[..., TableContext]

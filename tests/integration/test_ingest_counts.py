@@ -13,12 +13,12 @@ import pytest
 from ingested import check_untouched, flights, flights_table
 
 from dormouse.context import TableContext
-from dormouse.data import ingest as ingest_module
 from dormouse.data import leaf_files
-from dormouse.data.ingest import ingest
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.errors import InvalidData, JobFailed
 from dormouse.postgres import ConnectionSupplier
+from dormouse.rounds import ingest_job as ingest_module
+from dormouse.rounds.ingest_job import ingest
 
 
 @pytest.fixture(params=["one_file_per_leaf", "one_reference_per_leaf"])

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from dormouse.context import TableContext
-from dormouse.ingesting import ingest
 from dormouse.partitions.tree_cache import TreeCache
 from dormouse.query import query
+from dormouse.rounds.ingest import ingest
 
 NewTable = Callable[..., TableContext]
 

@@ -15,10 +15,10 @@ from dormouse.files.removal_log import DAYS_AHEAD
 from dormouse.instance import Instance
 from dormouse.objects import activity
 from dormouse.partitions.store import PartitionStore
-from dormouse.system import work
-from dormouse.system.runs import list_name, run_id_for
-from dormouse.system.upkeep import keep_up
-from dormouse.system.work import Turn, utc_now
+from dormouse.schedules import work
+from dormouse.schedules.runs import list_name, run_id_for
+from dormouse.schedules.upkeep import keep_up
+from dormouse.schedules.work import Turn, utc_now
 from lambdas.maintenance import handler
 from lambdas.services import MARGIN_SECONDS
 from tests.aws_lambda import Context, metrics_in

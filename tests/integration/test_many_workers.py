@@ -22,7 +22,7 @@ from embedded import postmaster
 from psycopg.conninfo import make_conninfo
 from state import wait_until
 
-from dormouse.embedded_postgres import EmbeddedPostgres
+from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import ConnectionsExhausted, InstanceError
 from dormouse.postgres import (
     ConnectionSupplier,

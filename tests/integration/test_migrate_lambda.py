@@ -18,7 +18,7 @@ from botocore.stub import ANY, Stubber
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from dormouse.embedded_postgres import EmbeddedPostgres
+from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.postgres.roles import OWNER_ROLE, RUN_ROLE, SCHEMA_ROLE
 from lambdas import migrate
 from lambdas.migrate import PHYSICAL_ID, begin, handler

@@ -18,12 +18,12 @@ import dormouse as dm
 from dormouse.errors import DormouseError, InstanceError, InstanceTooNew
 from dormouse.files import removal_log
 from dormouse.files.layout import LAYOUTS
-from dormouse.files.parameters import narrow_id
+from dormouse.model.text import narrow_id
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.postgres.connection import SESSION_SETTINGS
 from dormouse.postgres.migrate import MIGRATIONS, read_migrations
 from dormouse.postgres.roles import OWNER_ROLE, READ_ROLE, RUN_ROLE, SCHEMA_ROLE
-from dormouse.system.migration import bring_up_to_date
+from dormouse.schedules.migration import bring_up_to_date
 from tests.commits import add, compaction
 from tests.conftest import drop_database
 

@@ -17,7 +17,7 @@ from dormouse.commits.postgres_queue import PostgresQueue
 from dormouse.commits.requests import DeleteCollectedFiles, decode, encode
 from dormouse.commits.sqs_queue import SqsQueue
 from dormouse.errors import InvalidCommitRequest, ObjectAlreadyExists, ObjectStoreError
-from dormouse.files.parameters import narrow_id
+from dormouse.model.text import narrow_id
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
 

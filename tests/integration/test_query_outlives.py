@@ -20,7 +20,7 @@ from dormouse.errors import ObjectNotFound, ObjectStoreError
 from dormouse.model.region import Range
 from dormouse.objects import ObjectStore
 from dormouse.postgres import ConnectionSupplier
-from dormouse.query import executor, query, session
+from dormouse.query import executor, query, scan_session
 from dormouse.query.held_back import HeldBack
 
 _names = count()
@@ -37,8 +37,8 @@ def new_lake(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) ->
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of a few rows, so that plans end in the midst of everything."""
-    monkeypatch.setattr(session, "_key_sessions", {})
-    monkeypatch.setitem(session._ONE_STREAM, "datafusion.execution.batch_size", "16")
+    monkeypatch.setattr(scan_session, "_key_sessions", {})
+    monkeypatch.setitem(scan_session._ONE_STREAM, "datafusion.execution.batch_size", "16")
 
 
 def replans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:

@@ -14,8 +14,8 @@ from outliving import EVENTS, GONE, NewLake, bag, event, key, replace_all_files
 from query_lake import Lake
 
 from dormouse.postgres import ConnectionSupplier
-from dormouse.query import query, session
-from dormouse.splitting import split
+from dormouse.query import query, scan_session
+from dormouse.rounds.splitting import split
 
 _names = count()
 
@@ -31,8 +31,8 @@ def new_lake(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) ->
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of a few rows, so that plans end in the midst of everything."""
-    monkeypatch.setattr(session, "_key_sessions", {})
-    monkeypatch.setitem(session._ONE_STREAM, "datafusion.execution.batch_size", "16")
+    monkeypatch.setattr(scan_session, "_key_sessions", {})
+    monkeypatch.setitem(scan_session._ONE_STREAM, "datafusion.execution.batch_size", "16")
 
 
 step = st.sampled_from(["compact", "split", "add nothing", "read"])

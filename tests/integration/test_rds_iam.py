@@ -15,7 +15,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from dormouse.embedded_postgres import EmbeddedPostgres
+from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import InstanceError, InvalidInput
 from dormouse.postgres import ConnectionSupplier, OneShotConnectionSupplier, rds_iam
 from dormouse.postgres.connection import Isolation, session_conninfo

@@ -22,7 +22,7 @@ from dormouse.files.attempts import WriteAttempts
 from dormouse.files.compaction_jobs import CompactionJobs
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier, OneShotConnectionSupplier
-from dormouse.system import runs
+from dormouse.schedules import runs
 
 PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}
 HOUR = 3600.0

@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from data_files import add_file, keys_in, objects_of
 from pyspark.sql import SparkSession
 
-from dormouse import engine
-from dormouse.compaction import compact
 from dormouse.context import TableContext
+from dormouse.errors import InvalidInput
 from dormouse.model.schema import Field
 from dormouse.model.types import LONG
-from dormouse.spark import compaction as on_spark
+from dormouse.rounds import engine
+from dormouse.rounds.compaction import CompactionReport, compact
+from dormouse.spark import compaction_tasks as on_spark
 from dormouse.spark.session import spark_session
 
 NewTable = Callable[..., TableContext]
@@ -26,6 +28,11 @@ PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files
 @pytest.fixture(scope="module")
 def spark() -> SparkSession:
     return spark_session(cores=2, driver_memory="1g")
+
+
+def compact_on(spark: SparkSession, table: TableContext, **options: Any) -> CompactionReport:
+    run_jobs = partial(on_spark.compact_on_spark, spark=spark)
+    return compact(table, engine="spark", on_spark=run_jobs, **options)
 
 
 def test_each_job_is_a_task_that_commits_by_itself(new_table: NewTable, spark: SparkSession) -> None:
@@ -39,7 +46,11 @@ def test_each_job_is_a_task_that_commits_by_itself(new_table: NewTable, spark: S
     table.objects.delete([bad])
     table.objects.put(bad, b"PAR1 this is no Parquet PAR1")
     told: list[tuple[int, int, int]] = []
-    report = compact(table, engine="spark", spark=spark, progress=lambda *args: told.append(args))
+    report = compact_on(
+        spark,
+        table,
+        progress=lambda *args: told.append(args),
+    )
     assert (report.jobs_run, report.jobs_failed, report.given_up) == (2, 3, 1)
     assert bad in report.errors[0]
     assert told[-1] == (3, 3, 200)
@@ -64,7 +75,7 @@ def test_a_task_whose_process_dies_is_tried_again(
         return run_task(payload)
 
     monkeypatch.setattr(on_spark, "run_task", die_at_first)
-    report = compact(table, engine="spark", spark=spark)
+    report = compact_on(spark, table)
     assert (report.jobs_run, report.jobs_failed, report.given_up) == (1, 1, 0)
     [reference] = table.store.file_references()
     assert reference.row_count == 20
@@ -78,7 +89,7 @@ def test_a_job_that_killed_its_runners_is_reported_as_given_up(
         add_file(table, name, [1])
     table.jobs.create()
     assert table.jobs.take(1, lease_seconds=-1)
-    report = compact(table, engine="spark", spark=spark, create=False)
+    report = compact_on(spark, table, create=False)
     assert (report.jobs_run, report.given_up, len(report.errors)) == (0, 1, 1)
     assert table.jobs.count() == (0, 0)
 
@@ -100,7 +111,11 @@ def test_an_interrupted_round_puts_its_jobs_back(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        compact(table, engine="spark", spark=spark, progress=interrupt)
+        compact_on(
+            spark,
+            table,
+            progress=interrupt,
+        )
     jobs, running = table.jobs.count()
     assert (jobs in (1, 2), running) == (True, 0)
     # a task that Spark has given up may still commit: one or the other does
@@ -119,7 +134,10 @@ def test_large_jobs_go_to_spark_by_themselves(new_table: NewTable, monkeypatch: 
     size = sum(file.byte_count or 0 for file in table.store.all_files(0).files)
     assert (due.jobs, due.row_count) == (1, 2000)
     assert abs(due.byte_count - size) <= 2
-    assert engine.choose_engine("auto", lambda: due.byte_count) == "local"
-    assert engine.choose_engine("auto", lambda: engine.SPARK_BYTES_MIN) == "spark"
+    assert engine.choose_engine("auto", lambda: due.byte_count, "local", "spark") == "local"
+    assert engine.choose_engine("auto", lambda: engine.SPARK_BYTES_MIN, "local", "spark") == "spark"
+    assert engine.choose_engine("auto", lambda: engine.SPARK_BYTES_MIN, "local", None) == "local"
+    with pytest.raises(InvalidInput, match="not at hand"):
+        engine.choose_engine("spark", lambda: 0, "local", None)
     monkeypatch.setattr(engine, "find_spec", lambda _: None)
-    assert engine.choose_engine("auto", lambda: engine.SPARK_BYTES_MIN) == "local"
+    assert engine.choose_engine("auto", lambda: engine.SPARK_BYTES_MIN, "local", "spark") == "local"

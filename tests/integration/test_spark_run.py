@@ -23,10 +23,10 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.spark import compaction as on_spark
+from dormouse.schedules import runs
+from dormouse.spark import compaction_tasks as on_spark
 from dormouse.spark import run
 from dormouse.spark.session import spark_session
-from dormouse.system import runs
 
 HOUR = 3600.0
 PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}

@@ -12,13 +12,13 @@ import pytest
 from data_files import SKETCHES, add_file, keys_in
 from state import assign, at_once
 
-from dormouse import splitting
-from dormouse.compaction import compact
 from dormouse.context import TableContext
 from dormouse.model.partition_tree import Partition
 from dormouse.model.schema import Field
 from dormouse.model.types import LONG, STRING
-from dormouse.splitting import SplitReport, split
+from dormouse.rounds import splitting
+from dormouse.rounds.compaction import compact
+from dormouse.rounds.splitting import SplitReport, split
 
 NewTable = Callable[..., TableContext]
 ROUNDS_MAX = 20
@@ -97,7 +97,7 @@ def test_a_leaf_whose_keys_are_all_equal_is_left_alone(
     table: TableContext, caplog: pytest.LogCaptureFixture
 ) -> None:
     add_file(table, "a", [7] * 150)
-    with caplog.at_level(logging.DEBUG, "dormouse.splitting"):
+    with caplog.at_level(logging.DEBUG, "dormouse.rounds.splitting"):
         assert split(table) == SplitReport((), 0)
     assert "cannot be divided" in caplog.text
 

@@ -21,7 +21,7 @@ from dormouse.model.types import BYTES, DOUBLE, INT, LIST, LONG, STRING
 from dormouse.postgres import ConnectionSupplier
 from dormouse.query import explain_sql, sql
 from dormouse.query.pushdown import scans, wanted
-from dormouse.query.session import session
+from dormouse.query.scan_session import session
 
 SCHEMA = Schema(
     [Field("Carrier", STRING), Field("flight", LONG), Field("code", BYTES), Field("leg", INT)],

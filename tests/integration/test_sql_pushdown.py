@@ -18,7 +18,7 @@ from dormouse.postgres import ConnectionSupplier
 from dormouse.query import explain_sql, sql
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.pushdown import after_prefix, scans, wanted
-from dormouse.query.session import session
+from dormouse.query.scan_session import session
 
 SCHEMA = Schema(
     [Field("s", STRING), Field("n", LONG), Field("i", INT), Field("b", BYTES)],

@@ -8,15 +8,15 @@ import pyarrow as pa
 import pytest
 
 from dormouse.catalog import Catalog
-from dormouse.compaction import compact
 from dormouse.context import TableContext
-from dormouse.data.ingest import ingest
 from dormouse.errors import InvalidData
 from dormouse.files.attempts import WriteAttempts
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
 from dormouse.query import query, sql
+from dormouse.rounds.compaction import compact
+from dormouse.rounds.ingest_job import ingest
 
 LARGEST = 2**63 - 1
 MESSAGE = r"^sum\(count\) of rows of equal key is 9223372036854775808, which LONG cannot hold"

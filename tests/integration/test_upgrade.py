@@ -15,10 +15,10 @@ from dormouse.catalog import Catalog
 from dormouse.context import TableContext
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.layout import LAYOUTS
-from dormouse.files.parameters import narrow_id
 from dormouse.files.totals import Totals
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
+from dormouse.model.text import narrow_id
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier, migrate

@@ -12,7 +12,7 @@ import pytest
 import dormouse as dm
 from dormouse.errors import ObjectStoreError
 from dormouse.objects import ObjectStore, activity, open_store
-from dormouse.system.work import Schedule
+from dormouse.schedules.work import Schedule
 from tests.commits import add
 
 MINUTE = timedelta(minutes=1)

@@ -17,7 +17,7 @@ from dormouse.settings import reference
 from dormouse.settings.config_file import BYTES_MAX, load, parse
 from dormouse.settings.deployment import DeploymentSettings, FixedDatabase
 from dormouse.settings.section import has_instance_store
-from dormouse.settings.tables import tables
+from dormouse.settings.toml_tables import tables
 
 ROOT = Path(__file__).parents[2]
 VPC = """[network]

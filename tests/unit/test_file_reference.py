@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from state import file, ref
 
 from dormouse.errors import InvalidInput
-from dormouse.model.file_reference import SplitFileReferenceRequest, group_by_file, is_text
+from dormouse.model.file_reference import SplitFileReferenceRequest, group_by_file
+from dormouse.model.text import is_text
 
 
 @given(st.integers(0, 2**63 - 1))

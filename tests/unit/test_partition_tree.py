@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from dormouse.console import partition_tree
+from dormouse.cli.console import partition_tree
 from dormouse.errors import InvalidRange, PartitionNotFound
 from dormouse.model.keys import encode_value
 from dormouse.model.partition_tree import (

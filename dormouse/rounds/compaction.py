@@ -7,17 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dormouse.context import TableContext
-from dormouse.data.compaction import CompactionResult
-from dormouse.data.compaction_threads import compact_in_threads
-from dormouse.engine import check_engine, choose_engine
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from dormouse.rounds.compaction_job import CompactionResult
+from dormouse.rounds.compaction_threads import compact_in_threads
+from dormouse.rounds.engine import check_engine, choose_engine
 
 Progress = Callable[[int, int, int], None]
+RunsJobs = Callable[[TableContext, int], Generator[CompactionResult, None, None]]
+"""Takes jobs and runs them until none is due; ages are measured from a time in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +47,12 @@ def compact(
     engine: str = "auto",
     create: bool = True,
     progress: Progress | None = None,
-    spark: SparkSession | None = None,
+    on_spark: RunsJobs | None = None,
 ) -> CompactionReport:
     """One round: makes jobs by the table's strategy, and runs what is due until it is done or given up.
 
-    `auto` takes Spark when the files of the jobs add up to 256 MiB and it is installed. `progress` is called
+    `auto` takes Spark when the files of the jobs add up to 256 MiB and it is installed: `on_spark`, which the
+    caller gives, as rounds know nothing of it. `progress` is called
     with the jobs done, all jobs, and the rows read. Ctrl-C puts back at once what is not finished.
     """
     check_engine(engine)
@@ -61,23 +61,13 @@ def compact(
     due = context.jobs.due()
     tally = _Tally(due.jobs, progress)
     if due.jobs:
-        with closing(_results(context, choose_engine(engine, lambda: due.byte_count), spark)) as results:
+        run_jobs = choose_engine(engine, lambda: due.byte_count, compact_in_threads, on_spark)
+        with closing(run_jobs(context, int(time.time() * 1000))) as results:
             for result in results:
                 tally.add(result)
     # who only reads counts from here on, and cannot remember
     context.store.totals.bring_forward()
     return tally.report(created, time.monotonic() - started)
-
-
-def _results(
-    context: TableContext, engine: str, spark: SparkSession | None
-) -> Generator[CompactionResult, None, None]:
-    now_ms = int(time.time() * 1000)
-    if engine == "local":
-        return compact_in_threads(context, now_ms)
-    from dormouse.spark.compaction import compact_on_spark
-
-    return compact_on_spark(context, now_ms, spark)
 
 
 class _Tally:

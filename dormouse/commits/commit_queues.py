@@ -19,7 +19,7 @@ from dormouse.commits.queue import CommitQueue, QueueDepth
 from dormouse.commits.requests import CommitRequest, encode
 from dormouse.commits.routing import queue_number
 from dormouse.commits.status import CommitStatus, DeadLetter, commit_statuses, dead_letters
-from dormouse.commits.tables import Tables
+from dormouse.commits.table_cache import Tables
 from dormouse.errors import InvalidCommitRequest, InvalidInput, TableNotFound
 from dormouse.objects import ObjectStore
 from dormouse.objects.activity import note_if_shared
@@ -31,7 +31,7 @@ STATUS_SECONDS_MIN, STATUS_SECONDS_MAX = 0.005, 0.5
 _REQUESTS = get_args(CommitRequest)
 
 
-class CommitService:
+class CommitQueues:
     """Submits requests, makes committers, and tells what became of requests."""
 
     def __init__(

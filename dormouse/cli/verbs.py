@@ -70,7 +70,7 @@ class Session:
             if self.instance is not None:
                 raise InvalidInput("give --instance, or --dsn and --objects, not both")
             return connect(dsn, objects, read_only=read_only)
-        from dormouse.local import local, prepare
+        from dormouse.embedded.local import local, prepare
 
         folder = (self.instance or settings.instance or DEFAULT_FOLDER).expanduser()
         if not create and not folder.exists():
@@ -88,7 +88,7 @@ class Session:
             sys.stdout.write(json.dumps(value, default=as_json) + "\n")
             sys.stdout.flush()
         else:
-            from dormouse.console import stdout
+            from dormouse.cli.console import stdout
 
             stdout().print(text(), highlight=False, soft_wrap=True)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dormouse.context import TableContext
-from dormouse.engine import check_engine, choose_engine
-
-if TYPE_CHECKING:
-    from dormouse.data.ingest import IngestReport
+from dormouse.rounds.engine import check_engine, choose_engine
+from dormouse.rounds.ingest_commit import IngestReport
+from dormouse.rounds.ingest_job import ingest as ingest_in_process
 
 
 def ingest(
@@ -21,16 +20,14 @@ def ingest(
     ingest_id: str | None,
     engine: str,
     progress: Callable[[int, int | None], None] | None,
+    on_spark: Callable[..., IngestReport] | None = None,
 ) -> IngestReport:
-    """Adds rows to a table, see `Table.ingest`."""
+    """Adds rows to a table, see `Table.ingest`; `on_spark` is an ingest that distributes the work."""
     check_engine(engine)
-    if _is_dataframe(data) or choose_engine(engine, lambda: _bytes_on_disk(data)) == "spark":
-        from dormouse.spark.ingest import ingest_with_spark
-
-        return ingest_with_spark(context, data, ingest_id=ingest_id, progress=progress)
-    from dormouse.data.ingest import ingest as ingest_in_process
-
-    return ingest_in_process(context, data, ingest_id=ingest_id, progress=progress)
+    if _is_dataframe(data):
+        engine = "spark"
+    add = choose_engine(engine, lambda: _bytes_on_disk(data), ingest_in_process, on_spark)
+    return add(context, data, ingest_id=ingest_id, progress=progress)
 
 
 def _bytes_on_disk(data: Any) -> int:

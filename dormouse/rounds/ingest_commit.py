@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from dormouse.context import TableContext
 from dormouse.errors import CommitFailed, CommitOutcomeUnknown, DormouseError, InvalidCommitRequest
 from dormouse.files.attempts import WriteAttempt
-from dormouse.model.file_reference import FileWithReferences, check_text
+from dormouse.model.file_reference import FileWithReferences
+from dormouse.model.text import check_text
 from dormouse.postgres.transaction import run_transaction
 
 if TYPE_CHECKING:

@@ -7,16 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from dormouse.context import TableContext
-from dormouse.data.ingest_commit import IngestReport, commit_files, commit_id, ingest_id_or_new
 from dormouse.data.leaf_files import LeafFiles
 from dormouse.data.leaf_lookup import LeafLookup
 from dormouse.data.leaf_sorter import MEMORY_BYTES
-from dormouse.data.row_counts import check_ingested
 from dormouse.data.source import Source, open_source
 from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences
-
-__all__ = ["IngestReport", "ingest"]
+from dormouse.rounds.ingest_commit import IngestReport, commit_files, commit_id, ingest_id_or_new
+from dormouse.rounds.row_counts import check_ingested
 
 Progress = Callable[[int, int | None], None]
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from dormouse.embedded_server import Server, StillRecovering
+from dormouse.embedded.server import Server, StillRecovering
 from dormouse.errors import InstanceError, InstanceLocked, InstanceReadOnly, NotAnInstance
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from dormouse.context import TableContext
-from dormouse.data.leaf_sketches import LeafSketches, left_share
 from dormouse.errors import (
     FileNotFound,
     FileReferenceAssignedToJob,
@@ -27,6 +26,7 @@ from dormouse.model.file_reference import SplitFileReferenceRequest
 from dormouse.model.keys import KeyValue
 from dormouse.model.partition_tree import Partition, Split
 from dormouse.partitions.leaves import rows_to_split
+from dormouse.rounds.leaf_sketches import LeafSketches, left_share
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from typing import Any
 import psycopg
 
 from dormouse.files.store import FileReferenceStore
-from dormouse.model.file_reference import is_text
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord
+from dormouse.model.text import is_text
 from dormouse.partitions.store import PartitionStore
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
@@ -25,7 +25,7 @@ TRUSTED_SECONDS = 5.0
 """How late a change of a table's properties may be noticed."""
 
 _INTEGER_MAX = (1 << 31) - 1
-_QUERIES = load(__package__ or "", "tables")
+_QUERIES = load(__package__ or "", "table_cache")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from dormouse.data.datafusion_session import one_line
 from dormouse.data.object_access import open_parquet
-from dormouse.data.session import one_line
 from dormouse.errors import InvalidData, JobFailed
 from dormouse.files.compaction_jobs import CompactionJob
 from dormouse.model.file_reference import FileWithReferences

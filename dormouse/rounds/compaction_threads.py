@@ -8,8 +8,8 @@ import threading
 from collections.abc import Generator
 
 from dormouse.context import TableContext
-from dormouse.data.compaction import Cancellation, CompactionResult, run_compaction, runners_died
 from dormouse.files.compaction_jobs import CompactionJob
+from dormouse.rounds.compaction_job import Cancellation, CompactionResult, run_compaction, runners_died
 
 THREADS_MAX = 4
 

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from dormouse.context import TableContext
 from dormouse.data.merge import merge_sorted
 from dormouse.data.parquet_file import FileFacts
-from dormouse.data.row_counts import check_inputs, check_output
 from dormouse.errors import CommitOutcomeUnknown, InvalidCommitRequest, JobFailed
-from dormouse.files.attempts import SKETCHES_SUFFIX, WriteAttempt, WriteAttempts
+from dormouse.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.files.compaction_jobs import CompactionJob
 from dormouse.model.file_reference import FileReference, FileWithReferences, ReplaceFileReferencesRequest
+from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.postgres.connection import Isolation
 from dormouse.postgres.transaction import run_transaction
+from dormouse.rounds.row_counts import check_inputs, check_output
 
 if TYPE_CHECKING:
     import psycopg

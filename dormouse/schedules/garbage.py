@@ -15,7 +15,7 @@ from dormouse.files.store import FileReferenceStore
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
 from dormouse.postgres.connection import Supplier
-from dormouse.system.work import Turn, utc_now
+from dormouse.schedules.work import Turn, utc_now
 
 KIND = "garbage"
 FAILED_AGAIN_SECONDS = 3_600.0

@@ -60,7 +60,7 @@ def _folder(path: str | os.PathLike[str]) -> Path:
 
 def _with_own_server(folder: Path, settings: Settings, *, read_only: bool, committer: bool) -> Instance:
     try:
-        from dormouse.embedded_postgres import EmbeddedPostgres
+        from dormouse.embedded.postgres import EmbeddedPostgres
     except ModuleNotFoundError as error:
         raise DependencyMissing(f"{error.name} is not installed: pip install 'dormouse[local]'") from None
     server = EmbeddedPostgres(folder)

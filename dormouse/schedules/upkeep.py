@@ -19,8 +19,8 @@ from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
 from dormouse.partitions.store import PartitionStore
 from dormouse.postgres.connection import Supplier
-from dormouse.system.runs import RunList, RunTable, write_list
-from dormouse.system.work import Turn
+from dormouse.schedules.runs import RunList, RunTable, write_list
+from dormouse.schedules.work import Turn
 
 KIND = "maintenance"
 _SEEN = "seen"

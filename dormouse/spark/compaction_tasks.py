@@ -8,9 +8,9 @@ from contextlib import closing
 from pyspark.sql import SparkSession
 
 from dormouse.context import TableAddress, TableContext
-from dormouse.data.compaction import CompactionResult, job_failed, run_compaction, runners_died
 from dormouse.errors import JobFailed
 from dormouse.files.compaction_jobs import CompactionJob
+from dormouse.rounds.compaction_job import CompactionResult, job_failed, run_compaction, runners_died
 from dormouse.spark.session import spark_session
 from dormouse.spark.tasks import TaskOutcome, run_tasks
 

@@ -1,0 +1,1 @@
+"""The embedded instance: a folder, its PostgreSQL, its server."""

@@ -1,0 +1,1 @@
+"""Rounds of work on one table: ingest, compaction, splitting; their jobs, whole."""
