@@ -48,7 +48,7 @@ def planned(context: TableContext, ranges: KeyRanges) -> Planned:
     began = perf_counter()
     filenames: list[str] = []
     first = 0.0
-    for group in plan_query(context, ranges).groups:
+    for group in plan_query(context, ranges):
         first = first or perf_counter() - began
         filenames += _names(group)
     return Planned(filenames, first, perf_counter() - began)

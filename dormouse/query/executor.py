@@ -24,9 +24,10 @@ from dormouse.query.planner import Scan
 from dormouse.query.predicates import column, from_key, meets
 from dormouse.query.scan_session import key_order, key_session, rows
 from dormouse.query.streams import FileGone, check_there, exact, named_failures, one_ahead
-from dormouse.query.table_view import PagedPlan, plan_query
+from dormouse.query.table_view import plan_query
 from dormouse.query.where import Question, Where, question
 
+Groups = Iterator[tuple[Scan, ...]]
 REPLANS_MAX = 10
 _FILES = re.compile(r"file_groups=\{(\d+) group")
 
@@ -51,11 +52,11 @@ def query(
     next batch in another thread, when `interruption` is set, and raises `DormouseError`.
     """
     asked = question(context.schema, where, columns, limit)
-    plan = plan_query(context, asked.ranges)
+    groups = plan_query(context, asked.ranges)
     whole = arrow_schema(context.schema)
     schema = pa.schema([whole.field(name) for name in asked.columns])
     interruption = interruption or Interruption()
-    found = one_ahead(_Execution(context, asked, interruption).rows(plan), interruption.set)
+    found = one_ahead(_Execution(context, asked, interruption).rows(groups), interruption.set)
     batches = (exact(batch.select(asked.columns), schema) for batch in found)
     return pa.RecordBatchReader.from_batches(schema, batches)
 
@@ -72,25 +73,25 @@ class _Execution:
         self._remaining = asked.limit
         self._held = HeldBack(context.schema.key_names)
 
-    def rows(self, plan: PagedPlan | None) -> Iterator[pa.RecordBatch]:
+    def rows(self, groups: Groups | None) -> Iterator[pa.RecordBatch]:
         """The rows, with the keys among the columns."""
         gone: set[str] = set()
         futile = 0
-        while plan is not None and self._remaining != 0:
+        while groups is not None and self._remaining != 0:
             start, missing = self._held.reached, None
             try:
-                yield from self._limited(self._planned(plan, start))
+                yield from self._limited(self._planned(groups, start))
             except FileGone as error:
                 missing = error
-            plan = None
+            groups = None
             if missing is not None:
                 self._check_can_resume(missing, gone)
                 gone.add(missing.filename)
                 yield from self._limited(self._held.interrupt())
                 futile = futile + 1 if self._held.reached == start else 0
-                plan = self._again(missing, futile)
+                groups = self._again(missing, futile)
 
-    def _again(self, missing: FileGone, futile: int) -> PagedPlan:
+    def _again(self, missing: FileGone, futile: int) -> Groups:
         """A plan of at least what is wanted from the key that was reached on."""
         if futile == REPLANS_MAX:
             raise ObjectNotFound(
@@ -102,9 +103,9 @@ class _Execution:
             ranges = ranges.clipped(self._context.schema.row_keys[0].name, Range(min=reached.key[0]))
         return plan_query(self._context, ranges)
 
-    def _planned(self, plan: PagedPlan, start: Reached | None) -> Iterator[pa.RecordBatch]:
+    def _planned(self, groups: Groups, start: Reached | None) -> Iterator[pa.RecordBatch]:
         """A plan's rows from a key on, but for those that are held back, group after group."""
-        prepared = self._prepared(plan.groups, start)
+        prepared = self._prepared(groups, start)
         # with a limit the next group may be needless
         for scans, physical in prepared if self._asked.limit is not None else one_ahead(prepared):
             with named_failures(self._context.objects, [scan.filename for scan in scans], self._transform):

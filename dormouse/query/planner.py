@@ -89,19 +89,25 @@ class QueryPlan:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What is wanted of some leaves: of which partitions, leaves and above; and the rest, if there is one."""
+    """What is wanted of some leaves, and of the partitions above them; and the rest, if there is one.
 
-    ranges: KeyRanges
+    Planned `in_key_order` it has many groups; otherwise one, so that each file is read once.
+    """
+
+    tree: PartitionTree
     wanted: Mapping[int, KeyRanges]
     rest: KeyRanges | None = None
+    in_key_order: bool = True
 
-    def partition_ids(self, tree: PartitionTree) -> list[str]:
-        return [tree.node_id(node) for node in self.wanted]
+    @property
+    def partition_ids(self) -> list[str]:
+        """The partitions whose references the plan needs."""
+        return [self.tree.node_id(node) for node in self.wanted]
 
 
-def whole_page(tree: PartitionTree, ranges: KeyRanges) -> Page:
+def whole_page(tree: PartitionTree, ranges: KeyRanges, *, in_key_order: bool = True) -> Page:
     """All that is wanted."""
-    return Page(ranges, {node: wanted for node, wanted, _ in _walk(tree, ranges)})
+    return Page(tree, {node: wanted for node, wanted, _ in _walk(tree, ranges)}, in_key_order=in_key_order)
 
 
 def first_page(tree: PartitionTree, ranges: KeyRanges, leaves_max: int) -> Page:
@@ -121,21 +127,12 @@ def first_page(tree: PartitionTree, ranges: KeyRanges, leaves_max: int) -> Page:
         found[node] = wanted
         if tree.children(node) is None:
             leaves, reached = leaves + 1, start if is_further else reached
-    return Page(ranges, found)
+    return Page(tree, found)
 
 
-def plan(
-    tree: PartitionTree,
-    references: Iterable[PlannedReference],
-    page: Page,
-    *,
-    in_key_order: bool = True,
-) -> QueryPlan:
-    """Plans a query; `references` are those on the page's partitions.
-
-    Without `in_key_order` all is one group, so that each file is read once.
-    """
-    planner = _Planner(tree, page.wanted, in_key_order)
+def plan(page: Page, references: Iterable[PlannedReference]) -> QueryPlan:
+    """Plans a page; `references` are those on its partitions."""
+    planner = _Planner(page)
     scans: dict[int, list[Scan]] = defaultdict(list)
     shared: dict[str, SharedFile] = {}
     files = pruned = byte_count = 0
@@ -151,7 +148,7 @@ def plan(
             shared[found[0].filename] = SharedFile(is_read, size)
     return QueryPlan(
         groups=tuple(tuple(scans[group]) for group in sorted(scans)),
-        summary=PlanSummary(len(planner.group_of), tree.leaf_count, files, pruned, byte_count),
+        summary=PlanSummary(len(planner.group_of), page.tree.leaf_count, files, pruned, byte_count),
         shared=shared,
     )
 
@@ -189,11 +186,11 @@ class _Own(NamedTuple):
 
 
 class _Planner:
-    def __init__(self, tree: PartitionTree, wanted: Mapping[int, KeyRanges], in_key_order: bool) -> None:
-        self.tree = tree
-        self.wanted = wanted
-        leaves = [node for node in wanted if tree.children(node) is None]
-        groups = _key_order_groups(tree, leaves) if in_key_order else [leaves]
+    def __init__(self, page: Page) -> None:
+        self.tree = tree = page.tree
+        self.wanted = page.wanted
+        leaves = [node for node in page.wanted if tree.children(node) is None]
+        groups = _key_order_groups(tree, leaves) if page.in_key_order else [leaves]
         self.group_of = {leaf: number for number, group in enumerate(groups) for leaf in group}
         self.leaves_below = Counter(node for leaf in leaves for node in _upwards(tree, leaf))
         self._corners: dict[int, tuple[bytes, bytes]] = {}

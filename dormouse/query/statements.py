@@ -160,10 +160,10 @@ class _Statement:
     def _until_enough(self) -> Iterator[pa.RecordBatch]:
         """A run over the first files in key order, and over more of them until the limit is filled."""
         [(name, ranges)] = self.wanted.ranges.items()
-        plan = plan_query(self.contexts[name], ranges)
+        groups = plan_query(self.contexts[name], ranges)
         scans: list[Scan] = []
         files = FIRST_FILES
-        for group in plan.groups:
+        for group in groups:
             if len(scans) + len(group) > files and scans:
                 found = list(self._batches(self._prepared({name: scans}), {name: scans}))
                 if sum(batch.num_rows for batch in found) == self.wanted.rows_enough:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dormouse.context import TableContext
 from dormouse.errors import CommitOutcomeUnknown, InvalidQuery
@@ -49,33 +48,28 @@ CUT_SHARE_MAX = 0.5
 """Of gc_delay_seconds: how old the snapshot of later pages may get, as their files are still to be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Page:
-    """A plan of a part of what is wanted, the rest, and the moment that it sees."""
+class _PlannedPage(NamedTuple):
+    """A page, its plan, and the snapshot of the moment that the plan sees."""
 
+    page: Page
     plan: QueryPlan
-    rest: KeyRanges | None
-    tree: PartitionTree
     snapshot: str
 
-
-class PagedPlan:
-    """A plan that is made as it is read: `groups` as in a `QueryPlan`, to be iterated once."""
-
-    def __init__(self, groups: Iterator[tuple[Scan, ...]]) -> None:
-        self.groups = groups
+    @staticmethod
+    def of(page: Page, rows: Iterable[Sequence[Any]], snapshot: str) -> _PlannedPage:
+        return _PlannedPage(page, plan(page, map(PlannedReference._make, rows)), snapshot)
 
 
-def plan_query(context: TableContext, ranges: KeyRanges) -> PagedPlan:
-    """A plan of a query; its first leaves are planned now, the others when they are come to.
+def plan_query(context: TableContext, ranges: KeyRanges) -> Iterator[tuple[Scan, ...]]:
+    """The groups of a query's plan; the first leaves are planned now, the others when they are come to.
 
     All of it sees the moment at which it began for half of the table's `gc_delay_seconds`; then what is left
-    is planned as of a later moment, since files may be collected. Raises `TableNotFound`; its groups also
-    `FileGone`.
+    is planned as of a later moment, since files may be collected. Raises `TableNotFound`; the
+    iterator also `FileGone`.
     """
     view = _View(context)
-    page = view.now(ranges, PAGE_LEAVES)
-    return PagedPlan(group for one in view.pages(page) for group in one.plan.groups)
+    first = view.now(ranges, PAGE_LEAVES)
+    return (group for planned in view.pages(first) for group in planned.plan.groups)
 
 
 def plan_tables(
@@ -115,7 +109,7 @@ def summary(context: TableContext, ranges: KeyRanges) -> PlanSummary:
         counts = context.store.counts()
         return PlanSummary(leaves, leaves, counts["files"], 0, counts["byte_count"])
     first = view.now(ranges, PAGE_LEAVES_MAX, whole_tree=True)
-    return added_up(page.plan for page in view.pages(first, PAGE_LEAVES_MAX))
+    return added_up(planned.plan for planned in view.pages(first, PAGE_LEAVES_MAX))
 
 
 class _View:
@@ -129,8 +123,8 @@ class _View:
 
     def check_files(self, ranges: KeyRanges, files_max: int) -> None:
         """`InvalidQuery` when the first of many leaves have too many files already."""
-        page = _asked(self._tree(ranges, whole=False), ranges, MANY_LEAVES)
-        if page.page.rest is None:
+        page = first_page(self._tree(ranges, whole=False), ranges, MANY_LEAVES)
+        if page.rest is None:
             return
         if self._store.count_files_in(page.partition_ids, 2 * files_max) > files_max:
             name = self._context.table.name
@@ -139,53 +133,52 @@ class _View:
                 "keys, or compact the table"
             )
 
-    def now(
-        self,
-        ranges: KeyRanges,
-        leaves_max: int | None,
-        *,
-        whole_tree: bool = False,
-    ) -> _Page:
+    def now(self, ranges: KeyRanges, leaves_max: int | None, *, whole_tree: bool = False) -> _PlannedPage:
         """The first page of what is wanted, as it is now; without `leaves_max` all, as one group."""
         self._seen_at = time.monotonic()
         tree = self._tree(ranges, whole=whole_tree)
         for _ in range(EPOCHS_CHASED_MAX):
-            page = _asked(tree, ranges, leaves_max)
+            page = _page(tree, ranges, leaves_max)
             epoch, made_at, snapshot, rows = self._alone(partial(self._store.planned_on, page.partition_ids))
             if epoch == tree.epoch and tree.arrays.agrees(epoch, made_at):
-                return page.planned(rows, snapshot)
+                return _PlannedPage.of(page, rows, snapshot)
+            # split meanwhile: the partitions to ask for are others
             tree = self._partitions.at(epoch, made_at=made_at)
         return _in_one_snapshot(self._context, lambda conn: self.within(conn, ranges, leaves_max))
 
-    def within(self, conn: psycopg.Connection[Any], ranges: KeyRanges, leaves_max: int | None) -> _Page:
+    def within(
+        self, conn: psycopg.Connection[Any], ranges: KeyRanges, leaves_max: int | None
+    ) -> _PlannedPage:
         """As `now`, as a REPEATABLE READ transaction sees it."""
-        page = _asked(self._partitions.tree_in(conn), ranges, leaves_max)
+        page = _page(self._partitions.tree_in(conn), ranges, leaves_max)
         found = self._store.following(lambda: self._store.planned_on(page.partition_ids, conn), conn)
         _, _, snapshot, rows = found
-        return page.planned(rows, snapshot)
+        return _PlannedPage.of(page, rows, snapshot)
 
-    def pages(self, page: _Page, leaves_max: int = PAGE_LEAVES) -> Iterator[_Page]:
+    def pages(self, planned: _PlannedPage, leaves_max: int = PAGE_LEAVES) -> Iterator[_PlannedPage]:
         """A first page and all further ones."""
         cut_seconds_max = self._context.properties.gc_delay_seconds * CUT_SHARE_MAX
         while True:
-            yield page
-            if page.rest is None:
+            yield planned
+            rest = planned.page.rest
+            if rest is None:
                 return
             leaves_max = min(leaves_max * PAGE_GROWTH, PAGE_LEAVES_MAX)
             is_old = time.monotonic() - self._seen_at > cut_seconds_max
-            page = self.now(page.rest, leaves_max) if is_old else self._later(page, page.rest, leaves_max)
+            planned = self.now(rest, leaves_max) if is_old else self._later(planned, rest, leaves_max)
 
-    def _later(self, before: _Page, ranges: KeyRanges, leaves_max: int) -> _Page:
+    def _later(self, before: _PlannedPage, rest: KeyRanges, leaves_max: int) -> _PlannedPage:
         """The first page of what is left, as of the moment that the page before saw."""
-        page = _asked(before.tree, ranges, leaves_max)
+        page = first_page(before.page.tree, rest, leaves_max)
         rows = self._alone(partial(self._store.planned_at, page.partition_ids, before.snapshot))
-        for row in rows:
-            if not row[-1]:
-                raise FileGone(row[1])
-        return page.planned([row[:-1] for row in rows], before.snapshot)
+        for _, filename, *_, is_there in rows:
+            # compacted after that moment, and collected: only a later plan can do without it
+            if not is_there:
+                raise FileGone(filename)
+        return _PlannedPage.of(page, (row[:-1] for row in rows), before.snapshot)
 
     def _tree(self, ranges: KeyRanges, *, whole: bool) -> PartitionTree:
-        """What is known of the tree; who asks once reads only the part that has the ranges."""
+        """What is known of the tree; a process that asks once reads only the part that has the ranges."""
         cached = self._partitions.cached()
         if cached is not None:
             return cached
@@ -215,24 +208,10 @@ class _View:
         return self._store.following(once)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A page before its references are known."""
-
-    tree: PartitionTree
-    page: Page
-    partition_ids: list[str]
-    in_key_order: bool
-
-    def planned(self, rows: Iterable[Sequence[Any]], snapshot: str) -> _Page:
-        references = map(PlannedReference._make, rows)
-        made = plan(self.tree, references, self.page, in_key_order=self.in_key_order)
-        return _Page(made, self.page.rest, self.tree, snapshot)
-
-
-def _asked(tree: PartitionTree, ranges: KeyRanges, leaves_max: int | None) -> _Asked:
-    page = whole_page(tree, ranges) if leaves_max is None else first_page(tree, ranges, leaves_max)
-    return _Asked(tree, page, page.partition_ids(tree), in_key_order=leaves_max is not None)
+def _page(tree: PartitionTree, ranges: KeyRanges, leaves_max: int | None) -> Page:
+    if leaves_max is None:
+        return whole_page(tree, ranges, in_key_order=False)
+    return first_page(tree, ranges, leaves_max)
 
 
 def _in_one_snapshot(context: TableContext, work: Callable[[psycopg.Connection[Any]], T]) -> T:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -245,9 +244,9 @@ def test_files_that_are_collected_all_the_time_end_a_query(
     planned = executor.plan_query
 
     def plan_then_replace(*args: Any) -> Any:
-        groups = tuple(planned(*args).groups)
+        groups = tuple(planned(*args))
         replace_all_files(lake)
-        return SimpleNamespace(groups=groups)
+        return groups
 
     monkeypatch.setattr(executor, "plan_query", plan_then_replace)
     monkeypatch.setattr(executor, "REPLANS_MAX", 3)

@@ -122,18 +122,18 @@ def test_what_was_committed_is_planned_on_at_once(new_table: NewTable) -> None:
     """Also by those that know an older tree, or none."""
     table = new_table()
     knowing = again(table)
-    assert names(plan_query(knowing, EVERYTHING).groups) == []
+    assert names(plan_query(knowing, EVERYTHING)) == []
     for n in range(5):
         add(table, 7, f"f{n}")
         for view in (table, knowing, again(table)):
-            assert names(plan_query(view, at(7, 8)).groups) == [f"f{m}" for m in range(n + 1)]
+            assert names(plan_query(view, at(7, 8))) == [f"f{m}" for m in range(n + 1)]
     split(table, LEAVES - 1, 1_000)
     add(table, 1_000, "right")
     add(table, 999, "left")
     for view in (table, knowing, again(table)):
-        assert names(plan_query(view, at(1_000, 2_000)).groups) == ["right"]
-        assert names(plan_query(view, at(999, 1_000)).groups) == ["left"]
-        assert names(plan_query(view, EVERYTHING).groups) == [*(f"f{m}" for m in range(5)), "left", "right"]
+        assert names(plan_query(view, at(1_000, 2_000))) == ["right"]
+        assert names(plan_query(view, at(999, 1_000))) == ["left"]
+        assert names(plan_query(view, EVERYTHING)) == [*(f"f{m}" for m in range(5)), "left", "right"]
 
 
 @pytest.mark.parametrize("layout", ["file_table", "dummy_reference", "salted_counts"])
@@ -147,7 +147,7 @@ def test_all_pages_see_the_moment_at_which_the_plan_began(
     for key in range(LEAVES):
         add(table, key, f"a{key:02}")
         add(table, key, f"b{key:02}")
-    plan = plan_query(table, EVERYTHING).groups
+    plan = plan_query(table, EVERYTHING)
     found = [next(plan), next(plan)]
     for key in range(4, LEAVES, 3):
         compact(table, key, [f"a{key:02}", f"b{key:02}"], f"c{key:02}")
@@ -158,7 +158,7 @@ def test_all_pages_see_the_moment_at_which_the_plan_began(
         compact(table, key, [f"d{key:02}"], f"e{key:02}")
     split(table, LEAVES - 1, 1_000)
     assert names([*found, *plan]) == [f"{x}{key:02}" for key in range(LEAVES) for x in "ab"]
-    now = names(plan_query(table, EVERYTHING).groups)
+    now = names(plan_query(table, EVERYTHING))
     assert {"c04", "new05", "e06"} <= set(now)
     assert not {"a04", "a06", "d06"} & set(now)
 
@@ -170,7 +170,7 @@ def test_a_collected_file_of_a_later_page_is_told(
     table = new_table()
     for key in range(LEAVES):
         add(table, key, f"a{key:02}")
-    plan = plan_query(table, EVERYTHING).groups
+    plan = plan_query(table, EVERYTHING)
     next(plan)
     compact(table, LEAVES - 1, [f"a{LEAVES - 1:02}"], "c")
     table.store.stamp_unreferenced()
@@ -186,7 +186,7 @@ def test_pages_go_on_from_a_later_moment_when_files_may_be_collected(
     table = new_table(gc_delay_seconds=0)
     for key in range(LEAVES):
         add(table, key, f"a{key:02}")
-    plan = plan_query(table, EVERYTHING).groups
+    plan = plan_query(table, EVERYTHING)
     found = [next(plan)]
     compact(table, LEAVES - 1, [f"a{LEAVES - 1:02}"], "c")
     table.store.stamp_unreferenced()
@@ -202,7 +202,7 @@ def test_a_plan_takes_one_statement(
     table.partitions.tree()
     plan_query(table, at(3, 4))  # the connection has the statement prepared
     with sent(supplier, tmp_path) as statements:
-        assert names(plan_query(table, at(3, 4)).groups) == ["f"]
+        assert names(plan_query(table, at(3, 4))) == ["f"]
     assert statements == ["Execute"]
 
 
@@ -224,7 +224,7 @@ def test_a_limit_needs_no_more_pages(
     table.partitions.tree()
     plan_query(table, at(3, 4))  # the connection has the statement prepared
     with sent(supplier, tmp_path) as statements:
-        assert [scan.filename for scan in next(plan_query(table, EVERYTHING).groups)] == ["a00"]
+        assert [scan.filename for scan in next(plan_query(table, EVERYTHING))] == ["a00"]
     assert statements == ["Execute"]
 
 
@@ -296,7 +296,7 @@ def test_plans_are_right_while_leaves_are_divided_and_files_replaced(
         try:
             view = again(table)
             while not stop.is_set():
-                keys = [name.partition("-")[0] for name in names(plan_query(view, EVERYTHING).groups)]
+                keys = [name.partition("-")[0] for name in names(plan_query(view, EVERYTHING))]
                 assert sorted(set(keys)) == [str(key) for key in range(8)]
                 live = [
                     scan.filename

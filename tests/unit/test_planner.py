@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +20,7 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, LONG, STRING
 from dormouse.query.key_ranges import KeyRanges, united
 from dormouse.query.planner import (
+    Page,
     PlannedReference,
     QueryPlan,
     added_up,
@@ -111,9 +113,9 @@ def within(tree: PartitionTree, file: FileWithReferences, row: Row) -> bool:
     return any(tree[r.partition_id].region.contains(row) for r in file.references)
 
 
-def asked(tree: PartitionTree, files: list[FileWithReferences], ranges: KeyRanges) -> list[PlannedReference]:
+def asked(page: Page, files: list[FileWithReferences]) -> list[PlannedReference]:
     """The references as the store gives them: on the partitions that are asked for."""
-    wanted = set(whole_page(tree, ranges).partition_ids(tree))
+    wanted = set(page.partition_ids)
     return [one for file in files for one in planned(file) if one.partition_id in wanted]
 
 
@@ -151,7 +153,8 @@ def test_every_wanted_row_is_read_once(seed: int, in_key_order: bool, known: boo
     made = [file_of(rng, tree, f"f{n}", known) for n in range(4)]
     files = [file for file, _ in made]
     rows = {file.filename: rows for file, rows in made}
-    made_plan = plan(tree, asked(tree, files, ranges), whole_page(tree, ranges), in_key_order=in_key_order)
+    page = whole_page(tree, ranges, in_key_order=in_key_order)
+    made_plan = plan(page, asked(page, files))
     groups = list(read(made_plan, rows))
     assert sorted(one for group in groups for one in group) == [
         (file.filename, n)
@@ -177,9 +180,10 @@ def test_the_pages_of_a_plan_read_what_the_whole_plan_reads(seed: int, leaves_ma
     rest: KeyRanges | None = ranges
     while rest is not None:
         page = first_page(tree, rest, leaves_max)
-        pages.append(plan(tree, asked(tree, files, page.ranges), page))
+        pages.append(plan(page, asked(page, files)))
         rest = page.rest
-    whole = plan(tree, asked(tree, files, ranges), whole_page(tree, ranges))
+    all_of_it = whole_page(tree, ranges)
+    whole = plan(all_of_it, asked(all_of_it, files))
     parts = [[one for group in read(page, rows) for one in group] for page in pages]
     assert sorted(one for part in parts for one in part) == sorted(
         one for group in read(whole, rows) for one in group
@@ -208,19 +212,19 @@ ALL = whole_page(two_leaves(), KeyRanges())
 
 
 def test_a_partitions_own_file_is_read_without_its_bounds() -> None:
-    [[scan]] = plan(two_leaves(), planned(simple("left", only=True)), ALL).groups
+    [[scan]] = plan(ALL, planned(simple("left", only=True))).groups
     assert scan.is_whole
-    [[scan]] = plan(two_leaves(), planned(simple("left", only=False)), ALL).groups
+    [[scan]] = plan(ALL, planned(simple("left", only=False))).groups
     assert scan.slices == (KeyRanges({"a": [Range(None, 0)]}),)
 
 
 def test_a_file_above_the_leaves_is_read_once_a_group() -> None:
-    groups = plan(two_leaves(), planned(simple("root", only=True)), ALL).groups
+    groups = plan(ALL, planned(simple("root", only=True))).groups
     assert [[s.slices for s in group] for group in groups] == [
         [(KeyRanges({"a": [Range(None, 0)]}),)],
         [(KeyRanges({"a": [Range(0, None)]}),)],
     ]
-    [[scan]] = plan(two_leaves(), planned(simple("root", only=True)), ALL, in_key_order=False).groups
+    [[scan]] = plan(replace(ALL, in_key_order=False), planned(simple("root", only=True))).groups
     assert scan.is_whole
 
 
@@ -260,14 +264,10 @@ def test_a_plan_says_what_it_reads() -> None:
     largest = encode_key(SCHEMA.row_keys, (-2, "", b""))
     smallest = encode_key(SCHEMA.row_keys, (-3, "", b""))
     file = simple("left", only=True, byte_count=70, min_key=smallest, max_key=largest)
-    summary = plan(
-        two_leaves(), planned(file), whole_page(two_leaves(), KeyRanges({"a": [Range(-2, 0)]}))
-    ).summary
+    summary = plan(whole_page(two_leaves(), KeyRanges({"a": [Range(-2, 0)]})), planned(file)).summary
     assert (summary.partitions, summary.partitions_total) == (1, 2)
     assert (summary.files, summary.files_pruned, summary.byte_count) == (1, 0, 70)
-    summary = plan(
-        two_leaves(), planned(file), whole_page(two_leaves(), KeyRanges({"a": [Range(-1, 0)]}))
-    ).summary
+    summary = plan(whole_page(two_leaves(), KeyRanges({"a": [Range(-1, 0)]})), planned(file)).summary
     assert (summary.files, summary.files_pruned, summary.byte_count) == (0, 1, 0)
 
 
@@ -302,6 +302,6 @@ def test_a_list_of_thousands_of_keys_is_planned_on_thousands_of_leaves_without_t
         todo += [(left, low, middle), (right, middle, high)]
     tree = PartitionTree(SCHEMA, done)
     ranges = KeyRanges({"a": [Range.exactly(n) for n in range(0, 2_048, 2)]})
-    groups = plan(tree, planned(simple("root", only=True)), whole_page(tree, ranges)).groups
+    groups = plan(whole_page(tree, ranges), planned(simple("root", only=True))).groups
     assert len(groups) == 1_024
     assert sum(len(one["a"]) for [scan] in groups for one in scan.slices) == 1_024
