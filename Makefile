@@ -78,5 +78,6 @@ clean: ## Remove .venv and what tests and tools left
 	@rm -f $@
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(PIP) -r requirements.txt
+	@$(BIN)/python -m pip uninstall -qqy dormouse && rm -rf dormouse.egg-info  # what it was called once
 	@$(PIP) --no-deps --editable .
 	@touch $@

@@ -6,6 +6,8 @@ import argparse
 from importlib.util import find_spec
 from pathlib import Path
 
+from dormouse.errors import pip_install
+
 
 def check_plot(parser: argparse.ArgumentParser, path: Path | None) -> None:
     """Ends with one clear line when nothing can be drawn there, before anything is measured."""
@@ -16,4 +18,4 @@ def check_plot(parser: argparse.ArgumentParser, path: Path | None) -> None:
     if not path.absolute().parent.is_dir():
         parser.error(f"--plot {path}: there is no folder {path.parent}")
     if find_spec("matplotlib") is None:
-        parser.error("not installed: matplotlib; pip install 'dormouse[benchmark]'")
+        parser.error(f"not installed: matplotlib; {pip_install('benchmark')}")

@@ -54,6 +54,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+DISTRIBUTION = "dormouse-lake"
+"""What pip installs; on PyPI, `dormouse` is another library."""
+
 
 class DormouseError(Exception):
     """The root of every error that Dormouse raises."""
@@ -277,3 +280,13 @@ class JobFailed(DormouseError):
 
 class DependencyMissing(DormouseError):
     """Something that this operation needs is not installed."""
+
+
+def not_installed(what: str, extra: str) -> DependencyMissing:
+    """The error that names what is missing, and the command that brings it."""
+    return DependencyMissing(f"{what} is not installed: {pip_install(extra)}")
+
+
+def pip_install(*extras: str) -> str:
+    """The command that installs Dormouse with these extras."""
+    return f"pip install '{DISTRIBUTION}[{','.join(extras)}]'"

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dormouse.errors import DormouseError, InvalidInput
+from dormouse.errors import DormouseError, InvalidInput, not_installed
 
 Architecture = Literal["arm64", "x86_64"]
 ROOT = Path(__file__).parents[1]
@@ -249,7 +249,7 @@ def link_boto3(folder: Path) -> None:
     for name in ("boto3", "botocore", "s3transfer", "jmespath", "dateutil", "urllib3", "six"):
         spec = find_spec(name)
         if spec is None or spec.origin is None:
-            raise InvalidInput(f"{name} is not installed: pip install 'dormouse[lambdas]'")
+            raise not_installed(name, "lambdas")
         origin = Path(spec.origin)
         origin = origin.parent if origin.name == "__init__.py" else origin
         (folder / origin.name).symlink_to(origin)

@@ -26,6 +26,7 @@ from benchmarks.peers.own import Dormouse, DormouseCommitter
 from benchmarks.peers.peer import Peer, Place
 from benchmarks.peers.report import plot, table
 from benchmarks.peers.together import preload
+from dormouse.errors import pip_install
 
 _NEEDED = (
     "psutil",
@@ -71,7 +72,8 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     needed = _NEEDED if arguments.plot is None else (*_NEEDED, "matplotlib")
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
-        parser.error(f"not installed: {', '.join(missing)}; pip install 'dormouse[local,query,benchmark]'")
+        wanted = pip_install("local", "query", "benchmark")
+        parser.error(f"not installed: {', '.join(missing)}; {wanted}")
     return arguments
 
 

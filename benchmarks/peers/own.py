@@ -30,7 +30,9 @@ class Dormouse(Peer):
     def version(self) -> str:
         from importlib.metadata import version
 
-        return f"Dormouse {version('dormouse')}"
+        from dormouse.errors import DISTRIBUTION
+
+        return f"Dormouse {version(DISTRIBUTION)}"
 
     def set_up(self) -> None:
         import psycopg

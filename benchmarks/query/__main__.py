@@ -21,6 +21,7 @@ from benchmarks.query.experiment import QUICK, Plan, measure
 from benchmarks.query.lake import Lake, make
 from benchmarks.query.report import plot, table
 from benchmarks.state_tables import own_database
+from dormouse.errors import pip_install
 
 _NEEDED = ("datafusion", "duckdb", "polars", "pyiceberg", "psycopg2")
 
@@ -44,7 +45,8 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     check_plot(parser, arguments.plot)
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
-        parser.error(f"not installed: {', '.join(missing)}; pip install 'dormouse[local,query,benchmark]'")
+        wanted = pip_install("local", "query", "benchmark")
+        parser.error(f"not installed: {', '.join(missing)}; {wanted}")
     return arguments
 
 

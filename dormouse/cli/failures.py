@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from dormouse.errors import DependencyMissing, DormouseError, InvalidData, InvalidInput
+from dormouse.errors import DormouseError, InvalidData, InvalidInput, not_installed
 
 FAILED, BAD_USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
@@ -120,7 +120,7 @@ def _message(error: BaseException, *, debug: bool) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "terminated" if isinstance(error, Terminated) else "interrupted"
     if isinstance(error, ModuleNotFoundError) and (name := (error.name or "").split(".")[0]) in _EXTRAS:
-        return str(DependencyMissing(f"{name} is not installed: pip install 'dormouse[{_EXTRAS[name]}]'"))
+        return str(not_installed(name, _EXTRAS[name]))
     if isinstance(error, DormouseError):
         return str(error)
     hint = "" if debug else " (--debug shows where)"

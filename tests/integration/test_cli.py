@@ -360,7 +360,10 @@ def test_a_missing_extra_is_one_line_with_the_command() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert_one_line(
-        Result(done.returncode, done.stdout, done.stderr), 1, "duckdb is not installed", "'dormouse[demo]'"
+        Result(done.returncode, done.stdout, done.stderr),
+        1,
+        "duckdb is not installed",
+        "'dormouse-lake[demo]'",
     )
 
 

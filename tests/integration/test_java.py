@@ -109,7 +109,7 @@ def test_nothing_found_says_what_was_looked_at_and_what_to_do(
     message = str(caught.value)
     assert "\n" not in message
     assert f"JAVA_HOME ({tmp_path / 'old'}) is Java 11" in message
-    assert "pip install 'dormouse[spark]'" in message
+    assert "pip install 'dormouse-lake[spark]'" in message
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, environment: dict[str, str]) -> None:

@@ -97,4 +97,4 @@ def test_a_missing_package_is_named_with_what_installs_it(
         parse(["--quick", "--plot", str(Path("rates.svg"))])
     says = capsys.readouterr().err.splitlines()[-1]
     assert "not installed: duckdb;" in says
-    assert "dormouse[local,query,benchmark]" in says
+    assert "dormouse-lake[local,query,benchmark]" in says
