@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,12 @@ from tests.aws_server import aws_server
 
 BUCKET = "dormouse-test"
 _names = itertools.count(1)
+
+# a Java of the tests lives for seconds: let it compile in a hurry, and trust Spark's jars
+HURRY = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
+os.environ |= {"SPARK_SUBMIT_OPTS": HURRY, "SPARK_LAUNCHER_OPTS": HURRY}
 
 
 @pytest.fixture(scope="session")
