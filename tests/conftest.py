@@ -12,10 +12,8 @@ from typing import Any
 from uuid import uuid4
 
 import boto3
-import psycopg
 import pytest
-from psycopg import sql
-from psycopg.conninfo import make_conninfo
+from hypothesis import settings
 
 from dormouse.catalog import Catalog
 from dormouse.context import TableContext
@@ -25,8 +23,9 @@ from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
 from dormouse.objects import ObjectStore, open_store
-from dormouse.postgres import ConnectionSupplier, migrate
+from dormouse.postgres import ConnectionSupplier
 from tests.aws_server import aws_server
+from tests.databases import Databases, name_of
 
 BUCKET = "dormouse-test"
 _names = itertools.count(1)
@@ -36,13 +35,24 @@ HURRY = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
 os.environ |= {"SPARK_SUBMIT_OPTS": HURRY, "SPARK_LAUNCHER_OPTS": HURRY}
+# How long an example takes is the machine's; what was found is told in the failure.
+settings.register_profile("dormouse", deadline=None, database=None, print_blob=True)
+settings.load_profile("dormouse")
 
 
 @pytest.fixture(scope="session")
 def server_dsn() -> Iterator[str]:
     """A server of the test run (each xdist worker has its own), which need not survive a power cut."""
     folder = Path(tempfile.mkdtemp(prefix="dormouse-tests-"))
-    options = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
+    options = {
+        "fsync": "off",
+        "full_page_writes": "off",
+        "synchronous_commit": "off",
+        "autovacuum": "off",
+        "checkpoint_timeout": "1h",
+        "wal_init_zero": "off",
+        "shared_buffers": "64MB",  # which a drop of a database searches
+    }
     try:
         with EmbeddedPostgres(folder, options=options) as server:
             yield server.dsn
@@ -51,44 +61,35 @@ def server_dsn() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def new_database(server_dsn: str) -> Iterator[Callable[[str], str]]:
-    """Makes a database, as a copy of the template named, and returns its DSN."""
-    with psycopg.connect(server_dsn, autocommit=True) as conn:
-
-        def create(template: str = "template0") -> str:
-            name = f"test_{next(_names)}"
-            conn.execute(
-                sql.SQL("create database {} template {} strategy file_copy").format(
-                    sql.Identifier(name), sql.Identifier(template)
-                )
-            )
-            return make_conninfo(server_dsn, dbname=name)
-
-        yield create
+def databases(server_dsn: str) -> Databases:
+    return Databases(server_dsn)
 
 
 @pytest.fixture(scope="session")
-def template_database(new_database: Callable[[str], str]) -> str:
+def new_database(databases: Databases) -> Callable[[str], str]:
+    """Makes a database, as a copy of the template named, and returns its DSN."""
+    return databases.create
+
+
+@pytest.fixture(scope="session")
+def template_database(databases: Databases) -> str:
     """The name of a database with all migrations, for `new_database` to copy."""
-    dsn = new_database("template0")
-    migrate(dsn)
-    return _database_of(dsn)
+    return name_of(databases.template)
 
 
 @pytest.fixture
-def empty_dsn(server_dsn: str, new_database: Callable[[str], str]) -> Iterator[str]:
+def empty_dsn(databases: Databases) -> Iterator[str]:
     """A fresh database without any migration."""
-    dsn = new_database("template0")
+    dsn = databases.create("template0")
     yield dsn
-    drop_database(server_dsn, dsn)
+    databases.drop(dsn)
 
 
 @pytest.fixture
-def dsn(server_dsn: str, new_database: Callable[[str], str], template_database: str) -> Iterator[str]:
-    """A fresh migrated database."""
-    dsn = new_database(template_database)
-    yield dsn
-    drop_database(server_dsn, dsn)
+def dsn(databases: Databases) -> Iterator[str]:
+    """A migrated database without rows."""
+    with databases.lent() as dsn:
+        yield dsn
 
 
 @pytest.fixture
@@ -184,12 +185,3 @@ def new_sqs_queue(aws_endpoint: str) -> Callable[..., str]:
         return str(client.create_queue(QueueName=f"q{uuid4().hex}", Attributes=attributes)["QueueUrl"])
 
     return create
-
-
-def drop_database(server_dsn: str, dsn: str) -> None:
-    with psycopg.connect(server_dsn, autocommit=True) as conn:
-        conn.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(_database_of(dsn))))
-
-
-def _database_of(dsn: str) -> str:
-    return str(psycopg.conninfo.conninfo_to_dict(dsn)["dbname"])

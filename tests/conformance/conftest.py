@@ -1,4 +1,4 @@
-"""One suite for every layout, at each isolation level."""
+"""One suite for every layout; at each isolation level what can depend on it (`at_each_isolation`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from dormouse.files.store import FileReferenceStore
 ISOLATIONS = ["read committed", "serializable"]
 
 
-@pytest.fixture(params=ISOLATIONS)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "isolation" in metafunc.fixturenames:
+        every = metafunc.definition.get_closest_marker("at_each_isolation") is not None
+        metafunc.parametrize("isolation", ISOLATIONS if every else ISOLATIONS[:1], indirect=True)
+
+
+@pytest.fixture
 def isolation(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -131,6 +131,7 @@ def test_requests_that_cannot_be_are_refused_when_they_are_made(make: object, jo
         make(job, "root", *names)  # type: ignore[operator]
 
 
+@pytest.mark.at_each_isolation
 class TestCheck:
     """`is_assigned`."""
 
@@ -176,6 +177,7 @@ class TestCheck:
         assert (caught.value.filename, caught.value.job_id) == ("a", "j")
 
 
+@pytest.mark.at_each_isolation
 class TestRelease:
     """`unassign_job`."""
 

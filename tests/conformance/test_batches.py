@@ -24,6 +24,8 @@ from dormouse.errors import (
 from dormouse.files.commit import Commit, CommitResult, Kind
 from dormouse.files.store import FileReferenceStore
 
+pytestmark = pytest.mark.at_each_isolation
+
 by_kind = pytest.mark.parametrize("kind", KINDS)
 
 

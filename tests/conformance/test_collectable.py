@@ -11,6 +11,8 @@ from dormouse.errors import FileHasReferences, FileNotFound
 from dormouse.files import reads
 from dormouse.files.store import FileReferenceStore
 
+pytestmark = pytest.mark.at_each_isolation
+
 STAMPED = pytest.mark.parametrize("stamped", [False, True], ids=["not stamped yet", "stamped"])
 
 

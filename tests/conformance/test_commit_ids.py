@@ -10,6 +10,8 @@ from state import assign, at_once, file, jobs_of, live, ref, remove, replace, sp
 from dormouse.errors import DormouseError, InvalidInput, ReplaceRequestsFailed
 from dormouse.files.store import FileReferenceStore
 
+pytestmark = pytest.mark.at_each_isolation
+
 Update = Callable[[FileReferenceStore, str], bool]
 
 

@@ -25,6 +25,8 @@ from dormouse.errors import (
 from dormouse.files.store import FileReferenceStore
 from dormouse.postgres.transaction import RETRIES
 
+pytestmark = pytest.mark.at_each_isolation
+
 ROUNDS = 8
 
 

@@ -152,6 +152,7 @@ def test_the_log_of_removals_is_not_kept_for_collection(another_table: Callable[
     assert not kept[0]
 
 
+@pytest.mark.at_each_isolation
 @only_salted_counts
 def test_counts_are_those_of_the_references_after_any_changes(
     another_table: Callable[[], TableContext],
@@ -200,6 +201,7 @@ def collectable(table: TableContext) -> set[str]:
     return set(table.store.files_ready_for_gc(clock(table.store)))
 
 
+@pytest.mark.at_each_isolation
 @only_salted_counts
 def test_counts_are_exact_when_jobs_commit_at_once(another_table: Callable[[], TableContext]) -> None:
     """One salt for all, so that they meet in each row; the order of the locks keeps them from deadlock."""

@@ -36,6 +36,8 @@ from dormouse.model.file_reference import (
     SplitFileReferenceRequest,
 )
 
+pytestmark = pytest.mark.at_each_isolation
+
 FILES = ["a", "b", "c", "d", "e", "F", "g", "h", "i", "K", "l", "\N{MOUSE} '\"\\{,}"]
 PARTITIONS = ["root", "L", "R", "LL", "LR", "Ünï\\\"{}' ,null"]
 JOBS = ["j", "k", "NULL"]
@@ -377,8 +379,6 @@ def compare(new_table: Callable[..., TableContext], layout: str, isolation: str,
         settings=settings(
             # a failure is shown as it is found: to make it smaller takes minutes
             phases=[Phase.generate],
-            deadline=None,
-            database=None,
             suppress_health_check=list(HealthCheck),
             print_blob=False,
             **profile,

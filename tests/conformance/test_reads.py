@@ -143,6 +143,7 @@ class TestStream:
         assert any("FETCH FORWARD 10 " in row[0] for row in query(table.supplier, text))
         assert sum(1 for _ in stream) == 99
 
+    @pytest.mark.at_each_isolation
     def test_it_sees_one_snapshot_while_commits_go_on(
         self, table: TableContext, monkeypatch: pytest.MonkeyPatch
     ) -> None:

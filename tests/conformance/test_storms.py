@@ -16,6 +16,8 @@ from dormouse.files.store import FileReferenceStore
 from dormouse.model.file_reference import FileReference
 from dormouse.postgres.transaction import RETRIES
 
+pytestmark = pytest.mark.at_each_isolation
+
 DEPTH_MAX = 4
 ROWS = 2**10
 """Rows of a new file: they divide evenly down to the deepest partition."""

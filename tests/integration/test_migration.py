@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from dormouse.postgres.migrate import MIGRATIONS, read_migrations
 from dormouse.postgres.roles import OWNER_ROLE, READ_ROLE, RUN_ROLE, SCHEMA_ROLE
 from dormouse.schedules.migration import bring_up_to_date
 from tests.commits import add, compaction
-from tests.conftest import drop_database
+from tests.databases import Databases
 
 ADMINISTRATOR = "test_administrator"
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
@@ -48,16 +48,16 @@ def rds(server_dsn: str) -> Iterator[None]:
 
 
 @pytest.fixture
-def database(rds: None, server_dsn: str, new_database: Callable[[str], str]) -> Iterator[str]:
+def database(rds: None, server_dsn: str, databases: Databases) -> Iterator[str]:
     """A DSN of the administrator, of an empty database that is its own."""
-    dsn = new_database("template0")
+    dsn = databases.create("template0")
     name = str(conninfo_to_dict(dsn)["dbname"])
     with psycopg.connect(server_dsn, autocommit=True) as conn:
         conn.execute(
             sql.SQL("alter database {} owner to {}").format(*map(sql.Identifier, (name, ADMINISTRATOR)))
         )
     yield as_role(dsn, ADMINISTRATOR)
-    drop_database(server_dsn, dsn)
+    databases.drop(dsn)
 
 
 def as_role(dsn: str, role: str) -> str:

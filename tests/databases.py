@@ -1,0 +1,115 @@
+"""Databases for tests: copies of a template, used again when they are as the template was."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from dormouse.postgres import migrate
+
+# What a test may change but rows; what is created after the template has a higher oid, and goes first.
+_DEFINITIONS = """
+select md5(string_agg(what, '|' order by what)) from (
+    select concat_ws(' ', oid, relname, relkind, relpersistence, relnamespace, relowner, relrowsecurity,
+                     relreplident, relacl, reloptions) as what
+    from pg_class where relkind <> 't' and oid > 16383
+    union all select t::text from pg_attribute t where attrelid in (
+        select oid from pg_class where relkind <> 't' and oid > 16383)
+    union all select t::text from pg_index t where indrelid > 16383 and indrelid in (
+        select oid from pg_class where relkind <> 't')
+    union all select t::text from pg_attrdef t
+    union all select t::text from pg_constraint t where oid > 16383
+    union all select t::text from pg_inherits t
+    union all select t::text from pg_trigger t
+    union all select t::text from pg_rewrite t where oid > 16383
+    union all select t::text from pg_proc t where oid > 16383
+    union all select t::text from pg_type t where oid > 16383 and typrelid = 0 and typelem = 0
+    union all select t::text from pg_namespace t where nspname !~ '^pg_(toast_)?temp_'
+    union all select t::text from pg_default_acl t
+    union all select t::text from pg_extension t
+    union all select t::text from pg_largeobject_metadata t
+    union all select concat_ws(' ', setrole, setconfig) from pg_db_role_setting
+        where setdatabase = (select oid from pg_database where datname = current_database())
+    union all select concat_ws(' ', 'database', datacl, datallowconn, datconnlimit)
+        from pg_database where datname = current_database()
+    union all select t::text from dormouse.migration t
+    union all select t::text from dormouse.instance t
+)
+"""
+_KEPT = ("migration", "instance")
+
+
+class Databases:
+    """The databases of a server of tests."""
+
+    def __init__(self, server_dsn: str) -> None:
+        self._server_dsn = server_dsn
+        self._numbers = itertools.count(1)
+        self._free: list[str] = []
+        self.template = self.create("template0")
+        migrate(self.template)
+        with psycopg.connect(self.template) as conn:
+            ((self._newest_oid,),) = conn.execute("select max(oid) from pg_class").fetchall()
+            ((self._definitions,),) = conn.execute(_DEFINITIONS).fetchall()
+
+    def create(self, template: str) -> str:
+        """Makes a database, as a copy of the template named, and returns its DSN."""
+        name = f"test_{next(self._numbers)}"
+        text = sql.SQL("create database {} template {} strategy file_copy")
+        with psycopg.connect(self._server_dsn, autocommit=True) as conn:
+            conn.execute(text.format(sql.Identifier(name), sql.Identifier(template)))
+        return make_conninfo(self._server_dsn, dbname=name)
+
+    @contextmanager
+    def lent(self) -> Iterator[str]:
+        """A migrated database without rows; the DSN."""
+        dsn = self._free.pop() if self._free else self.create(name_of(self.template))
+        yield dsn
+        if self._is_as_new(dsn):
+            self._free.append(dsn)
+        else:
+            self.drop(dsn)
+
+    def drop(self, dsn: str) -> None:
+        with psycopg.connect(self._server_dsn, autocommit=True) as conn:
+            conn.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name_of(dsn))))
+
+    def _is_as_new(self, dsn: str) -> bool:
+        """Ends its sessions, drops new tables, removes all rows; whether all else is as before."""
+        try:
+            with psycopg.connect(dsn) as conn:
+                conn.execute("set lock_timeout = '5s'")
+                ended = conn.execute(
+                    """select pg_terminate_backend(pid, 5000) from pg_stat_activity
+                       where datname = current_database() and pid <> pg_backend_pid()"""
+                ).fetchall()
+                self._empty(conn)
+                found = conn.execute(_DEFINITIONS).fetchall()
+                return (False,) not in ended and found == [(self._definitions,)]
+        except psycopg.Error:
+            return False
+
+    def _empty(self, conn: psycopg.Connection) -> None:
+        tables = conn.execute(
+            """select format('%%I.%%I', n.nspname, c.relname), c.oid > %s
+               from pg_class c join pg_namespace n on n.oid = c.relnamespace
+               where c.relkind in ('r', 'p') and c.oid > 16383 and n.nspname !~ '^pg_'
+                   and not (n.nspname = 'dormouse' and c.relname = any(%s))""",
+            (self._newest_oid, list(_KEPT)),
+        ).fetchall()
+        if new := [name for name, is_new in tables if is_new]:
+            conn.execute(f"drop table if exists {', '.join(new)} cascade")
+        old = [name for name, is_new in tables if not is_new]
+        text = " union all ".join(f"select '{name}' where exists (select from {name})" for name in old)
+        if used := [name for (name,) in conn.execute(text).fetchall()]:
+            conn.execute(f"truncate {', '.join(used)} restart identity cascade")
+        conn.execute("select setval(oid, 1, false) from pg_class where relkind = 'S'")
+
+
+def name_of(dsn: str) -> str:
+    return str(conninfo_to_dict(dsn)["dbname"])
