@@ -32,7 +32,7 @@ PYTHON = "3.11"
 SIZE_BYTES_MAX = 60 * 1024 * 1024
 
 LIBRARIES = (
-    "annotated-types", "aws-lambda-powertools", "aws-xray-sdk", "jmespath", "obstore", "psycopg",
+    "annotated-types", "aws-lambda-powertools", "aws-xray-sdk", "jmespath", "msgspec", "obstore", "psycopg",
     "psycopg-binary", "pydantic", "pydantic-core", "pydantic-settings", "python-dotenv", "typing-extensions",
     "typing-inspection", "wrapt",
 )  # fmt: skip

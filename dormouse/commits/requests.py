@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NoReturn, TypeAlias
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias, get_args
 
 from dormouse.commits import encoding
-from dormouse.commits.encoding import Fields, required, shown
 from dormouse.errors import InvalidCommitRequest, InvalidInput
 from dormouse.model.file_reference import (
     FILENAME_BYTES_MAX,
@@ -21,24 +19,29 @@ from dormouse.model.file_reference import (
 from dormouse.model.keys import KeyValue
 from dormouse.model.text import check_text
 
-VERSION = 1
+VERSION = encoding.VERSION
 POINTER = "pointer"
 """The type of a message whose body is an object: `commits.pointers`."""
 BODY_BYTES_MAX = 64 * 2**20
 """A request as JSON; larger ones are refused: send several."""
 POINT_BYTES_MAX = 2**20
-TABLE_ID_MAX = (1 << 31) - 1
 _ATTEMPT_ID = re.compile("[0-9a-f]{32}")
 _POINT_MAX = (1 << 63) - 1
+_SHOWN_CHARACTERS_MAX = 80
 _MESSAGE_CHARACTERS_MAX = 600
-_WHAT = "the request"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Request:
-    """A change of one table, with the id that makes it apply once."""
+    """A change of one table, with the id that makes it apply once.
 
+    What it holds is a tuple in the field `items_field`, with at least one item, all of the type `items_type`.
+    """
+
+    version: ClassVar[int] = VERSION
     kind: ClassVar[str]
+    items_field: ClassVar[str]
+    items_type: ClassVar[type]
     commit_id: str
     table: str
 
@@ -50,8 +53,17 @@ class _Request:
         except InvalidInput as error:
             raise _invalid(self.commit_id, error) from error
 
+    @property
+    def items(self) -> tuple[Any, ...]:
+        """What it changes, one after the other."""
+        return getattr(self, self.items_field)  # type: ignore[no-any-return]
+
     def _check(self) -> None:
-        raise NotImplementedError
+        items = _all_are(self.items_type, self.items_field, self.items)
+        object.__setattr__(self, self.items_field, items)
+        attempt_id = attempt_of(self)
+        if attempt_id is not None and not (isinstance(attempt_id, str) and _ATTEMPT_ID.fullmatch(attempt_id)):
+            raise InvalidInput(f"attempt_id must be a UUID in hexadecimal, not {_shown(attempt_id)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,16 +71,10 @@ class AddFiles(_Request):
     """Add files that are not tracked yet; `attempt_id` is the write attempt that this ends."""
 
     kind: ClassVar[str] = "add_files"
+    items_field: ClassVar[str] = "files"
+    items_type: ClassVar[type] = FileWithReferences
     files: tuple[FileWithReferences, ...]
     attempt_id: str | None = None
-
-    @property
-    def items(self) -> tuple[FileWithReferences, ...]:
-        return self.files
-
-    def _check(self) -> None:
-        object.__setattr__(self, "files", encoding.all_are(FileWithReferences, "files", self.files))
-        _check_attempt(self.attempt_id)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,14 +82,9 @@ class AssignJobIds(_Request):
     """Assign references to jobs, all or nothing."""
 
     kind: ClassVar[str] = "assign_job_ids"
+    items_field: ClassVar[str] = "requests"
+    items_type: ClassVar[type] = AssignJobIdRequest
     requests: tuple[AssignJobIdRequest, ...]
-
-    @property
-    def items(self) -> tuple[AssignJobIdRequest, ...]:
-        return self.requests
-
-    def _check(self) -> None:
-        object.__setattr__(self, "requests", encoding.all_are(AssignJobIdRequest, "requests", self.requests))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,17 +95,10 @@ class ReplaceFileReferences(_Request):
     """
 
     kind: ClassVar[str] = "replace_file_references"
+    items_field: ClassVar[str] = "requests"
+    items_type: ClassVar[type] = ReplaceFileReferencesRequest
     requests: tuple[ReplaceFileReferencesRequest, ...]
     attempt_id: str | None = None
-
-    @property
-    def items(self) -> tuple[ReplaceFileReferencesRequest, ...]:
-        return self.requests
-
-    def _check(self) -> None:
-        requests = encoding.all_are(ReplaceFileReferencesRequest, "requests", self.requests)
-        object.__setattr__(self, "requests", requests)
-        _check_attempt(self.attempt_id)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,16 +106,9 @@ class SplitFileReferences(_Request):
     """Replace references by others to the same files; each reference alone."""
 
     kind: ClassVar[str] = "split_file_references"
+    items_field: ClassVar[str] = "requests"
+    items_type: ClassVar[type] = SplitFileReferenceRequest
     requests: tuple[SplitFileReferenceRequest, ...]
-
-    @property
-    def items(self) -> tuple[SplitFileReferenceRequest, ...]:
-        return self.requests
-
-    def _check(self) -> None:
-        object.__setattr__(
-            self, "requests", encoding.all_are(SplitFileReferenceRequest, "requests", self.requests)
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,14 +116,12 @@ class DeleteCollectedFiles(_Request):
     """Forget files whose objects are gone, all or nothing."""
 
     kind: ClassVar[str] = "delete_collected_files"
+    items_field: ClassVar[str] = "filenames"
+    items_type: ClassVar[type] = str
     filenames: tuple[str, ...]
 
-    @property
-    def items(self) -> tuple[str, ...]:
-        return self.filenames
-
     def _check(self) -> None:
-        object.__setattr__(self, "filenames", encoding.all_are(str, "filenames", self.filenames))
+        _Request._check(self)
         for name in self.filenames:
             check_text("filename", name, FILENAME_BYTES_MAX)
 
@@ -154,6 +139,11 @@ class SplitPartition(_Request):
     def items(self) -> tuple[SplitPartition, ...]:
         return (self,)
 
+    @property
+    def typed_point(self) -> dict[str, KeyValue]:
+        """The point as it travels: `encoding._Point`."""
+        return {type(self.point).__name__: self.point}
+
     def _check(self) -> None:
         check_text("partition_id", self.partition_id)
         if self.field is not None:
@@ -169,6 +159,7 @@ CommitRequest: TypeAlias = (
     | DeleteCollectedFiles
     | SplitPartition
 )
+_REQUESTS: dict[str, type[CommitRequest]] = {request.kind: request for request in get_args(CommitRequest)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +170,7 @@ class Envelope:
     table_id: int | None = None
 
 
-def attempt_of(request: CommitRequest) -> str | None:
+def attempt_of(request: object) -> str | None:
     """The write attempt that a request ends."""
     return request.attempt_id if isinstance(request, AddFiles | ReplaceFileReferences) else None
 
@@ -187,172 +178,100 @@ def attempt_of(request: CommitRequest) -> str | None:
 def encode(request: CommitRequest, *, table_id: int | None = None) -> str:
     """The request as one line of JSON, in ASCII; `InvalidCommitRequest` when it is too large."""
     try:
-        body = _ENCODER.encode(
-            {
-                "version": VERSION,
-                "type": request.kind,
-                "commit_id": request.commit_id,
-                "table": request.table,
-                "table_id": _table_id(table_id),
-                **_FORMS[request.kind].fields(request),
-            }
-        )
+        message = encoding.converted(request, encoding.MESSAGES[request.kind])
+        message.table_id = table_id
+        body = encoding.text_of(message)
         _check_size(len(body))
-    except InvalidInput as error:
+    except ValueError as error:
         raise _invalid(request.commit_id, error) from error
     return body
 
 
 def decode(body: str | bytes) -> Envelope:
     """The request that `encode` wrote; `InvalidCommitRequest` for anything else."""
-    fields = parse(body)
-    try:
-        kind = required(fields, "type", _WHAT)
-        form = _FORMS.get(kind) if isinstance(kind, str) else None
-        if kind == POINTER:
-            raise InvalidInput(
-                f"its body, the object {shown(fields.get('object'))}, is gone: another delivery of it was "
-                "answered before, or the object was removed and it must be sent again"
-            )
-        if form is None:
-            raise InvalidInput(f"the type {shown(kind)} is not known; known are {', '.join(_FORMS)}")
-        encoding.check_keys(_WHAT, fields, form.keys)
-        return Envelope(form.request(fields), _table_id(fields.get("table_id")))
-    except InvalidCommitRequest:
-        raise
-    except InvalidInput as error:
-        raise _invalid(fields.get("commit_id"), error) from error
-
-
-def parse(body: str | bytes) -> Fields:
-    """A message's JSON object, of a version that is known; else `InvalidCommitRequest`."""
     try:
         _check_size(len(body))
-        fields = _DECODER.decode(body.decode() if isinstance(body, bytes) else body)
-    except RecursionError:
-        raise InvalidCommitRequest("a commit request cannot be read: it is nested too deeply") from None
-    except ValueError as error:
-        raise InvalidCommitRequest(f"a commit request cannot be read: {_line(error)}") from None
-    version = fields.get("version") if type(fields) is dict else None
-    if type(version) is not int:
-        raise InvalidCommitRequest(
-            f"a commit request must be a JSON object with a version, not {shown(fields)}"
-        )
-    if version != VERSION:
-        raise InvalidCommitRequest(
-            f"version {shown(version)} of a commit request is not known; "
-            f"this Dormouse reads version {VERSION}: upgrade it"
-        )
-    return fields  # type: ignore[no-any-return]
+        message = encoding.message_of(body)
+        request = _request_of(message)
+    except (ValueError, RecursionError) as error:
+        raise _refusal(body, error) from error
+    return Envelope(request, message.table_id)
 
 
 def commit_id_of(body: str) -> str | None:
-    """The commit id that a body names, read without the rest of it; None when it names none."""
+    """The commit id that a body names, also one that `decode` refuses; None when it names none."""
     try:
-        found = _HEAD.match(body)
-        commit_id = json.loads(found[1]) if found else parse(body).get("commit_id")
+        commit_id = encoding.head_of(body).commit_id
         check_text("commit_id", commit_id)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return str(commit_id)
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """How one type of request travels, beyond what all have."""
-
-    keys: frozenset[str]
-    fields: Callable[[Any], Fields]
-    request: Callable[[Fields], CommitRequest]
-
-
-_COMMON = frozenset({"version", "type", "commit_id", "table", "table_id"})
-
-
-def _requests_form(
-    make: Callable[..., CommitRequest],
-    to_fields: Callable[[Any], Fields],
-    from_fields: Callable[[Any], Any],
-) -> _Form:
-    """A list of requests."""
-
-    def request(fields: Fields) -> CommitRequest:
-        items = encoding.many("requests", required(fields, "requests", _WHAT), from_fields)
-        return make(**_addressed(fields), requests=items)
-
-    keys = _COMMON | {"requests"}
-    return _Form(keys, lambda request: {"requests": [to_fields(item) for item in request.items]}, request)
+def _request_of(message: encoding.Message) -> CommitRequest:
+    if isinstance(message, encoding.SplitPartitionMessage):
+        return SplitPartition(
+            commit_id=message.commit_id,
+            table=message.table,
+            partition_id=message.partition_id,
+            point=message.typed_point.value,
+            field=message.field,
+        )
+    return encoding.converted(message, _REQUESTS[encoding.kind_of(message)])
 
 
-def _with_attempt(form: _Form) -> _Form:
-    """The form of requests that may end a write attempt."""
-
-    def fields(request: Any) -> Fields:
-        attempt = {} if request.attempt_id is None else {"attempt_id": request.attempt_id}
-        return {**attempt, **form.fields(request)}
-
-    def request(fields: Fields) -> CommitRequest:
-        made, attempt_id = form.request(fields), fields.get("attempt_id")
-        return made if attempt_id is None else replace(made, attempt_id=attempt_id)
-
-    return _Form(form.keys | {"attempt_id"}, fields, request)
-
-
-def _addressed(fields: Fields) -> Fields:
-    return {"commit_id": required(fields, "commit_id", _WHAT), "table": required(fields, "table", _WHAT)}
-
-
-def _add_files(fields: Fields) -> CommitRequest:
-    files = encoding.many("files", required(fields, "files", _WHAT), encoding.file_from)
-    return AddFiles(**_addressed(fields), files=files)
-
-
-def _add_files_fields(request: AddFiles) -> Fields:
-    return {"files": [encoding.file_fields(file) for file in request.files]}
-
-
-def _delete_collected_files(fields: Fields) -> CommitRequest:
-    names = encoding.texts("filenames", required(fields, "filenames", _WHAT))
-    return DeleteCollectedFiles(**_addressed(fields), filenames=names)
+def _refusal(body: str | bytes, error: Exception) -> InvalidCommitRequest:
+    """Why a body is refused, by the first of what it says of itself that is not understood."""
+    if isinstance(cause := error.__cause__ or error, InvalidCommitRequest):
+        return cause  # it was read, and the request refused its values
+    try:
+        _check_size(len(body))
+        head = encoding.head_of(body)
+    except (ValueError, RecursionError) as unreadable:
+        return InvalidCommitRequest(f"a commit request cannot be read: {_line(unreadable)}")
+    if type(head.version) is not int:
+        return InvalidCommitRequest(f"a commit request must have a version, not {_shown(head.version)}")
+    if head.version != VERSION:
+        return InvalidCommitRequest(
+            f"version {_shown(head.version)} of a commit request is not known; "
+            f"this Dormouse reads version {VERSION}: upgrade it"
+        )
+    if head.type == POINTER:
+        error = InvalidInput(
+            f"its body, the object {_shown(head.object)}, is gone: another delivery of it was "
+            "answered before, or the object was removed and it must be sent again"
+        )
+    elif head.type not in list(_REQUESTS):
+        known = ", ".join(_REQUESTS)
+        error = InvalidInput(f"the type {_shown(head.type)} is not known; known are {known}")
+    return _invalid(head.commit_id, error)
 
 
-def _split_partition(fields: Fields) -> CommitRequest:
-    return SplitPartition(
-        **_addressed(fields),
-        partition_id=required(fields, "partition_id", _WHAT),
-        point=encoding.point_from(required(fields, "point", _WHAT)),
-        field=fields.get("field"),
-    )
-
-
-def _split_partition_fields(request: SplitPartition) -> Fields:
-    fields: Fields = {"partition_id": request.partition_id, "point": encoding.point_fields(request.point)}
-    return fields if request.field is None else {**fields, "field": request.field}
-
-
-def _check_attempt(attempt_id: Any) -> None:
-    if attempt_id is not None and not (isinstance(attempt_id, str) and _ATTEMPT_ID.fullmatch(attempt_id)):
-        raise InvalidInput(f"attempt_id must be a UUID in hexadecimal, not {shown(attempt_id)}")
+def _all_are(expected: type, what: str, values: Any) -> tuple[Any, ...]:
+    """The values as a tuple, at least one and all of one type."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise InvalidInput(f"{what} must be a tuple of {expected.__name__}, not {_shown(values)}")
+    found = tuple(values)
+    if not found:
+        raise InvalidInput(f"{what} must not be empty")
+    if not set(map(type, found)) <= {expected}:
+        wrong = next(value for value in found if type(value) is not expected)
+        raise InvalidInput(f"{what} must hold {expected.__name__}, not {_shown(wrong)}")
+    return found
 
 
 def _check_point(point: Any) -> None:
     if type(point) not in {int, str, bytes}:
-        raise InvalidInput(f"point must be an int, a str or bytes, not {shown(point)}")
+        raise InvalidInput(f"point must be an int, a str or bytes, not {_shown(point)}")
     if isinstance(point, int) and not -_POINT_MAX - 1 <= point <= _POINT_MAX:
         raise InvalidInput("point must fit in 64 bits")
     if isinstance(point, str):
         try:
             point = point.encode()
         except UnicodeEncodeError:
-            raise InvalidInput(f"point {shown(point)} is not valid Unicode") from None
+            raise InvalidInput(f"point {_shown(point)} is not valid Unicode") from None
     if isinstance(point, bytes) and len(point) > POINT_BYTES_MAX:
         raise InvalidInput(f"point must have at most {POINT_BYTES_MAX} bytes, not {len(point)}")
-
-
-def _table_id(value: Any) -> int | None:
-    if value is None or (type(value) is int and 0 <= value <= TABLE_ID_MAX):
-        return value
-    raise InvalidInput(f"table_id must be a whole number from 0 to {TABLE_ID_MAX}, not {shown(value)}")
 
 
 def _check_size(size: int) -> None:
@@ -361,38 +280,16 @@ def _check_size(size: int) -> None:
 
 
 def _invalid(commit_id: object, error: Exception) -> InvalidCommitRequest:
-    return InvalidCommitRequest(f"commit request {shown(commit_id)}: {_line(error)}")
+    return InvalidCommitRequest(f"commit request {_shown(commit_id)}: {_line(error)}")
 
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:_MESSAGE_CHARACTERS_MAX]
 
 
-def _unique(pairs: Sequence[tuple[str, Any]]) -> Fields:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        raise ValueError("a key is there twice")
-    return fields
-
-
-def _not_a_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a number of JSON")
-
-
-_ENCODER = json.JSONEncoder(check_circular=False, allow_nan=False, separators=(",", ":"))
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_not_a_number)
-_HEAD = re.compile(r'\{"version":1,"type":"[a-z_]+","commit_id":("(?:[^"\\\x00-\x1f]|\\["\\/bfnrtu])*")')
-_FORMS = {
-    "add_files": _with_attempt(_Form(_COMMON | {"files"}, _add_files_fields, _add_files)),
-    "assign_job_ids": _requests_form(AssignJobIds, encoding.assign_fields, encoding.assign_from),
-    "replace_file_references": _with_attempt(
-        _requests_form(ReplaceFileReferences, encoding.replace_fields, encoding.replace_from)
-    ),
-    "split_file_references": _requests_form(SplitFileReferences, encoding.split_fields, encoding.split_from),
-    "delete_collected_files": _Form(
-        _COMMON | {"filenames"}, lambda request: {"filenames": request.filenames}, _delete_collected_files
-    ),
-    "split_partition": _Form(
-        _COMMON | {"partition_id", "point", "field"}, _split_partition_fields, _split_partition
-    ),
-}
+def _shown(value: object) -> str:
+    """A value in an error's one line, shortened."""
+    if isinstance(value, int) and abs(value) >= 1 << 64:
+        return "so large a number"
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS_MAX else f"{text[:_SHOWN_CHARACTERS_MAX]}…"
