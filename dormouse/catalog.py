@@ -10,7 +10,7 @@ import psycopg
 from psycopg import errors as pg
 from psycopg.types.json import Jsonb
 
-from dormouse.errors import CommitOutcomeUnknown, TableAlreadyExists, TableNotFound
+from dormouse.errors import TableAlreadyExists, TableNotFound
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.conversion import convert
 from dormouse.files.layout import layout as known_layout
@@ -23,7 +23,7 @@ from dormouse.model.text import is_text
 from dormouse.partitions.store import PartitionStore
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import run_statement, run_transaction
+from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
 _QUERIES = load(__file__, "catalog")
 
@@ -79,10 +79,13 @@ class Catalog:
     def rename(self, name: str, new_name: str) -> None:
         """`TableNotFound`, or `TableAlreadyExists` when the new name is taken."""
         values = {"name": name, "new_name": check_table_name(new_name)}
+        work = rows_of(_QUERIES["rename"], values)
         try:
-            self._change("rename", name, values)
+            renamed = is_text(name) and run_transaction(self._supplier, work, operation="rename")
         except pg.UniqueViolation:
             raise TableAlreadyExists(f"table {new_name!r} exists already") from None
+        if not renamed:
+            raise TableNotFound(f"table {name!r} does not exist")
 
     def change_properties(
         self, table: TableRecord, change: Callable[[TableProperties], TableProperties]
@@ -144,24 +147,7 @@ class Catalog:
         return _record(row)
 
     def _rows(self, query: str, **values: Any) -> list[Any]:
-        """What a query finds; a connection that dies meanwhile is replaced, and it is asked again."""
-
-        def work(conn: psycopg.Connection[Any]) -> list[Any]:
-            return conn.execute(_QUERIES[query].on(), values).fetchall()
-
-        operation = f"look up {query}"
-        try:
-            return run_statement(self._supplier, work, operation=operation)
-        except CommitOutcomeUnknown:
-            # it only reads: whatever became of it, it can be asked again
-            return run_transaction(self._supplier, work, read_only=True, operation=operation)
-
-    def _change(self, query: str, name: str, values: dict[str, Any]) -> None:
-        def work(conn: psycopg.Connection[Any]) -> None:
-            if not is_text(name) or conn.execute(_QUERIES[query].on(), values).fetchone() is None:
-                raise TableNotFound(f"table {name!r} does not exist")
-
-        run_transaction(self._supplier, work, operation=query)
+        return run_lookup(self._supplier, rows_of(_QUERIES[query], values), operation=f"look up {query}")
 
 
 def _columns(table: TableRecord) -> dict[str, Any]:

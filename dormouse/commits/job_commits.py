@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psycopg
 
@@ -28,7 +28,7 @@ from dormouse.model.table import TableRecord
 from dormouse.model.text import narrow_id
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import run_statement
+from dormouse.postgres.transaction import rows_of, run_statement
 
 ANSWER_SECONDS_MAX = 300.0
 """How long a job waits for a committer before it takes its request back."""
@@ -109,11 +109,8 @@ class QueuedJobCommits:
             "attempt_id": attempt.attempt_id,
             "commit_key": narrow_id(commit_id),
         }
-
-        def work(conn: psycopg.Connection[Any]) -> Any:
-            return conn.execute(_QUERIES["answer"].on(), values).fetchone()
-
-        return _Answer(*run_statement(self._supplier, work, operation="answer of a commit"))
+        work = rows_of(_QUERIES["answer"], values)
+        return _Answer(*run_statement(self._supplier, work, operation="answer of a commit")[0])
 
     @staticmethod
     def _asked(ask: Callable[[], T]) -> T:

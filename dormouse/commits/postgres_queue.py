@@ -30,7 +30,7 @@ from dormouse.errors import (
 from dormouse.model.text import is_text, narrow_id
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import CONFLICTS, run_statement, run_transaction
+from dormouse.postgres.transaction import CONFLICTS, rows_of, run_statement, run_transaction
 
 BODY_BYTES_MAX = 8 * 2**20
 QUEUE_MAX = (1 << 15) - 1
@@ -108,11 +108,8 @@ class PostgresQueue:
                 jump = {"queue": self._queue, "hidden_seconds_max": HIDDEN_SECONDS_MAX}
                 self._run("undo_clock_jump", jump)
             values = self._receive_values(limit)
-            rows = run_statement(
-                self._supplier,
-                lambda conn: conn.execute(_QUERIES["receive"].on(), values).fetchall(),
-                operation="receive commits",
-            )
+            work = rows_of(_QUERIES["receive"], values)
+            rows = run_statement(self._supplier, work, operation="receive commits")
             messages = self._messages(rows)
             if messages or wait_seconds <= 0:
                 return messages
@@ -188,10 +185,7 @@ class PostgresQueue:
         return [Message(row[5], f"{row[1].hex}.{row[2].hex}.{row[3]}", row[3], row[4]) for row in rows]
 
     def _run(self, query: str, values: _Values) -> list[Any]:
-        def work(conn: psycopg.Connection[Any]) -> list[Any]:
-            cursor = conn.execute(_QUERIES[query].on(), values)
-            return cursor.fetchall() if cursor.description else []
-
+        work = rows_of(_QUERIES[query], values)
         with self._errors():
             return run_statement(self._supplier, work, operation=f"commit queue {query}")
 
@@ -290,6 +284,4 @@ def _line(error: Exception) -> str:
 def rehome(supplier: Supplier, queues: int) -> None:
     """Messages of queues beyond the number that there are now would wait for ever: others take them."""
     values = {"queues": queues}
-    run_transaction(
-        supplier, lambda conn: conn.execute(_QUERIES["rehome"].on(), values), operation="rehome messages"
-    )
+    run_transaction(supplier, rows_of(_QUERIES["rehome"], values), operation="rehome messages")

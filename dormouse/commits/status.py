@@ -11,7 +11,7 @@ from dormouse.commits.outcomes import CommitOutcome
 from dormouse.model.text import check_text, is_text, narrow_id
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import run_statement
+from dormouse.postgres.transaction import rows_of, run_statement
 
 REJECTED_KEPT_SECONDS = 30 * 86_400.0
 _QUERIES = load(__package__ or "", "status")
@@ -47,9 +47,7 @@ def commit_statuses(supplier: Supplier, commit_ids: Sequence[str]) -> list[Commi
     for commit_id in commit_ids:
         check_text("commit_id", commit_id)
     values = {"commit_keys": [narrow_id(commit_id) for commit_id in commit_ids]}
-    rows = run_statement(
-        supplier, lambda conn: conn.execute(_QUERIES["statuses"].on(), values).fetchall(), operation="status"
-    )
+    rows = run_statement(supplier, rows_of(_QUERIES["statuses"], values), operation="status")
     return [_status(name, *row) for name, row in zip(commit_ids, rows, strict=True)]
 
 
@@ -63,11 +61,8 @@ def _status(commit_id: str, applied: bool, pending: bool, error: str | None) -> 
 
 def dead_letters(supplier: Supplier, limit: int) -> list[DeadLetter]:
     """The last of them, newest first."""
-    rows = run_statement(
-        supplier,
-        lambda conn: conn.execute(_QUERIES["dead_letters"].on(), {"limit": limit}).fetchall(),
-        operation="dead letters",
-    )
+    work = rows_of(_QUERIES["dead_letters"], {"limit": limit})
+    rows = run_statement(supplier, work, operation="dead letters")
     return [DeadLetter(*row) for row in rows]
 
 
@@ -87,19 +82,13 @@ def settle(supplier: Supplier, outcomes: Sequence[CommitOutcome]) -> None:
         "error_classes": [outcome.error_class for _, _, outcome in rows],
         "errors": [outcome.error for _, _, outcome in rows],
     }
-    run_statement(
-        supplier, lambda conn: conn.execute(_QUERIES["settle"].on(), values), operation="settle commits"
-    )
+    run_statement(supplier, rows_of(_QUERIES["settle"], values), operation="settle commits")
 
 
 def forget_rejected(supplier: Supplier) -> None:
     """Forgets refused commits of long ago."""
     values = {"kept_seconds": REJECTED_KEPT_SECONDS}
-    run_statement(
-        supplier,
-        lambda conn: conn.execute(_QUERIES["forget_rejected"].on(), values),
-        operation="forget rejected",
-    )
+    run_statement(supplier, rows_of(_QUERIES["forget_rejected"], values), operation="forget rejected")
 
 
 def _is_id(commit_id: str) -> bool:

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import psycopg
-
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
@@ -18,7 +16,7 @@ from dormouse.model.text import is_text
 from dormouse.partitions.store import PartitionStore
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import run_statement
+from dormouse.postgres.transaction import rows_of, run_statement
 
 KEPT_MAX = 10_000
 TRUSTED_SECONDS = 5.0
@@ -102,7 +100,4 @@ class Tables:
         )
 
     def _rows(self, query: str, values: dict[str, Any]) -> list[Any]:
-        def work(conn: psycopg.Connection[Any]) -> list[Any]:
-            return conn.execute(_QUERIES[query].on(), values).fetchall()
-
-        return run_statement(self.supplier, work, operation="tables of commits")
+        return run_statement(self.supplier, rows_of(_QUERIES[query], values), operation="tables of commits")

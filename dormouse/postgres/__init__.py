@@ -8,7 +8,14 @@ from dormouse.postgres.connection import (
 )
 from dormouse.postgres.migrate import MIGRATIONS, Migration, migrate
 from dormouse.postgres.queries import Queries, Query, load
-from dormouse.postgres.transaction import RETRIES, Retries, run_statement, run_transaction
+from dormouse.postgres.transaction import (
+    RETRIES,
+    Retries,
+    rows_of,
+    run_lookup,
+    run_statement,
+    run_transaction,
+)
 
 __all__ = [
     "MIGRATIONS",
@@ -23,6 +30,8 @@ __all__ = [
     "Supplier",
     "load",
     "migrate",
+    "rows_of",
+    "run_lookup",
     "run_statement",
     "run_transaction",
 ]

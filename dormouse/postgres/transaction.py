@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, get_args
 
 import psycopg
@@ -24,6 +24,7 @@ from dormouse.errors import (
 from dormouse.postgres.backoff import backoff_seconds
 from dormouse.postgres.connection import SCAN_SETTINGS, Isolation, Supplier
 from dormouse.postgres.opening import is_alive
+from dormouse.postgres.queries import Query
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +144,28 @@ def run_statement(
         return _run_statement_once(conn, work, operation)
 
     return _try_until_done(supplier, once, attempts_max, operation, retries)
+
+
+def run_lookup(
+    supplier: Supplier, work: Callable[[psycopg.Connection[TupleRow]], T], *, operation: str = "look-up"
+) -> T:
+    """As `run_statement`, for what only reads: when its answer is lost, the statement is asked again."""
+    try:
+        return run_statement(supplier, work, operation=operation)
+    except CommitOutcomeUnknown:
+        return run_transaction(supplier, work, read_only=True, operation=operation)
+
+
+def rows_of(
+    query: Query, values: Mapping[str, Any] | None = None
+) -> Callable[[psycopg.Connection[Any]], list[Any]]:
+    """The work of one statement, for the functions above: gives its rows, and none where it has none."""
+
+    def work(conn: psycopg.Connection[Any]) -> list[Any]:
+        cursor = conn.execute(query.on(), values)
+        return cursor.fetchall() if cursor.description else []
+
+    return work
 
 
 def _try_until_done(

@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dormouse.context import TableContext
-from dormouse.errors import CommitOutcomeUnknown, InvalidQuery
+from dormouse.errors import InvalidQuery
 from dormouse.model.partition_tree import PartitionTree
-from dormouse.postgres import Isolation, run_statement, run_transaction
+from dormouse.postgres import Isolation, run_lookup, run_transaction
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import (
     Page,
@@ -196,16 +196,7 @@ class _View:
 
     def _alone(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
         """One statement in one round trip."""
-        supplier = self._context.supplier
-
-        def once() -> T:
-            try:
-                return run_statement(supplier, work, operation=OPERATION)
-            except CommitOutcomeUnknown:
-                # it only reads: whatever became of it, it can be asked again
-                return run_transaction(supplier, work, read_only=True, operation=OPERATION)
-
-        return self._store.following(once)
+        return self._store.following(lambda: run_lookup(self._context.supplier, work, operation=OPERATION))
 
 
 def _page(tree: PartitionTree, ranges: KeyRanges, leaves_max: int | None) -> Page:
