@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 from state import at_once, blocked, live, query, ref, wait_until
 
 from dormouse import catalog as module
@@ -21,7 +22,7 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, LIST, LONG, MAP, STRING
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier, transaction
-from dormouse.postgres.queries import Query
+from dormouse.postgres.queries import IdentifierPath, Query
 
 SCHEMA = Schema(
     [Field("k", LONG), Field("größe", BYTES)],
@@ -260,12 +261,14 @@ def test_a_look_up_whose_connection_dies_is_asked_again(
     found = module._QUERIES["names"]
     dying = replace(found, text="select pg_terminate_backend(pg_backend_pid())")
 
-    def queries() -> Query:
-        asked.append(1)
-        return dying if len(asked) <= deaths else found
+    class Dying(Query):
+        def on(self, **identifiers: IdentifierPath) -> sql.Composed:
+            asked.append(1)
+            return (dying if len(asked) <= deaths else found).on(**identifiers)
 
     monkeypatch.setattr(transaction, "backoff_seconds", lambda attempt: 0)
-    monkeypatch.setattr(module, "_QUERIES", type("Dying", (), {"__getitem__": lambda *_: queries()})())
+    names = Dying(found.name, found.description, found.text)
+    monkeypatch.setattr(module, "_QUERIES", {"names": names})
     if deaths == 1:
         assert catalog.names() == ["t"]
     else:
