@@ -1,4 +1,7 @@
-"""The program `dormouse`: also while it loads, Ctrl-C and SIGTERM end it in one line."""
+"""The program `dormouse`: also while it loads, Ctrl-C and SIGTERM end it in one line.
+
+Started with SIGINT ignored, as `nohup` and shells start what runs in the background, it goes on ignoring it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ _ENDINGS = {
 def main() -> int:
     """Runs the command of `sys.argv`; gives its exit code."""
     for number in _ENDINGS:
-        signal.signal(number, _end)  # until the command line sets its own: nothing is begun before
+        if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end)  # until the command line sets its own: nothing is begun before
     from dormouse.cli import main as run
 
     return run()

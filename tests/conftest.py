@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -38,6 +39,12 @@ os.environ |= {"SPARK_SUBMIT_OPTS": HURRY, "SPARK_LAUNCHER_OPTS": HURRY}
 # How long an example takes is the machine's; what was found is told in the failure.
 settings.register_profile("dormouse", deadline=None, database=None, print_blob=True)
 settings.load_profile("dormouse")
+
+
+def pytest_runtest_setup() -> None:
+    """Tests and the processes that they start heed Ctrl-C, also where the run ignores it (`nohup`)."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

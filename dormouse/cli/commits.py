@@ -109,22 +109,22 @@ def _picture(depths: Sequence[QueueDepth], letters: Sequence[DeadLetter]) -> Any
 
 @contextmanager
 def _stop_on_signals() -> Iterator[threading.Event]:
-    """Ctrl-C and SIGTERM end it in order; a second one at once."""
+    """Ctrl-C, unless it is ignored, and SIGTERM end it in order; a second one at once."""
     stop = threading.Event()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in numbers}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
 
     def end(number: int, frame: object) -> None:
         stop.set()
-        for each in numbers:
+        for each in before:
             signal.signal(each, before[each])
 
-    for number in numbers:
+    for number in before:
         signal.signal(number, end)
     try:
         yield stop
     finally:
-        for number in numbers:
+        for number in before:
             signal.signal(number, before[number])
 
 

@@ -79,14 +79,15 @@ def silenced() -> int:
 def interrupts_once() -> Iterator[None]:
     """The first Ctrl-C or SIGTERM interrupts; others must not interrupt the tidying up, nor Python's exit.
 
+    SIGINT that is ignored stays so: a shell's background job is not ended by the Ctrl-C of another.
+
     A library may lose the exception that a signal raises in it (extensions clear errors that they did not
     expect), and the command would go on. So it is raised again, until it gets through; not while Python
     handles an exception, for that is the tidying up.
     """
-    raised: dict[int, type[KeyboardInterrupt]] = {
-        signal.SIGINT: KeyboardInterrupt,
-        signal.SIGTERM: Terminated,
-    }
+    raised: dict[int, type[KeyboardInterrupt]] = {signal.SIGTERM: Terminated}
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        raised[signal.SIGINT] = KeyboardInterrupt
     ours = [*raised, signal.SIGALRM]
     before = {number: signal.getsignal(number) for number in ours}
     _came.clear()

@@ -79,11 +79,12 @@ class Server:
             yield
             return
         numbers = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, lambda *_: self.stop()) for number in numbers}
+        heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, lambda *_: self.stop()) for number in heeded}
         try:
             yield
         finally:
-            for number in numbers:
+            for number in heeded:
                 signal.signal(number, before[number])
 
 
