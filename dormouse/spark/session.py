@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -18,6 +19,7 @@ from subprocess import Popen, TimeoutExpired
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from dormouse.settings import Settings, load_settings
 from dormouse.spark.java import java_home
 
 LOGGING = Path(__file__).parent / "log4j2.properties"
@@ -27,26 +29,30 @@ _starting = threading.Lock()
 
 
 def spark_session(
-    *, cores: int | None = None, driver_memory: str = "2g", config: Mapping[str, str] | None = None
+    *, cores: int | None = None, driver_memory: str | None = None, config: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The session that the user has running, untouched; else a local one on `cores` cores (all of them).
+    """The session that the user has running, untouched; else one of the settings' master and memory.
 
-    The local session ends with the process, listens on 127.0.0.1 alone, needs no network, and writes to a
-    temporary folder only. `driver_memory` bounds its heap; `config` adds to its settings, or replaces them.
+    `cores` makes it a local one; `driver_memory` bounds its heap; `config` adds to its settings, or replaces
+    them. A local session ends with the process, listens on 127.0.0.1 alone, needs no network, and
+    writes to a temporary folder only. Raises InvalidInput when a setting is not valid.
     """
     with _starting:
         if SparkContext._active_spark_context is not None:
             return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
-        return _start(_configuration(cores, driver_memory) | dict(config or {}))
+        settings = load_settings()
+        master = f"local[{cores}]" if cores else settings.spark_master or "local[*]"
+        ours = _configuration(master, driver_memory or settings.spark_driver_memory)
+        return _start(ours | dict(config or {}), _gateway_environment(master, settings))
 
 
-def _start(config: Mapping[str, str]) -> SparkSession:
+def _start(config: Mapping[str, str], environment: Mapping[str, str]) -> SparkSession:
     scratch = Path(tempfile.mkdtemp(prefix="dormouse-spark-"))
     builder = SparkSession.builder.appName("dormouse")
     for name, value in (_folders(scratch) | dict(config)).items():
         builder = builder.config(name, value)
     try:
-        with _environment(_gateway_environment()):
+        with _environment(environment):
             session, interrupt = _uninterrupted(builder.getOrCreate)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -59,7 +65,7 @@ def _start(config: Mapping[str, str]) -> SparkSession:
 
 
 def _uninterrupted(start: Callable[[], SparkSession]) -> tuple[SparkSession, KeyboardInterrupt | None]:
-    """Starts Spark on another thread, to its end: a Ctrl-C meanwhile would leave a Java that nobody knows.
+    """Starts Spark on another thread, to its end: a Ctrl-C meanwhile would leave a Java without an owner.
 
     Away from the main thread, Spark also leaves our handler of Ctrl-C alone. Gives the first one that came.
     """
@@ -97,12 +103,11 @@ def _folders(scratch: Path) -> dict[str, str]:
     }
 
 
-def _configuration(cores: int | None, driver_memory: str) -> dict[str, str]:
+def _configuration(master: str, driver_memory: str) -> dict[str, str]:
     return {
-        "spark.master": f"local[{cores or '*'}]",
+        "spark.master": master,
         "spark.driver.memory": driver_memory,
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
+        **(_on_this_machine(master) if master.startswith("local") else {}),
         "spark.pyspark.python": sys.executable,
         "spark.pyspark.driver.python": sys.executable,
         "spark.python.worker.reuse": "true",
@@ -110,7 +115,6 @@ def _configuration(cores: int | None, driver_memory: str) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": str(4 * (cores or os.cpu_count() or 1)),
         # it is in the environment of an ingest's workers: compaction would have to start its own
         "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -118,13 +122,24 @@ def _configuration(cores: int | None, driver_memory: str) -> dict[str, str]:
     }
 
 
-def _gateway_environment() -> dict[str, str]:
-    """What the Java process and Spark's set-up read from the environment, and from nowhere else."""
+def _on_this_machine(master: str) -> dict[str, str]:
+    """For a local master: one machine, which need not know its own name, and `local[4]` of its cores."""
+    given = re.search(r"\[(\d+|\*)", master)
+    threads = 1 if given is None else os.cpu_count() or 1 if given[1] == "*" else int(given[1])
     return {
-        "JAVA_HOME": str(java_home(os.environ)),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",  # otherwise the machine's name must resolve
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.shuffle.partitions": str(4 * threads),
     }
+
+
+def _gateway_environment(master: str, settings: Settings) -> dict[str, str]:
+    """What the Java process and Spark's set-up read from the environment, and from nowhere else."""
+    chosen = {"JAVA_HOME": str(settings.java_home)} if settings.java_home else {}
+    found = {"JAVA_HOME": str(java_home({**os.environ, **chosen})), "PYSPARK_PYTHON": sys.executable}
+    if master.startswith("local"):
+        found["SPARK_LOCAL_IP"] = "127.0.0.1"  # otherwise the machine's name must resolve
+    return found
 
 
 @contextmanager

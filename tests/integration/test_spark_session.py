@@ -16,6 +16,10 @@ from typing import Any
 
 import psutil
 import pytest
+from pyspark import SparkContext
+
+from dormouse.errors import InvalidInput
+from dormouse.spark.session import spark_session
 
 WAIT_SECONDS_MAX = 60
 
@@ -195,3 +199,35 @@ def test_ctrl_c_reaches_us_and_java_ends_when_we_are_killed(interrupted: subproc
     assert "java" in java.name()
     interrupted.kill()
     java.wait(timeout=WAIT_SECONDS_MAX)
+
+
+SETTINGS = """
+import json
+from dormouse.spark.session import spark_session
+spark = spark_session()
+names = ["spark.master", "spark.driver.memory", "spark.sql.shuffle.partitions"]
+print(json.dumps([spark.conf.get(name) for name in names] + [spark.sparkContext.defaultParallelism]))
+"""
+
+
+def test_the_environment_says_the_master_and_the_memory(environment: dict[str, str]) -> None:
+    chosen = {"DORMOUSE_SPARK_MASTER": "local[3]", "DORMOUSE_SPARK_DRIVER_MEMORY": "700m"}
+    done = subprocess.run(
+        [sys.executable, "-c", SETTINGS],
+        env=environment | chosen,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS_MAX,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["local[3]", "700m", "12", 3]
+
+
+def test_a_master_that_is_none_is_refused_before_java_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    monkeypatch.setenv("DORMOUSE_SPARK_MASTER", "everywhere")
+    with pytest.raises(
+        InvalidInput, match=r"^the setting spark_master \(DORMOUSE_SPARK_MASTER\) is not valid"
+    ):
+        spark_session()

@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+import ast
+import pkgutil
+from importlib import import_module
 from pathlib import Path
 
 import pydantic
 import pytest
 
+import dormouse.settings
 from dormouse.errors import InvalidInput
 from dormouse.settings import load_settings
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = ROOT / "dormouse" / "settings"
+READERS = ("dormouse", "stacks", "lambdas")
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +58,9 @@ def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -
         ("DORMOUSE_CONNECTIONS_MAX", "0"),
         ("DORMOUSE_CONNECTIONS_MAX", "x"),
         ("DORMOUSE_SPARK_DRIVER_MEMORY", "4gb"),
+        ("DORMOUSE_SPARK_DRIVER_MEMORY", "511m"),
+        ("DORMOUSE_SPARK_MASTER", "local[0]"),
+        ("DORMOUSE_SPARK_MASTER", "everywhere"),
         ("DORMOUSE_COMMIT_QUEUE", "queue"),
         ("DORMOUSE_QUEUES", "0"),
         ("DORMOUSE_TREE_CACHE_BYTES", "-1"),
@@ -79,3 +90,45 @@ def test_an_unknown_override_is_refused() -> None:
 def test_settings_are_frozen() -> None:
     with pytest.raises(pydantic.ValidationError, match="frozen"):
         load_settings().connections_max = 9  # type: ignore[misc]
+
+
+def models() -> list[type[pydantic.BaseModel]]:
+    """Every settings model, of processes, services, lambdas and deployments."""
+    modules = [
+        import_module(f"dormouse.settings.{one.name}") for one in pkgutil.iter_modules([str(SETTINGS)])
+    ]
+    found = {one for module in modules for one in vars(module).values() if isinstance(one, type)}
+    return [
+        one
+        for one in found
+        if issubclass(one, pydantic.BaseModel) and one.__module__.startswith(dormouse.settings.__name__)
+    ]
+
+
+def test_every_setting_is_read_by_what_it_is_for() -> None:
+    """Outside of the settings something asks for it, or for a property that is made of it."""
+    files = [ROOT / "app.py", *(path for one in READERS for path in (ROOT / one).rglob("*.py"))]
+    read = {name for path in files if SETTINGS not in path.parents for name in attributes(tree(path))}
+    for path in SETTINGS.glob("*.py"):
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.FunctionDef) and node.name in read:
+                read |= attributes(node)
+    fields = {f"{model.__name__}.{field}": field for model in models() for field in model.model_fields}
+    assert len(fields) > 100
+    assert [name for name, field in sorted(fields.items()) if field not in read] == []
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"), str(path))
+
+
+def attributes(node: ast.AST) -> set[str]:
+    return {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
+
+
+@pytest.mark.parametrize(
+    "value", ["local", "local[*]", "local[4]", "local[4,2]", "spark://host:7077", "yarn"]
+)
+def test_spark_masters(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DORMOUSE_SPARK_MASTER", value)
+    assert load_settings().spark_master == value
