@@ -1,4 +1,4 @@
-"""`python app.py`, as the CLI runs it: the same bytes everywhere, and clear lines for mistakes."""
+"""`app.py`: the same bytes everywhere, and clear lines for mistakes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from app import main
+from stacks.instance import new_app
 from tests.assembly import ROOT
 
+RunHere = Callable[[str | None], tuple[int, str]]
 PACKAGES = ("commit", "compaction", "garbage", "maintenance", "migrate", "pause", "runs")
 SAYS_WHERE = ".metadata.json"
 """Traces of where in the CDK something was made, for its own messages; they have its temporary folder."""
@@ -21,11 +25,11 @@ SAYS_WHERE = ".metadata.json"
 
 @pytest.fixture
 def built(tmp_path: Path) -> Path:
-    """A copy of the checkout with something in place of what is built."""
+    """A checkout with something in place of what is built."""
     root = tmp_path / "checkout"
     root.mkdir()
     for folder in ("dormouse", "stacks", "config"):
-        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        (root / folder).symlink_to(ROOT / folder)
     for file in ("app.py", "cdk.json"):
         shutil.copy(ROOT / file, root)
     for package in PACKAGES:
@@ -44,7 +48,7 @@ def built(tmp_path: Path) -> Path:
 def run(
     root: Path, cwd: Path, outdir: Path, config: str | None, *arguments: str, **environment: str
 ) -> tuple[int, str]:
-    """The exit code and the lines of stderr."""
+    """`python app.py`, as the CLI runs it: the exit code and the lines of stderr."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("CDK_", "JSII_", "AWS_"))
     }
@@ -63,11 +67,33 @@ def run(
     return done.returncode, done.stderr
 
 
+@pytest.fixture
+def run_here(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> RunHere:
+    """`app.py` in this process, whose Node has loaded the CDK: the exit code and the lines of stderr."""
+    app = new_app(str(tmp_path / "out"))
+    monkeypatch.setattr("app.ROOT", built)
+    monkeypatch.setattr("stacks.instance.new_app", lambda _outdir: app)
+    monkeypatch.setattr(sys, "argv", ["app.py"])
+    monkeypatch.chdir(built)
+
+    def run_with(config: str | None) -> tuple[int, str]:
+        if config is not None:
+            app.node.set_context("config", config)
+        code = main()
+        out, err = capfd.readouterr()
+        assert out == ""
+        return code, err
+
+    return run_with
+
+
 @pytest.mark.slow
 def test_two_synths_give_the_same_bytes(built: Path, tmp_path: Path) -> None:
     """In another time zone, for another user, in another folder, from another checkout."""
     other = tmp_path / "other" / "place"
-    shutil.copytree(built, other, copy_function=shutil.copy)
+    shutil.copytree(built, other, copy_function=shutil.copy, ignore=shutil.ignore_patterns("__pycache__"))
     one, two = tmp_path / "one", tmp_path / "two"
     home = tmp_path / "home"
     home.mkdir()
@@ -83,31 +109,35 @@ def test_two_synths_give_the_same_bytes(built: Path, tmp_path: Path) -> None:
     assert filecmp.cmpfiles(one, two, compared, shallow=False)[1:] == ([], [])
 
 
-def test_what_is_not_built_is_one_line(built: Path, tmp_path: Path) -> None:
+def test_what_is_not_built_is_one_line(built: Path, run_here: RunHere) -> None:
     shutil.rmtree(built / "build/lambdas/commit-arm64")
-    assert run(built, built, tmp_path / "out", "config/dev.toml") == (
+    assert run_here("config/dev.toml") == (
         2,
         "build/lambdas/commit-arm64 is missing: run make lambdas\n",
     )
 
 
-def test_what_is_not_built_for_intel_is_told_how_to_build_it(built: Path, tmp_path: Path) -> None:
+def test_what_is_not_built_for_intel_is_told_how_to_build_it(
+    built: Path, tmp_path: Path, run_here: RunHere
+) -> None:
     path = tmp_path / "intel.toml"
     path.write_text(
         'id = "intel"\narchitecture = "x86_64"\n[compaction]\nengine = "emr-serverless"\n', "utf-8"
     )
     shutil.copytree(built / "build/lambdas/migrate-arm64", built / "build/lambdas/migrate-x86_64")
-    assert run(built, built, tmp_path / "out", str(path)) == (
+    assert run_here(str(path)) == (
         2,
         "build/emr/dormouse-x86_64.tgz is missing: run make emr-package ARCHITECTURE=x86_64\n",
     )
 
 
-def test_an_image_that_is_not_made_is_told_how_to_make_it(built: Path, tmp_path: Path) -> None:
+def test_an_image_that_is_not_made_is_told_how_to_make_it(
+    built: Path, tmp_path: Path, run_here: RunHere
+) -> None:
     shutil.rmtree(built / "build/query-image")
     path = tmp_path / "query.toml"
     path.write_text('id = "query"\n[query]\n', "utf-8")
-    assert run(built, built, tmp_path / "out", str(path)) == (
+    assert run_here(str(path)) == (
         2,
         "build/query-image is missing: run make query-image\n",
     )
@@ -120,11 +150,13 @@ def test_to_be_destroyed_an_instance_needs_nothing_built(built: Path, tmp_path: 
     assert (tmp_path / "out" / "dormouse-minimal-commit.template.json").exists()
 
 
-def test_the_default_file_is_that_of_the_checkout(built: Path, tmp_path: Path) -> None:
+def test_the_default_file_is_that_of_the_checkout(
+    built: Path, tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Wherever it is started."""
     shutil.rmtree(built / "build")
-    code, said = run(built, tmp_path, tmp_path / "out", None)
-    assert (code, said) == (2, "build/lambdas/migrate-arm64 is missing: run make lambdas\n")
+    monkeypatch.chdir(tmp_path)
+    assert run_here(None) == (2, "build/lambdas/migrate-arm64 is missing: run make lambdas\n")
 
 
 def test_an_argument_is_refused_and_not_ignored(built: Path, tmp_path: Path) -> None:
@@ -132,19 +164,19 @@ def test_an_argument_is_refused_and_not_ignored(built: Path, tmp_path: Path) -> 
     assert (code, said) == (2, "app.py takes no arguments: use npx cdk synth -c config=…\n")
 
 
-def test_what_a_region_does_not_have_is_no_traceback(built: Path, tmp_path: Path) -> None:
+def test_what_a_region_does_not_have_is_no_traceback(tmp_path: Path, run_here: RunHere) -> None:
     """The CLI says what is wrong, from the report."""
     path = tmp_path / "government.toml"
     where = 'account = "123456789012"\nregion = "us-gov-west-1"'
     path.write_text(f'id = "gov"\n{where}\n[monitoring]\nbudget_usd_month = 5\n', "utf-8")
-    assert run(built, built, tmp_path / "out", str(path)) == (2, "")
+    assert run_here(str(path)) == (2, "")
     assert "AWS::Budgets::Budget" in (tmp_path / "out/validation-report.json").read_text("utf-8")
 
 
-def test_all_mistakes_in_the_settings_are_told_at_once(built: Path, tmp_path: Path) -> None:
+def test_all_mistakes_in_the_settings_are_told_at_once(tmp_path: Path, run_here: RunHere) -> None:
     path = tmp_path / "wrong.toml"
     path.write_text('id = "Dev"\n[database]\nkind = "serverless"\nmin_acu = 0.3\n[comit]\n', "utf-8")
-    code, said = run(built, built, tmp_path / "out", str(path))
+    code, said = run_here(str(path))
     assert code == 2
     assert {line.partition(" ")[0] for line in said.splitlines()} == {f"{path}:"}
     for part in ("id", "min_acu", "did you mean commit?"):
@@ -153,8 +185,8 @@ def test_all_mistakes_in_the_settings_are_told_at_once(built: Path, tmp_path: Pa
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_a_missing_file_is_one_line(built: Path, tmp_path: Path) -> None:
-    code, said = run(built, built, tmp_path / "out", "config/pord.toml")
+def test_a_missing_file_is_one_line(run_here: RunHere) -> None:
+    code, said = run_here("config/pord.toml")
     assert (code, said) == (2, "there is no file config/pord.toml; did you mean config/prod.toml?\n")
 
 
