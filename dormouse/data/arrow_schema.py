@@ -102,7 +102,7 @@ def _fit(column: Column, field: Field, first_row: int | None) -> Column:
     try:
         fitted = _cast(column, arrow_type(field.type))
     except pa.ArrowInvalid as error:
-        raise InvalidData(f"column {field.name!r} does not fit {field.type}: {_one_line(error)}") from None
+        raise InvalidData(f"column {field.name!r} does not fit {field.type}: {one_line(error)}") from None
     except pa.ArrowNotImplementedError:
         raise _mistyped(column.type, field) from None
     _check_nulls(fitted, field, first_row)
@@ -173,8 +173,9 @@ def _check_values(column: Column, field: Field) -> None:
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise InvalidData(f"column {field.name!r} is not valid {field.type}: {_one_line(error)}") from None
+        raise InvalidData(f"column {field.name!r} is not valid {field.type}: {one_line(error)}") from None
 
 
-def _one_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
+def one_line(error: Exception) -> str:
+    """What a library says, bounded, in one line."""
+    return " ".join(str(error).split())[:500] or type(error).__name__

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pyarrow as pa
 from datafusion import RuntimeEnvBuilder, SessionConfig, SessionContext, col
 
-from dormouse.data.arrow_schema import check_columns
+from dormouse.data.arrow_schema import check_columns, one_line
 from dormouse.data.forks import check_not_forked
 from dormouse.data.transform import quoted
 from dormouse.errors import DormouseError, InvalidData, JobFailed, ObjectNotFound
@@ -118,10 +118,6 @@ def query_error(
         except Exception as found:
             return file_error(file, found)
     return JobFailed(f"DataFusion failed: {one_line(error)}")
-
-
-def one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:500] or type(error).__name__
 
 
 def _check_columns(found: pa.Schema, schema: Schema, file: str) -> None:

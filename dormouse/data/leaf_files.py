@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.data.bloom_filters import bloom_filter_columns, sized_filters
 from dormouse.data.leaf_sorter import LeafSorter
+from dormouse.data.parquet_file import FileFacts
 from dormouse.data.sketches import KeySampler
 from dormouse.errors import JobFailed
 from dormouse.model.file_reference import FileReference, FileWithReferences
-from dormouse.model.keys import encode_key
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
@@ -77,25 +77,18 @@ class LeafFiles:
         with self._objects.staged(name) as path:
             self._write_rows(path, stream.take(total), sampler)
             _check_footer(path, total)
-            byte_count = path.stat().st_size
-        self._objects.put(name + SKETCHES_SUFFIX, sampler.sketches().to_bytes())
-        fields = self._schema.row_keys
-        return FileWithReferences(
-            filename=name,
-            references=tuple(
-                FileReference(
-                    filename=name,
-                    partition_id=partition_id,
-                    row_count=count,
-                    only_contains_data_for_this_partition=len(leaves) == 1,
-                )
-                for partition_id, count in rows.items()
-            ),
-            byte_count=byte_count,
-            row_count=total,
-            min_key=encode_key(fields, sampler.first or ()),
-            max_key=encode_key(fields, sampler.last or ()),
+            facts = FileFacts.of(path, self._schema, sampler)
+        self._objects.put(name + SKETCHES_SUFFIX, facts.sketches)
+        references = (
+            FileReference(
+                filename=name,
+                partition_id=partition_id,
+                row_count=count,
+                only_contains_data_for_this_partition=len(leaves) == 1,
+            )
+            for partition_id, count in rows.items()
         )
+        return facts.file(name, references)
 
     def _write_rows(self, path: Path, batches: Iterator[pa.RecordBatch], sampler: KeySampler) -> None:
         groups = self._groups(batches, sampler)

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from datafusion import SessionContext, col
 
-from dormouse.data.datafusion_session import file_url, one_line, panics_as_errors, sorted_session
+from dormouse.data.arrow_schema import one_line
+from dormouse.data.datafusion_session import file_url, panics_as_errors, sorted_session
 from dormouse.data.transform import quoted
 from dormouse.errors import JobFailed
 from dormouse.model.schema import Schema

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from datafusion import SessionContext
 from datafusion.object_store import AmazonS3
 
+from dormouse.data.arrow_schema import one_line
+from dormouse.errors import InvalidData
 from dormouse.objects import ObjectStore
 from dormouse.objects.aws_credentials import current
 
@@ -31,6 +36,18 @@ def _s3_options(bucket: str, options: dict[str, str]) -> dict[str, Any]:
     given: dict[str, Any] = {key: value for key, value in options.items() if key in taken}
     # as the store itself does
     return current(options) | given | {"bucket_name": bucket, "allow_http": True}
+
+
+@contextmanager
+def parquet_object(store: ObjectStore, name: str) -> Iterator[pq.ParquetFile]:
+    """An object as a Parquet file; `ObjectNotFound`, or `InvalidData` that names it when it is damaged."""
+    try:
+        with open_parquet(store, name) as file:
+            yield file
+    except InvalidData as error:
+        raise InvalidData(f"file {name!r}: {error}") from None
+    except (pa.ArrowException, KeyError, OSError) as error:
+        raise InvalidData(f"file {name!r} cannot be read as Parquet: {one_line(error)}") from error
 
 
 def open_parquet(store: ObjectStore, name: str) -> pq.ParquetFile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from dormouse.data.datafusion_session import file_url
 from dormouse.data.sketches import KeySampler
 from dormouse.data.transform import ordered
 from dormouse.errors import JobFailed
+from dormouse.model.file_reference import FileReference, FileWithReferences
 from dormouse.model.keys import encode_key
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
@@ -48,6 +50,28 @@ class FileFacts:
     min_key: bytes | None = None
     max_key: bytes | None = None
     sketches: bytes = b""
+
+    @staticmethod
+    def of(path: Path, schema: Schema, sampler: KeySampler) -> FileFacts:
+        """Of a file whose rows the sampler has seen; `InvalidData` when they are not in order."""
+        return FileFacts(
+            row_count=sampler.row_count,
+            byte_count=path.stat().st_size,
+            min_key=encode_key(schema.row_keys, sampler.first or ()),
+            max_key=encode_key(schema.row_keys, sampler.last or ()),
+            sketches=sampler.sketches().to_bytes(),
+        )
+
+    def file(self, name: str, references: Iterable[FileReference]) -> FileWithReferences:
+        """What a commit adds."""
+        return FileWithReferences(
+            filename=name,
+            references=tuple(references),
+            byte_count=self.byte_count,
+            row_count=self.row_count,
+            min_key=self.min_key,
+            max_key=self.max_key,
+        )
 
 
 def writer_options() -> dict[str, str]:
@@ -159,14 +183,7 @@ def file_facts(path: Path, schema: Schema) -> FileFacts:
         sampler = KeySampler(schema, file.metadata.num_rows)
         for batch in file.iter_batches(_READ_ROWS, columns=list(names)):
             sampler.add(batch)
-    sketches, fields = sampler.sketches(), schema.row_keys
-    return FileFacts(
-        row_count=sampler.row_count,
-        byte_count=path.stat().st_size,
-        min_key=encode_key(fields, sampler.first or ()),
-        max_key=encode_key(fields, sampler.last or ()),
-        sketches=sketches.to_bytes(),
-    )
+    return FileFacts.of(path, schema, sampler)
 
 
 def _hardly_repeats(column: pa.ChunkedArray) -> bool:

@@ -11,10 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dormouse.data.object_access import open_parquet
+from dormouse.data.object_access import parquet_object
 from dormouse.data.ranks import rank
 from dormouse.data.sketches import FileSketches
-from dormouse.errors import InvalidData
 from dormouse.model.region import Range, Region
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
@@ -35,17 +34,10 @@ def read_sketches(store: ObjectStore, filename: str, schema: Schema, region: Reg
     Streams the row groups that can have such rows, twice: to count them, and to sketch them. Raises
     `ObjectNotFound`, or `InvalidData` when the file cannot be read.
     """
-    try:
-        with open_parquet(store, filename) as file:
-            inside = partial(_inside, file, schema, region)
-            rows = sum(batch.num_rows for batch in inside())
-            return FileSketches.from_sorted(schema, inside(), rows) if rows else None
-    except (pa.ArrowException, KeyError, OSError) as error:
-        raise InvalidData(
-            f"file {filename!r} cannot be read as Parquet: {str(error).splitlines()[0]}"
-        ) from error
-    except InvalidData as error:
-        raise InvalidData(f"file {filename!r}: {error}") from None
+    with parquet_object(store, filename) as file:
+        inside = partial(_inside, file, schema, region)
+        rows = sum(batch.num_rows for batch in inside())
+        return FileSketches.from_sorted(schema, inside(), rows) if rows else None
 
 
 def _inside(file: pq.ParquetFile, schema: Schema, region: Region) -> Iterator[pa.RecordBatch]:

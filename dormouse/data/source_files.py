@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from dormouse.data.arrow_schema import arrow_type, check_columns, conform
+from dormouse.data.arrow_schema import arrow_type, check_columns, conform, one_line
 from dormouse.errors import InvalidData
 from dormouse.model.schema import Schema
 from dormouse.model.types import STRING, TIMESTAMP
@@ -163,7 +163,7 @@ def _times(column: pa.Array, name: str) -> pa.Array:
     try:
         return pc.assume_timezone(column.cast(pa.timestamp("us")), "UTC")
     except pa.ArrowInvalid as error:
-        raise InvalidData(f"column {name!r} does not fit timestamp: {_one_line(error)}") from None
+        raise InvalidData(f"column {name!r} does not fit timestamp: {one_line(error)}") from None
 
 
 @contextmanager
@@ -174,7 +174,7 @@ def _naming(file: Path) -> Iterator[None]:
     except InvalidData as error:
         raise InvalidData(f"file {str(file)!r}: {error}") from None
     except (pa.ArrowException, OSError) as error:
-        why = _with_column_names(file, _one_line(error))
+        why = _with_column_names(file, one_line(error))
         raise InvalidData(f"file {str(file)!r} cannot be read: {why}") from None
 
 
@@ -187,7 +187,3 @@ def _with_column_names(file: Path, text: str) -> str:
         names = next(csv.reader(lines), [])
     number = int(found[1])
     return text.replace(found[0], f"column {names[number]!r}", 1) if number < len(names) else text
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

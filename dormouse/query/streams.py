@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from dormouse.data.datafusion_session import panics_as_errors
-from dormouse.data.object_access import open_parquet
+from dormouse.data.object_access import parquet_object
 from dormouse.data.transform import Transform
-from dormouse.errors import DormouseError, InvalidQuery, ObjectNotFound, ObjectStoreError
+from dormouse.errors import DormouseError, InvalidData, InvalidQuery, ObjectNotFound, ObjectStoreError
 from dormouse.objects import ObjectStore
 
 T = TypeVar("T")
@@ -158,8 +158,8 @@ def _failure(store: ObjectStore | None, filenames: Iterable[str], error: Excepti
 
 def _check_readable(store: ObjectStore, filename: str) -> None:
     try:
-        with open_parquet(store, filename) as file:
+        with parquet_object(store, filename) as file:
             for _ in file.iter_batches():
                 pass
-    except (pa.ArrowException, OSError) as error:
-        raise ObjectStoreError(f"file {filename!r} cannot be read as Parquet: {one_line(error)}") from error
+    except InvalidData as error:
+        raise ObjectStoreError(str(error)) from error

@@ -15,7 +15,7 @@ from dormouse.data.parquet_file import FileFacts
 from dormouse.errors import CommitOutcomeUnknown, InvalidCommitRequest, JobFailed
 from dormouse.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.files.compaction_jobs import CompactionJob
-from dormouse.model.file_reference import FileReference, FileWithReferences, ReplaceFileReferencesRequest
+from dormouse.model.file_reference import FileReference, ReplaceFileReferencesRequest
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.postgres.connection import Isolation
 from dormouse.postgres.transaction import run_transaction
@@ -189,14 +189,7 @@ def _request(job: CompactionJob, name: str, facts: FileFacts) -> ReplaceFileRefe
     reference = file = None
     if facts.row_count:
         reference = FileReference(filename=name, partition_id=job.partition_id, row_count=facts.row_count)
-        file = FileWithReferences(
-            filename=name,
-            references=(reference,),
-            byte_count=facts.byte_count,
-            row_count=facts.row_count,
-            min_key=facts.min_key,
-            max_key=facts.max_key,
-        )
+        file = facts.file(name, [reference])
     return ReplaceFileReferencesRequest(
         job_id=job.job_id,
         partition_id=job.partition_id,

@@ -1,4 +1,4 @@
-"""Where an ingest runs: small data in this process, large data on Spark."""
+"""Ingest: in this process, rows to their leaves, sorted, written, committed once; large data on Spark."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from dormouse.context import TableContext
+from dormouse.data.leaf_files import LeafFiles
+from dormouse.data.leaf_lookup import LeafLookup
+from dormouse.data.leaf_sorter import MEMORY_BYTES
+from dormouse.data.source import Source, open_source
+from dormouse.files.attempts import WriteAttempt
+from dormouse.model.file_reference import FileWithReferences
 from dormouse.rounds.engine import check_engine, choose_engine
-from dormouse.rounds.ingest_commit import IngestReport
-from dormouse.rounds.ingest_job import ingest as ingest_in_process
+from dormouse.rounds.ingest_commit import IngestReport, ingest_once
+from dormouse.rounds.row_counts import check_ingested
+
+Progress = Callable[[int, int | None], object]
 
 
 def ingest(
@@ -19,7 +27,7 @@ def ingest(
     *,
     ingest_id: str | None,
     engine: str,
-    progress: Callable[[int, int | None], None] | None,
+    progress: Progress | None,
     on_spark: Callable[..., IngestReport] | None = None,
 ) -> IngestReport:
     """Adds rows to a table, see `Table.ingest`; `on_spark` is an ingest that distributes the work."""
@@ -28,6 +36,49 @@ def ingest(
         engine = "spark"
     add = choose_engine(engine, lambda: _bytes_on_disk(data), ingest_in_process, on_spark)
     return add(context, data, ingest_id=ingest_id, progress=progress)
+
+
+def ingest_in_process(
+    context: TableContext,
+    data: Any,
+    *,
+    ingest_id: str | None = None,
+    progress: Progress | None = None,
+    memory_bytes: int = MEMORY_BYTES,
+) -> IngestReport:
+    """Adds the rows of `data` to a table, all or none: once for each `ingest_id`.
+
+    `data` is a pyarrow Table, RecordBatch, RecordBatchReader or iterable of batches, or the path or paths of
+    Parquet or CSV files (a file, a folder, a pattern). It is streamed: about twice `memory_bytes` of it are
+    held, the rest waits sorted in the temporary folder. `progress` is called with the rows read so far, and
+    all rows if known. Raises `InvalidData`, `ObjectStoreError`, `JobFailed` and `CommitFailed`, after which
+    nothing is added and what was written is removed; after `CommitOutcomeUnknown`, run the same id again.
+    """
+
+    def write(attempt: WriteAttempt) -> list[FileWithReferences]:
+        source = open_source(data, context.schema)
+        return write_leaves(context, attempt, source, progress or (lambda *_: None), memory_bytes)
+
+    return ingest_once(context, ingest_id, write)
+
+
+def write_leaves(
+    context: TableContext, attempt: WriteAttempt, source: Source, progress: Progress, memory_bytes: int
+) -> list[FileWithReferences]:
+    """The rows as files of the attempt, one or more a leaf; not committed."""
+    lookup = LeafLookup(context.partitions.tree())
+    writer = LeafFiles(
+        context.objects, context.schema, context.properties, lookup.leaf_ids, attempt.object_name
+    )
+    rows = 0
+    with writer.sorter(memory_bytes) as sorter:
+        for batch in source.batches:
+            sorter.add(batch, lookup.indexes(batch))
+            rows += batch.num_rows
+            progress(rows, source.rows_total)
+        files = list(writer.write(sorter))
+    check_ingested(rows, source.rows_total, files)
+    return files
 
 
 def _bytes_on_disk(data: Any) -> int:
@@ -40,5 +91,5 @@ def _bytes_on_disk(data: Any) -> int:
 
 
 def _is_dataframe(data: Any) -> bool:
-    """Without importing pyspark, which whoever holds a DataFrame has done."""
+    """Without importing pyspark, which the maker of a DataFrame has done."""
     return any(kind.__module__.startswith("pyspark.sql") for kind in type(data).__mro__)

@@ -6,7 +6,7 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -40,28 +40,46 @@ class IngestReport:
     applied: bool
     seconds: float
 
-    @staticmethod
-    def of(
-        ingest_id: str, files: Sequence[FileWithReferences], *, applied: bool, started: float
-    ) -> IngestReport:
-        added = files if applied else ()
-        return IngestReport(
-            ingest_id=ingest_id,
-            rows=sum(file.row_count or 0 for file in added),
-            files=len(added),
-            references=sum(len(file.references) for file in added),
-            bytes=sum(file.byte_count or 0 for file in added),
-            applied=applied,
-            seconds=time.monotonic() - started,
-        )
 
+def ingest_once(
+    context: TableContext,
+    ingest_id: str | None,
+    write: Callable[[WriteAttempt], Sequence[FileWithReferences]],
+    *,
+    leftovers: bool = False,
+) -> IngestReport:
+    """Commits the files that `write` makes, once for each id; for an id that is applied it is not called.
 
-def ingest_id_or_new(ingest_id: str | None) -> str:
-    """The id that was given, checked, or one that nobody else has."""
+    Without an id it gets a new one. `leftovers`: others may still write objects of the attempt, see
+    `WriteAttempts.finish`; they are looked for after the commit.
+    """
+    started = time.monotonic()
     if ingest_id is None:
-        return uuid.uuid4().hex
+        ingest_id = uuid.uuid4().hex
     check_text("ingest_id", ingest_id, INGEST_ID_BYTES_MAX)
-    return ingest_id
+    files: Sequence[FileWithReferences] = ()
+    applied = False
+    if not context.store.is_applied(commit_id(ingest_id)):
+        with context.attempts.attempt(context.table) as attempt:
+            files = write(attempt)
+            applied = commit_files(context, attempt, files, ingest_id, leftovers=leftovers)
+        if applied and leftovers:
+            context.attempts.delete_leftovers(attempt)
+    return _report(ingest_id, files if applied else (), applied=applied, started=started)
+
+
+def _report(
+    ingest_id: str, added: Sequence[FileWithReferences], *, applied: bool, started: float
+) -> IngestReport:
+    return IngestReport(
+        ingest_id=ingest_id,
+        rows=sum(file.row_count or 0 for file in added),
+        files=len(added),
+        references=sum(len(file.references) for file in added),
+        bytes=sum(file.byte_count or 0 for file in added),
+        applied=applied,
+        seconds=time.monotonic() - started,
+    )
 
 
 def commit_id(ingest_id: str) -> str:
@@ -78,7 +96,6 @@ def commit_files(
 ) -> bool:
     """Adds the attempt's files and ends it; False, and the files removed, when the id is applied already.
 
-    `leftovers`: others may still write objects of the attempt, see `WriteAttempts.finish`.
     Raises `CommitFailed` when nothing is applied, and `CommitOutcomeUnknown` only when the database does not
     answer any more.
     """

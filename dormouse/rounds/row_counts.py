@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pyarrow as pa
-
-from dormouse.data.datafusion_session import one_line
-from dormouse.data.object_access import open_parquet
+from dormouse.data.object_access import parquet_object
 from dormouse.errors import InvalidData, JobFailed
 from dormouse.files.compaction_jobs import CompactionJob
 from dormouse.model.file_reference import FileWithReferences
@@ -22,7 +19,8 @@ def check_inputs(objects: ObjectStore, job: CompactionJob) -> None:
     is whole after a merge was whole all the time.
     """
     for item in job.inputs:
-        found = _footer_rows(objects, item.filename)
+        with parquet_object(objects, item.filename) as file:
+            found = file.metadata.num_rows
         if item.whole and item.exact and found != item.row_count:
             raise InvalidData(
                 f"file {item.filename!r} has {found:,} rows; its reference tells {item.row_count:,}"
@@ -49,11 +47,3 @@ def check_ingested(rows_read: int, rows_total: int | None, files: Sequence[FileW
     written = sum(reference.row_count for file in files for reference in file.references)
     if written != rows_read:
         raise JobFailed(f"the ingest read {rows_read:,} rows and wrote {written:,}; nothing was added")
-
-
-def _footer_rows(objects: ObjectStore, filename: str) -> int:
-    try:
-        with open_parquet(objects, filename) as file:
-            return int(file.metadata.num_rows)
-    except (pa.ArrowException, OSError) as error:
-        raise InvalidData(f"file {filename!r} cannot be read as Parquet: {one_line(error)}") from error

@@ -8,7 +8,6 @@ its leaves in bounded memory, spilling and merging if need be, and writes their 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from dormouse.data.source_files import CSV, find_files
 from dormouse.errors import InvalidData
 from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences
-from dormouse.rounds.ingest_commit import IngestReport, commit_files, commit_id, ingest_id_or_new
+from dormouse.rounds.ingest_commit import IngestReport, ingest_once
 from dormouse.rounds.row_counts import check_ingested
 from dormouse.spark.failures import dormouse_error
 from dormouse.spark.session import spark_session
@@ -57,33 +56,30 @@ def ingest_with_spark(
 
     Files are read by the tasks themselves, so their paths must mean the same on every executor; for a URL of
     Parquet files (s3://…) Spark's own reader is used. `progress` is called when all rows are written. Errors
-    are those of `dormouse.rounds.ingest_job.ingest`.
+    are those of `dormouse.rounds.ingest.ingest_in_process`.
     """
-    started = time.monotonic()
-    ingest_id = ingest_id_or_new(ingest_id)
-    if context.store.is_applied(commit_id(ingest_id)):
-        return IngestReport.of(ingest_id, (), applied=False, started=started)
-    if isinstance(data, DataFrame):
-        _check_frame(data, context)
-        spark = data.sparkSession
-    elif not are_paths(data):
-        raise InvalidData(f"Spark cannot ingest {type(data).__name__}; give a DataFrame, or paths of files")
-    source = data if isinstance(data, DataFrame) else _source(data, context)
-    with context.attempts.attempt(context.table) as attempt:
-        files = _write(context, attempt, source, spark or spark_session())
+
+    def write(attempt: WriteAttempt) -> list[FileWithReferences]:
+        source = _source(data, context)
+        session = source.sparkSession if isinstance(source, DataFrame) else spark or spark_session()
+        files = _write(context, attempt, source, session)
         if progress is not None:
             rows = sum(file.row_count or 0 for file in files)
             progress(rows, rows)
-        # a task that Spark repeated, or ran twice, may still write
-        applied = commit_files(context, attempt, files, ingest_id, leftovers=True)
-    if applied:
-        context.attempts.delete_leftovers(attempt)
-    return IngestReport.of(ingest_id, files, applied=applied, started=started)
+        return files
+
+    # a task that Spark repeated, or ran twice, may still write
+    return ingest_once(context, ingest_id, write, leftovers=True)
 
 
-def _source(paths: Any, context: TableContext) -> list[FileSplit] | list[str]:
-    """What the tasks read: parts of files, or URLs that are left to Spark."""
-    listed = [os.fspath(p) for p in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+def _source(data: Any, context: TableContext) -> DataFrame | list[FileSplit] | list[str]:
+    """What the tasks read: a DataFrame, parts of files, or URLs that are left to Spark."""
+    if isinstance(data, DataFrame):
+        _check_frame(data, context)
+        return data
+    if not are_paths(data):
+        raise InvalidData(f"Spark cannot ingest {type(data).__name__}; give a DataFrame, or paths of files")
+    listed = [os.fspath(p) for p in ([data] if isinstance(data, str | os.PathLike) else data)]
     urls = [path for path in listed if "://" in path]
     if not urls:
         return file_splits(find_files(listed), context.schema)

@@ -19,14 +19,14 @@ from ingested import attempts, check_holds, check_untouched, flights, flights_ta
 from dormouse.catalog import Catalog
 from dormouse.context import TableContext
 from dormouse.postgres import ConnectionSupplier
-from dormouse.rounds.ingest_job import ingest
+from dormouse.rounds.ingest import ingest_in_process as ingest
 
 WAIT_SECONDS_MAX = 60
 ROWS = 50_000
 CHILD = """
 import pickle, sys
 from pathlib import Path
-from dormouse.rounds.ingest_job import ingest
+from dormouse.rounds.ingest import ingest_in_process as ingest
 address, data = pickle.loads(Path(sys.argv[1]).read_bytes()), sys.argv[2]
 with address.open() as context:
     print(ingest(context, data, ingest_id="july", memory_bytes=1).applied)
@@ -35,7 +35,7 @@ with address.open() as context:
 DRIVER = """
 import os, pickle, signal, sys
 from pathlib import Path
-from dormouse.rounds import ingest_job as in_process
+from dormouse.rounds import ingest as in_process
 from dormouse.data.source import open_source
 from dormouse.files.attempts import WriteAttempts
 from dormouse.spark import ingest as bulk
@@ -43,7 +43,7 @@ from dormouse.spark import ingest as bulk
 def write(context, attempt, source, spark):
     context.objects.put(attempt.object_name("twice"), b"rows")
     rows = open_source(sys.argv[2], context.schema)
-    return in_process._write(context, attempt, rows, in_process._silent, 1 << 28)
+    return in_process.write_leaves(context, attempt, rows, lambda *_: None, 1 << 28)
 
 bulk._write = write
 WriteAttempts.delete_leftovers = lambda *_: os.kill(os.getpid(), signal.SIGKILL)

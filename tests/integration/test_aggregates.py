@@ -23,7 +23,7 @@ from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LONG, STRING, TIME
 from dormouse.postgres import ConnectionSupplier
 from dormouse.query import query, sql
 from dormouse.rounds.compaction import compact
-from dormouse.rounds.ingest_job import ingest
+from dormouse.rounds.ingest import ingest_in_process as ingest
 
 NAN = math.nan
 VALUES: dict[DataType, tuple[Any, Any]] = {

@@ -18,7 +18,7 @@ from dormouse.model.file_reference import SplitFileReferenceRequest
 from dormouse.rounds import compaction_job as task
 from dormouse.rounds.compaction import compact
 from dormouse.rounds.compaction_job import CompactionResult, run_compaction
-from dormouse.rounds.ingest_job import ingest
+from dormouse.rounds.ingest import ingest_in_process as ingest
 
 NewTable = Callable[..., TableContext]
 PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}

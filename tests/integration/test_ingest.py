@@ -39,8 +39,7 @@ from dormouse.errors import (
 )
 from dormouse.postgres import ConnectionSupplier
 from dormouse.rounds import ingest_commit
-from dormouse.rounds import ingest_job as ingest_module
-from dormouse.rounds.ingest_job import ingest
+from dormouse.rounds.ingest import ingest_in_process as ingest
 
 WRITING = ["one_file_per_leaf", "one_reference_per_leaf"]
 NewTable = Callable[..., TableContext]
@@ -297,11 +296,12 @@ def test_ctrl_c_while_ingesting_leaves_nothing(table: TableContext, temporary: P
 def test_ctrl_c_just_after_the_commit_keeps_what_is_committed(
     table: TableContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def commit_and_interrupt(*arguments: Any) -> bool:
-        ingest_commit.commit_files(*arguments)
+    def commit_and_interrupt(*arguments: Any, **options: Any) -> bool:
+        commit_files(*arguments, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ingest_module, "commit_files", commit_and_interrupt)
+    commit_files = ingest_commit.commit_files
+    monkeypatch.setattr(ingest_commit, "commit_files", commit_and_interrupt)
     with pytest.raises(KeyboardInterrupt):
         ingest(table, flights(100))
     check_holds(table, flights(100))

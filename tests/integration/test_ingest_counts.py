@@ -17,8 +17,8 @@ from dormouse.data import leaf_files
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.errors import InvalidData, JobFailed
 from dormouse.postgres import ConnectionSupplier
-from dormouse.rounds import ingest_job as ingest_module
-from dormouse.rounds.ingest_job import ingest
+from dormouse.rounds import ingest as ingest_module
+from dormouse.rounds.ingest import ingest_in_process as ingest
 
 
 @pytest.fixture(params=["one_file_per_leaf", "one_reference_per_leaf"])

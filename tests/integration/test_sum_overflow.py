@@ -16,7 +16,7 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
 from dormouse.query import query, sql
 from dormouse.rounds.compaction import compact
-from dormouse.rounds.ingest_job import ingest
+from dormouse.rounds.ingest import ingest_in_process as ingest
 
 LARGEST = 2**63 - 1
 MESSAGE = r"^sum\(count\) of rows of equal key is 9223372036854775808, which LONG cannot hold"
