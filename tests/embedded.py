@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,13 @@ with EmbeddedPostgres(sys.argv[1]) as server:
     print("joined" if server.joined else "started", flush=True)
     sys.stdin.readline()
 """
+
+
+def on_tcp() -> dict[str, str]:
+    """Settings of a server that also listens on a port of the loopback interface."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return {"listen_addresses": "127.0.0.1", "port": str(listener.getsockname()[1])}
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The PostgreSQL server of an instance's folder, shared by every process that opens the folder.
 
 Each process holds a shared lock (flock) on the folder's lease file, which the kernel drops when the process
-dies, however it dies. Who leaves asks for the lock alone: who gets it was the last, and stops the server. A
-mutex file keeps two processes from starting and stopping at once.
+dies, however it dies. A process that leaves asks for the lock alone: the one that gets it was the last, and
+stops the server. A mutex file keeps two processes from starting and stopping at once.
 
 When every process is killed, the server stays until the folder is opened and closed again.
 """
@@ -35,8 +35,7 @@ _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 class EmbeddedPostgres:
     """PostgreSQL 18 in `<folder>/postgres`; a context manager, or `start()` and `stop()`.
 
-    By default it listens on a Unix socket only; `tcp=True` adds a port on the loopback interface, with a
-    password that is part of the DSN. `options` are server settings of this start. `seconds_max` bounds the
+    It listens on a Unix socket alone. `options` are server settings of this start. `seconds_max` bounds the
     wait for a recovery, for another process that sets the folder up, and for an orderly stop.
     """
 
@@ -44,14 +43,12 @@ class EmbeddedPostgres:
         self,
         folder: Path | str,
         *,
-        tcp: bool = False,
         options: Mapping[str, str] | None = None,
         seconds_max: float = 60,
     ) -> None:
         self.folder = Path(folder).expanduser().resolve()
         self.joined = False
         """Others have the folder open. If not, earlier writers are dead, even if the server outlived them."""
-        self._tcp = tcp
         self._options = dict(options or {})
         self._seconds_max = seconds_max
         self._share: _Share | None = None
@@ -69,7 +66,7 @@ class EmbeddedPostgres:
             if share is None:
                 _make_folder(self.folder)
                 share = _Share(self.folder, self._seconds_max)
-            self.joined = share.enter(tcp=self._tcp, options=self._options)
+            self.joined = share.enter(self._options)
             self._share = _shares[self.folder] = share
         try:
             return self.dsn
@@ -97,7 +94,7 @@ class EmbeddedPostgres:
     def dsn(self) -> str:
         if self._share is None:
             raise InstanceError(f"the server of {self.folder} was not started")
-        return self._share.server.dsn(tcp=self._tcp)
+        return self._share.server.dsn()
 
 
 class _Share:
@@ -110,12 +107,12 @@ class _Share:
         self._users = 0
         self._lease: int | None = None
 
-    def enter(self, *, tcp: bool, options: Mapping[str, str]) -> bool:
+    def enter(self, options: Mapping[str, str]) -> bool:
         """Takes the lease, starts the server if need be; returns whether others have the folder open."""
         with self._mutex():
             joined = self._take_lease()
             try:
-                self.server.start(self._seconds_max, tcp=tcp, options=options)
+                self.server.start(self._seconds_max, options)
             except StillRecovering:
                 self._drop_lease_if_unused()  # without a stop, which would undo the recovery's work
                 raise
@@ -134,7 +131,7 @@ class _Share:
         if self._users > 0:
             return False
         try:
-            # Nobody can come to a folder that is gone; its server should go, too.
+            # no process can open a folder that is gone; its server should go, too
             with self._mutex() if self._folder.exists() else nullcontext():
                 self._stop_if_last()
         except InstanceError as error:

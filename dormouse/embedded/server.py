@@ -1,6 +1,6 @@
 """The data directory of an embedded PostgreSQL, and the server process that runs on it.
 
-Everything here expects its caller to hold the folder's mutex: `embedded_postgres` does.
+Everything here expects its caller to hold the folder's mutex: `EmbeddedPostgres` does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import tempfile
@@ -63,7 +62,6 @@ class _Postmaster:
     process: psutil.Process
     port: int
     socket_folder: str
-    tcp: bool
     ready: bool
 
 
@@ -79,7 +77,7 @@ class Server:
     def is_running(self) -> bool:
         return self._postmaster() is not None
 
-    def start(self, seconds_max: float, *, tcp: bool, options: Mapping[str, str]) -> None:
+    def start(self, seconds_max: float, options: Mapping[str, str]) -> None:
         """Starts the server unless it runs, and waits until it accepts connections."""
         deadline = time.monotonic() + seconds_max
         if not self.data.exists():
@@ -87,7 +85,7 @@ class Server:
         self._check_version()
         while True:
             if not self.is_running():
-                self._spawn(tcp, options)
+                self._spawn(options)
             if self._is_ready_by(deadline, seconds_max):
                 return
 
@@ -105,23 +103,13 @@ class Server:
             with suppress(OSError):
                 Path(postmaster.socket_folder).rmdir()
 
-    def dsn(self, *, tcp: bool) -> str:
-        """How to connect to the running server; with its password when by TCP."""
+    def dsn(self) -> str:
+        """How to connect to the running server, by its socket."""
         postmaster = self._postmaster()
         if postmaster is None:
             raise InstanceError(f"PostgreSQL of {self.data} does not run")
-        common: dict[str, Any] = {"user": _DATABASE_USER, "dbname": "postgres", "port": postmaster.port}
-        if not tcp:
-            return make_conninfo("", host=postmaster.socket_folder, **common)
-        if not postmaster.tcp:
-            raise InstanceError(
-                f"PostgreSQL of {self.data} runs without TCP; close the others that use it first"
-            )
-        return make_conninfo("", host="127.0.0.1", password=self._password_file.read_text(), **common)
-
-    @property
-    def _password_file(self) -> Path:
-        return self.data / "dormouse.password"
+        host, port = postmaster.socket_folder, postmaster.port
+        return make_conninfo("", host=host, port=port, user=_DATABASE_USER, dbname="postgres")
 
     # ------------------------------------------------------------------ the data directory
 
@@ -142,16 +130,7 @@ class Server:
         if os.geteuid() == 0:
             user = _system_user()
             os.chown(staged, user.pw_uid, user.pw_gid)
-        with tempfile.NamedTemporaryFile("w") as password:
-            password.write(secrets.token_hex(16))
-            password.flush()
-            os.chown(password.name, staged.stat().st_uid, -1)
-            self._run_initdb(staged, password.name, durable=durable)
-            shutil.copyfile(password.name, staged / self._password_file.name)
-        (staged / self._password_file.name).chmod(0o600)
-
-    def _run_initdb(self, staged: Path, password_file: str, *, durable: bool) -> None:
-        arguments = ["-D", str(staged), "-U", _DATABASE_USER, f"--pwfile={password_file}"]
+        arguments = ["-D", str(staged), "-U", _DATABASE_USER]
         # Only the owner of the directory, and root, can reach the socket in it.
         arguments += ["--auth-local=trust", "--auth-host=scram-sha-256", "--encoding=UTF8", "--locale=C"]
         arguments += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
@@ -180,19 +159,19 @@ class Server:
 
     # ------------------------------------------------------------------ the process
 
-    def _spawn(self, tcp: bool, options: Mapping[str, str]) -> None:
+    def _spawn(self, options: Mapping[str, str]) -> None:
         self._remove_stale_pid_files()
         self._adopt_copy()
         if self.log.exists() and self.log.stat().st_size > LOG_BYTES_MAX:
             self.log.replace(self.log.with_suffix(".log.old"))
-        port = _free_port() if tcp else 5432
         settings = {
             "unix_socket_directories": f'"{self._socket_folder()}"',
-            "listen_addresses": "127.0.0.1" if tcp else "",
+            "listen_addresses": "",
+            "port": "5432",
             **options,
         }
         arguments = [f"--{name}={value}" for name, value in settings.items()]
-        command = [str(_binaries() / "postgres"), "-D", str(self.data), "-p", str(port), *arguments]
+        command = [str(_binaries() / "postgres"), "-D", str(self.data), *arguments]
         with self.log.open("ab") as log:
             # A session of its own: Ctrl-C in the terminal is for us, not for the server.
             self._child = subprocess.Popen(
@@ -242,7 +221,7 @@ class Server:
             if not _is_alive(process) or not _works_in(process, self.data):
                 return None
             ready = len(lines) > 7 and lines[7].strip() == "ready"
-            return _Postmaster(process, int(lines[3]), lines[4], tcp=bool(lines[5].strip()), ready=ready)
+            return _Postmaster(process, int(lines[3]), lines[4], ready)
         except PermissionError:
             raise InstanceError(f"{self.data} belongs to another user; open it as that user") from None
         except (OSError, IndexError, ValueError, psutil.Error):
@@ -338,12 +317,6 @@ def _let_run(installation: Path) -> None:
         return
     for path in (*installation.rglob("*"), installation):
         path.chmod(path.stat().st_mode | readable)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @cache

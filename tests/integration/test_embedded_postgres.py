@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import psycopg
 import pytest
-from embedded import ask, postmaster, runs, tell
+from embedded import ask, on_tcp, postmaster, runs, tell
 from psycopg.conninfo import conninfo_to_dict
 
 from dormouse.embedded import server as embedded_server
@@ -106,20 +106,11 @@ def test_ctrl_c_in_the_terminal_does_not_reach_the_server(server_folder: Path) -
         assert os.getsid(postmaster(server_folder).pid) != os.getsid(0)
 
 
-def test_a_server_on_tcp_wants_its_password(server_folder: Path) -> None:
-    with EmbeddedPostgres(server_folder, tcp=True) as server:
-        assert "host=127.0.0.1" in server.dsn
-        assert ask(server.dsn, "select inet_server_addr()::text") == "127.0.0.1/32"
-        with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
-            psycopg.connect(server.dsn, password="guess")  # noqa: S106
-
-
-def test_tcp_is_refused_while_the_server_runs_without_it(server_folder: Path) -> None:
-    with EmbeddedPostgres(server_folder) as server:
-        with pytest.raises(InstanceError, match="runs without TCP"):
-            EmbeddedPostgres(server_folder, tcp=True).start()
-        assert ask(server.dsn, "select 1") == 1
-    assert not runs(server_folder)
+def test_a_server_on_tcp_wants_a_password(server_folder: Path) -> None:
+    with EmbeddedPostgres(server_folder, options=on_tcp()) as server:
+        assert ask(server.dsn, "select inet_server_addr()") is None
+        with pytest.raises(psycopg.OperationalError, match="password"):
+            psycopg.connect(server.dsn, host="127.0.0.1", password="guess")  # noqa: S106
 
 
 @pytest.mark.parametrize("name", ["x" * 120, "with space", "a,b 'c' \"d\" ü"])

@@ -15,6 +15,7 @@ import boto3
 import psycopg
 import pytest
 from botocore.stub import ANY, Stubber
+from embedded import on_tcp
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -81,7 +82,7 @@ def server(authority: CertificateAuthority) -> Iterator[tuple[str, int]]:
     """A server behind TLS with a master user that is no superuser: its DSN for superusers, and its port."""
     folder = Path(tempfile.mkdtemp(prefix="dormouse-tls-"))
     try:
-        with EmbeddedPostgres(folder, tcp=True, options={"fsync": "off"}) as running:
+        with EmbeddedPostgres(folder, options={"fsync": "off", **on_tcp()}) as running:
             with psycopg.connect(running.dsn, autocommit=True) as conn:
                 make = "create role master login createrole password {}"
                 conn.execute(sql.SQL(make).format(sql.Literal(PASSWORD)))

@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import psycopg
 import pytest
+from embedded import on_tcp
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
@@ -39,7 +40,7 @@ def port(authority: CertificateAuthority) -> Iterator[int]:
     """Of a server behind TLS, where the role `app` has the password."""
     folder = Path(tempfile.mkdtemp(prefix="dormouse-tls-"))
     try:
-        with EmbeddedPostgres(folder, tcp=True, options={"fsync": "off"}) as server:
+        with EmbeddedPostgres(folder, options={"fsync": "off", **on_tcp()}) as server:
             with psycopg.connect(server.dsn, autocommit=True) as conn:
                 make = sql.SQL("create role app login password {}").format(sql.Literal(PASSWORD))
                 conn.execute(make)
