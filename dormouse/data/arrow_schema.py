@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from dormouse.errors import InvalidData
 from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LONG, STRING, TIMESTAMP, DataType
+from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, MAP, STRING, TIMESTAMP, DataType
 
 Data = TypeVar("Data", pa.RecordBatch, pa.Table)
 Column: TypeAlias = pa.Array | pa.ChunkedArray
@@ -26,14 +26,15 @@ _ARROW = {
     BOOLEAN: pa.bool_(),
     TIMESTAMP: pa.timestamp("us", "UTC"),
 }
-_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-_BINARY = (
-    pa.types.is_binary,
-    pa.types.is_large_binary,
-    pa.types.is_binary_view,
-    pa.types.is_fixed_size_binary,
-)
-_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+_is = pa.types
+_LIKE = {
+    STRING: (_is.is_string, _is.is_large_string, _is.is_string_view),
+    BYTES: (_is.is_binary, _is.is_large_binary, _is.is_binary_view, _is.is_fixed_size_binary),
+    DOUBLE: (_is.is_floating,),
+    BOOLEAN: (_is.is_boolean,),
+    TIMESTAMP: (_is.is_timestamp,),
+}
+_INT_BITS_MAX = 32
 
 
 def arrow_type(data_type: DataType) -> pa.DataType:
@@ -62,7 +63,7 @@ def conform(data: Data, schema: Schema, first_row: int | None = None) -> Data:
     loses nothing: whole numbers of another width (also narrower, when every value fits), whole numbers and
     floats to DOUBLE when exact in it, timestamps of other zones (the same instant) and units (when every
     value is whole microseconds). Timestamps without a zone are taken as UTC. NaN is a value. No row is lost.
-    Errors tell the row: `first_row` is the number of the data's first, None when nobody knows it.
+    Errors tell the row: `first_row` is the number of the data's first, None when the caller does not know it.
     """
     names = data.schema.names
     _check_names(names, schema)
@@ -70,6 +71,22 @@ def conform(data: Data, schema: Schema, first_row: int | None = None) -> Data:
     if isinstance(data, pa.Table):
         return pa.Table.from_arrays(columns, schema=arrow_schema(schema))
     return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(schema))
+
+
+def data_type(found: pa.DataType) -> DataType | None:
+    """The type that holds every value of an Arrow type; None when there is none."""
+    if _is_encoded(found):
+        return data_type(found.value_type)
+    if _is.is_map(found):
+        key, value = data_type(found.key_type), data_type(found.item_type)
+        return MAP(key, value) if key and value else None
+    if _is_list(found):
+        element = data_type(found.value_type)
+        return LIST(element) if element else None
+    if _is.is_integer(found):
+        width = found.bit_width + _is.is_unsigned_integer(found)  # an unsigned one needs a bit more
+        return INT if width <= _INT_BITS_MAX else LONG
+    return next((kind for kind, tests in _LIKE.items() if any(test(found) for test in tests)), None)
 
 
 def check_columns(found: pa.Schema, schema: Schema) -> None:
@@ -120,32 +137,29 @@ def _mistyped(found: pa.DataType, field: Field) -> InvalidData:
 
 
 def _can_be(found: pa.DataType, wanted: DataType) -> bool:
-    if pa.types.is_dictionary(found) or pa.types.is_run_end_encoded(found):
+    if _is_encoded(found):
         return _can_be(found.value_type, wanted)
-    if pa.types.is_null(found):
+    if _is.is_null(found):
         return True  # a column of nulls has no type; whether nulls may be there is checked next
     if wanted.key is not None and wanted.element is not None:
         return (
-            pa.types.is_map(found)
+            _is.is_map(found)
             and _can_be(found.key_type, wanted.key)
             and _can_be(found.item_type, wanted.element)
         )
     if wanted.element is not None:
-        return any(is_list(found) for is_list in _LISTS) and _can_be(found.value_type, wanted.element)
-    return _can_be_plain(found, wanted)
+        return _is_list(found) and _can_be(found.value_type, wanted.element)
+    if any(test(found) for test in _LIKE.get(wanted, ())):
+        return True
+    return wanted in (INT, LONG, DOUBLE) and bool(_is.is_integer(found))
 
 
-def _can_be_plain(found: pa.DataType, wanted: DataType) -> bool:
-    if wanted == STRING:
-        return any(is_text(found) for is_text in _TEXT)
-    if wanted == BYTES:
-        return any(is_binary(found) for is_binary in _BINARY)
-    if wanted == BOOLEAN:
-        return bool(pa.types.is_boolean(found))
-    if wanted == TIMESTAMP:
-        return bool(pa.types.is_timestamp(found))
-    whole = bool(pa.types.is_integer(found))
-    return whole or (wanted == DOUBLE and bool(pa.types.is_floating(found)))
+def _is_encoded(found: pa.DataType) -> bool:
+    return bool(_is.is_dictionary(found) or _is.is_run_end_encoded(found))
+
+
+def _is_list(found: pa.DataType) -> bool:
+    return bool(_is.is_list(found) or _is.is_large_list(found) or _is.is_fixed_size_list(found))
 
 
 def _cast(column: Column, target: pa.DataType) -> Column:

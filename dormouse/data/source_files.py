@@ -60,19 +60,13 @@ def _is_data(path: Path) -> bool:
 
 def count_rows(files: Sequence[Path], schema: Schema) -> int | None:
     """All rows, when the files say it; refuses files that cannot be read or have the wrong columns."""
-    counts = [check_file(file, schema) for file in files]
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
-
-
-def check_file(file: Path, schema: Schema) -> int | None:
-    """Refuses a file that cannot be read or has the wrong columns; its rows, when it says how many."""
-    metadata = _metadata(file, schema)
-    return None if metadata is None else int(metadata.num_rows)
+    found = [_metadata(file, schema) for file in files]
+    known = [metadata.num_rows for metadata in found if metadata is not None]
+    return sum(known) if len(known) == len(found) else None
 
 
 def row_group_bytes(file: Path, schema: Schema) -> list[int] | None:
-    """The size of each row group, before compression; None for CSV. Refuses as `check_file` does."""
+    """The size of each row group, before compression; None for CSV. Refuses as `count_rows` does."""
     metadata = _metadata(file, schema)
     if metadata is None:
         return None
@@ -80,6 +74,7 @@ def row_group_bytes(file: Path, schema: Schema) -> list[int] | None:
 
 
 def _metadata(file: Path, schema: Schema) -> pq.FileMetaData | None:
+    """What the footer says, None for CSV; refuses a file that cannot be read or has the wrong columns."""
     with _naming(file):
         if file.suffix.lower() in CSV:
             _open_csv(file, schema).close()

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 from dormouse.context import TableContext
 from dormouse.rounds.compaction_job import CompactionResult
@@ -24,7 +23,7 @@ class CompactionReport:
     """What a round did.
 
     `jobs_run` were merged and committed; `jobs_failed` counts failed runs, also of jobs that went well later;
-    `given_up` jobs failed at their last attempt, or killed whoever ran them, for the reasons in `errors`;
+    `given_up` jobs failed at their last attempt, or killed their process, for the reasons in `errors`;
     `superseded` runs lost to another run of the same job. Rows and files are those of the committed jobs.
     """
 
@@ -52,8 +51,8 @@ def compact(
     """One round: makes jobs by the table's strategy, and runs what is due until it is done or given up.
 
     `auto` takes Spark when the files of the jobs add up to 256 MiB and it is installed: `on_spark`, which the
-    caller gives, as rounds know nothing of it. `progress` is called
-    with the jobs done, all jobs, and the rows read. Ctrl-C puts back at once what is not finished.
+    caller gives, as rounds know nothing of it. `progress` is called with the jobs done, all jobs, and the
+    rows read. Ctrl-C puts back at once what is not finished.
     """
     check_engine(engine)
     started = time.monotonic()
@@ -65,7 +64,7 @@ def compact(
         with closing(run_jobs(context, int(time.time() * 1000))) as results:
             for result in results:
                 tally.add(result)
-    # who only reads counts from here on, and cannot remember
+    # readers count from here on: they cannot remember what they have counted
     context.store.totals.bring_forward()
     return tally.report(created, time.monotonic() - started)
 
@@ -77,7 +76,7 @@ class _Tally:
         self._jobs = jobs
         self._progress = progress
         self._outcomes: Counter[str] = Counter()
-        self._sums: Counter[str] = Counter()
+        self._sums = dict.fromkeys(("rows_read", "rows_written", "files_in", "files_out"), 0)
         self._errors: list[str] = []
 
     def add(self, result: CompactionResult) -> None:
@@ -93,9 +92,6 @@ class _Tally:
             self._progress(done, max(done, self._jobs), self._sums["rows_read"])
 
     def report(self, created: int, seconds: float) -> CompactionReport:
-        sums: dict[str, Any] = {
-            name: self._sums[name] for name in ("rows_read", "rows_written", "files_in", "files_out")
-        }
         return CompactionReport(
             jobs_created=created,
             jobs_run=self._outcomes["committed"],
@@ -104,5 +100,5 @@ class _Tally:
             superseded=self._outcomes["superseded"],
             seconds=seconds,
             errors=tuple(self._errors),
-            **sums,
+            **self._sums,
         )

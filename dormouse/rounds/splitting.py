@@ -31,7 +31,7 @@ from dormouse.rounds.leaf_sketches import LeafSketches, left_share
 logger = logging.getLogger(__name__)
 
 BATCH_REFERENCES = 1_000
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def split(context: TableContext, *, progress: Progress | None = None) -> SplitRe
 
     Several rounds at once, or beside ingests and compactions, get in nobody's way: each leaf is divided once.
     """
-    divided = tuple(_divide_full_leaves(context, progress or _silent))
+    divided = tuple(_divide_full_leaves(context, progress or (lambda *_: None)))
     return SplitReport(divided, _push_down(context))
 
 
@@ -143,7 +143,3 @@ def _with_shares(
     rows = round(old.row_count * share)
     shares = (replace(left, row_count=rows), replace(right, row_count=old.row_count - rows))
     return replace(request, new_references=shares)
-
-
-def _silent(done: int, of: int) -> None:
-    """Progress that nobody asked for."""

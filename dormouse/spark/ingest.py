@@ -25,7 +25,6 @@ from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.rounds.ingest_commit import IngestReport, ingest_once
 from dormouse.rounds.row_counts import check_ingested
-from dormouse.spark.failures import dormouse_error
 from dormouse.spark.session import spark_session
 from dormouse.spark.shuffle import (
     BLOBS,
@@ -39,7 +38,7 @@ from dormouse.spark.shuffle import (
     written_of,
 )
 from dormouse.spark.splits import FileSplit, file_splits
-from dormouse.spark.tasks import run_action
+from dormouse.spark.tasks import dormouse_error, run_action
 
 Progress = Callable[[int, int | None], None]
 

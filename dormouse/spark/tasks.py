@@ -7,6 +7,7 @@ other threads; the caller's thread only waits, and cancels what runs when it is 
 from __future__ import annotations
 
 import pickle
+import re
 import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
@@ -19,7 +20,8 @@ from typing import Any, Generic, TypeVar
 from pyspark import SparkContext, inheritable_thread_target
 from pyspark.sql import SparkSession
 
-from dormouse.errors import JobFailed
+from dormouse import errors
+from dormouse.errors import DormouseError, JobFailed
 from dormouse.spark.worker import settle
 
 P = TypeVar("P")
@@ -27,6 +29,7 @@ R = TypeVar("R")
 
 JOBS_AT_ONCE_MIN = 32  # enough for executors that a cluster has not granted yet
 CANCEL_AGAIN_SECONDS = 0.2
+_OURS = re.compile(r"^\s*dormouse\.errors\.(\w+): (.+?)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -87,9 +90,8 @@ def _jobs(spark: SparkSession, threads: int) -> Iterator[Callable[[Callable[[], 
             yield submit
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            begun = [
-                future for future in futures if not future.cancelled()
-            ]  # `wait` waits for the others too
+            # `wait` would wait for those that were cancelled, too
+            begun = [future for future in futures if not future.cancelled()]
             while wait(begun, timeout=0).not_done:  # again: a job can start just after a cancellation
                 canceller = Thread(target=context.cancelJobsWithTag, args=(tag,))
                 canceller.start()
@@ -127,6 +129,17 @@ def _attempt(function: Callable[[P], R], payload: P) -> tuple[R | None, Exceptio
         except Exception:
             return None, JobFailed(f"{type(error).__name__}: {error}")
         return None, error
+
+
+def dormouse_error(failure: Exception) -> DormouseError:
+    """What a task raised, if it was one of ours, in its one line; else `JobFailed` with Spark's reason."""
+    if isinstance(failure, DormouseError):
+        return failure
+    for name, message in reversed(_OURS.findall(str(failure))):
+        kind = getattr(errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, DormouseError):
+            return kind(message)
+    return JobFailed(f"the Spark job failed: {_reason(failure)}")
 
 
 def _reason(failure: Exception) -> str:
