@@ -9,11 +9,15 @@ import pyarrow as pa
 
 from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_schema
+from dormouse.data.datafusion_session import sorted_session, table_file
 from dormouse.data.leaf_files import LeafFiles
 from dormouse.data.leaf_sorter import MEMORY_BYTES
+from dormouse.data.merge import merged_rows
 from dormouse.data.object_access import open_parquet
+from dormouse.data.parquet_file import writer_options
 from dormouse.model.file_reference import FileReference, FileWithReferences
 from dormouse.model.properties import TableProperties
+from dormouse.model.region import Region
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
 
@@ -74,3 +78,18 @@ def keys_in(context: TableContext, filename: str) -> list[Any]:
 def objects_of(context: TableContext) -> set[str]:
     """The names of the table's objects."""
     return {name for name, _ in context.objects.list(context.table.object_prefix.rstrip("/"))}
+
+
+def merge_plan(
+    inputs: Sequence[str],
+    schema: Schema,
+    *,
+    region: Region | None = None,
+    properties: TableProperties | None = None,
+) -> str:
+    """DataFusion's physical plan of a merge, as text; nothing is run."""
+    context = sorted_session(options=writer_options())
+    files = [table_file(context, schema, file) for file in inputs]
+    properties = properties or TableProperties()
+    rows = merged_rows(context, files, schema, region=region, properties=properties, now_ms=0)
+    return str(rows.execution_plan().display_indent())

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-import pyarrow as pa
-from datafusion import RuntimeEnvBuilder, SessionConfig, SessionContext, col
+from datafusion import DataFrame, RuntimeEnvBuilder, SessionConfig, SessionContext
 
 from dormouse.data.arrow_schema import check_columns, one_line
+from dormouse.data.expressions import column, key_order
 from dormouse.data.forks import check_not_forked
-from dormouse.data.transform import quoted
 from dormouse.errors import DormouseError, InvalidData, JobFailed, ObjectNotFound
 from dormouse.model.schema import Schema
 
@@ -56,22 +55,23 @@ def sorted_session(
     return context
 
 
-def register_sorted(
-    context: SessionContext, schema: Schema, files: Sequence[str], prefix: str = "file"
-) -> str:
-    """A query of the rows of sorted files, each file a sorted stream; `InvalidData` names a bad file."""
-    order = [[col(quoted(name)).sort(ascending=True, nulls_first=False) for name in schema.key_names]]
-    columns = ", ".join(map(quoted, schema.names))
-    for number, file in enumerate(files):
-        try:
-            with panics_as_errors():
-                context.register_parquet(
-                    f"{prefix}_{number}", file_url(file), file_extension="", file_sort_order=order
-                )
-        except Exception as error:
-            raise file_error(file, error) from error
-        _check_columns(context.table(f"{prefix}_{number}").schema(), schema, file)
-    return " UNION ALL ".join(f"SELECT {columns} FROM {prefix}_{number}" for number in range(len(files)))
+def sorted_file(context: SessionContext, file: str | Path, keys: Sequence[str]) -> DataFrame:
+    """The rows of a file that is sorted by some of its columns, as one sorted stream."""
+    return context.read_parquet(file_url(file), file_extension="", file_sort_order=[key_order(keys)])
+
+
+def table_file(context: SessionContext, schema: Schema, file: str) -> DataFrame:
+    """The rows of a table's file, as one sorted stream; `InvalidData` or `ObjectNotFound` names a bad one."""
+    try:
+        with panics_as_errors():
+            frame = sorted_file(context, file, schema.key_names)
+    except Exception as error:
+        raise file_error(file, error) from error
+    try:
+        check_columns(frame.schema(), schema)
+    except InvalidData as error:
+        raise InvalidData(f"file {file!r}: {error}") from None
+    return frame.select(*map(column, schema.names))
 
 
 class Panic(Exception):
@@ -107,21 +107,14 @@ def query_error(
     context: SessionContext, schema: Schema, files: Sequence[str], error: Exception
 ) -> DormouseError:
     """What a failed query over files means: the first file that cannot be read, else `JobFailed`."""
-    for number, file in enumerate(files):
+    for file in files:
         try:
-            rows = register_sorted(context, schema, [file], prefix=f"check_{number}")
+            rows = table_file(context, schema, file)
             with panics_as_errors():
-                for _ in context.sql(rows).execute_stream():
+                for _ in rows.execute_stream():
                     pass
         except DormouseError as found:
             return found
         except Exception as found:
             return file_error(file, found)
     return JobFailed(f"DataFusion failed: {one_line(error)}")
-
-
-def _check_columns(found: pa.Schema, schema: Schema, file: str) -> None:
-    try:
-        check_columns(found, schema)
-    except InvalidData as error:
-        raise InvalidData(f"file {file!r}: {error}") from None

@@ -14,11 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from datafusion import SessionContext, col
 
 from dormouse.data.arrow_schema import one_line
-from dormouse.data.datafusion_session import file_url, panics_as_errors, sorted_session
-from dormouse.data.transform import quoted
+from dormouse.data.datafusion_session import panics_as_errors, sorted_file, sorted_session
+from dormouse.data.expressions import column, key_order, union
 from dormouse.errors import JobFailed
 from dormouse.model.schema import Schema
 
@@ -121,18 +120,11 @@ class LeafSorter:
     def _merged(self, runs: Sequence[Path], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """A streaming merge of runs, by DataFusion."""
         context = sorted_session(options={"datafusion.execution.parquet.schema_force_view_types": "false"})
-        order = ", ".join(f"{quoted(name)} ASC NULLS LAST" for name in self._order)
-        columns = ", ".join(map(quoted, names))
         try:
             with panics_as_errors():
-                rows = " UNION ALL ".join(self._register(context, runs))
-                for batch in context.sql(f"SELECT {columns} FROM ({rows}) ORDER BY {order}").execute_stream():
+                rows = union([sorted_file(context, run, self._order) for run in runs])
+                merged = rows.sort(*key_order(self._order)).select(*map(column, names))
+                for batch in merged.execute_stream():
                     yield batch.to_pyarrow()
         except Exception as error:
             raise JobFailed(f"cannot merge sorted runs: {one_line(error)}") from error
-
-    def _register(self, context: SessionContext, runs: Sequence[Path]) -> Iterator[str]:
-        order = [[col(quoted(name)).sort(ascending=True, nulls_first=False) for name in self._order]]
-        for number, run in enumerate(runs):
-            context.register_parquet(f"run_{number}", file_url(run), file_sort_order=order)
-            yield f"SELECT * FROM run_{number}"

@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from datafusion import SessionContext
+from datafusion import DataFrame, SessionContext
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.datafusion_session import (
     MEMORY_LIMIT_BYTES,
     panics_as_errors,
     query_error,
-    register_sorted,
     sorted_session,
+    table_file,
 )
-from dormouse.data.parquet_file import FileFacts, FileShape, copy_sorted, writer_options
-from dormouse.data.predicate import region_sql
-from dormouse.data.transform import Transform, ordered, quoted
+from dormouse.data.expressions import in_region, key_order, union
+from dormouse.data.parquet_file import FileFacts, FileShape, write_sorted, writer_options
+from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError, InvalidData
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
@@ -54,11 +54,12 @@ def merge_sorted(
         return FileFacts(0)
     properties = properties or TableProperties()
     context = sorted_session(memory_limit_bytes=memory_limit_bytes, store=store, options=writer_options())
-    query = merge_query(context, inputs, schema, region=region, properties=properties, now_ms=now_ms)
+    files = [table_file(context, schema, file) for file in inputs]
     try:
         with panics_as_errors():
-            shape = FileShape.like(_sample(context, schema), schema, properties)
-            return copy_sorted(context, schema, query, output_path, shape)
+            rows = merged_rows(context, files, schema, region=region, properties=properties, now_ms=now_ms)
+            shape = FileShape.like(_sample(files[0], schema), schema, properties)
+            return write_sorted(rows, schema, output_path, shape)
     except InvalidData as error:
         raise InvalidData(f"{error} in the merge of {', '.join(map(repr, inputs))}") from None
     except DormouseError:
@@ -68,40 +69,23 @@ def merge_sorted(
         raise too_large or query_error(context, schema, inputs, error) from error
 
 
-def merge_query(
+def merged_rows(
     context: SessionContext,
-    inputs: Sequence[str],
+    files: list[DataFrame],
     schema: Schema,
     *,
     region: Region | None,
     properties: TableProperties,
     now_ms: int,
-) -> str:
-    """The rows of the files in the region, filtered and aggregated; without an order of its own."""
-    rows = register_sorted(context, schema, inputs)
-    inside = f"SELECT * FROM ({rows}) WHERE {region_sql(schema, region)}"
-    return Transform.parse(schema, properties).sql(inside, now_ms)
+) -> DataFrame:
+    """The rows of the files in the region, filtered and aggregated, in key order."""
+    inside = None if region is None else in_region(schema, region)
+    rows = union(files) if inside is None else union(files).filter(inside)
+    found = Transform.parse(schema, properties).of(rows, context, now_ms)
+    return found.sort(*key_order(schema.key_names))
 
 
-def merge_plan(
-    inputs: Sequence[str],
-    schema: Schema,
-    output_path: Path,
-    *,
-    region: Region | None = None,
-    properties: TableProperties | None = None,
-    now_ms: int = 0,
-) -> str:
-    """DataFusion's physical plan of the same merge, as text; nothing is run."""
-    properties = properties or TableProperties()
-    context = sorted_session(options=writer_options())
-    query = merge_query(context, inputs, schema, region=region, properties=properties, now_ms=now_ms)
-    plan = context.sql(ordered(schema, query)).execution_plan()
-    return str(plan.display_indent())
-
-
-def _sample(context: SessionContext, schema: Schema) -> pa.Table:
-    """A few rows of the first file."""
-    columns = ", ".join(map(quoted, schema.names))
-    sample = context.sql(f"SELECT {columns} FROM file_0 LIMIT {_SAMPLE_ROWS}").to_arrow_table()
+def _sample(file: DataFrame, schema: Schema) -> pa.Table:
+    """A few rows of a file."""
+    sample = file.limit(_SAMPLE_ROWS).to_arrow_table()
     return sample.cast(pa.schema([pa.field(field.name, arrow_type(field.type)) for field in schema.fields]))

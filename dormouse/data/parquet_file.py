@@ -10,13 +10,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from datafusion import SessionContext
+from datafusion import DataFrame
 from datafusion.dataframe import ParquetColumnOptions, ParquetWriterOptions
 
 from dormouse.data.bloom_filters import FALSE_POSITIVES, bloom_filter_columns
 from dormouse.data.datafusion_session import file_url
 from dormouse.data.sketches import KeySampler
-from dormouse.data.transform import ordered
 from dormouse.errors import JobFailed
 from dormouse.model.file_reference import FileReference, FileWithReferences
 from dormouse.model.keys import encode_key
@@ -139,18 +138,14 @@ class FileShape:
         )
 
 
-def copy_sorted(
-    context: SessionContext, schema: Schema, query: str, output_path: Path, shape: FileShape
-) -> FileFacts:
-    """Write the rows of a query, in key order, to one Parquet file; nothing is left there on a failure.
+def write_sorted(rows: DataFrame, schema: Schema, output_path: Path, shape: FileShape) -> FileFacts:
+    """Write rows that are in key order to one Parquet file; nothing is left there on a failure.
 
-    DataFusion's own errors and panics pass through. A session of `sorted_session` with `writer_options` is
-    needed.
+    DataFusion's own errors and panics pass through. The rows are of a `sorted_session` with `writer_options`.
     """
     # DataFusion takes a name without a suffix for a folder
     written = output_path.with_name(output_path.name + ".parquet")
     try:
-        rows = context.sql(ordered(schema, query))
         check_merges_by_all_keys(schema, rows.execution_plan().display_indent())
         rows.write_parquet_with_options(file_url(written), shape.options())
         facts = file_facts(written, schema) if written.exists() else FileFacts(0)

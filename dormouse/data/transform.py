@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from itertools import count
+from typing import TYPE_CHECKING, Literal
 
 from dormouse.data.bloom_filters import bloom_filter_columns
 from dormouse.errors import InvalidData, InvalidProperties
@@ -15,7 +16,11 @@ from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, LONG, STRING, TIMESTAMP
 
+if TYPE_CHECKING:
+    from datafusion import DataFrame, SessionContext
+
 Function = Literal["sum", "min", "max"]
+_numbers = count(1)
 _CALL = re.compile(r"\s*(\w+)\s*\(\s*(\w+)\s*\)\s*")
 _AGE_OFF = re.compile(r"\s*age_off\s*\(\s*(\w+)\s*,\s*(\d+)\s*\)\s*")
 _TOO_LARGE = re.compile(r"value of (-?\d+) is out of range Int64")
@@ -51,18 +56,29 @@ class Transform:
         age_off = _parse_filter(schema, properties.filter) if properties.filter else None
         return Transform(schema, aggregates, age_off)
 
-    def sql(self, source_sql: str, now_ms: int) -> str:
-        """A query of the transformed rows of `source_sql` (a query of the schema's columns), in no order.
+    def of(self, rows: DataFrame, ctx: SessionContext, now_ms: int) -> DataFrame:
+        """The transformed rows of a frame of the session, with the schema's columns, in no order.
 
-        Over a sorted source it streams when the caller orders by the keys, see `ordered`.
+        Over a sorted source it streams when the caller sorts by the keys.
         """
+        if not self.aggregates and self.age_off is None:
+            return rows
+        # a space is in no table's name
+        name = quoted(f"dormouse source {next(_numbers)}")
+        ctx.register_view(name, rows)
+        try:
+            return ctx.sql(self._sql(name, now_ms))
+        finally:
+            ctx.deregister_table(name)
+
+    def _sql(self, source: str, now_ms: int) -> str:
         where = _filter_sql(self.schema, self.age_off, now_ms) if self.age_off else "true"
         if not self.aggregates:
             columns = ", ".join(map(quoted, self.schema.names))
-            return f"SELECT {columns} FROM ({source_sql}) WHERE {where}"
+            return f"SELECT {columns} FROM {source} WHERE {where}"
         keys = ", ".join(map(quoted, self.schema.key_names))
         values = ", ".join(_aggregate_sql(field, function) for field, function in self.aggregates)
-        return f"SELECT {keys}, {values} FROM ({source_sql}) WHERE {where} GROUP BY {keys}"
+        return f"SELECT {keys}, {values} FROM {source} WHERE {where} GROUP BY {keys}"
 
     def overflow(self, error: str) -> InvalidData | None:
         """The error to raise when DataFusion's says that a sum has become too large; else None."""
@@ -74,21 +90,6 @@ class Transform:
             f"{' or '.join(sums)} of rows of equal key is {found[1]}, which LONG cannot hold; "
             "change the aggregate property"
         )
-
-
-def transformed(schema: Schema, properties: TableProperties, source_sql: str, now_ms: int) -> str:
-    """`source_sql` with the table's filter and aggregation applied; ages are measured from `now_ms`."""
-    return Transform.parse(schema, properties).sql(source_sql, now_ms)
-
-
-def ordered(schema: Schema, source_sql: str) -> str:
-    """`source_sql` in the order of a table's files."""
-    return f"SELECT * FROM ({source_sql}) ORDER BY {key_order(schema)}"
-
-
-def key_order(schema: Schema) -> str:
-    """What follows ORDER BY, and what files are declared to be sorted by."""
-    return ", ".join(f"{quoted(name)} ASC NULLS LAST" for name in schema.key_names)
 
 
 def quoted(name: str) -> str:

@@ -15,14 +15,15 @@ from datafusion.record_batch import RecordBatch
 
 from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_schema
+from dormouse.data.expressions import column, key_order
 from dormouse.data.transform import Transform
 from dormouse.errors import ObjectNotFound
 from dormouse.model.region import Range
 from dormouse.query.held_back import HeldBack, Reached
 from dormouse.query.interruptible import Interruption, interruptible
 from dormouse.query.planner import Scan
-from dormouse.query.predicates import column, from_key, meets
-from dormouse.query.scan_session import key_order, key_session, rows
+from dormouse.query.predicates import from_key, meets
+from dormouse.query.scan_session import key_session, rows
 from dormouse.query.streams import FileGone, check_there, exact, named_failures, one_ahead
 from dormouse.query.table_view import plan_query
 from dormouse.query.where import Question, Where, question
@@ -154,7 +155,7 @@ class _Execution:
             frame = frame.filter(reduce(and_, map(meets, self._asked.conditions)))
         if start is not None:
             frame = frame.filter(from_key(schema.key_fields, start.key, inclusive=not start.given))
-        frame = frame.sort(*key_order(schema))
+        frame = frame.sort(*key_order(schema.key_names))
         names = dict.fromkeys((*schema.key_names, *self._asked.columns))
         return frame.select(*map(column, names)).execution_plan()
 

@@ -1,4 +1,4 @@
-"""Ranges of columns as DataFusion expressions, whose typed literals are exact, and which prune row groups."""
+"""What queries ask of columns as DataFusion expressions, which prune row groups."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from functools import reduce
 from operator import and_
 from typing import Any
 
-import pyarrow as pa
-from datafusion import Expr, col, functions, literal
+from datafusion import Expr, functions, literal
 
-from dormouse.data.arrow_schema import arrow_type
-from dormouse.data.transform import quoted
+from dormouse.data.expressions import between, column, value
 from dormouse.model.keys import KeyValue
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
@@ -39,16 +37,12 @@ def meets(condition: Condition) -> Expr:
 
 def from_key(fields: Sequence[Field], key: Sequence[KeyValue], *, inclusive: bool) -> Expr:
     """Whether a row comes after a key in the order of these fields, or has it, if `inclusive`."""
-    first, value = column(fields[0].name), _literal(fields[0], key[0])
+    first, reached = column(fields[0].name), value(fields[0], key[0])
     if len(fields) == 1:
-        return first >= value if inclusive else first > value
+        return first >= reached if inclusive else first > reached
     rest = from_key(fields[1:], key[1:], inclusive=inclusive)
     # said apart, the bound of the first field prunes row groups
-    return (first >= value) & ((first > value) | rest)
-
-
-def column(name: str) -> Expr:
-    return col(quoted(name))
+    return (first >= reached) & ((first > reached) | rest)
 
 
 def _in_slice(schema: Schema, ranges: KeyRanges) -> Expr | None:
@@ -63,18 +57,18 @@ def _in_ranges(field: Field, ranges: Bounds) -> Expr | None:
     exact: list[Any] = [item.min for item in ranges if item.is_exact]
     others = [_in_range(field, item) for item in ranges if not item.is_exact]
     if len(exact) == 1:
-        others.append(column(field.name) == _literal(field, exact[0]))
+        others.append(column(field.name) == value(field, exact[0]))
     elif exact:
         # bounds beside the list, because a long list alone prunes no row group
         bounds = _in_range(field, Range(min(exact), max(exact), max_inclusive=True))
-        listed = functions.in_list(column(field.name), [_literal(field, value) for value in exact])
+        listed = functions.in_list(column(field.name), [value(field, item) for item in exact])
         others.append(listed if bounds is None else bounds & listed)
     parts = [part for part in others if part is not None]
     return _any(parts) if len(parts) == len(others) else None
 
 
 def _in_range(field: Field, item: Range) -> Expr | None:
-    found = _between(field, item)
+    found = between(field, item)
     if field.type != DOUBLE or found is None:
         return found
     # NaN is the largest value, but the statistics that row groups are pruned by do not know of it
@@ -82,21 +76,6 @@ def _in_range(field: Field, item: Range) -> Expr | None:
     if is_nan(item.min):
         return nan
     return found | nan if item.max is None else found & ~nan
-
-
-def _between(field: Field, item: Range) -> Expr | None:
-    parts = []
-    if item.min is not None:
-        low = _literal(field, item.min)
-        parts.append(column(field.name) >= low if item.min_inclusive else column(field.name) > low)
-    if item.max is not None:
-        high = _literal(field, item.max)
-        parts.append(column(field.name) <= high if item.max_inclusive else column(field.name) < high)
-    return reduce(and_, parts) if parts else None
-
-
-def _literal(field: Field, value: Any) -> Expr:
-    return literal(pa.scalar(value, arrow_type(field.type)))
 
 
 def _any(parts: Sequence[Expr]) -> Expr:

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import count
 from threading import Lock
 
 from datafusion import DataFrame, RuntimeEnvBuilder, SessionConfig, SessionContext
-from datafusion.expr import SortExpr
 
 from dormouse.data.arrow_schema import arrow_schema
+from dormouse.data.expressions import key_order, union
 from dormouse.data.forks import check_not_forked
 from dormouse.data.object_access import credentials, register
-from dormouse.data.transform import Transform, quoted
+from dormouse.data.transform import Transform
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
 from dormouse.query.file_lists import scan_of
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import Scan
-from dormouse.query.predicates import column, in_slices
+from dormouse.query.predicates import in_slices
 from dormouse.query.streams import MEMORY_BYTES_MAX
 
 KEY_SESSIONS_MAX = 8
-_names = count(1)
 _lock = Lock()
 _key_sessions: dict[tuple[object, ...], _KeySession] = {}
 _OPTIONS = {
@@ -122,27 +120,13 @@ def rows(
     With `in_key_order` each file is a sorted stream of its own; without, few scans read all files.
     """
     files_max = FILES_A_SCAN if in_key_order else None
-    found = _union(list(_scans(ctx, store, transform.schema, scans, files_max)))
-    if not transform.aggregates and transform.age_off is None:
-        return found
-    # a space is in no table's name
-    name = quoted(f"dormouse source {next(_names)}")
-    ctx.register_view(name, found)
-    try:
-        columns = ", ".join(map(quoted, transform.schema.names))
-        return ctx.sql(transform.sql(f"SELECT {columns} FROM {name}", now_ms))
-    finally:
-        ctx.deregister_table(name)
+    found = union(list(_scans(ctx, store, transform.schema, scans, files_max)))
+    return transform.of(found, ctx, now_ms)
 
 
 def no_rows(ctx: SessionContext, schema: Schema) -> DataFrame:
     """A table of the schema without any row."""
     return ctx.from_arrow(arrow_schema(schema).empty_table())
-
-
-def key_order(schema: Schema) -> list[SortExpr]:
-    """How a table's files are sorted."""
-    return [column(name).sort(ascending=True, nulls_first=False) for name in schema.key_names]
 
 
 def _scans(
@@ -152,7 +136,7 @@ def _scans(
     urls: dict[tuple[KeyRanges, ...], list[str]] = defaultdict(list)
     for scan in scans:
         urls[scan.slices].append(_url(store, scan.filename))
-    columns, order = arrow_schema(schema), None if files_max is None else key_order(schema)
+    columns, order = arrow_schema(schema), None if files_max is None else key_order(schema.key_names)
     for slices, listed in urls.items():
         predicate = in_slices(schema, slices)
         for start in range(0, len(listed), files_max or len(listed)):
@@ -164,11 +148,3 @@ def _url(store: ObjectStore, filename: str) -> str:
     """As a URL, in which DataFusion takes no character for a pattern."""
     path = store.local_path(filename)
     return store.uri(filename) if path is None else path.as_uri()
-
-
-def _union(frames: Sequence[DataFrame]) -> DataFrame:
-    """All of them, as a tree whose depth stays small however many there are."""
-    if len(frames) == 1:
-        return frames[0]
-    middle = len(frames) // 2
-    return _union(frames[:middle]).union(_union(frames[middle:]))

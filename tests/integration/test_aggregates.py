@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from data_files import merge_plan
 from ingested import flights_table
 
 from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_type
-from dormouse.data.merge import merge_plan
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LONG, STRING, TIMESTAMP, DataType
@@ -109,6 +109,6 @@ def test_a_double_is_aggregated_in_a_stream(tmp_path: Path) -> None:
     schema = Schema([Field("k", LONG)], [], [Field("low", DOUBLE), Field("high", DOUBLE)])
     pq.write_table(pa.table({"k": [1], "low": [1.0], "high": [1.0]}), tmp_path / "f.parquet")
     properties = TableProperties(aggregate="min(low), max(high)")
-    plan = merge_plan([str(tmp_path / "f.parquet")] * 2, schema, tmp_path / "out", properties=properties)
+    plan = merge_plan([str(tmp_path / "f.parquet")] * 2, schema, properties=properties)
     assert "ordering_mode=Sorted" in plan
     assert "SortExec" not in plan

@@ -116,13 +116,13 @@ def test_an_input_that_vanishes_between_its_registration_and_its_reading_fails_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     table, name = damaged(**properties)
-    before, copy = references(table), merge.copy_sorted
+    before, write = references(table), merge.write_sorted
 
-    def copy_without_it(*args: Any) -> Any:
+    def write_without_it(*args: Any) -> Any:
         damage(path_of(table, name))
-        return copy(*args)
+        return write(*args)
 
-    monkeypatch.setattr(merge, "copy_sorted", copy_without_it)
+    monkeypatch.setattr(merge, "write_sorted", write_without_it)
     check_failed(table, before, run_one(table), name)
 
 

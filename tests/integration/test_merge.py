@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from data_files import write_object
+from data_files import merge_plan, write_object
 
 from dormouse.data.arrow_schema import arrow_schema, conform
-from dormouse.data.merge import merge_plan, merge_sorted
+from dormouse.data.merge import merge_sorted
 from dormouse.data.parquet_file import FileFacts
 from dormouse.data.sketches import FileSketches, merge
 from dormouse.errors import InvalidData, JobFailed, ObjectNotFound
@@ -105,7 +105,7 @@ def test_the_merge_streams_and_sorts_nothing(tmp_path: Path) -> None:
     inputs = _files(tmp_path, *(_rows(100, seed) for seed in range(3)))
     for path in inputs:
         pq.write_table(pq.read_table(path), path)  # files that do not say themselves how they are sorted
-    plan = merge_plan(inputs, SCHEMA, tmp_path / "out.parquet", region=Region(name=Range("a", "z")))
+    plan = merge_plan(inputs, SCHEMA, region=Region(name=Range("a", "z")))
     assert plan.count("SortPreservingMergeExec") == 1
     assert plan.count("file_groups={1 group: [[") == 3
     assert "SortExec" not in plan
@@ -115,7 +115,7 @@ def test_the_merge_streams_and_sorts_nothing(tmp_path: Path) -> None:
 def test_aggregation_streams_in_the_order_of_the_keys(tmp_path: Path) -> None:
     inputs = _files(tmp_path, *(_rows(100, seed) for seed in range(3)))
     for files in (inputs, inputs[:1]):
-        plan = merge_plan(files, SCHEMA, tmp_path / "out.parquet", properties=SUMS)
+        plan = merge_plan(files, SCHEMA, properties=SUMS)
         aggregates = [line for line in plan.splitlines() if "AggregateExec" in line]
         assert aggregates
         assert all("ordering_mode=Sorted" in line for line in aggregates)
