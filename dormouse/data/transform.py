@@ -67,11 +67,12 @@ class Transform:
         name = quoted(f"dormouse source {next(_numbers)}")
         ctx.register_view(name, rows)
         try:
-            return ctx.sql(self._sql(name, now_ms))
+            return ctx.sql(self.sql(name, now_ms))
         finally:
             ctx.deregister_table(name)
 
-    def _sql(self, source: str, now_ms: int) -> str:
+    def sql(self, source: str, now_ms: int) -> str:
+        """A query of the transformed rows of a table, given by its quoted name."""
         where = _filter_sql(self.schema, self.age_off, now_ms) if self.age_off else "true"
         if not self.aggregates:
             columns = ", ".join(map(quoted, self.schema.names))

@@ -91,6 +91,5 @@ def _outline(ctx: SessionContext, context: TableContext, base: str) -> DataFrame
     schema = context.schema
     nowhere = "file:///dormouse/nowhere.parquet"
     ctx.register_parquet(quoted(base), nowhere, file_extension="", schema=arrow_schema(schema))
-    columns = ", ".join(map(quoted, schema.names))
     transform = Transform.parse(schema, context.properties)
-    return ctx.sql(transform.sql(f"SELECT {columns} FROM {quoted(base)}", time.time_ns() // 1_000_000))
+    return ctx.sql(transform.sql(quoted(base), time.time_ns() // 1_000_000))

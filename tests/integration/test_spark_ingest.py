@@ -26,6 +26,7 @@ from dormouse.context import TableContext
 from dormouse.data.source_files import read_file
 from dormouse.errors import InvalidData, JobFailed, ObjectStoreError
 from dormouse.model.keys import KeyValue
+from dormouse.rounds import ingest_commit
 from dormouse.spark import ingest as spark_ingest
 from dormouse.spark import shuffle
 from dormouse.spark.hashing import keys_of_partitions
@@ -121,7 +122,7 @@ def test_what_repeated_tasks_wrote_is_removed(
 ) -> None:
     """A task attempt that Spark ran twice leaves files that the driver does not commit."""
     table, rows = new_flights(), flights(1_000)
-    real = spark_ingest.commit_files
+    real = ingest_commit.commit_files
 
     def with_leftovers(context: TableContext, attempt: object, *given: object, **more: object) -> bool:
         prefix = attempt.object_prefix  # type: ignore[attr-defined]
@@ -129,7 +130,7 @@ def test_what_repeated_tasks_wrote_is_removed(
         table.objects.put(f"{prefix}0-twice.parquet.sketches", b"keys")
         return real(context, attempt, *given, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(spark_ingest, "commit_files", with_leftovers)
+    monkeypatch.setattr(ingest_commit, "commit_files", with_leftovers)
     ingest_with_spark(table, written(rows, files), spark=spark)
     check_holds(table, rows)
 
