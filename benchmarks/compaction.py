@@ -6,16 +6,23 @@ Parquet with zstd at level 1, and the page cache is warm. Spark may write severa
 
 from __future__ import annotations
 
-import argparse
-import json
 import shutil
-import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from benchmarks.harness import Side, Worker, measure, orderly_end, ratio, serve
+import psutil
+
+from benchmarks.harness.command import Benchmark, Figures, Tell, at_least_one
+from benchmarks.harness.place import temporary_folder
+from benchmarks.harness.processes import Remote, remotes
+from benchmarks.harness.report import columns, median_ratio, turns
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import DOUBLE, LONG, STRING
 
@@ -31,35 +38,42 @@ SCHEMA = Schema(
     ],
 )
 _KEYS = ", ".join(SCHEMA.key_names)
+_SAMPLE_SECONDS = 0.02
+
+ROUNDS = {"type": at_least_one, "help": "counted rounds, after one that warms up [5]"}
+
+Action = Callable[[], int]
+"""What is timed; gives the rows that it wrote."""
 
 
-def main() -> None:
-    orderly_end()
-    arguments = _arguments()
-    if arguments.side:
-        serve(_SIDES[arguments.side](Path(arguments.folder)))
-        return
-    with tempfile.TemporaryDirectory(prefix="dormouse-benchmark-") as folder:
-        make_files(Path(folder), arguments.files, arguments.rows)
-        figures = compare(Path(folder), arguments.files, arguments.rows, arguments.rounds)
-    print(json.dumps(figures) if arguments.json else table(figures))
+def timed(prepare: Callable[[], Action]) -> tuple[int, float]:
+    """The rows of one run and its seconds, without those of its preparation."""
+    action = prepare()
+    began = time.perf_counter()
+    rows = action()
+    return rows, time.perf_counter() - began
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--files", type=int, default=12)
-    parser.add_argument("--rows", type=int, help="of each file [1,000,000]")
-    parser.add_argument("--rounds", type=int, help="counted rounds, after one that warms up [5]")
-    parser.add_argument(
-        "--quick", action="store_true", help="small files; the same figures in under a minute"
-    )
-    parser.add_argument("--json", action="store_true", help="one object on one line")
-    parser.add_argument("--side", choices=list(_SIDES), help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    arguments.rows = arguments.rows or (150_000 if arguments.quick else 1_000_000)
-    arguments.rounds = arguments.rounds or (3 if arguments.quick else 5)
-    return arguments
+def throughput(
+    sides: Mapping[str, Callable[[], tuple[int, float]]], rounds: int, rows: int
+) -> tuple[dict[str, list[float]], Figures]:
+    """Seconds of every counted round of each side, and what they come to; the first round warms up."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for number, name in turns(list(sides), rounds + 1):
+        written, took = sides[name]()
+        if written != rows:
+            raise RuntimeError(f"{name} wrote {written} rows of {rows}")
+        if number:
+            seconds[name].append(took)
+    found: Figures = {}
+    for name, each in seconds.items():
+        found[f"{name}_seconds"] = round(median(each), 3)
+        found[f"{name}_rows_per_second"] = round(rows / median(each))
+    return seconds, found
+
+
+def folder_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 def make_files(folder: Path, files: int, rows: int) -> None:
@@ -97,131 +111,183 @@ def _rows(seed: int, rows: int) -> Any:
     return table.sort_by([(name, "ascending") for name in SCHEMA.key_names])
 
 
-def compare(folder: Path, files: int, rows: int, rounds: int) -> dict[str, Any]:
-    """Every figure, by name."""
-    total = files * rows
-
-    def check(side: str, answer: Any) -> None:
-        if answer["rows"] != total:
-            raise RuntimeError(f"{side} wrote {answer['rows']} rows of {total}")
-
-    with ExitStack() as stack:
-        workers = {
-            side: stack.enter_context(
-                Worker("benchmarks.compaction", ["--side", side, "--folder", str(folder)])
-            )
-            for side in _SIDES
+def measure(arguments: Namespace, _: Tell) -> Figures:
+    """Every side in a process of its own."""
+    rows, rounds = arguments.rows or (150_000 if arguments.quick else 1_000_000), arguments.rounds
+    rounds, total = rounds or (3 if arguments.quick else 5), arguments.files * rows
+    with temporary_folder() as folder:
+        make_files(folder, arguments.files, rows)
+        facts = {
+            "files": arguments.files,
+            "rows": total,
+            "input_bytes": folder_bytes(folder / "in"),
+            "rounds": rounds,
         }
-        sides = measure(workers, rounds, check)
-    size = sum(path.stat().st_size for path in (folder / "in").iterdir())
-    return {"files": files, "rows": total, "input_bytes": size, "rounds": rounds} | _figures(sides, total)
+        with remotes([partial(_opened, name, folder) for name in _SIDES]) as workers:
+            sampled = {name: _Sampled(worker) for name, worker in zip(_SIDES, workers, strict=True)}
+            seconds, found = throughput({name: each.run for name, each in sampled.items()}, rounds, total)
+    peaks = {f"{name}_peak_memory_bytes": each.peak_bytes for name, each in sampled.items()}
+    ratios = {
+        f"vs_{name}": round(median_ratio(seconds[name], seconds["dormouse"]), 3)
+        for name in ("datafusion", "duckdb", "spark")
+    }
+    return {**facts, **found, **peaks, **ratios}
 
 
-def _figures(sides: Mapping[str, Side], rows: int) -> dict[str, Any]:
-    figures: dict[str, Any] = {}
-    for name, side in sides.items():
-        figures[f"{name}_seconds"] = round(side.median_seconds, 3)
-        figures[f"{name}_rows_per_second"] = round(rows / side.median_seconds)
-        figures[f"{name}_peak_memory_bytes"] = side.peak_bytes
-    for name in ("datafusion", "duckdb", "spark"):
-        figures[f"vs_{name}"] = round(ratio(sides["dormouse"], sides[name]), 3)
-    return figures
-
-
-def table(figures: Mapping[str, Any]) -> str:
-    lines = [
-        f"{figures['files']} sorted files, {figures['rows']:,} rows, {figures['input_bytes'] / 1e6:,.0f} MB; "
-        f"medians of {figures['rounds']} rounds",
-        f"{'':12}{'rows/s':>14}{'seconds':>10}{'peak MB':>10}{'ours ÷ theirs':>16}",
-    ]
-    for side in _SIDES:
-        against = f"{figures[f'vs_{side}']:.2f}" if f"vs_{side}" in figures else ""
-        lines.append(
-            f"{side:12}{figures[f'{side}_rows_per_second']:>14,}{figures[f'{side}_seconds']:>10.2f}"
-            f"{figures[f'{side}_peak_memory_bytes'] / 1e6:>10,.0f}{against:>16}"
+def text(found: Figures) -> str:
+    head = (
+        f"{found['files']} sorted files, {found['rows']:,} rows, {found['input_bytes'] / 1e6:,.0f} MB; "
+        f"medians of {found['rounds']} rounds\n"
+    )
+    rows = [
+        (
+            side,
+            found[f"{side}_rows_per_second"],
+            found[f"{side}_seconds"],
+            found[f"{side}_peak_memory_bytes"] / 1e6,
+            found.get(f"vs_{side}"),
         )
-    return "\n".join(lines)
+        for side in _SIDES
+    ]
+    return head + columns(("", "rows/s", "seconds", "peak MB", "ours ÷ theirs"), *rows)
 
 
-def _dormouse(folder: Path) -> Callable[[], Mapping[str, Any]]:
+class _Sampled:
+    """A side in another process, and the most memory that was seen of it while it ran."""
+
+    def __init__(self, worker: Remote) -> None:
+        self._worker = worker
+        self._tree = psutil.Process(worker.process.pid)
+        self.peak_bytes = 0
+
+    def run(self) -> tuple[int, float]:
+        done = threading.Event()
+        # a daemon: SIGTERM may come before the `try`, and Python would wait for it for ever
+        sampler = threading.Thread(target=self._sample, args=(done,), daemon=True)
+        sampler.start()
+        try:
+            rows, seconds = self._worker.call("run")
+            return rows, seconds
+        finally:
+            done.set()
+            sampler.join()
+
+    def _sample(self, done: threading.Event) -> None:
+        """The resident memory of the process and its children (Spark's Java), at its highest."""
+        while not done.wait(_SAMPLE_SECONDS):
+            try:
+                family = [self._tree, *self._tree.children(recursive=True)]
+                self.peak_bytes = max(self.peak_bytes, sum(each.memory_info().rss for each in family))
+            except psutil.Error:
+                continue  # one of them ended
+
+
+class _Side:
+    def __init__(self, prepare: Callable[[], Action]) -> None:
+        self._prepare = prepare
+
+    def run(self) -> tuple[int, float]:
+        return timed(self._prepare)
+
+
+@contextmanager
+def _opened(side: str, folder: Path) -> Iterator[_Side]:
+    yield _Side(_SIDES[side](folder))
+
+
+def _dormouse(folder: Path) -> Callable[[], Action]:
     from dormouse.data.merge import merge_sorted
 
     inputs = sorted(str(path) for path in (folder / "in").iterdir())
     output = folder / "dormouse.parquet"
-
-    def run() -> Mapping[str, Any]:
-        output.unlink(missing_ok=True)
-        return {"rows": merge_sorted(inputs, SCHEMA, output, now_ms=0).row_count}
-
-    return run
+    return _replacing(output, lambda: merge_sorted(inputs, SCHEMA, output, now_ms=0).row_count)
 
 
-def _datafusion(folder: Path) -> Callable[[], Mapping[str, Any]]:
+def _datafusion(folder: Path) -> Callable[[], Action]:
     """The declared order and one stream a file are all that makes it merge; the rest is as it comes."""
     from datafusion import SessionConfig, SessionContext
 
     files = len(list((folder / "in").iterdir()))
     config = SessionConfig().with_target_partitions(files).with_repartition_file_scans(False)
     output = folder / "datafusion.parquet"
+    order = ", ".join(f"{name} ASC NULLS LAST" for name in SCHEMA.key_names)
 
-    def run() -> Mapping[str, Any]:
-        output.unlink(missing_ok=True)
+    def run() -> int:
         context = SessionContext(config)
-        context.sql(
-            f"CREATE EXTERNAL TABLE t STORED AS PARQUET LOCATION '{folder}/in/' "
-            f"WITH ORDER ({', '.join(f'{name} ASC NULLS LAST' for name in SCHEMA.key_names)})"
-        )
+        context.sql(f"CREATE EXTERNAL TABLE t STORED AS PARQUET LOCATION '{folder}/in/' WITH ORDER ({order})")
         done = context.sql(
-            f"COPY (SELECT * FROM t ORDER BY {', '.join(f'{n} ASC NULLS LAST' for n in SCHEMA.key_names)}) "
+            f"COPY (SELECT * FROM t ORDER BY {order}) "
             f"TO '{output}' STORED AS PARQUET OPTIONS ('format.compression' 'zstd(1)')"
         ).collect()
-        return {"rows": done[0].column(0)[0].as_py()}
+        return int(done[0].column(0)[0].as_py())
 
-    return run
+    return _replacing(output, run)
 
 
-def _duckdb(folder: Path) -> Callable[[], Mapping[str, Any]]:
+def _duckdb(folder: Path) -> Callable[[], Action]:
     import duckdb
 
     output = folder / "duckdb.parquet"
 
-    def run() -> Mapping[str, Any]:
-        output.unlink(missing_ok=True)
+    def run() -> int:
         with duckdb.connect() as connection:
             connection.execute(f"SET temp_directory = '{folder}/duckdb-spill'")
             done = connection.execute(
                 f"COPY (SELECT * FROM read_parquet('{folder}/in/*.parquet') ORDER BY {_KEYS}) "
                 f"TO '{output}' (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1)"
             ).fetchone()
-        return {"rows": done[0] if done else 0}
+        return int(done[0]) if done else 0
 
-    return run
+    return _replacing(output, run)
 
 
-def _spark(folder: Path) -> Callable[[], Mapping[str, Any]]:
-    import pyarrow.parquet as pq
-
+def _spark(folder: Path) -> Callable[[], Action]:
     from dormouse.spark.session import spark_session
 
     output = folder / "spark"
     level = {"spark.hadoop.parquet.compression.codec.zstd.level": "1"}
     session = spark_session(driver_memory="8g", config=level)
 
-    def run() -> Mapping[str, Any]:
-        shutil.rmtree(output, ignore_errors=True)
+    def run() -> int:
         rows = session.read.parquet(str(folder / "in")).orderBy(*SCHEMA.key_names)
         rows.write.option("compression", "zstd").parquet(str(output))
-        return {"rows": sum(pq.read_metadata(path).num_rows for path in output.glob("*.parquet"))}
+        return rows_in(output)
 
-    return run
+    return _replacing(output, run)
 
 
-_SIDES: dict[str, Callable[[Path], Callable[[], Mapping[str, Any]]]] = {
-    "dormouse": _dormouse,
-    "datafusion": _datafusion,
-    "duckdb": _duckdb,
-    "spark": _spark,
-}
+def _replacing(output: Path, action: Action) -> Callable[[], Action]:
+    """Removes what the last run wrote before the next one."""
+
+    def prepare() -> Action:
+        if output.is_dir():
+            shutil.rmtree(output)
+        output.unlink(missing_ok=True)
+        return action
+
+    return prepare
+
+
+def rows_in(folder: Path) -> int:
+    import pyarrow.parquet as pq
+
+    return sum(pq.read_metadata(path).num_rows for path in folder.glob("*.parquet"))
+
+
+_SIDES = {"dormouse": _dormouse, "datafusion": _datafusion, "duckdb": _duckdb, "spark": _spark}
+
+BENCHMARK = Benchmark(
+    "compaction",
+    __doc__,
+    measure,
+    text,
+    quick="small files; the same figures in under a minute",
+    options={
+        "--files": {"type": at_least_one, "default": 12, "help": "[12]"},
+        "--rows": {"type": at_least_one, "help": "of each file [1,000,000]"},
+        "--rounds": ROUNDS,
+    },
+)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

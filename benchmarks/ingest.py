@@ -7,19 +7,27 @@ tasks read themselves. Both write as many partitions, with zstd at level 1, and 
 
 from __future__ import annotations
 
-import argparse
-import json
 import shutil
-import tempfile
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
-from benchmarks.compaction import SCHEMA, make_files
-from benchmarks.harness import Side, Worker, measure, orderly_end, ratio
+from benchmarks.compaction import (
+    ROUNDS,
+    SCHEMA,
+    Action,
+    folder_bytes,
+    make_files,
+    rows_in,
+    throughput,
+    timed,
+)
+from benchmarks.harness.command import Benchmark, Figures, Tell, at_least_one
+from benchmarks.harness.place import temporary_folder
+from benchmarks.harness.report import columns, median_ratio
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,27 +36,6 @@ if TYPE_CHECKING:
 
 FILES = 8
 PARTITIONS = 16
-
-
-def main() -> None:
-    orderly_end()
-    arguments = _arguments()
-    with tempfile.TemporaryDirectory(prefix="dormouse-benchmark-") as folder:
-        make_source(Path(folder), arguments.rows // FILES)
-        figures = compare(Path(folder), arguments.rows // FILES * FILES, arguments.rounds)
-    print(json.dumps(figures) if arguments.json else table(figures))
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, help="in all [8,000,000]")
-    parser.add_argument("--rounds", type=int, help="counted rounds, after one that warms up [5]")
-    parser.add_argument("--quick", action="store_true", help="few rows; the same figures in under a minute")
-    parser.add_argument("--json", action="store_true", help="one object on one line")
-    arguments = parser.parse_args()
-    arguments.rows = arguments.rows or (320_000 if arguments.quick else 8_000_000)
-    arguments.rounds = arguments.rounds or (3 if arguments.quick else 5)
-    return arguments
 
 
 def make_source(folder: Path, rows: int) -> None:
@@ -62,51 +49,44 @@ def make_source(folder: Path, rows: int) -> None:
         pq.write_table(pq.read_table(path).take(order), path, compression="zstd", row_group_size=250_000)
 
 
-def compare(folder: Path, rows: int, rounds: int) -> dict[str, Any]:
-    """Every figure, by name."""
+def measure(arguments: Namespace, _: Tell) -> Figures:
+    """Every side in this process: all share the session."""
     import dormouse as dm
     from dormouse.spark.session import spark_session
 
-    def check(side: str, answer: Any) -> None:
-        if answer["rows"] != rows:
-            raise RuntimeError(f"{side} wrote {answer['rows']} rows of {rows}")
-
-    spark = spark_session(driver_memory="3g")
-    with dm.local(folder / "lake") as instance:
-        frame = spark.read.parquet(str(folder / "in"))
-        runs = {
-            "dormouse": _Run(_dormouse(instance, frame)),
-            "dormouse_paths": _Run(_dormouse(instance, str(folder / "in"))),
-            "spark": _Run(_spark(spark, frame, folder / "spark")),
+    rows = (arguments.rows or (320_000 if arguments.quick else 8_000_000)) // FILES * FILES
+    rounds = arguments.rounds or (3 if arguments.quick else 5)
+    with temporary_folder() as folder:
+        make_source(folder, rows // FILES)
+        spark = spark_session(driver_memory="3g")
+        with dm.local(folder / "lake") as instance:
+            frame = spark.read.parquet(str(folder / "in"))
+            prepared = {
+                "dormouse": _dormouse(instance, frame),
+                "dormouse_paths": _dormouse(instance, str(folder / "in")),
+                "spark": _spark(spark, frame, folder / "spark"),
+            }
+            sides = {name: partial(timed, prepare) for name, prepare in prepared.items()}
+            seconds, found = throughput(sides, rounds, rows)
+        facts = {
+            "rows": rows,
+            "partitions": PARTITIONS,
+            "input_bytes": folder_bytes(folder / "in"),
+            "rounds": rounds,
         }
-        sides = measure(cast("Mapping[str, Worker]", runs), rounds, check)
-    size = sum(path.stat().st_size for path in (folder / "in").iterdir())
-    facts = {"rows": rows, "partitions": PARTITIONS, "input_bytes": size, "rounds": rounds}
-    return facts | _figures(sides, rows)
+    for side, key in (("dormouse", "vs_spark"), ("dormouse_paths", "vs_spark_paths")):
+        found[key] = round(median_ratio(seconds["spark"], seconds[side]), 3)
+    return {**facts, **found}
 
 
-@dataclass
-class _Run:
-    """A side in this process: all share the session. `prepare` is not measured; it gives what is."""
-
-    prepare: Callable[[], Callable[[], int]]
-    peak_bytes: int = 0
-
-    def run(self) -> dict[str, Any]:
-        action = self.prepare()
-        started = time.perf_counter()
-        rows = action()
-        return {"rows": rows, "seconds": time.perf_counter() - started}
-
-
-def _dormouse(instance: Instance, data: DataFrame | str) -> Callable[[], Callable[[], int]]:
+def _dormouse(instance: Instance, data: DataFrame | str) -> Callable[[], Action]:
     """Into a new table each time; the old one goes first."""
     step = 10_000 // PARTITIONS
     points = [f"Supplier#{number:09d}" for number in range(step, step * PARTITIONS, step)]
     numbers = count()
     name = f"lines_{id(data)}_"
 
-    def prepare() -> Callable[[], int]:
+    def prepare() -> Action:
         number = next(numbers)
         if number:
             instance.drop_table(f"{name}{number - 1}")
@@ -117,54 +97,46 @@ def _dormouse(instance: Instance, data: DataFrame | str) -> Callable[[], Callabl
     return prepare
 
 
-def _spark(spark: SparkSession, frame: DataFrame, output: Path) -> Callable[[], Callable[[], int]]:
+def _spark(spark: SparkSession, frame: DataFrame, output: Path) -> Callable[[], Action]:
     def action() -> int:
         rows = frame.repartitionByRange(PARTITIONS, SCHEMA.row_keys[0].name)
         writer = rows.sortWithinPartitions(*SCHEMA.key_names).write
         level = writer.option("compression", "zstd").option("parquet.compression.codec.zstd.level", "1")
         level.parquet(str(output))
-        return _rows_in(output)
+        return rows_in(output)
 
-    def prepare() -> Callable[[], int]:
+    def prepare() -> Action:
         shutil.rmtree(output, ignore_errors=True)
         return action
 
     return prepare
 
 
-def _rows_in(folder: Path) -> int:
-    import pyarrow.parquet as pq
-
-    return sum(pq.read_metadata(path).num_rows for path in folder.glob("*.parquet"))
-
-
-def _figures(sides: Mapping[str, Side], rows: int) -> dict[str, Any]:
-    figures: dict[str, Any] = {}
-    for name, side in sides.items():
-        figures[f"{name}_seconds"] = round(side.median_seconds, 3)
-        figures[f"{name}_rows_per_second"] = round(rows / side.median_seconds)
-    figures["vs_spark"] = round(ratio(sides["dormouse"], sides["spark"]), 3)
-    figures["vs_spark_paths"] = round(ratio(sides["dormouse_paths"], sides["spark"]), 3)
-    return figures
-
-
-def table(figures: Mapping[str, Any]) -> str:
-    lines = [
-        f"{figures['rows']:,} rows, {figures['input_bytes'] / 1e6:,.0f} MB of Parquet, into "
-        f"{figures['partitions']} partitions; medians of {figures['rounds']} rounds",
-        f"{'':28}{'rows/s':>14}{'seconds':>10}{'ours ÷ theirs':>16}",
-    ]
+def text(found: Figures) -> str:
+    head = (
+        f"{found['rows']:,} rows, {found['input_bytes'] / 1e6:,.0f} MB of Parquet, into "
+        f"{found['partitions']} partitions; medians of {found['rounds']} rounds\n"
+    )
     names = {
         "dormouse": ("Dormouse, from a DataFrame", "vs_spark"),
         "dormouse_paths": ("Dormouse, from paths", "vs_spark_paths"),
         "spark": ("Spark's sort and write", ""),
     }
-    for side, (label, key) in names.items():
-        against = f"{figures[key]:.2f}" if key else ""
-        rate, seconds = figures[f"{side}_rows_per_second"], figures[f"{side}_seconds"]
-        lines.append(f"{label:28}{rate:>14,}{seconds:>10.2f}{against:>16}")
-    return "\n".join(lines)
+    rows = [
+        (label, found[f"{side}_rows_per_second"], found[f"{side}_seconds"], found.get(key))
+        for side, (label, key) in names.items()
+    ]
+    return head + columns(("", "rows/s", "seconds", "ours ÷ theirs"), *rows)
 
+
+BENCHMARK = Benchmark(
+    "ingest",
+    __doc__,
+    measure,
+    text,
+    quick="few rows; the same figures in under a minute",
+    options={"--rows": {"type": at_least_one, "help": "in all [8,000,000]"}, "--rounds": ROUNDS},
+)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

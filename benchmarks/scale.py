@@ -8,28 +8,23 @@ measure of what grows with the table, all references are counted in SQL. On an e
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import groupby, islice
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
-from benchmarks.arguments import check_plot
-from benchmarks.harness import orderly_end
-from benchmarks.metadata_tables import MetadataTable, metadata_table, spread
-from benchmarks.state_tables import Tables, open_tables, own_database
-from dormouse.context import TableContext
-from dormouse.files.layout import LAYOUTS
+from benchmarks.harness.command import LAYOUT, Benchmark, Figures, Tell
+from benchmarks.harness.place import own_place
+from benchmarks.harness.processes import remote, resident_bytes
+from benchmarks.harness.report import Line, Pane, columns
+from benchmarks.making import Tables, open_tables
+from benchmarks.state_tables import KEYS_PER_LEAF, StateTable, spread
+from dormouse.context import TableAddress, TableContext
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.file_reference import AssignJobIdRequest, FileReference, ReplaceFileReferencesRequest
-from dormouse.objects import open_store
-from dormouse.postgres import ConnectionSupplier
 
 SIZES = ((1_000, 10), (10_000, 10), (132_000, 10), (132_000, 50))
 """Leaves, and the files of each."""
@@ -45,11 +40,14 @@ def look_for_splits(context: TableContext) -> object:
 
 
 def split_leaves(context: TableContext) -> object:
-    """As a round of splits, but for the sketches: nobody has written any."""
+    """As a round of splits, but for the sketches: there are none."""
     partitions, divided = context.partitions, 0
     for leaf in partitions.full_leaves():
         keys: Any = partitions.partitions_in([leaf.partition_id])[leaf.partition_id].region["key"]
-        partitions.split(leaf.partition_id, 500 + (keys.max - 1_000 if keys.min is None else keys.min))
+        partitions.split(
+            leaf.partition_id,
+            KEYS_PER_LEAF // 2 + (keys.max - KEYS_PER_LEAF if keys.min is None else keys.min),
+        )
         partitions.settle(leaf)
         divided += 1
     return divided
@@ -106,17 +104,15 @@ def _count(context: TableContext) -> int:
     return int(row[0]) if row else 0
 
 
-def prepare(name: str, tables: Tables, table: MetadataTable) -> None:
+def prepare(name: str, tables: Tables, table: StateTable) -> None:
     """What an operation is to find."""
     work = {"jobs_due": _add_files, "garbage_due": _remove_references}.get(name)
-    if work is None:
-        return
-    supplier = ConnectionSupplier(tables.dsn)
-    work(TableContext(tables.dsn, supplier, open_store("/nowhere"), table.record).store, table)
-    supplier.close()
+    if work is not None:
+        with TableAddress(tables.dsn, tables.objects, {}, table.record).open() as context:
+            work(context.store, table)
 
 
-def _add_files(store: FileReferenceStore, table: MetadataTable) -> None:
+def _add_files(store: FileReferenceStore, table: StateTable) -> None:
     """To some leaves, which are then due for a job."""
     leaves = [table.partition_id(n) for n in spread(table.leaves, CHANGED_LEAVES)]
     store.add_files(
@@ -125,7 +121,7 @@ def _add_files(store: FileReferenceStore, table: MetadataTable) -> None:
     )
 
 
-def _remove_references(store: FileReferenceStore, table: MetadataTable) -> None:
+def _remove_references(store: FileReferenceStore, table: StateTable) -> None:
     """As compactions do whose rows are all filtered out."""
     references = islice(store.unassigned_file_references(), GARBAGE_FILES)
     for partition_id, group in groupby(list(references), key=attrgetter("partition_id")):
@@ -137,57 +133,53 @@ def _remove_references(store: FileReferenceStore, table: MetadataTable) -> None:
         )
 
 
-def run_one(name: str, dsn: str, objects: str, table: str) -> dict[str, Any]:
-    """One operation, in this process."""
-    from dormouse.catalog import Catalog
-    from dormouse.files.attempts import WriteAttempts
+class Alone:
+    """One operation in a process."""
 
-    supplier, store = ConnectionSupplier(dsn), open_store(objects)
-    context = TableContext(dsn, supplier, store, Catalog(supplier, WriteAttempts(supplier, store)).get(table))
-    started = time.perf_counter()
-    answer = measured()[name](context)
-    seconds = time.perf_counter() - started
-    [peak] = [
-        line for line in Path("/proc/self/status").read_text("ascii").splitlines() if line.startswith("VmHWM")
-    ]
-    supplier.close()
-    return {
-        "seconds": round(seconds, 4),
-        "rss_mb": round(int(peak.split()[1]) / 1024, 1),
-        "answer": str(answer),
-    }
+    def __init__(self, context: TableContext) -> None:
+        self._context = context
+
+    def run(self, name: str) -> dict[str, Any]:
+        started = time.perf_counter()
+        answer = measured()[name](self._context)
+        seconds = time.perf_counter() - started
+        return {
+            "seconds": round(seconds, 4),
+            "rss_mb": round(resident_bytes() / 2**20, 1),
+            "answer": str(answer),
+        }
 
 
-def run(sizes: tuple[tuple[int, int], ...], layout: str, tell: Callable[[str], object]) -> dict[str, Any]:
-    """Every figure, by name."""
-    from dormouse.embedded.postgres import EmbeddedPostgres
+@contextmanager
+def alone(dsn: str, objects: str, table: StateTable) -> Iterator[Alone]:
+    with TableAddress(dsn, objects, {}, table.record).open() as context:
+        yield Alone(context)
 
+
+def measure(arguments: Namespace, tell: Tell) -> Figures:
+    """Every operation in every table, one after another."""
+    sizes = QUICK_SIZES if arguments.quick else SIZES
     found: dict[str, dict[str, Any]] = {name: {} for name in measured()}
-    with (
-        tempfile.TemporaryDirectory(prefix="dormouse-benchmark-") as folder,
-        EmbeddedPostgres(Path(folder) / "server") as server,
-        own_database(server.dsn) as dsn,
-        open_tables(dsn, f"{folder}/objects") as tables,
-    ):
+    with own_place() as place, open_tables(place.dsn, place.objects) as tables:
         for leaves, files in sizes:
             tell(f"a table of {leaves:,} leaves with {files} files each")
-            table = _table(tables, leaves, files, layout)
+            table = _table(tables, leaves, files, arguments.layout)
             for name, figures in found.items():
                 tell(f"{leaves:,} leaves, {files} files each: {name}")
                 prepare(name, tables, table)
-                figures[f"{leaves}x{files}"] = _in_a_process(name, dsn, f"{folder}/objects", table)
+                with remote(alone, tables.dsn, tables.objects, table) as process:
+                    figures[f"{leaves}x{files}"] = process.call("run", name)
             tables.drop(table)
     return summary(found, sizes)
 
 
-def _table(tables: Tables, leaves: int, files: int, layout: str) -> MetadataTable:
+def _table(tables: Tables, leaves: int, files: int, layout: str) -> StateTable:
     """With a batch so large that a leaf is due when a file is added, and no sooner."""
-    return metadata_table(
-        tables,
+    return tables.make(
         f"scale_{leaves}_{files}",
         leaves,
-        files,
         layout,
+        files_per_leaf=files,
         full_leaves=FULL_LEAVES,
         above_leaves=ABOVE_LEAVES,
         compaction_strategy="basic",
@@ -197,14 +189,7 @@ def _table(tables: Tables, leaves: int, files: int, layout: str) -> MetadataTabl
     )
 
 
-def _in_a_process(name: str, dsn: str, objects: str, table: MetadataTable) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.scale", "--operation", name, dsn, objects, table.record.name]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
-
-
-def summary(found: dict[str, dict[str, Any]], sizes: tuple[tuple[int, int], ...]) -> dict[str, Any]:
+def summary(found: dict[str, dict[str, Any]], sizes: tuple[tuple[int, int], ...]) -> Figures:
     """With how much longer each takes in the largest table of 10 files a leaf than in the smallest."""
     keys = [f"{leaves}x{files}" for leaves, files in sizes]
     first, last = keys[0], [key for key in keys if key.endswith("x10")][-1]
@@ -224,60 +209,42 @@ def summary(found: dict[str, dict[str, Any]], sizes: tuple[tuple[int, int], ...]
     }
 
 
-def table_text(found: dict[str, Any]) -> str:
+def text(found: Figures) -> str:
     operations = found["operations"]
     keys = list(next(iter(operations.values())))
-    lines = [f"{'seconds (MB resident)':28}" + "".join(f"{key:>20}" for key in keys) + f"{'growth':>9}"]
-    for name, figures in operations.items():
-        cells = [f"{figures[key]['seconds']:.3f} ({figures[key]['rss_mb']:.0f})" for key in keys]
-        lines.append(f"{name:28}" + "".join(f"{cell:>20}" for cell in cells) + f"{found['growth'][name]:>9}")
-    lines.append(f"growth: {found['growth_to']} / {found['growth_from']}; rss_mb_max {found['rss_mb_max']}")
-    return "\n".join(lines)
+    rows = [
+        (
+            name,
+            *(f"{figures[key]['seconds']:.3f} ({figures[key]['rss_mb']:.0f})" for key in keys),
+            found["growth"][name],
+        )
+        for name, figures in operations.items()
+    ]
+    last = f"growth: {found['growth_to']} / {found['growth_from']}; rss_mb_max {found['rss_mb_max']}"
+    return columns(("seconds (MB resident)", *keys, "growth"), *rows) + f"\n{last}"
 
 
-def plot(found: dict[str, Any], path: Path) -> None:
+def panes(found: Figures) -> list[Pane]:
     """Seconds of each operation over the references of the table."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 6))
+    lines = []
     for name, figures in found["operations"].items():
-        sizes = [int(key.split("x")[0]) * int(key.split("x")[1]) for key in figures]
-        style = "--" if name in WITH_SIZE else "-"
-        axes.plot(sizes, [item["seconds"] for item in figures.values()], style, marker="o", label=name)
-    axes.set(xscale="log", yscale="log", xlabel="references", ylabel="seconds")
-    axes.legend(fontsize="x-small")
-    figure.savefig(path, bbox_inches="tight")
+        sizes = [int(leaves) * int(files) for leaves, files in (key.split("x") for key in figures)]
+        seconds = [figure["seconds"] for figure in figures.values()]
+        points = dict(zip(sizes, seconds, strict=True))
+        lines.append(Line(name, points, "--" if name in WITH_SIZE else "-"))
+    return [Pane("Operations on a table's state", "references", "seconds", lines, yscale="log")]
 
 
-def main(given: list[str] | None = None) -> None:
-    orderly_end()
-    arguments = parse(given)
-    if arguments.operation:
-        print(json.dumps(run_one(*arguments.operation)))
-        return
-    shown = sys.stderr.isatty() and not arguments.json
-    tell = (lambda text: print(text, file=sys.stderr)) if shown else (lambda _: None)
-    found = run(QUICK_SIZES if arguments.quick else SIZES, arguments.layout, tell)
-    if arguments.plot:
-        plot(found, arguments.plot)
-    print(json.dumps(found) if arguments.json else table_text(found))
-
-
-def parse(given: list[str] | None = None) -> argparse.Namespace:
-    """The arguments; ends with one clear line when they are wrong."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="the two smallest sizes, in under a minute")
-    parser.add_argument("--json", action="store_true", help="one object on one line")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .svg or .png")
-    parser.add_argument("--layout", choices=LAYOUTS, default="file_table", help="of the tables [file_table]")
-    parser.add_argument("--operation", nargs=4, help=argparse.SUPPRESS)
-    arguments = parser.parse_args(given)
-    check_plot(parser, arguments.plot)
-    return arguments
-
+BENCHMARK = Benchmark(
+    "scale",
+    __doc__,
+    measure,
+    text,
+    panes,
+    quick="the two smallest sizes, in under a minute",
+    options={"--layout": LAYOUT},
+    preload=("benchmarks.scale",),
+)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -5,25 +5,20 @@ On an embedded PostgreSQL with its durable defaults. One by one, the same SQL is
 
 from __future__ import annotations
 
-import argparse
-import json
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from argparse import Namespace
 
-from benchmarks.arguments import check_plot
-from benchmarks.commits import kinds, queueing, replacing, spread
-from benchmarks.commits.bench import QUICK, Bench, Plan
+from benchmarks.commits import kinds, queueing, replacing
+from benchmarks.commits.bench import BATCHES, QUICK, Bench, Plan
 from benchmarks.commits.profiling import profile
-from benchmarks.commits.report import plot, table
-from benchmarks.harness import orderly_end
-from benchmarks.state_tables import open_tables, own_database
-from dormouse.files.layout import LAYOUTS
+from benchmarks.commits.replacing import TWO
+from benchmarks.committers import PRELOAD
+from benchmarks.harness.command import LAYOUT, Benchmark, Figures, Tell
+from benchmarks.harness.place import own_place
+from benchmarks.harness.report import Line, Pane, columns
+from benchmarks.making import open_tables
 
-PARTS: dict[str, Callable[[Bench], Mapping[str, Any]]] = {
+PARTS = {
     "batches": replacing.by_batch,
     "alone": replacing.alone,
     "adding": kinds.adding,
@@ -31,64 +26,98 @@ PARTS: dict[str, Callable[[Bench], Mapping[str, Any]]] = {
     "creating_jobs": kinds.creating_jobs,
     "idle_latency": queueing.idle_latency,
     "queue": queueing.through_queue,
-    "tables": spread.over_tables,
+    "tables": kinds.over_tables,
 }
 
 
-def main(given: list[str] | None = None) -> None:
-    orderly_end()
-    arguments = parse(given)
-    if arguments.profile:
-        plan = QUICK if arguments.quick else Plan()
-        with opened(plan, arguments.layout) as bench:
-            print(profile(bench, batch=500, batches=plan.profiled_batches))
-        return
-    found = run(QUICK if arguments.quick else Plan(), arguments.only or list(PARTS), arguments.layout)
-    if arguments.plot:
-        plot(found, arguments.plot)
-    print(json.dumps(found) if arguments.json else table(found))
-
-
-def parse(given: list[str] | None = None) -> argparse.Namespace:
-    """The arguments; ends with one clear line when they are wrong."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.commits", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="the same figures in under a minute")
-    parser.add_argument("--json", action="store_true", help="one object on one line")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .svg or .png")
-    parser.add_argument("--only", action="append", choices=list(PARTS), help="a part; may be repeated")
-    parser.add_argument("--layout", choices=LAYOUTS, default="file_table", help="of the tables [file_table]")
-    parser.add_argument("--profile", action="store_true", help="instead: where the time of a batch goes")
-    arguments = parser.parse_args(given)
-    check_plot(parser, arguments.plot)
-    if arguments.plot and arguments.only and "batches" not in arguments.only:
-        parser.error("--plot draws the part batches: add --only batches")
-    return arguments
-
-
-def run(plan: Plan, parts: list[str], layout: str) -> dict[str, Any]:
-    """Every figure, by name."""
-    found: dict[str, Any] = {}
-    with opened(plan, layout) as bench:
-        for part in parts:
+def measure(arguments: Namespace, tell: Tell) -> Figures:
+    """The parts that are wanted; or instead the profile of a batch, as text."""
+    plan = QUICK if arguments.quick else Plan()
+    found: Figures = {}
+    with own_place() as place, open_tables(place.dsn, place.objects) as tables:
+        bench = Bench(place, tables, plan, arguments.layout)
+        if arguments.profile:
+            return {"profile": profile(bench, batch=500, batches=plan.profiled_batches)}
+        for part in arguments.only or PARTS:
+            tell(part)
             began = time.monotonic()
             found |= PARTS[part](bench)
             found[f"seconds_{part}"] = round(time.monotonic() - began, 1)
     return found
 
 
-@contextmanager
-def opened(plan: Plan, layout: str) -> Iterator[Bench]:
-    """A server of its own, gone at the end."""
-    from dormouse.embedded.postgres import EmbeddedPostgres
+def text(found: Figures) -> str:
+    """What was measured, in lines; all of it when only parts were."""
+    if "profile" in found:
+        return str(found["profile"])
+    blocks = []
+    if "replace_commits_per_s" in found:
+        rows = [(batch, *(rates.get(batch) for rates in _rates(found).values())) for batch in BATCHES]
+        blocks += [
+            "Compaction commits a second (11 files by 1), by the size of the batch",
+            columns(("batch", "one committer", "two threads", "two processes"), *rows),
+            "",
+        ]
+    known = [(label, found[key]) for key, label in _LINES.items() if key in found]
+    return "\n".join([*blocks, columns(*known)] if known else blocks)
 
-    with (
-        tempfile.TemporaryDirectory(prefix="dormouse-benchmark-") as folder,
-        EmbeddedPostgres(Path(folder) / "server") as server,
-        own_database(server.dsn) as dsn,
-        open_tables(dsn, str(Path(folder) / "objects")) as tables,
-    ):
-        yield Bench(dsn, Path(folder), tables, plan, layout)
 
+def panes(found: Figures) -> list[Pane]:
+    """Commits a second by the size of the batch."""
+    lines = [Line(label, rates) for label, rates in _rates(found).items()]
+    if "pgbench_tps" in found:
+        lines.append(Line("pgbench, one by one", dict.fromkeys(BATCHES, found["pgbench_tps"]), "--"))
+    return [Pane("Compaction commits", "commits a batch", "commits a second", lines)]
+
+
+def _rates(found: Figures) -> dict[str, dict[int, float | None]]:
+    ends = {"one committer": ""} | {name.replace("_", " "): f"_{name}" for name in TWO}
+    return {
+        label: {batch: found.get(f"replace_commits_per_s_{batch}{end}") for batch in BATCHES}
+        for label, end in ends.items()
+    }
+
+
+_LINES = {
+    "replace_commits_per_s": "compaction commits/s, at best",
+    "replace_single_per_s": "one by one, 1 client: commits/s",
+    "pgbench_tps": "  the same SQL by pgbench",
+    "replace_single_vs_pgbench": "  ours ÷ pgbench's",
+    "replace_single_per_s_8": "one by one, 8 clients: commits/s",
+    "pgbench_tps_8": "  the same SQL by pgbench",
+    "replace_8_vs_pgbench": "  ours ÷ pgbench's",
+    "queue_commits_per_s": "through the queue, end to end: commits/s",
+    "idle_latency_ms": "one request on an idle system, median ms",
+    "idle_latency_p99_ms": "  p99 ms",
+    "files_added_per_s": "files added/s, 10,000 a commit",
+    "assign_per_s": "references assigned/s",
+    "assign_commits_per_s": "  commits/s, of 11 references each",
+    "jobs_created_per_s": "jobs created/s",
+    "jobs_65536_seconds": "  seconds for 65,536",
+    "commits_per_s_1_tables": "commits/s in batches of 1,000, to 1 table",
+    "commits_per_s_10_tables": "  evenly to 10",
+    "commits_per_s_1000_tables": "  evenly to 1,000",
+    "tables_1000_vs_1": "  1,000 ÷ 1",
+}
+
+BENCHMARK = Benchmark(
+    "commits",
+    __doc__,
+    measure,
+    text,
+    panes,
+    options={
+        "--only": {"action": "append", "choices": list(PARTS), "help": "a part; may be repeated"},
+        "--layout": LAYOUT,
+        "--profile": {"action": "store_true", "help": "instead: where the time of a batch goes"},
+    },
+    preload=PRELOAD,
+    refusal=lambda given: (
+        "--plot draws the part batches: add --only batches"
+        if given.plot and (given.profile or (given.only and "batches" not in given.only))
+        else None
+    ),
+)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
-import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-from benchmarks.state_tables import StateTable, Tables
+from benchmarks.harness.place import Place
+from benchmarks.making import Tables
+from benchmarks.state_tables import StateTable
+from dormouse.postgres import ConnectionSupplier
 
 BATCHES = (1, 10, 100, 500, 1_000)
 
@@ -54,19 +56,37 @@ QUICK = Plan(
 
 @dataclass(frozen=True)
 class Bench:
-    dsn: str
-    folder: Path
+    place: Place
     tables: Tables
     plan: Plan
     layout: str = "file_table"
 
-    def shuffled(self, table: StateTable) -> Iterator[int]:
-        """The table's jobs, in the order in which they end: any."""
-        jobs = list(range(table.jobs))
-        random.Random(table.record.table_id).shuffle(jobs)
-        return iter(jobs)
+    @property
+    def dsn(self) -> str:
+        return self.place.dsn
+
+    def claimed(self, name: str, leaves: int) -> tuple[StateTable, Iterator[int]]:
+        """A table with a job on each leaf; and the jobs, in the order in which they end: any."""
+        table = self.tables.make(name, leaves, self.layout, claimed_leaves=leaves)
+        return table, iter(shuffled(table))
+
+    @contextmanager
+    def supplier(self) -> Iterator[ConnectionSupplier]:
+        """One connection."""
+        supplier = ConnectionSupplier(self.dsn, connections_max=1)
+        try:
+            yield supplier
+        finally:
+            supplier.close()
+
+    def check_applied(self, table: StateTable, expected: int) -> None:
+        """RuntimeError unless all commits to it are there."""
+        applied = self.tables.applied(table)
+        if applied != expected:
+            raise RuntimeError(f"{applied} of {expected} commits to {table.record.name} are applied")
 
 
-def median_of_ratios(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Of the rounds, whose runs share the machine's noise."""
-    return statistics.median(us / them for us, them in zip(ours, theirs, strict=True))
+def shuffled(table: StateTable) -> list[int]:
+    jobs = list(range(table.leaves))
+    random.Random(table.record.table_id).shuffle(jobs)
+    return jobs

@@ -1,28 +1,27 @@
-"""What else is committed: files, claims, and the jobs that the database makes itself."""
+"""What else is committed: files, claims, jobs that the database makes itself; and commits to many tables."""
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
-from benchmarks.commits.bench import Bench
-from benchmarks.commits.together import apply_all, batches
-from benchmarks.state_tables import BYTES_PER_FILE, FILES_PER_JOB, ROWS_PER_FILE, StateTable
-from dormouse.commits.requests import AddFiles, AssignJobIds, CommitRequest, Envelope
+from benchmarks.commits.bench import Bench, shuffled
+from benchmarks.committers import apply_all, batches
+from benchmarks.state_tables import FILES_PER_JOB, StateTable, new_file
+from dormouse.commits.requests import AddFiles, AssignJobIds, Envelope
 from dormouse.commits.table_cache import Tables
 from dormouse.files.compaction_jobs import CompactionJobs
 from dormouse.files.store import FileReferenceStore
-from dormouse.model.file_reference import AssignJobIdRequest, FileReference, FileWithReferences
-from dormouse.postgres import ConnectionSupplier
+from dormouse.model.file_reference import AssignJobIdRequest
 
 _LEAVES = 1_024
 _ASSIGN_BATCH = 500
 _JOBS_WANTED = 65_536
+_BATCH_OVER_TABLES = 1_000
+_KEYS = (bytes(9), bytes(9))
 
 
 def adding(bench: Bench) -> dict[str, Any]:
@@ -30,22 +29,12 @@ def adding(bench: Bench) -> dict[str, Any]:
     table = bench.tables.empty("adding", bench.layout)
     work = []
     for _ in range(bench.plan.add_commits):
-        files = []
-        for number in range(bench.plan.files_per_commit):
-            partition = f"0-{number % _LEAVES}"
-            name = f"{table.object_prefix}{uuid4()}/{partition}.parquet"
-            reference = FileReference(filename=name, partition_id=partition, row_count=ROWS_PER_FILE)
-            files.append(
-                FileWithReferences(
-                    filename=name,
-                    references=(reference,),
-                    byte_count=BYTES_PER_FILE,
-                    row_count=ROWS_PER_FILE,
-                    min_key=bytes(9),
-                    max_key=bytes(9),
-                )
-            )
-        request = AddFiles(commit_id=str(uuid4()), table=table.name, files=tuple(files))
+        partitions = [f"0-{number % _LEAVES}" for number in range(bench.plan.files_per_commit)]
+        files = tuple(
+            new_file(f"{table.object_prefix}{uuid4()}/{partition}.parquet", partition, _KEYS)
+            for partition in partitions
+        )
+        request = AddFiles(commit_id=str(uuid4()), table=table.name, files=files)
         work.append([Envelope(request, table.table_id)])
     seconds = _timed(bench, work)
     files_added = bench.plan.add_commits * bench.plan.files_per_commit
@@ -59,12 +48,9 @@ def adding(bench: Bench) -> dict[str, Any]:
 def assigning(bench: Bench) -> dict[str, Any]:
     """References claimed a second: a job's eleven to a commit, commits in batches."""
     jobs = bench.plan.assignments
-    table = bench.tables.with_leaves("assigning", jobs, bench.layout, assigned=False)
-    commits = [_assignment(table, job) for job in bench.shuffled(table)]
-    seconds = _timed(
-        bench,
-        batches([Envelope(commit, table.record.table_id) for commit in commits], _ASSIGN_BATCH),
-    )
+    table = bench.tables.make("assigning", jobs, bench.layout)
+    commits = [_assignment(table, job) for job in shuffled(table)]
+    seconds = _timed(bench, batches(commits, _ASSIGN_BATCH))
     return {
         "assign_per_s": round(jobs * FILES_PER_JOB / seconds, 1),
         "assign_commits_per_s": round(jobs / seconds, 1),
@@ -73,15 +59,14 @@ def assigning(bench: Bench) -> dict[str, Any]:
 
 def creating_jobs(bench: Bench) -> dict[str, Any]:
     """Jobs made a second, of exactly eleven files each, on all leaves at once."""
-    table = bench.tables.with_leaves(
+    table = bench.tables.make(
         "creating",
         bench.plan.leaves,
         bench.layout,
-        assigned=False,
         compaction_strategy="basic",
         compaction_batch_files=FILES_PER_JOB,
     )
-    with _supplier(bench) as supplier:
+    with bench.supplier() as supplier:
         jobs = CompactionJobs(supplier, table.record, FileReferenceStore(supplier, table.record))
         began = time.monotonic()
         made = jobs.create()
@@ -95,38 +80,59 @@ def creating_jobs(bench: Bench) -> dict[str, Any]:
     }
 
 
-def _assignment(table: StateTable, job: int) -> CommitRequest:
+def over_tables(bench: Bench) -> dict[str, Any]:
+    """Batches of as many commits to each of 1, 10 and 1,000 tables, by one committer."""
+    found: dict[str, Any] = {}
+    for count in bench.plan.tables:
+        leaves = 1 + max(1, bench.plan.jobs_over_tables // count)
+        names = [f"of_{count}_{number}" for number in range(count)]
+        tables = bench.tables.several(names, leaves, bench.layout, claimed_leaves=leaves)
+        first, later = _rates(bench, tables)
+        found[f"commits_per_s_{count}_tables"] = round(later, 1)
+        found[f"first_commits_per_s_{count}_tables"] = round(first, 1)
+    few, many = (found[f"commits_per_s_{count}_tables"] for count in (1, 1_000))
+    return {"tables_1000_vs_1": round(many / few, 3), **found}
+
+
+def _rates(bench: Bench, tables: list[StateTable]) -> tuple[float, float]:
+    """Of the first commit to each table, whose statement is not prepared yet; and of all the others."""
+    orders = [shuffled(table) for table in tables]
+    rounds = [
+        [table.envelope(order[number]) for table, order in zip(tables, orders, strict=True)]
+        for number in range(tables[0].leaves)
+    ]
+    first, later = rounds[0], [envelope for each in rounds[1:] for envelope in each]
+    with bench.supplier() as supplier:
+        known = Tables(supplier)
+        known.named((table.record.table_id, "") for table in tables)
+        seconds = [_seconds(known, batches(some, _BATCH_OVER_TABLES)) for some in (first, later)]
+    return len(first) / seconds[0], len(later) / seconds[1]
+
+
+def _assignment(table: StateTable, job: int) -> Envelope:
     request = AssignJobIdRequest(
         job_id=table.job_id(job), partition_id=table.partition_id(job), filenames=table.inputs(job)
     )
-    return AssignJobIds(commit_id=table.commit_id(job), table=table.record.name, requests=(request,))
+    commit = AssignJobIds(commit_id=table.commit_id(job), table=table.record.name, requests=(request,))
+    return Envelope(commit, table.record.table_id)
 
 
 def _timed(bench: Bench, work: Sequence[Sequence[Envelope]]) -> float:
-    """Seconds that one committer takes for these batches."""
-    with _supplier(bench) as supplier:
+    """Seconds that one committer takes for these batches, of one table."""
+    with bench.supplier() as supplier:
         tables = Tables(supplier)
         tables.named([(work[0][0].table_id, "")])
-        return timed([partial(apply_all, tables, batch) for batch in work])
+        return _seconds(tables, work)
 
 
-def timed(work: Iterable[Callable[[], object]]) -> float:
-    """Seconds; what was made before does not cost at every collection."""
+def _seconds(tables: Tables, work: Sequence[Sequence[Envelope]]) -> float:
+    """What was made before does not cost at every collection."""
     gc.collect()
     gc.freeze()
     try:
         began = time.monotonic()
-        for call in work:
-            call()
+        for batch in work:
+            apply_all(tables, batch)
         return time.monotonic() - began
     finally:
         gc.unfreeze()
-
-
-@contextmanager
-def _supplier(bench: Bench) -> Iterator[ConnectionSupplier]:
-    supplier = ConnectionSupplier(bench.dsn, connections_max=1)
-    try:
-        yield supplier
-    finally:
-        supplier.close()

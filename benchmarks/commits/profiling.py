@@ -30,10 +30,8 @@ def profile(bench: Bench, batch: int, batches: int) -> str:
     CPU time tells on a busy machine too; one that does nothing else can take about as many commits a second
     as there are such times in the seconds of its cores.
     """
-    table = bench.tables.with_leaves("profile", batch * (batches + 2), bench.layout)
-    jobs = bench.shuffled(table)
-    supplier = ConnectionSupplier(bench.dsn, connections_max=1)
-    try:
+    table, jobs = bench.claimed("profile", batch * (batches + 2))
+    with bench.supplier() as supplier:
         tables = Tables(supplier)
         with supplier.connection() as conn:
             server = psutil.Process(conn.info.backend_pid)
@@ -48,8 +46,6 @@ def profile(bench: Bench, batch: int, batches: int) -> str:
             f"{'WAL bytes a commit':34}{wal / (batch * batches):10.0f}",
             *_explained(supplier, table, bench, [*islice(jobs, batch)]),
         ]
-    finally:
-        supplier.close()
     return "\n".join([f"Microseconds a commit, in batches of {batch}", *lines])
 
 

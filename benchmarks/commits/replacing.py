@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from statistics import median
 from typing import Any
 
-from benchmarks.commits.bench import BATCHES, Bench, median_of_ratios
+from benchmarks.commits.bench import BATCHES, Bench
 from benchmarks.commits.pgbench import Pgbench
-from benchmarks.commits.together import Share, divided, rate
-from benchmarks.state_tables import StateTable
+from benchmarks.committers import rate
+from benchmarks.harness.report import median_ratio
 
 CLIENTS = 8
-_LARGE = BATCHES[-2:]
+LARGE = BATCHES[-2:]
+TWO = {"two_threads": {"threads": 2}, "two_processes": {"processes": 2}}
 
 
 def by_batch(bench: Bench) -> dict[str, Any]:
@@ -22,11 +23,15 @@ def by_batch(bench: Bench) -> dict[str, Any]:
     plan = bench.plan
     rates: dict[str, list[float]] = defaultdict(list)
     for number in range(plan.rounds):
-        jobs = sum(plan.jobs_of_batch) + 2 * len(_LARGE) * plan.jobs_of_two
-        table = bench.tables.with_leaves(f"batches_{number}", jobs, bench.layout)
-        for name, shares in _variants(bench, table):
-            rates[name].append(rate(bench.dsn, shares))
-        _check(bench, table, jobs)
+        jobs = sum(plan.jobs_of_batch) + len(TWO) * len(LARGE) * plan.jobs_of_two
+        table, order = bench.claimed(f"batches_{number}", jobs)
+        for batch, count in zip(BATCHES, plan.jobs_of_batch, strict=True):
+            rates[str(batch)].append(rate(bench.dsn, table, list(islice(order, count)), batch))
+        for batch in LARGE:
+            for name, two in TWO.items():
+                some = list(islice(order, plan.jobs_of_two))
+                rates[f"{batch}_{name}"].append(rate(bench.dsn, table, some, batch, **two))
+        bench.check_applied(table, jobs)
     medians = {f"replace_commits_per_s_{name}": round(median(found), 1) for name, found in rates.items()}
     return {"replace_commits_per_s": max(medians.values()), **medians}
 
@@ -34,60 +39,43 @@ def by_batch(bench: Bench) -> dict[str, Any]:
 def alone(bench: Bench) -> dict[str, Any]:
     """One commit a transaction: the store's synchronous call, and pgbench with the store's statement."""
     plan = bench.plan
-    ours, theirs, looked_up = [], [], []
-    ours_together, theirs_together = [], []
     per_round = plan.jobs_alone + plan.jobs_of_eight
-    table = bench.tables.with_leaves("alone", 2 * plan.rounds * per_round, bench.layout)
-    jobs = bench.shuffled(table)
-    pgbench = Pgbench(bench.dsn, bench.folder, table)
+    table, jobs = bench.claimed("alone", 2 * plan.rounds * per_round)
+    pgbench = Pgbench(bench.dsn, bench.place.folder, table)
     pgbench.prepare(list(islice(jobs, plan.rounds * per_round)))
+    rates: dict[str, list[float]] = defaultdict(list)
+
+    def run_pgbench(first: int, count: int, clients: int) -> None:
+        found = pgbench.run(first, count, clients)
+        rates[f"pgbench_tps_{clients}"].append(found.statements_per_s(clients))
+        rates[f"looked_up_{clients}"].append(found.tps)
+
+    def run_ours(count: int, processes: int, threads: int) -> None:
+        found = rate(bench.dsn, table, list(islice(jobs, count)), 0, threads, processes)
+        rates[f"ours_{threads * processes}"].append(found)
+
     for number in range(plan.rounds):
         first = number * per_round
-
-        def run_pgbench(first: int = first) -> None:
-            found = pgbench.run(first, plan.jobs_alone)
-            theirs.append(found.statements_per_s(1))
-            looked_up.append(found.tps)
-
-        def run_ours() -> None:
-            ours.append(rate(bench.dsn, [Share(table, list(islice(jobs, plan.jobs_alone)), 0)]))
-
-        def run_pgbench_together(first: int = first) -> None:
-            found = pgbench.run(first + plan.jobs_alone, plan.jobs_of_eight, CLIENTS)
-            theirs_together.append(found.statements_per_s(CLIENTS))
-
-        def run_ours_together() -> None:
-            halves = divided(list(islice(jobs, plan.jobs_of_eight)), 2)
-            shares = [Share(table, half, 0, CLIENTS // 2) for half in halves]
-            ours_together.append(rate(bench.dsn, shares))
-
-        turns = [run_pgbench, run_ours, run_pgbench_together, run_ours_together]
+        turns = [
+            partial(run_pgbench, first, plan.jobs_alone, 1),
+            partial(run_ours, plan.jobs_alone, 1, 1),
+            partial(run_pgbench, first + plan.jobs_alone, plan.jobs_of_eight, CLIENTS),
+            partial(run_ours, plan.jobs_of_eight, 2, CLIENTS // 2),
+        ]
         for run in turns if number % 2 == 0 else reversed(turns):
             run()
-    _check(bench, table, 2 * plan.rounds * per_round)
+    bench.check_applied(table, table.leaves)
+
+    def ratio(clients: int) -> float:
+        return round(median_ratio(rates[f"ours_{clients}"], rates[f"pgbench_tps_{clients}"]), 3)
+
+    medians = {name: round(median(found), 1) for name, found in rates.items()}
     return {
-        "replace_single_vs_pgbench": round(median_of_ratios(ours, theirs), 3),
-        f"replace_{CLIENTS}_vs_pgbench": round(median_of_ratios(ours_together, theirs_together), 3),
-        "pgbench_tps": round(median(theirs), 1),
-        "pgbench_tps_with_lookup": round(median(looked_up), 1),
-        f"pgbench_tps_{CLIENTS}": round(median(theirs_together), 1),
-        "replace_single_per_s": round(median(ours), 1),
-        f"replace_single_per_s_{CLIENTS}": round(median(ours_together), 1),
+        "replace_single_vs_pgbench": ratio(1),
+        f"replace_{CLIENTS}_vs_pgbench": ratio(CLIENTS),
+        "pgbench_tps": medians["pgbench_tps_1"],
+        "pgbench_tps_with_lookup": medians["looked_up_1"],
+        f"pgbench_tps_{CLIENTS}": medians[f"pgbench_tps_{CLIENTS}"],
+        "replace_single_per_s": medians["ours_1"],
+        f"replace_single_per_s_{CLIENTS}": medians[f"ours_{CLIENTS}"],
     }
-
-
-def _variants(bench: Bench, table: StateTable) -> Iterator[tuple[str, list[Share]]]:
-    jobs = bench.shuffled(table)
-    for batch, count in zip(BATCHES, bench.plan.jobs_of_batch, strict=True):
-        yield str(batch), [Share(table, list(islice(jobs, count)), batch)]
-    for batch in _LARGE:
-        some = list(islice(jobs, bench.plan.jobs_of_two))
-        yield f"{batch}_two_threads", [Share(table, some, batch, 2)]
-        some = list(islice(jobs, bench.plan.jobs_of_two))
-        yield f"{batch}_two_processes", [Share(table, half, batch) for half in divided(some, 2)]
-
-
-def _check(bench: Bench, table: StateTable, expected: int) -> None:
-    applied = bench.tables.applied(table)
-    if applied != expected:
-        raise RuntimeError(f"{applied} of {expected} commits to {table.record.name} are applied")

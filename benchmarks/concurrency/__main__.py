@@ -8,94 +8,168 @@ same look-ups of the idle table, before, are what the figures are compared with.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-import tempfile
-from collections.abc import Mapping
+import time
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import dormouse as dm
-from benchmarks.concurrency.clients import Target
-from benchmarks.concurrency.experiment import QUICK, Plan, figures, measure
-from benchmarks.concurrency.serving import served
-from benchmarks.harness import orderly_end
+from benchmarks.concurrency.clients import Clients, Lookups, Target, clients, served
+from benchmarks.concurrency.ledger import Ledger, row, rows_of
+from benchmarks.concurrency.upkeep import Counts, prepare, upkeep
+from benchmarks.harness.command import Benchmark, Figures, Tell, at_least_one
+from benchmarks.harness.place import own_place
+from benchmarks.harness.report import columns
 
 
-def main(given: list[str] | None = None) -> None:
-    from benchmarks.state_tables import own_database
-    from dormouse.embedded.postgres import EmbeddedPostgres
+@dataclass(frozen=True)
+class Plan:
+    """`at_least` has happened before the end, up to `seconds_max`; `warm_seconds` are not timed."""
 
-    orderly_end()
-    arguments = parse(given)
-    plan = QUICK if arguments.quick else Plan()
-    plan = replace(plan, clients=arguments.clients, leaves=arguments.leaves)
-    with (
-        tempfile.TemporaryDirectory(prefix="dormouse-benchmark-") as folder,
-        EmbeddedPostgres(Path(folder) / "server") as server,
-        own_database(server.dsn) as dsn,
-    ):
-        target = Target(dsn, f"file://{folder}/objects")
-        found = run(target, plan, through=arguments.through, verbose=not arguments.json)
-    print(json.dumps(found) if arguments.json else table(found))
-    if found["errors"] or found["wrong_rows"] or found["stale_reads"]:
-        sys.exit(1)
+    clients: int = 100
+    processes: int = 4
+    leaves: int = 1_000
+    gc_delay_seconds: float = 2
+    warm_seconds: float = 5
+    idle_seconds: float = 20
+    seconds: float = 60
+    seconds_max: float = 300
+    at_least: dict[str, int] = field(default_factory=lambda: {"ingests": 10, "jobs": 10, "collected": 10})
 
 
-def parse(given: list[str] | None = None) -> argparse.Namespace:
-    """The arguments; ends with one clear line when they are wrong."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.concurrency", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer seconds: the same figures in a minute")
-    parser.add_argument("--json", action="store_true", help="one object on one line")
-    parser.add_argument("--clients", type=int, default=100, help="[100]")
-    parser.add_argument("--leaves", type=int, default=1_000, help="[1000]")
-    parser.add_argument(
-        "--through",
-        choices=("service", "library"),
-        default="service",
-        help="what is measured: `dormouse serve` and its client, or `table.query` in the clients' processes",
+QUICK = Plan(warm_seconds=3, idle_seconds=5, seconds=12)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`lost_rows` were acknowledged, and are not there in the end, or not once."""
+
+    idle: Lookups
+    busy: Lookups
+    counts: Counts
+    failures: list[str]
+    lost_rows: int
+
+
+def compare(target: Target, plan: Plan, tell: Tell) -> Outcome:
+    """Makes the table, and measures."""
+    ledger, counts = Ledger(plan.leaves), Counts()
+    tell(f"a table of {plan.leaves:,} leaves")
+    prepare(target, ledger, plan.gc_delay_seconds)
+    with clients(target, ledger, plan.clients, plan.processes) as them:
+        tell(f"{plan.clients} clients look up keys, and nothing else goes on")
+        warm = them.measure(_over(plan.warm_seconds))
+        idle = them.measure(_over(plan.idle_seconds))
+        idle.add(replace(warm, seconds=[]))
+        tell("now with ingest, compaction and collection")
+        with upkeep(target, ledger, counts) as stop:
+            busy = _busy(them, plan, counts)
+            failures = stop()
+    return Outcome(idle, busy, counts, failures, _lost(target, ledger))
+
+
+def _busy(them: Clients, plan: Plan, counts: Counts) -> Lookups:
+    over, too_late = _over(plan.seconds), _over(plan.seconds_max)
+
+    def done() -> bool:
+        happened = all(counts[name] >= number for name, number in plan.at_least.items())
+        return too_late() or (over() and happened)
+
+    return them.measure(done)
+
+
+def _over(seconds: float) -> Callable[[], bool]:
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() > end
+
+
+def _lost(target: Target, ledger: Ledger) -> int:
+    """How many rows are missing, too many, or not as they were sent, when everything has come to rest."""
+    wanted = Counter(
+        row(key, version) for key in range(ledger.keys) for version in range(1, ledger.acknowledged[key] + 1)
     )
-    arguments = parser.parse_args(given)
-    for name in ("clients", "leaves"):
-        if getattr(arguments, name) < 1:
-            parser.error(f"--{name} must be at least 1")
-    return arguments
+    with dm.connect(target.dsn, target.objects, read_only=True) as instance:
+        found = Counter(rows_of(instance.table(target.table).query()))
+    return sum(((wanted - found) + (found - wanted)).values())
 
 
-def run(target: Target, plan: Plan, *, through: str = "service", verbose: bool = False) -> dict[str, Any]:
+def run(target: Target, plan: Plan, *, through: str = "service", tell: Tell = lambda _: None) -> Figures:
     """Every figure, by name."""
-    tell = _tell if verbose and sys.stderr.isatty() else _tell_nobody
     with dm.connect(target.dsn, target.objects):
         pass  # a service reads an instance, and makes none
     with served(target) if through == "service" else nullcontext(target) as asked:
-        return figures(measure(asked, plan, tell), plan, through=through)
+        return figures(compare(asked, plan, tell), plan, through=through)
 
 
-def table(found: Mapping[str, Any]) -> str:
+def figures(outcome: Outcome, plan: Plan, *, through: str) -> Figures:
+    """Every figure, by name; failures first."""
+    idle, busy = outcome.idle, outcome.busy
+    found: Figures = {
+        "errors": busy.errors + idle.errors + len(outcome.failures),
+        "wrong_rows": busy.wrong + idle.wrong + outcome.lost_rows,
+        "stale_reads": busy.stale + idle.stale,
+        "clients": plan.clients,
+        "leaves": plan.leaves,
+        "through": through,
+        "lookups": len(busy.seconds),
+    }
+    for name, side in (("", busy), ("_idle", idle)):
+        found |= {f"p{percent}_ms{name}": round(side.percentile_ms(percent), 1) for percent in (50, 99)}
+        found[f"lookups_per_second{name}"] = round(side.per_second, 1)
+    for name, key in (("p99", "p99_ms"), ("lookups_per_second", "lookups_per_second")):
+        before = found[f"{key}_idle"]
+        found[f"{name}_vs_idle"] = round(found[key] / before, 2) if before else None
+    found |= {name: outcome.counts[name] for name in plan.at_least}
+    if examples := [*outcome.failures, *idle.examples, *busy.examples][:10]:
+        found["examples"] = examples
+    return found
+
+
+def measure(arguments: Namespace, tell: Tell) -> Figures:
+    plan = replace(QUICK if arguments.quick else Plan(), clients=arguments.clients, leaves=arguments.leaves)
+    with own_place() as place:
+        return run(Target(place.dsn, place.objects), plan, through=arguments.through, tell=tell)
+
+
+def text(found: Figures) -> str:
     asked = "dormouse serve" if found["through"] == "service" else "table.query"
-    lines = [
-        f"{found['clients']} clients of {asked}, {found['leaves']:,} leaves; meanwhile {found['ingests']:,} "
-        f"ingests, {found['jobs']:,} jobs of compaction, {found['collected']:,} files collected",
-        f"{'':24}{'look-ups/s':>12}{'p50 ms':>10}{'p99 ms':>10}",
+    rows = [
+        (label, *(found[f"{name}{end}"] for name in ("lookups_per_second", "p50_ms", "p99_ms")))
+        for label, end in (("idle", "_idle"), ("all of it at once", ""))
     ]
-    for label, end in (("idle", "_idle"), ("all of it at once", "")):
-        numbers = [found[f"{name}{end}"] for name in ("lookups_per_second", "p50_ms", "p99_ms")]
-        lines.append(f"{label:24}{numbers[0]:>12,.0f}{numbers[1]:>10,.1f}{numbers[2]:>10,.1f}")
     wrong = f"{found['errors']} errors, {found['wrong_rows']} wrong rows, {found['stale_reads']} stale reads"
-    lines.append(f"{wrong} in {found['lookups']:,} look-ups")
-    return "\n".join([*lines, *found.get("examples", ())])
+    return "\n".join(
+        [
+            f"{found['clients']} clients of {asked}, {found['leaves']:,} leaves; meanwhile "
+            f"{found['ingests']:,} ingests, {found['jobs']:,} jobs of compaction, "
+            f"{found['collected']:,} files collected",
+            columns(("", "look-ups/s", "p50 ms", "p99 ms"), *rows),
+            f"{wrong} in {found['lookups']:,} look-ups",
+            *found.get("examples", ()),
+        ]
+    )
 
 
-def _tell(text: str) -> None:
-    print(f"\r\033[K{text}", end="\r", file=sys.stderr, flush=True)
-
-
-def _tell_nobody(_: str) -> None:
-    pass
-
+BENCHMARK = Benchmark(
+    "concurrency",
+    __doc__,
+    measure,
+    text,
+    quick="fewer seconds: the same figures in a minute",
+    options={
+        "--clients": {"type": at_least_one, "default": 100, "help": "[100]"},
+        "--leaves": {"type": at_least_one, "default": 1_000, "help": "[1000]"},
+        "--through": {
+            "choices": ("service", "library"),
+            "default": "service",
+            "help": "`dormouse serve` and its client, or `table.query` in the clients' processes",
+        },
+    },
+)
 
 if __name__ == "__main__":
-    main()
+    found = BENCHMARK.main()
+    sys.exit(bool(found["errors"] or found["wrong_rows"] or found["stale_reads"]))

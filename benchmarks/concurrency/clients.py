@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import random
-import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
-from benchmarks.concurrency.ledger import PROCESSES, Ledger, judge, row, rows_of
+from benchmarks.concurrency.ledger import Ledger, judge, row, rows_of
+from benchmarks.harness.processes import FORKSERVER, Remote, remotes
+from benchmarks.harness.report import percentile
 
 _EXAMPLES_MAX = 5
 
@@ -39,9 +45,7 @@ class Lookups:
     elapsed_seconds: float = 0
 
     def percentile_ms(self, percent: int) -> float:
-        if len(self.seconds) < 2:
-            return 1_000 * sum(self.seconds)
-        return 1_000 * statistics.quantiles(self.seconds, n=100, method="inclusive")[percent - 1]
+        return 1_000 * percentile(self.seconds, percent)
 
     @property
     def per_second(self) -> float:
@@ -63,73 +67,67 @@ class Lookups:
 class Clients:
     """The processes, which stay for every phase."""
 
-    def __init__(self, pipes: Sequence[Connection]) -> None:
-        self._pipes = pipes
+    def __init__(self, processes: Sequence[Remote], stop: Any) -> None:
+        self._processes = processes
+        self._stop = stop
 
     def measure(self, over: Callable[[], bool]) -> Lookups:
         """Looks up keys until it is over."""
         began = time.monotonic()
-        for pipe in self._pipes:
-            pipe.send("start")
-        while not over() and not any(pipe.poll() for pipe in self._pipes):
+        self._stop.clear()
+        for process in self._processes:
+            process.begin("look_up")
+        while not over() and not any(process.has_answered() for process in self._processes):
             time.sleep(0.02)
         found = Lookups(elapsed_seconds=time.monotonic() - began)
-        for pipe in self._pipes:
-            pipe.send("stop")
-        for pipe in self._pipes:
-            found.add(received(pipe))
+        self._stop.set()
+        for process in self._processes:
+            found.add(process.result())
         return found
 
 
 @contextmanager
 def clients(target: Target, ledger: Ledger, count: int, processes: int) -> Iterator[Clients]:
     """Starts so many clients, and ends them."""
+    stop = FORKSERVER.Event()
     shares = [count // processes + (number < count % processes) for number in range(processes)]
-    with ExitStack() as stack:
-        pipes = [stack.enter_context(worker(_work, target, ledger, share)) for share in shares]
-        for pipe in pipes:
-            received(pipe)
-        yield Clients(pipes)
+    with remotes([partial(_opened, target, ledger, share, stop) for share in shares]) as made:
+        yield Clients(made, stop)
+
+
+class _Process:
+    """Clients, each with a table that it asks."""
+
+    def __init__(self, tables: Sequence[Any], ledger: Ledger, stop: threading.Event) -> None:
+        self._tables = tables
+        self._ledger = ledger
+        self._stop = stop
+
+    def look_up(self) -> Lookups:
+        """Until they are told to stop."""
+        found = [Lookups() for _ in self._tables]
+        stop = threading.Event()
+        threads = [
+            threading.Thread(target=_look_up, args=(table, self._ledger, each, stop), daemon=True)
+            for table, each in zip(self._tables, found, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        self._stop.wait()
+        stop.set()
+        for thread in threads:
+            thread.join()
+        merged = Lookups()
+        for each in found:
+            merged.add(each)
+        return merged
 
 
 @contextmanager
-def worker(main: Callable[..., None], *arguments: Any) -> Iterator[Connection]:
-    """A process that is ended with its pipe."""
-    ours, theirs = PROCESSES.Pipe()
-    process = PROCESSES.Process(target=main, args=(theirs, *arguments), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        yield ours
-    finally:
-        ours.close()
-        process.join(30)
-        if process.is_alive():
-            process.kill()
-            process.join()
-
-
-def received(pipe: Connection) -> Any:
-    """The next message; raises it when it is an error."""
-    found = pipe.recv()
-    if isinstance(found, Exception):
-        raise found
-    return found
-
-
-def _work(pipe: Connection, target: Target, ledger: Ledger, count: int) -> None:
-    """A process's main: a phase for each start, until the benchmark ends."""
-    try:
-        with ExitStack() as stack:
-            ask = [stack.enter_context(_asking(target)) for _ in range(count if target.url else 1)]
-            pipe.send("ready")
-            while True:
-                pipe.recv()
-                pipe.send(_phase(pipe, [ask[n % len(ask)] for n in range(count)], ledger))
-    except (EOFError, ConnectionError):
-        pass  # the benchmark ended
-    except Exception as error:
-        pipe.send(RuntimeError(f"{type(error).__name__}: {error}"))
+def _opened(target: Target, ledger: Ledger, count: int, stop: Any) -> Iterator[_Process]:
+    with ExitStack() as stack:
+        ask = [stack.enter_context(_asking(target)) for _ in range(count if target.url else 1)]
+        yield _Process([ask[n % len(ask)] for n in range(count)], ledger, stop)
 
 
 @contextmanager
@@ -145,27 +143,6 @@ def _asking(target: Target) -> Iterator[Any]:
 
         with dm.connect(target.dsn, target.objects, read_only=True) as instance:
             yield instance.table(target.table)
-
-
-def _phase(pipe: Connection, tables: Sequence[Any], ledger: Ledger) -> Lookups:
-    stop = threading.Event()
-    found = [Lookups() for _ in tables]
-    threads = [
-        threading.Thread(target=_look_up, args=(table, ledger, each, stop), daemon=True)
-        for table, each in zip(tables, found, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        pipe.recv()
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    merged = Lookups()
-    for each in found:
-        merged.add(each)
-    return merged
 
 
 def _look_up(table: Any, ledger: Ledger, found: Lookups, stop: threading.Event) -> None:
@@ -185,3 +162,33 @@ def _look_up(table: Any, ledger: Ledger, found: Lookups, stop: threading.Event) 
             wanted = f"versions 1 to {acknowledged} or more, at most {ledger.sent[key]}"
             odd = sorted(set(rows) ^ {row(key, version) for version in range(1, acknowledged + 1)})[:5]
             found.note(verdict, f"key {key}: wanted {wanted}; {len(rows)} rows, different: {odd}")
+
+
+@contextmanager
+def served(target: Target, options: Sequence[str] = ()) -> Iterator[Target]:
+    """The same by way of `dormouse serve`."""
+    where = ["--dsn", target.dsn, "--objects", target.objects]
+    program = str(Path(sys.executable).with_name("dormouse"))
+    command = [program, "serve", "--json", "--port", "0", *where, *options]
+    with TemporaryFile() as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        try:
+            yield replace(target, url=_url(process))
+        finally:
+            process.terminate()
+            process.communicate()
+        if process.returncode:
+            log.seek(0)
+            said = log.read().decode()[-2_000:]
+            raise RuntimeError(f"the query service ended with exit code {process.returncode}: {said}")
+
+
+def _url(process: subprocess.Popen[str]) -> str:
+    text = ""
+    for line in process.stdout or ():
+        text += line
+        try:
+            return str(json.loads(text)["url"])
+        except ValueError:
+            continue  # a document of several lines
+    raise RuntimeError(f"the query service did not start; exit code {process.wait()}")

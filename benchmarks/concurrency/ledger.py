@@ -6,18 +6,17 @@ and wrong answers are told exactly, without a lock: each cell has one writer, an
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.harness.processes import FORKSERVER
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG, STRING
 
 SCHEMA = Schema([Field("key", LONG)], [Field("version", LONG)], [Field("check", STRING)])
 KEYS_PER_LEAF = 2
 RECENT = 64
-PROCESSES = multiprocessing.get_context("forkserver")
 
 Row = tuple[int, int, str]
 
@@ -28,9 +27,9 @@ class Ledger:
     def __init__(self, leaves: int) -> None:
         self.leaves = leaves
         self.keys = leaves * KEYS_PER_LEAF
-        self.sent = PROCESSES.RawArray("q", self.keys)
-        self.acknowledged = PROCESSES.RawArray("q", self.keys)
-        self.recent = PROCESSES.RawArray("q", RECENT)
+        self.sent = FORKSERVER.RawArray("q", self.keys)
+        self.acknowledged = FORKSERVER.RawArray("q", self.keys)
+        self.recent = FORKSERVER.RawArray("q", RECENT)
         """Numbers of keys that were written last."""
 
     def split_points(self) -> list[int]:

@@ -1,19 +1,21 @@
-"""Who changes the table meanwhile, each in a process of its own: a writer, a compactor, a collector."""
+"""What changes the table meanwhile, each in a process of its own: a writer, a compactor, a collector."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from multiprocessing.connection import Connection
+from contextlib import contextmanager
+from functools import partial
+from threading import Event
 from typing import Any
 
 import pyarrow as pa
 
 import dormouse as dm
-from benchmarks.concurrency.clients import Target, received, worker
-from benchmarks.concurrency.ledger import PROCESSES, RECENT, SCHEMA, Ledger, row
+from benchmarks.concurrency.clients import Target
+from benchmarks.concurrency.ledger import RECENT, SCHEMA, Ledger, row
+from benchmarks.harness.processes import FORKSERVER, remotes
 
 KEYS_PER_INGEST = 16
 LEAVES_AT_ONCE = 32
@@ -27,7 +29,7 @@ class Counts:
     """What was done so far: ingests, jobs of compaction, files collected."""
 
     def __init__(self) -> None:
-        self._numbers = PROCESSES.RawArray("q", len(_COUNTS))
+        self._numbers = FORKSERVER.RawArray("q", len(_COUNTS))
 
     def add(self, name: str, number: int) -> None:
         self._numbers[_COUNTS.index(name)] += number
@@ -53,42 +55,49 @@ def prepare(target: Target, ledger: Ledger, gc_delay_seconds: float) -> None:
 @contextmanager
 def upkeep(target: Target, ledger: Ledger, counts: Counts) -> Iterator[Callable[[], list[str]]]:
     """Starts the three; gives what stops them, and tells what went wrong."""
-    with ExitStack() as stack:
-        pipes = [
-            stack.enter_context(worker(_work, step, target, ledger, counts))
-            for step in (_write, _compact, _collect)
-        ]
-        for pipe in pipes:
-            received(pipe)
+    over = FORKSERVER.Event()
+    steps = (_write, _compact, _collect)
+    with remotes([partial(_working, step, target, ledger, counts, over) for step in steps]) as processes:
+        for process in processes:
+            process.begin("run")
 
         def stop() -> list[str]:
-            for pipe in pipes:
-                pipe.send("stop")
-            return [text for pipe in pipes for text in received(pipe)]
+            over.set()
+            return [text for process in processes for text in process.result()]
 
         yield stop
 
 
-def _work(pipe: Connection, step: Callable[..., Iterator[None]], *arguments: Any) -> None:
-    """A process's main: step by step until it is told to stop; then the failures, in words."""
-    target, ledger, counts = arguments
-    failures: list[str] = []
-    try:
-        with dm.connect(target.dsn, target.objects) as instance:
-            steps = step(instance.table(target.table), ledger, counts)
-            pipe.send("ready")
-            while not pipe.poll():
-                try:
-                    next(steps)
-                except Exception as error:
-                    failures.append(f"{step.__name__}: {type(error).__name__}: {error}")
-                    steps = step(instance.table(target.table), ledger, counts)
-                    if step is _write:
-                        break  # what was added is not known any more
-            pipe.recv()
-            pipe.send(failures)
-    except (EOFError, ConnectionError):
-        pass  # the benchmark ended
+class _Work:
+    """One of the three, at its table."""
+
+    def __init__(self, start: Callable[[], Iterator[None]], name: str, over: Event) -> None:
+        self._start = start
+        self._name = name
+        self._over = over
+
+    def run(self) -> list[str]:
+        """Step by step until it is told to stop; then the failures, in words."""
+        failures: list[str] = []
+        steps = self._start()
+        while not self._over.is_set():
+            try:
+                next(steps)
+            except Exception as error:
+                failures.append(f"{self._name}: {type(error).__name__}: {error}")
+                if self._name == _write.__name__:
+                    break  # what was added is not known any more
+                steps = self._start()
+        return failures
+
+
+@contextmanager
+def _working(
+    step: Callable[..., Iterator[None]], target: Target, ledger: Ledger, counts: Counts, over: Any
+) -> Iterator[_Work]:
+    with dm.connect(target.dsn, target.objects) as instance:
+        start = partial(step, instance.table(target.table), ledger, counts)
+        yield _Work(start, step.__name__, over)
 
 
 def _write(table: dm.Table, ledger: Ledger, counts: Counts) -> Iterator[None]:

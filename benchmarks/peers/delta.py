@@ -1,4 +1,4 @@
-"""delta-rs, its table in a folder: there a commit is a file that nobody else made first."""
+"""delta-rs, its table in a folder: there a commit is a file that no other writer made first."""
 
 from __future__ import annotations
 

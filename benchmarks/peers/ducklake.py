@@ -39,10 +39,7 @@ class DuckLake(Peer):
         return f"DuckDB {duckdb.__version__}, ducklake {found[0]}"
 
     def set_up(self) -> None:
-        import psycopg
-
-        with psycopg.connect(self.place.dsn, autocommit=True) as conn:
-            conn.execute(f"create database {_DATABASE}")
+        self.place.create_database(_DATABASE)
         with self._attached():
             pass
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from benchmarks.harness.command import Tell
+from benchmarks.harness.report import turns
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.together import Result, Task, run_together, summary
 
@@ -57,7 +59,7 @@ class Grown:
 
 @dataclass(frozen=True)
 class Compactions:
-    """What the compactors did, and who appended beside them."""
+    """What the compactors did, and the writer that appended beside them."""
 
     compactors: Result
     appender: Result
@@ -72,13 +74,11 @@ class Measured:
     compactions: dict[int, list[Compactions]] = field(default_factory=dict)
 
 
-def measure(
-    peers: Sequence[Peer], compacting: Sequence[Peer], plan: Plan, tell: Callable[[str], None]
-) -> dict[str, Measured]:
+def measure(peers: Sequence[Peer], compacting: Sequence[Peer], plan: Plan, tell: Tell) -> dict[str, Measured]:
     """All sides, in turns: never two at the same time."""
     sides = {peer.name: Measured() for peer in peers}
     for writers in WRITERS:
-        for number, peer in _turns(peers, plan.rounds):
+        for number, peer in turns(peers, plan.rounds):
             tell(f"{peer.label}: {writers} writers, round {number + 1}")
             result = append(peer, f"appends_{writers}_{number}", writers, plan)
             sides[peer.name].appends.setdefault(writers, []).append(result)
@@ -86,18 +86,11 @@ def measure(
         tell(f"{peer.label}: a table that grows")
         sides[peer.name].grown = grow(peer, plan)
     for workers in COMPACTORS:
-        for number, peer in _turns(compacting, plan.rounds):
+        for number, peer in turns(compacting, plan.rounds):
             tell(f"{peer.label}: {workers} compactors, round {number + 1}")
             result_beside = compact(peer, f"compactions_{workers}_{number}", workers, plan)
             sides[peer.name].compactions.setdefault(workers, []).append(result_beside)
     return sides
-
-
-def _turns(peers: Sequence[Peer], rounds: int) -> Iterator[tuple[int, Peer]]:
-    """Each side once a round; the order turns, so that nobody always follows the same neighbour."""
-    for number in range(rounds):
-        shift = number % len(peers)
-        yield from ((number, peer) for peer in (*peers[shift:], *peers[:shift]))
 
 
 def append(peer: Peer, table: str, writers: int, plan: Plan) -> Result:
@@ -140,15 +133,10 @@ def compact(peer: Peer, table: str, workers: int, plan: Plan) -> Compactions:
     peer.create(table, len(owners))
     peer.fill(table, owners)
     seconds = plan.seconds_for(workers)
-    tasks = [
-        Task(
-            partial(
-                peer.compactor, table, worker, range(worker * plan.partitions, (worker + 1) * plan.partitions)
-            ),
-            steps_max=plan.partitions,
-        )
-        for worker in range(workers)
-    ]
+    tasks = []
+    for worker in range(workers):
+        own = range(worker * plan.partitions, (worker + 1) * plan.partitions)
+        tasks.append(Task(partial(peer.compactor, table, worker, own), steps_max=plan.partitions))
     appender = Task(partial(peer.appender, table, workers))
     tallies = run_together([*tasks, appender], seconds, plan.grace_seconds)
     return Compactions(summary(tallies[:workers], seconds), summary(tallies[workers:], seconds))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any, TypeVar
 
+from benchmarks.harness.report import median_ratio
 from benchmarks.peers.experiments import AT_WRITERS, Measured
 from benchmarks.peers.together import Result
 
@@ -39,11 +40,9 @@ def figures(sides: Mapping[str, Measured]) -> dict[str, Any]:
 
 
 def _ratio(ours: Sequence[Result], theirs: Sequence[Result]) -> float:
-    """The median over the rounds. Nobody is slower than one commit in the time, lest we divide by nothing."""
-    pairs = zip(ours, theirs, strict=True)
-    return round(
-        statistics.median(us.per_second / max(them.per_second, 1 / them.seconds) for us, them in pairs), 2
-    )
+    """The median over the rounds; no side counts as slower than one commit in the time."""
+    rates = [max(them.per_second, 1 / them.seconds) for them in theirs]
+    return round(median_ratio([us.per_second for us in ours], rates), 2)
 
 
 def _absolute(name: str, side: Measured) -> dict[str, Any]:
@@ -71,4 +70,4 @@ def _absolute(name: str, side: Measured) -> dict[str, Any]:
 
 
 def _median(rounds: Sequence[T], figure: Callable[[T], float]) -> float:
-    return round(statistics.median(map(figure, rounds)), 1)
+    return round(median(map(figure, rounds)), 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from benchmarks.peers.peer import Peer, Steps, refused_on, tiny_rows
 
@@ -24,21 +23,18 @@ class Iceberg(Peer):
         return f"PyIceberg {pyiceberg.__version__}"
 
     def set_up(self) -> None:
-        import psycopg
-
-        with psycopg.connect(self.place.dsn, autocommit=True) as conn:
-            conn.execute(f"create database {_DATABASE}")
-        self._catalog().create_namespace("peers")
+        self.place.create_database(_DATABASE)
+        self.place.iceberg(_DATABASE).create_namespace("peers")
 
     def create(self, table: str, partitions: int = 1) -> None:
-        self._catalog().create_table(f"peers.{table}", schema=tiny_rows(0).schema)
+        self.place.iceberg(_DATABASE).create_table(f"peers.{table}", schema=tiny_rows(0).schema)
 
     @contextmanager
     def appender(self, table: str, writer: int) -> Iterator[Steps]:
         from pyiceberg.exceptions import CommitFailedException
 
         rows = tiny_rows(-1 - writer)
-        opened = self._catalog().load_table(f"peers.{table}")
+        opened = self.place.iceberg(_DATABASE).load_table(f"peers.{table}")
         retries = _count_warnings("pyiceberg.table")
 
         def step(_: int) -> int:
@@ -49,16 +45,6 @@ class Iceberg(Peer):
             return 1
 
         yield Steps(step, retries=lambda: len(retries))
-
-    def _catalog(self) -> Any:
-        from psycopg.conninfo import conninfo_to_dict
-        from pyiceberg.catalog.sql import SqlCatalog
-
-        server = conninfo_to_dict(self.place.dsn)
-        uri = (
-            f"postgresql+psycopg2://{server['user']}@/{_DATABASE}?host={server['host']}&port={server['port']}"
-        )
-        return SqlCatalog("peers", uri=uri, warehouse=f"file://{self.place.folder}/pyiceberg")
 
 
 def _count_warnings(name: str) -> list[str]:

@@ -10,7 +10,8 @@ from time import sleep
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from benchmarks.peers.peer import FILES_PER_COMPACTION, Opener, Peer, Refused, Steps, refused_on, small_rows
+from benchmarks.harness.processes import Opener
+from benchmarks.peers.peer import FILES_PER_COMPACTION, Peer, Refused, Steps, refused_on, small_rows
 
 if TYPE_CHECKING:
     from dormouse.commits.queue import CommitQueue
@@ -28,17 +29,12 @@ class Dormouse(Peer):
     label = "Dormouse, synchronous"
 
     def version(self) -> str:
-        from importlib.metadata import version
+        import dormouse as dm
 
-        from dormouse.errors import DISTRIBUTION
-
-        return f"Dormouse {version(DISTRIBUTION)}"
+        return f"Dormouse {dm.__version__}"
 
     def set_up(self) -> None:
-        import psycopg
-
-        with psycopg.connect(self.place.dsn, autocommit=True) as conn:
-            conn.execute(f"create database peer_{self.name}")
+        self.place.create_database(f"peer_{self.name}")
         self.open().close()
 
     def open(self) -> Instance:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from benchmarks.harness.place import Place
+from benchmarks.harness.processes import Opener
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,20 +24,6 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the sides keep their tables: one durable PostgreSQL with a database each, and a folder."""
-
-    dsn: str = field(repr=False)
-    folder: Path
-
-    def database(self, name: str) -> str:
-        """A connection string for a side's own database."""
-        from psycopg.conninfo import make_conninfo
-
-        return make_conninfo(self.dsn, dbname=name)
-
-
-@dataclass(frozen=True)
 class Steps:
     """A worker's work: `step` gives how many commits it made, or raises Refused.
 
@@ -47,10 +35,6 @@ class Steps:
     retries: Callable[[], int | None] = lambda: None
     is_idle: Callable[[], bool] = lambda: True
     """Whether a helper has done all that the others gave it."""
-
-
-Opener = Callable[[], AbstractContextManager[Steps]]
-"""Opens a worker's work in its own process, so it must travel there."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +62,7 @@ class Peer(ABC):
         """Steps that append one small file each."""
 
     def committers(self, table: str) -> list[Opener]:
-        """Who applies what the appenders only submit, each in a process of its own; nobody, for most."""
+        """What applies what the appenders only submit, each in a process of its own; nothing, for most."""
         return []
 
     def fill(self, table: str, partitions: dict[int, int]) -> None:

@@ -8,71 +8,218 @@ for them. On an embedded PostgreSQL with its durable defaults.
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-import tempfile
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
 
-from benchmarks.arguments import check_plot
-from benchmarks.harness import orderly_end
-from benchmarks.planner.experiment import LEAVES, QUICK, Place, Plan, measure
-from benchmarks.planner.report import plot, table
-from benchmarks.state_tables import open_tables, own_database
+from benchmarks.harness.command import Benchmark, Figures, Tell
+from benchmarks.harness.place import own_place
+from benchmarks.harness.processes import FORKSERVER, Remote, remote
+from benchmarks.harness.report import Line, Pane, columns, median_ratio, percentile, shown
+from benchmarks.making import Tables, open_tables
+from benchmarks.planner.load import load
+from benchmarks.planner.planning import planning
+from benchmarks.state_tables import StateTable
+
+FILES_PER_LEAF = 10
+COMMITS_PER_S = 1_000
+LEAVES = {"1k": 1_000, "10k": 10_000, "132k": 132_000}
 
 
-def main(given: list[str] | None = None) -> None:
-    orderly_end()
-    arguments = parse(given)
+@dataclass(frozen=True)
+class Plan:
+    """How much is done; times in seconds."""
+
+    keys_seconds: float = 20
+    keys_min: int = 1_000
+    ranges_seconds: float = 10
+    ranges_min: int = 200
+    instances: int = 10
+    scans: int = 3
+    scanned: tuple[str, ...] = tuple(LEAVES)
+    sizes: tuple[str, ...] = tuple(LEAVES)
+    under_load: tuple[str, ...] = tuple(LEAVES)
+
+
+QUICK = Plan(
+    keys_seconds=2.5,
+    keys_min=100,
+    ranges_seconds=1,
+    ranges_min=20,
+    instances=3,
+    scans=1,
+    scanned=("1k",),
+    sizes=("1k", "132k"),
+    under_load=("132k",),
+)
+
+
+def measure(arguments: Namespace, tell: Tell) -> Figures:
+    """A table of each size, one after another."""
     plan = QUICK if arguments.quick else Plan()
-    found = run(replace(plan, sizes=tuple(arguments.only or plan.sizes)), verbose=not arguments.json)
-    if arguments.plot:
-        plot(found, arguments.plot)
-    print(json.dumps(found) if arguments.json else table(found))
+    found: Figures = {"stale_reads": 0, "probes": 0, "files_per_leaf": FILES_PER_LEAF}
+    with own_place() as place, open_tables(place.dsn, place.objects) as tables:
+        for size in arguments.only or plan.sizes:
+            leaves = LEAVES[size]
+            tell(f"making {leaves:,} leaves")
+            table = tables.make(
+                f"leaves_{size}", leaves, files_per_leaf=FILES_PER_LEAF, claimed_leaves=leaves
+            )
+            of_size = _measure_size(tables, plan, size, table, tell)
+            for name in ("stale_reads", "probes"):
+                found[name] += of_size.pop(name)
+            found |= {_named(name, size): value for name, value in of_size.items()}
+            tables.drop(table)
+    return found
 
 
-def parse(given: list[str] | None = None) -> argparse.Namespace:
-    """The arguments; ends with one clear line when they are wrong."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.planner", description=__doc__)
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="under a minute: without 10,000 leaves, whole tables of 1,000 only",
+def _named(name: str, size: str) -> str:
+    """`plan_p99_ms` and `plan_p99_ms_under_load` of a size."""
+    stem = name.removesuffix("_under_load")
+    return f"{stem}_{size}{name[len(stem) :]}"
+
+
+def _measure_size(tables: Tables, plan: Plan, size: str, table: StateTable, tell: Tell) -> Figures:
+    here, there = FORKSERVER.Pipe()
+    stop = FORKSERVER.Event()
+    found: Figures = {"stale_reads": 0, "probes": 0}
+    with remote(planning, tables.dsn, tables.objects, table, here) as planner:
+        tell(f"{table.leaves:,} leaves, idle")
+        found["rss_mb_before"] = _mb(planner.call("memory")["now"])
+        found["plan_first_ms"] = round(planner.call("new_instances", 1)[0], 3)
+        found["plan_cold_ms"] = round(median(planner.call("new_instances", plan.instances)), 3)
+        tree = planner.call("load_tree")
+        found |= {"tree_load_ms": round(tree["milliseconds"], 1), "tree_mb": _mb(tree["bytes"])}
+        found |= _warm(planner, plan)
+        if size in plan.under_load:
+            tell(f"{table.leaves:,} leaves, with commits")
+            with remote(load, tables.dsn, tables.objects, table, there, stop) as committer:
+                committer.call("batch")  # it is warm then
+                committer.begin("run", COMMITS_PER_S)
+                under_load = _warm(planner, plan)
+                stop.set()
+                done = committer.result()
+            found |= {f"{name}_under_load": value for name, value in under_load.items()}
+            found["commits_per_s"] = round(done["commits"] / done["seconds"], 1)
+            found["splits_per_s"] = round(done["splits"] / done["seconds"], 2)
+            probes, stale = planner.call("probed")
+            found["probes"], found["stale_reads"] = done["probes"] + probes, done["stale"] + stale
+        found["rss_mb"] = _mb(planner.call("memory")["most"])
+        if size in plan.scanned:
+            tell(f"{table.leaves:,} leaves, all of them")
+            found |= _scans(planner, plan)
+    return found
+
+
+def _warm(planner: Remote, plan: Plan) -> dict[str, float]:
+    keys = planner.call("keys", plan.keys_seconds, plan.keys_min)
+    ranges = planner.call("ranges", plan.ranges_seconds, plan.ranges_min)
+    return {
+        **_percentiles("plan", keys["plan"]),
+        **_percentiles("look_up", keys["look_up"]),
+        **_percentiles("select_1", keys["select_1"]),
+        **_percentiles("range_plan", ranges),
+        # throughput, ours ÷ theirs: pairs of neighbours share the machine's noise
+        "plan_vs_look_up": round(median_ratio(keys["look_up"], keys["plan"]), 3),
+        "plan_vs_select_1": round(median_ratio(keys["select_1"], keys["plan"]), 3),
+    }
+
+
+def _scans(planner: Remote, plan: Plan) -> Figures:
+    scans = planner.call("scans", plan.scans)
+    return {
+        "scan_first_ms": round(median(scans["first"]), 2),
+        "scan_all_ms": round(median(scans["whole"]), 1),
+        "scan_scans": scans["scans"],
+        "scan_rss_mb": _mb(planner.call("memory")["most"]),
+    }
+
+
+def _percentiles(name: str, milliseconds: Sequence[float]) -> Mapping[str, float]:
+    return {f"{name}_p{percent}_ms": round(percentile(milliseconds, percent), 3) for percent in (50, 99)}
+
+
+def _mb(size: float) -> float:
+    return round(size / 1e6, 1)
+
+
+_WHAT = {
+    "plan": "one key",
+    "range_plan": "the keys of ten leaves",
+    "look_up": "  bare SQL: the files of the key",
+    "select_1": "  bare SQL: select 1",
+}
+_WHEN = {"": "alone", "_under_load": "with commits"}
+_SINGLE = {
+    "plan_first_ms": "one key, the first plan of a process: ms",
+    "plan_cold_ms": "one key, the first plan of an instance: ms",
+    "plan_vs_look_up": "one key, bare SQL ÷ ours",
+    "scan_first_ms": "the whole table, until the first files: ms",
+    "scan_all_ms": "the whole table, until the last: ms",
+    "scan_scans": "  scans of files",
+    "scan_rss_mb": "  resident at the most: MB",
+    "rss_mb_before": "resident before the table is opened: MB",
+    "rss_mb": "resident at the most, before whole tables: MB",
+    "tree_load_ms": "the partition tree, to be loaded whole: ms",
+    "tree_mb": "the partition tree: MB",
+    "commits_per_s": "commits/s meanwhile",
+    "splits_per_s": "splits/s meanwhile",
+}
+
+
+def text(found: Figures) -> str:
+    pairs = [
+        (f"{what}, {when}", *(_pair(found, name, f"{size}{end}") for size in LEAVES))
+        for end, when in _WHEN.items()
+        for name, what in _WHAT.items()
+    ]
+    single = [
+        (what, *(shown(found.get(f"{name}_{size}")) for size in LEAVES)) for name, what in _SINGLE.items()
+    ]
+    rows = [row for row in (*pairs, *single) if any(row[1:])]
+    return "\n".join(
+        [
+            f"Planning tables of {found['files_per_leaf']} files a leaf: ms, p50 and p99",
+            columns(("leaves", *LEAVES.values()), *rows),
+            f"stale plans: {found['stale_reads']} of {found['probes']:,}",
+        ]
     )
-    parser.add_argument("--json", action="store_true", help="one object on one line")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .svg or .png")
-    parser.add_argument(
-        "--only", action="append", choices=list(LEAVES), help="leaves of the tables; may be repeated"
-    )
-    arguments = parser.parse_args(given)
-    check_plot(parser, arguments.plot)
-    return arguments
 
 
-def run(plan: Plan, *, verbose: bool) -> dict[str, Any]:
-    """Every figure, by name."""
-    from dormouse.embedded.postgres import EmbeddedPostgres
-
-    with (
-        tempfile.TemporaryDirectory(prefix="dormouse-benchmark-") as folder,
-        EmbeddedPostgres(Path(folder) / "server") as server,
-        own_database(server.dsn) as dsn,
-    ):
-        objects = str(Path(folder) / "objects")
-        with open_tables(dsn, objects) as tables:
-            tell = _tell if verbose and sys.stderr.isatty() else _tell_nobody
-            return measure(Place(dsn, objects, tables), plan, tell)
+def _pair(found: Figures, name: str, end: str) -> str:
+    pair = [shown(found.get(f"{name}_{percentile}_ms_{end}")) for percentile in ("p50", "p99")]
+    return "  ".join(pair) if all(pair) else ""
 
 
-def _tell(text: str) -> None:
-    print(f"\r\033[K{text}", end="\r", file=sys.stderr, flush=True)
+def panes(found: Figures) -> list[Pane]:
+    """The latency of a plan by the leaves of the table."""
+    made = []
+    for which in ("p50", "p99"):
+        lines = []
+        for name, what in _WHAT.items():
+            for end, when in _WHEN.items():
+                points = {n: found.get(f"{name}_{which}_ms_{size}{end}") for size, n in LEAVES.items()}
+                lines.append(Line(f"{what.strip()}, {when}", points, "--" if end else "-"))
+        made.append(Pane(which, "leaves", "milliseconds", lines, yscale="log"))
+    return made
 
 
-def _tell_nobody(_: str) -> None:
-    pass
-
+BENCHMARK = Benchmark(
+    "planner",
+    __doc__,
+    measure,
+    text,
+    panes,
+    quick="under a minute: without 10,000 leaves, whole tables of 1,000 only",
+    options={
+        "--only": {
+            "action": "append",
+            "choices": list(LEAVES),
+            "help": "leaves of the tables; may be repeated",
+        }
+    },
+)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -13,21 +13,18 @@ from threading import Event
 from typing import Any
 from uuid import uuid4
 
-from benchmarks.commits.together import apply_all
-from benchmarks.metadata_tables import KEYS_PER_LEAF, MetadataTable
+from benchmarks.committers import apply_all
 from benchmarks.planner.probes import Probe, keys_of, planned
-from benchmarks.state_tables import BYTES_PER_FILE, ROWS_PER_FILE
+from benchmarks.state_tables import KEYS_PER_LEAF, StateTable, keys_between, new_file
 from dormouse.commits.requests import AddFiles, AssignJobIds, CommitRequest, Envelope, ReplaceFileReferences
 from dormouse.commits.table_cache import Tables
-from dormouse.context import TableContext
+from dormouse.context import TableAddress, TableContext
 from dormouse.model.file_reference import (
     AssignJobIdRequest,
     FileReference,
     FileWithReferences,
     ReplaceFileReferencesRequest,
 )
-from dormouse.objects import open_store
-from dormouse.postgres import ConnectionSupplier
 
 BATCH = 100
 _SPLIT_SECONDS = 0.5
@@ -36,21 +33,14 @@ _SPLIT_SECONDS = 0.5
 class Load:
     """Applies batches of compactions of random leaves; where nothing is left to compact, it ingests first.
 
-    After a batch a plan is made here and checked, and another by whoever is at the other end of `probes`.
+    After a batch a plan is made here and checked, and another by the process at the other end of `probes`.
     """
 
-    def __init__(
-        self,
-        supplier: ConnectionSupplier,
-        context: TableContext,
-        table: MetadataTable,
-        probes: Connection,
-        stop: Event,
-    ) -> None:
+    def __init__(self, context: TableContext, table: StateTable, probes: Connection, stop: Event) -> None:
         self._table = table
         self._context = context
         context.partitions.tree()
-        self._tables = Tables(supplier)
+        self._tables = Tables(context.supplier)
         self._tables.named([(table.record.table_id, "")])
         self._probes = probes
         self._stop = stop
@@ -63,6 +53,10 @@ class Load:
         self._held: int | None = None
         """The leaf that the other process looks at."""
         self.facts = {"commits": 0, "splits": 0, "probes": 0, "stale": 0}
+
+    @property
+    def _name(self) -> str:
+        return self._table.record.name
 
     def run(self, per_second: int) -> dict[str, float]:
         """Works until it is told to stop; gives what was done, and in how many seconds."""
@@ -96,7 +90,6 @@ class Load:
         requests = [self._job(leaf, again.get(leaf)) for leaf in leaves]
         if again:
             added = tuple(file for files in again.values() for file in files)
-            self._apply([AddFiles(commit_id=str(uuid4()), table=self._table.record.name, files=added)])
             claims = tuple(
                 AssignJobIdRequest(
                     job_id=request.job_id,
@@ -106,14 +99,11 @@ class Load:
                 for leaf, request in zip(leaves, requests, strict=True)
                 if leaf in again
             )
-            self._apply(
-                [AssignJobIds(commit_id=str(uuid4()), table=self._table.record.name, requests=claims)]
-            )
+            self._apply([AddFiles(commit_id=str(uuid4()), table=self._name, files=added)])
+            self._apply([AssignJobIds(commit_id=str(uuid4()), table=self._name, requests=claims)])
         self._apply(
             [
-                ReplaceFileReferences(
-                    commit_id=str(uuid4()), table=self._table.record.name, requests=(request,)
-                )
+                ReplaceFileReferences(commit_id=str(uuid4()), table=self._name, requests=(request,))
                 for request in requests
             ]
         )
@@ -143,22 +133,12 @@ class Load:
 
     def _ingested(self, leaf: int) -> list[FileWithReferences]:
         """As many new files that the leaf has as many as at first."""
-        partition_id, (min_key, max_key) = self._table.partition_id(leaf), self._table.keys(leaf)
-        files = []
-        for _ in range(self._table.files_per_job - 1):
-            name = f"{self._table.record.object_prefix}{uuid4()}/{partition_id}.parquet"
-            reference = FileReference(filename=name, partition_id=partition_id, row_count=ROWS_PER_FILE)
-            files.append(
-                FileWithReferences(
-                    filename=name,
-                    references=(reference,),
-                    byte_count=BYTES_PER_FILE,
-                    row_count=ROWS_PER_FILE,
-                    min_key=min_key,
-                    max_key=max_key,
-                )
-            )
-        return files
+        partition_id, keys = self._table.partition_id(leaf), keys_between(leaf, leaf + 1)
+        prefix = self._table.record.object_prefix
+        return [
+            new_file(f"{prefix}{uuid4()}/{partition_id}.parquet", partition_id, keys)
+            for _ in range(self._table.files_per_leaf - 1)
+        ]
 
     def split(self) -> None:
         """Divides the leaf that was compacted last, which nothing is ingested into any more."""
@@ -191,11 +171,6 @@ class Load:
 
 
 @contextmanager
-def load(dsn: str, objects: str, table: MetadataTable, probes: Connection, stop: Any) -> Iterator[Load]:
-    supplier = ConnectionSupplier(dsn, connections_max=2)
-    try:
-        yield Load(
-            supplier, TableContext(dsn, supplier, open_store(objects), table.record), table, probes, stop
-        )
-    finally:
-        supplier.close()
+def load(dsn: str, objects: str, table: StateTable, probes: Connection, stop: Any) -> Iterator[Load]:
+    with TableAddress(dsn, objects, {}, table.record).open() as context:
+        yield Load(context, table, probes, stop)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
-from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any
 
 import psycopg
 
-from benchmarks.metadata_tables import KEYS_PER_LEAF, MetadataTable
+from benchmarks.harness.processes import resident_bytes
 from benchmarks.planner.probes import keys_of, planned
-from dormouse.context import TableContext
-from dormouse.objects import open_store
-from dormouse.postgres import ConnectionSupplier
+from benchmarks.state_tables import KEYS_PER_LEAF, StateTable
+from dormouse.context import TableAddress, TableContext
 
 RANGE_LEAVES = 10
 _LOOK_UP = (
@@ -30,16 +28,16 @@ Milliseconds = list[float]
 class Planning:
     """Plans queries of random keys. Answers probes whenever there is one."""
 
-    def __init__(self, dsn: str, objects: str, table: MetadataTable, probes: Connection) -> None:
-        self._dsn = dsn
-        self._objects = objects
+    def __init__(self, dsn: str, objects: str, table: StateTable, probes: Connection) -> None:
+        self._address = TableAddress(dsn, objects, {}, table.record)
         self._table = table
         self._probes = probes
         self._random = random.Random(2)
         self._bare = psycopg.connect(dsn, autocommit=True, prepare_threshold=0)
         own = {name: f"{name}_{table.record.table_id}" for name in ("file_reference", "file")}
         self._look_up = _LOOK_UP.format(references=own["file_reference"], files=own["file"])
-        self._opened: tuple[ConnectionSupplier, TableContext] | None = None
+        self._opened = ExitStack()
+        self._context: TableContext | None = None
         self._probed = [0, 0]
 
     def close(self) -> None:
@@ -95,11 +93,7 @@ class Planning:
 
     def memory(self) -> dict[str, int]:
         """Resident bytes of this process: now, and at the most."""
-        lines = Path("/proc/self/status").read_text("utf-8").splitlines()
-        found = dict(line.split(":", 1) for line in lines if line.startswith("Vm"))
-        return {
-            name: 1_024 * int(found[key].split()[0]) for name, key in (("now", "VmRSS"), ("most", "VmHWM"))
-        }
+        return {"now": resident_bytes("VmRSS"), "most": resident_bytes()}
 
     def probed(self) -> tuple[int, int]:
         """How many probes were answered so far, and how many of them were stale."""
@@ -133,20 +127,17 @@ class Planning:
         return keys_of(leaf, self._random.randrange(KEYS_PER_LEAF))
 
     def context(self) -> TableContext:
-        if self._opened is None:
-            supplier = ConnectionSupplier(self._dsn, connections_max=2)
-            context = TableContext(self._dsn, supplier, open_store(self._objects), self._table.record)
-            self._opened = supplier, context
-        return self._opened[1]
+        if self._context is None:
+            self._context = self._opened.enter_context(self._address.open())
+        return self._context
 
     def _close(self) -> None:
-        if self._opened is not None:
-            self._opened[0].close()
-            self._opened = None
+        self._opened.close()
+        self._context = None
 
 
 @contextmanager
-def planning(dsn: str, objects: str, table: MetadataTable, probes: Connection) -> Iterator[Planning]:
+def planning(dsn: str, objects: str, table: StateTable, probes: Connection) -> Iterator[Planning]:
     made = Planning(dsn, objects, table, probes)
     try:
         yield made

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from benchmarks.metadata_tables import KEYS_PER_LEAF
+from benchmarks.state_tables import KEYS_PER_LEAF
 from dormouse.context import TableContext
 from dormouse.model.region import Range
 from dormouse.query.key_ranges import KeyRanges
-from dormouse.query.planner import Scan
 from dormouse.query.table_view import plan_query
 
 
@@ -50,9 +49,5 @@ def planned(context: TableContext, ranges: KeyRanges) -> Planned:
     first = 0.0
     for group in plan_query(context, ranges):
         first = first or perf_counter() - began
-        filenames += _names(group)
+        filenames += [scan.filename for scan in group]
     return Planned(filenames, first, perf_counter() - began)
-
-
-def _names(group: Iterable[Scan]) -> list[str]:
-    return [scan.filename for scan in group]

@@ -7,71 +7,159 @@ page cache is warm, and so is each engine, in a process of its own; rounds in tu
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-import tempfile
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
+import random
+from argparse import Namespace
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
 
-from benchmarks.arguments import check_plot
-from benchmarks.harness import orderly_end
-from benchmarks.query.experiment import QUICK, Plan, measure
+from benchmarks.harness.command import Benchmark, Figures, Tell
+from benchmarks.harness.place import own_place
+from benchmarks.harness.processes import Remote, remotes
+from benchmarks.harness.report import Line, Pane, columns, median_ratio, turned
 from benchmarks.query.lake import Lake, make
-from benchmarks.query.report import plot, table
-from benchmarks.state_tables import own_database
-from dormouse.errors import pip_install
+from benchmarks.query.sides import SIDES, Wanted, asked
 
-_NEEDED = ("datafusion", "duckdb", "polars", "pyiceberg", "psycopg2")
-
-
-def main(given: list[str] | None = None) -> None:
-    orderly_end()
-    arguments = parse(given)
-    found = run(QUICK if arguments.quick else Plan(), verbose=not arguments.json)
-    if arguments.plot:
-        plot(found, arguments.plot)
-    print(json.dumps(found) if arguments.json else table(found))
-
-
-def parse(given: list[str] | None = None) -> argparse.Namespace:
-    """The arguments; ends with one clear line when they are wrong or a package is missing."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.query", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rows: the same figures in under a minute")
-    parser.add_argument("--json", action="store_true", help="one object on one line")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .svg or .png")
-    arguments = parser.parse_args(given)
-    check_plot(parser, arguments.plot)
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        wanted = pip_install("local", "query", "benchmark")
-        parser.error(f"not installed: {', '.join(missing)}; {wanted}")
-    return arguments
+KINDS = {"lookup": 1, "range_10": 10, "range_10000": 10_000, "range_1000000": 1_000_000}
+_KINDS = {
+    "lookup": "one key",
+    "range_10": "10 rows",
+    "range_10000": "10,000 rows",
+    "range_1000000": "1,000,000 rows",
+}
+_LABELS = {
+    "dormouse": "Dormouse",
+    "sql": "Dormouse, SQL",
+    "duckdb": "DuckDB",
+    "polars": "Polars",
+    "pyiceberg": "PyIceberg",
+}
 
 
-def run(plan: Plan, *, verbose: bool) -> dict[str, Any]:
-    """Every figure, by name."""
-    from dormouse.embedded.postgres import EmbeddedPostgres
+@dataclass(frozen=True)
+class Plan:
+    """How much is done. `repeats` are queries of each kind in a round."""
 
-    tell = _tell if verbose and sys.stderr.isatty() else _tell_nobody
-    with (
-        tempfile.TemporaryDirectory(prefix="dormouse-benchmark-") as folder,
-        EmbeddedPostgres(Path(folder) / "server") as server,
-        own_database(server.dsn) as dsn,
-    ):
-        lake = Lake(dsn, Path(folder), plan.leaves, plan.ingests, plan.rows)
+    leaves: int = 100
+    ingests: int = 10
+    rows: int = 20_000_000
+    rounds: int = 7
+    repeats: tuple[int, ...] = (20, 10, 5, 2)
+
+
+QUICK = Plan(leaves=20, rows=2_000_000, rounds=3, repeats=(5, 3, 2, 1))
+
+Times = dict[tuple[str, str], list[float]]
+"""Seconds by the kind of query and the engine."""
+
+
+def measure(arguments: Namespace, tell: Tell) -> Figures:
+    """Rounds in which every engine answers the same queries, in turns."""
+    plan = QUICK if arguments.quick else Plan()
+    rounds: Times = defaultdict(list)
+    singles: Times = defaultdict(list)
+    with own_place() as place:
+        lake = Lake(place, plan.leaves, plan.ingests, plan.rows)
         make(lake, tell)
-        return measure(lake, plan, tell)
+        with remotes([partial(asked, name, lake) for name in SIDES]) as processes:
+            engines = dict(zip(SIDES, processes, strict=True))
+            tell("comparing answers")
+            _compare(engines, plan)
+            # the first round warms everything up and is not counted
+            for number in range(plan.rounds + 1):
+                for kind in KINDS:
+                    tell(f"{kind}, round {number} of {plan.rounds}")
+                    wanted = queries(plan, kind, number)
+                    for name in turned(list(engines), number):
+                        seconds = engines[name].call("seconds", wanted)
+                        if number:
+                            rounds[kind, name].append(sum(seconds))
+                            singles[kind, name] += seconds
+            peaks = {name: engine.call("peak_bytes") for name, engine in engines.items()}
+    return {
+        "rows": lake.rows,
+        "files": lake.files,
+        "leaves": lake.leaves,
+        "rounds": plan.rounds,
+        **figures(rounds, singles),
+        **{f"peak_memory_bytes_{name}": size for name, size in peaks.items()},
+    }
 
 
-def _tell(text: str) -> None:
-    print(f"\r\033[K{text}", end="\r", file=sys.stderr, flush=True)
+def queries(plan: Plan, kind: str, number: int) -> list[Wanted]:
+    """Those of a kind in a round, at random keys; the same every time."""
+    rows, repeats = KINDS[kind], plan.repeats[list(KINDS).index(kind)]
+    seeded = random.Random(f"{kind} {number}")
+    return [Wanted(seeded.randrange(plan.rows - rows), rows, kind == "lookup") for _ in range(repeats)]
 
 
-def _tell_nobody(_: str) -> None:
-    pass
+def figures(
+    rounds: Mapping[tuple[str, str], Sequence[float]], singles: Mapping[tuple[str, str], Sequence[float]]
+) -> Figures:
+    """Milliseconds a query, and ours ÷ theirs in queries a second."""
+    found: Figures = {}
+    for (kind, name), seconds in singles.items():
+        found[_ms(kind, name)] = round(1_000 * median(seconds), 3)
+        if name != "dormouse":
+            found[f"{kind}_vs_{name}"] = round(median_ratio(rounds[kind, name], rounds[kind, "dormouse"]), 3)
+    return found
 
+
+def _ms(kind: str, name: str) -> str:
+    """The name of a figure."""
+    return f"{kind}_ms" if name == "dormouse" else f"{kind}_ms_{name}"
+
+
+def _compare(engines: Mapping[str, Remote], plan: Plan) -> None:
+    """RuntimeError when not all have the same rows, in the same order."""
+    for kind in KINDS:
+        wanted = queries(plan, kind, -1)[0]
+        digests = {name: engine.call("digest", wanted) for name, engine in engines.items()}
+        others = [name for name, found in digests.items() if found != digests["dormouse"]]
+        if others:
+            raise RuntimeError(f"{kind}: {', '.join(others)} answered differently than dormouse")
+
+
+def text(found: Figures) -> str:
+    head = [cell for kind in KINDS for cell in (f"{_KINDS[kind]}: ms", "ours ÷")]
+    rows = [
+        (
+            label,
+            *(
+                figure
+                for kind in KINDS
+                for figure in (found[_ms(kind, name)], found.get(f"{kind}_vs_{name}"))
+            ),
+            found[f"peak_memory_bytes_{name}"] / 1e6,
+        )
+        for name, label in _LABELS.items()
+    ]
+    return (
+        f"{found['rows']:,} rows in {found['files']:,} files of {found['leaves']:,} leaves; "
+        f"medians of {found['rounds']} rounds\n" + columns(("", *head, "peak MB"), *rows)
+    )
+
+
+def panes(found: Figures) -> list[Pane]:
+    """Milliseconds by the rows of the answer, a line an engine."""
+    lines = [
+        Line(label, {_KINDS[kind]: found[_ms(kind, name)] for kind in KINDS})
+        for name, label in _LABELS.items()
+    ]
+    return [Pane("An answer in key order", "what is asked for", "milliseconds", lines, yscale="log")]
+
+
+BENCHMARK = Benchmark(
+    "query",
+    __doc__,
+    measure,
+    text,
+    panes,
+    quick="fewer rows: the same figures in under a minute",
+    needed=("datafusion", "duckdb", "polars", "pyiceberg", "psycopg2"),
+)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

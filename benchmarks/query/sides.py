@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from benchmarks.query.lake import KEY_STEP, Lake
+from benchmarks.harness.processes import resident_bytes
+from benchmarks.query.lake import CATALOG, KEY_STEP, Lake
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,7 @@ class Asked:
 
     def peak_bytes(self) -> int:
         """Resident at the most."""
-        status = Path("/proc/self/status").read_text("utf-8")
-        [line] = [line for line in status.splitlines() if line.startswith("VmHWM")]
-        return 1_024 * int(line.split()[1])
+        return resident_bytes()
 
 
 def digest(rows: Any) -> str:
@@ -133,7 +131,7 @@ def _polars(lake: Lake, stack: ExitStack) -> Answer:
 
 
 def _pyiceberg(lake: Lake, stack: ExitStack) -> Answer:
-    table = lake.iceberg().load_table("query.orders")
+    table = lake.place.iceberg(CATALOG).load_table("query.orders")
 
     def answer(wanted: Wanted) -> Any:
         # what was committed since the last query must be seen

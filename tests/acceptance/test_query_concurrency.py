@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.concurrency.__main__ import run
+from benchmarks.concurrency.__main__ import QUICK, Plan, run
 from benchmarks.concurrency.clients import Target
-from benchmarks.concurrency.experiment import QUICK, Plan
 
 SMALL = Plan(
     clients=20,
@@ -25,7 +24,7 @@ SMALL = Plan(
 
 @pytest.mark.parametrize("plan", [SMALL, pytest.param(QUICK, marks=pytest.mark.slow)], ids=["small", "whole"])
 def test_no_look_up_fails_or_is_wrong_or_stale(dsn: str, tmp_path: Path, plan: Plan) -> None:
-    """Whoever asks after a commit was acknowledged sees it; every version of a key is there once."""
+    """A client that asks after a commit was acknowledged sees it; every version of a key is there once."""
     found = run(Target(dsn, f"file://{tmp_path}/objects"), plan)
     assert verdict(found) == {"errors": 0, "wrong_rows": 0, "stale_reads": 0}, found
     assert found["lookups"] > 0

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.metadata_tables import KEYS_PER_LEAF, MetadataTable, metadata_table, spread
-from benchmarks.state_tables import SCHEMA, Tables, open_tables
+from benchmarks.making import SCHEMA, Tables, open_tables
+from benchmarks.state_tables import KEYS_PER_LEAF, StateTable, spread
 from dormouse.catalog import Catalog
 from dormouse.context import TableContext
 from dormouse.files.attempts import WriteAttempts
@@ -29,7 +29,7 @@ def tables(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) -> I
         yield made
 
 
-def context(shared: tuple[str, ConnectionSupplier], tmp_path: Path, table: MetadataTable) -> TableContext:
+def context(shared: tuple[str, ConnectionSupplier], tmp_path: Path, table: StateTable) -> TableContext:
     return TableContext(*shared, open_store(tmp_path / "objects"), table.record)
 
 
@@ -38,7 +38,7 @@ def test_the_tree_is_the_one_that_the_catalog_makes(
     shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path, tables: Tables, leaves: int
 ) -> None:
     supplier = shared_supplier[1]
-    made = metadata_table(tables, f"copied_{leaves}", leaves, 1)
+    made = tables.make(f"copied_{leaves}", leaves, files_per_leaf=1)
     points = [KEYS_PER_LEAF * number for number in range(1, leaves)]
     catalog = Catalog(supplier, WriteAttempts(supplier, open_store(tmp_path / "objects")))
     created = catalog.create(f"created_{leaves}", SCHEMA, TableProperties(), split_points=points)
@@ -54,8 +54,8 @@ def test_the_tree_is_the_one_that_the_catalog_makes(
 def test_the_store_reads_the_files_and_applies_the_jobs(
     shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path, tables: Tables, layout: str
 ) -> None:
-    table = metadata_table(
-        tables, f"big_{layout}", LEAVES, 3, layout, claimed_leaves=2, full_leaves=1, above_leaves=4
+    table = tables.make(
+        f"big_{layout}", LEAVES, layout, files_per_leaf=3, claimed_leaves=2, full_leaves=1, above_leaves=4
     )
     opened = context(shared_supplier, tmp_path, table)
     full = opened.store.file_references_in([table.partition_id(0)])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.commits.__main__ import parse as parse_commits
-from benchmarks.commits.bench import median_of_ratios
+from benchmarks.commits.__main__ import BENCHMARK as COMMITS
 from benchmarks.commits.pgbench import as_script, read
-from benchmarks.commits.together import batches, divided
-from benchmarks.contention.__main__ import parse as parse_contention
-from benchmarks.contention.experiment import CASES, ISOLATIONS, VARIANTS, Plan, figures, turns
-from benchmarks.contention.storm import Storm, deal, merged
+from benchmarks.committers import Storm, batches, deal, merged
+from benchmarks.contention import BENCHMARK as CONTENTION
+from benchmarks.contention import CASES, ISOLATIONS, VARIANTS, Plan, figures
+from benchmarks.harness.command import Benchmark
+from benchmarks.harness.report import median_ratio, turns
 
 _SAID = """
 number of transactions actually processed: 500/500
@@ -39,17 +39,17 @@ def test_a_transaction_that_pgbench_did_not_do_is_noticed() -> None:
 
 
 def test_a_batch_of_work_is_divided_without_loss() -> None:
-    assert divided(range(5), 2) == [[0, 2, 4], [1, 3]]
+    assert deal(range(5), 2) == [[0, 2, 4], [1, 3]]
     assert [list(each) for each in batches(range(5), 2)] == [[0, 1], [2, 3], [4]]
 
 
 def test_ratios_are_those_of_runs_side_by_side() -> None:
-    assert median_of_ratios([10, 1, 30], [10, 2, 10]) == 1
+    assert median_ratio([10, 1, 30], [10, 2, 10]) == 1
 
 
 def test_every_job_has_one_committer() -> None:
     for committers in (1, 3, 500):
-        dealt = deal(256, committers)
+        dealt = deal(range(256), committers)
         assert len(dealt) == min(256, committers)
         assert sorted(job for jobs in dealt for job in jobs) == list(range(256))
 
@@ -61,7 +61,7 @@ def test_a_storm_lasts_from_its_first_process_to_its_last() -> None:
 
 
 def test_every_case_has_its_turn_in_each_round() -> None:
-    rounds = list(turns(2))
+    rounds = list(turns(CASES, 2, step=7))
     assert sorted(case for number, case in rounds if number == 0) == sorted(CASES)
     assert sorted(case for number, case in rounds if number == 1) == sorted(CASES)
 
@@ -76,12 +76,11 @@ def test_contention_counts_failures_of_every_case() -> None:
             assert found[f"commits_per_s_{variant}_500{suffix}"] == 2.0
 
 
-@pytest.mark.parametrize("parse", [parse_commits, parse_contention])
+@pytest.mark.parametrize("benchmark", [COMMITS, CONTENTION])
 def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_measured(
-    parse: object, capsys: pytest.CaptureFixture[str]
+    benchmark: Benchmark, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert callable(parse)
     with pytest.raises(SystemExit) as ended:
-        parse(["--plot", "figure.txt"])
+        benchmark.parse(["--plot", "figure.txt"])
     assert ended.value.code == 2
     assert "must end in .svg or .png" in capsys.readouterr().err

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from multiprocessing import Pipe
 from pathlib import Path
 from threading import Event
 
 import pytest
 
-from benchmarks.metadata_tables import KEYS_PER_LEAF, metadata_table
-from benchmarks.planner.__main__ import parse
-from benchmarks.planner.experiment import _named
+from benchmarks.harness.processes import remote
+from benchmarks.making import open_tables
+from benchmarks.planner.__main__ import BENCHMARK, _named
+from benchmarks.planner.__main__ import text as as_table
 from benchmarks.planner.load import Load, load
 from benchmarks.planner.planning import planning
 from benchmarks.planner.probes import Probe, keys_of
-from benchmarks.planner.report import table as as_table
-from benchmarks.remote import remote
-from benchmarks.state_tables import open_tables
+from benchmarks.state_tables import KEYS_PER_LEAF
 from dormouse.model.region import Range
 from dormouse.postgres import ConnectionSupplier
 
@@ -57,8 +57,13 @@ def test_the_table_shows_what_was_measured() -> None:
 
 
 def test_what_fails_in_another_process_fails_here() -> None:
-    with remote(open, "/nowhere/at/all") as other, pytest.raises(RuntimeError, match="FileNotFoundError"):
-        other.call("read")
+    with pytest.raises(RuntimeError, match="FileNotFoundError"), remote(open, "/nowhere/at/all"):
+        pass
+    with (
+        remote(nullcontext, "{seven}") as other,
+        pytest.raises(RuntimeError, match="KeyError: 'seven'"),
+    ):
+        other.call("format_map", {})
 
 
 def test_plans_are_checked_while_leaves_are_compacted_ingested_and_split(
@@ -67,7 +72,7 @@ def test_plans_are_checked_while_leaves_are_compacted_ingested_and_split(
     dsn, _ = shared_supplier
     objects, (here, there), stop = str(tmp_path / "objects"), Pipe(), Event()
     with open_tables(dsn, objects) as tables:
-        table = metadata_table(tables, "planned", 40, 3, claimed_leaves=40)
+        table = tables.make("planned", 40, files_per_leaf=3, claimed_leaves=40)
     with planning(dsn, objects, table, here) as planner, load(dsn, objects, table, there, stop) as committer:
         planner.new_instances(1)
         for _ in range(6):
@@ -91,6 +96,6 @@ def _one_round(committer: Load) -> None:
 
 def test_a_plot_that_cannot_be_drawn_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        parse(["--plot", "figure.txt"])
+        BENCHMARK.parse(["--plot", "figure.txt"])
     assert ended.value.code == 2
     assert "must end in .svg or .png" in capsys.readouterr().err

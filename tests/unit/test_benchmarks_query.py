@@ -6,11 +6,9 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from benchmarks.harness import Side
-from benchmarks.query.__main__ import parse
-from benchmarks.query.experiment import KINDS, QUICK, Plan, figures, queries, turned
+from benchmarks.harness.report import turned
+from benchmarks.query.__main__ import BENCHMARK, KINDS, QUICK, Plan, figures, queries, text
 from benchmarks.query.lake import KEY_STEP
-from benchmarks.query.report import table
 from benchmarks.query.sides import SIDES, Asked, Wanted, digest
 
 ROWS = pa.table({"key": [1, 2], "text": ["a", "bc"]})
@@ -44,9 +42,9 @@ def test_an_answer_of_too_few_rows_is_noticed() -> None:
 
 
 def test_every_engine_is_compared_in_every_kind() -> None:
-    sides = {(kind, name): Side([2.0, 4.0]) for kind in KINDS for name in SIDES}
-    sides["lookup", "duckdb"] = Side([4.0, 12.0])
-    found = figures(sides, {key: side.seconds for key, side in sides.items()})
+    sides = {(kind, name): [2.0, 4.0] for kind in KINDS for name in SIDES}
+    sides["lookup", "duckdb"] = [4.0, 12.0]
+    found = figures(sides, sides)
     assert found["lookup_ms"] == 3_000
     assert found["lookup_ms_duckdb"] == 8_000
     assert found["lookup_vs_duckdb"] == 2.5
@@ -56,7 +54,7 @@ def test_every_engine_is_compared_in_every_kind() -> None:
     rest = {"rows": 1, "files": 1, "leaves": 1, "rounds": 2} | {
         f"peak_memory_bytes_{name}": 1 for name in SIDES
     }
-    assert "2.5" in table({**found, **rest})
+    assert "2.5" in text({**found, **rest})
 
 
 def test_the_order_turns() -> None:
@@ -65,6 +63,6 @@ def test_the_order_turns() -> None:
 
 def test_a_plot_that_cannot_be_drawn_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        parse(["--plot", "figure.txt"])
+        BENCHMARK.parse(["--plot", "figure.txt"])
     assert ended.value.code == 2
     assert "must end in .svg or .png" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import scale
-from benchmarks.state_tables import open_tables
+from benchmarks.making import open_tables
 from dormouse.files.layout import LAYOUTS
 
 
@@ -26,7 +26,7 @@ def test_growth_is_from_the_smallest_table_to_the_largest_of_ten_files_a_leaf() 
     summed = scale.summary(found, sizes)
     assert summed["rss_mb_max"] == 70
     assert (summed["references_counted_growth"], summed["growth_max_of_the_rest"]) == (132, 2)
-    assert "132000x50" in scale.table_text(summed)
+    assert "132000x50" in scale.text(summed)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,8 @@ def test_every_operation_finds_what_there_is_to_do(dsn: str, tmp_path: Path, lay
         answers = {}
         for name in scale.measured():
             scale.prepare(name, tables, table)
-            answers[name] = scale.run_one(name, dsn, objects, table.record.name)["answer"]
+            with scale.alone(dsn, objects, table) as process:
+                answers[name] = process.run(name)["answer"]
     assert answers["references_counted_in_sql"].isdecimal()
     assert (answers["jobs_first"], answers["jobs_nothing_due"], answers["jobs_due"]) == ("0", "0", "300")
     assert answers["splits_first"] == answers["splits_nothing_new"] == "(10, 100)"

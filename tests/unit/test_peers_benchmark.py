@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.__main__ import parse
+from benchmarks.peers.__main__ import _SIDES, BENCHMARK, text
 from benchmarks.peers.experiments import COMPACTORS, WRITERS, Compactions, Grown, Measured
 from benchmarks.peers.figures import figures
-from benchmarks.peers.report import table
 from benchmarks.peers.together import Done, Result, Tally, summary
 
 NAMES = ("dormouse", "committer", "ducklake", "delta", "pyiceberg")
@@ -59,8 +58,9 @@ def test_the_ratios_are_ours_to_theirs_and_the_failures_are_ours() -> None:
 
 
 def test_the_table_has_every_side() -> None:
-    shown = table(figures(made_up()), {name: f"side {name}" for name in NAMES})
-    assert all(shown.count(f"side {name}") >= 2 for name in NAMES)
+    shown = text({**figures(made_up()), "versions": {}, "postgres": "18"})
+    assert [side.name for side in _SIDES] == list(NAMES)
+    assert all(shown.count(side.label) >= 2 for side in _SIDES)
 
 
 def test_only_what_ended_in_time_counts_and_less_time_when_all_was_done() -> None:
@@ -82,7 +82,7 @@ def test_wrong_arguments_get_one_clear_line(
     given: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        parse(given)
+        BENCHMARK.parse(given)
     assert ended.value.code == 2
     assert says in capsys.readouterr().err.splitlines()[-1]
 
@@ -91,10 +91,10 @@ def test_a_missing_package_is_named_with_what_installs_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        "benchmarks.peers.__main__.find_spec", lambda name: None if name == "duckdb" else name
+        "benchmarks.harness.command.find_spec", lambda name: None if name == "duckdb" else name
     )
     with pytest.raises(SystemExit):
-        parse(["--quick", "--plot", str(Path("rates.svg"))])
+        BENCHMARK.parse(["--quick", "--plot", str(Path("rates.svg"))])
     says = capsys.readouterr().err.splitlines()[-1]
     assert "not installed: duckdb;" in says
     assert "dormouse-lake[local,query,benchmark]" in says

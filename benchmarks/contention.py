@@ -1,0 +1,191 @@
+"""What happens when hundreds of compactions of one table commit at the same moment?
+
+Eleven ingests wrote one file each, to which all leaves refer; a compaction job per leaf replaces its eleven
+references by one. Committers at once, synchronous and one by one, for every layout and isolation level, on an
+embedded PostgreSQL with its durable defaults.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, NamedTuple
+
+from benchmarks.committers import PRELOAD, Storm, committers
+from benchmarks.harness.command import Benchmark, Figures, Tell
+from benchmarks.harness.place import own_place
+from benchmarks.harness.report import Line, Pane, columns, turns
+from benchmarks.making import Tables, open_tables
+from benchmarks.state_tables import FILES_PER_JOB, StateTable
+
+PROCESSES = 4
+CONNECTIONS_MAX = 8
+"""Of each process: a supplier's default, and as many in all as the server works well with."""
+
+COMMITTERS = (16, 64, 200, 500)
+RETRIES_AT = 200
+ISOLATIONS = {"read committed": "", "serializable": "_serializable"}
+"""With what the names of their figures end."""
+_ERRORS_MAX = 20
+
+
+class Variant(NamedTuple):
+    label: str
+    layout: str
+    salts: int | None = None
+
+
+VARIANTS = {
+    "file_table": Variant("file_table", "file_table"),
+    "dummy_reference": Variant("dummy_reference", "dummy_reference"),
+    "salted_counts": Variant("salted_counts, 128 salts", "salted_counts", 128),
+    "salted_counts_16": Variant("salted_counts, 16 salts", "salted_counts", 16),
+    "salted_counts_1": Variant("salted_counts, 1 salt", "salted_counts", 1),
+}
+
+
+class Case(NamedTuple):
+    variant: str
+    isolation: str
+    committers: int
+
+    @property
+    def name(self) -> str:
+        """With which its figures end."""
+        return f"{self.variant}_{self.committers}{ISOLATIONS[self.isolation]}"
+
+
+CASES = [
+    Case(variant, isolation, count)
+    for isolation in ISOLATIONS
+    for count in COMMITTERS
+    for variant in VARIANTS
+]
+
+
+@dataclass(frozen=True)
+class Plan:
+    leaves: int = 1_024
+    rounds: int = 3
+
+
+QUICK = Plan(leaves=256, rounds=1)
+
+
+def measure(arguments: Namespace, tell: Tell) -> Figures:
+    """The storms of every case, in turns."""
+    plan = QUICK if arguments.quick else Plan()
+    storms: dict[Case, list[Storm]] = {case: [] for case in CASES}
+    with (
+        own_place() as place,
+        open_tables(place.dsn, place.objects) as tables,
+        committers(place.dsn, PROCESSES, CONNECTIONS_MAX) as them,
+    ):
+        for number, case in turns(CASES, plan.rounds, step=len(VARIANTS) + 2):
+            tell(f"round {number + 1}: {case.variant}, {case.isolation}, {case.committers} committers")
+            table = _table(tables, case, plan.leaves, f"round_{number}_{case.name}")
+            storm = them.storm(table, range(table.leaves), case.committers)
+            _check(tables, table, storm)
+            storms[case].append(storm)
+            tables.drop(table)
+    return figures(storms, plan)
+
+
+def figures(storms: Mapping[Case, Sequence[Storm]], plan: Plan) -> Figures:
+    """Failures and retries first, then rates and latencies: medians of the rounds; the former are sums."""
+    everything = [storm for rounds in storms.values() for storm in rounds]
+    found: Figures = {"failed_jobs": sum(len(storm.errors) for storm in everything)}
+    for isolation, suffix in ISOLATIONS.items():
+        for variant in VARIANTS:
+            rounds = storms[Case(variant, isolation, RETRIES_AT)]
+            found[f"retries_{variant}{suffix}"] = sum(storm.retries for storm in rounds)
+    for case, rounds in storms.items():
+        found[f"commits_per_s_{case.name}"] = round(median(storm.per_second for storm in rounds), 1)
+        found[f"p50_ms_{case.name}"] = round(median(storm.percentile_ms(50) for storm in rounds), 1)
+        found[f"p99_ms_{case.name}"] = round(median(storm.percentile_ms(99) for storm in rounds), 1)
+        found[f"retries_{case.name}"] = sum(storm.retries for storm in rounds)
+        found[f"failed_{case.name}"] = sum(len(storm.errors) for storm in rounds)
+    errors = {(case, error) for case, rounds in storms.items() for storm in rounds for error in storm.errors}
+    return {
+        **found,
+        "errors": [f"{case.name}: {error}" for case, error in sorted(errors)][:_ERRORS_MAX],
+        "leaves": plan.leaves,
+        "leaves_serializable": plan.leaves,
+        "rounds": plan.rounds,
+        "processes": PROCESSES,
+        "connections_max": CONNECTIONS_MAX,
+    }
+
+
+def _table(tables: Tables, case: Case, leaves: int, name: str) -> StateTable:
+    variant = VARIANTS[case.variant]
+    properties: dict[str, Any] = {"isolation": case.isolation}
+    if variant.salts is not None:
+        properties["salt_buckets"] = variant.salts
+    return tables.make(
+        name, leaves, variant.layout, claimed_leaves=leaves, one_file_per_ingest=True, **properties
+    )
+
+
+def _check(tables: Tables, table: StateTable, storm: Storm) -> None:
+    """What the committers were told is what there is."""
+    applied = tables.applied(table)
+    if applied != len(storm.seconds) or applied + len(storm.errors) != table.leaves:
+        raise RuntimeError(
+            f"{len(storm.seconds)} commits were answered, {len(storm.errors)} failed, {applied} are applied"
+        )
+
+
+def text(found: Figures) -> str:
+    names = ("commits_per_s", "p50_ms", "p99_ms", "retries", "failed")
+    rows = []
+    for isolation in ISOLATIONS:
+        for key, variant in VARIANTS.items():
+            for count in COMMITTERS:
+                name = Case(key, isolation, count).name
+                figures_of = [found[f"{figure}_{name}"] for figure in names]
+                rows.append((variant.label, isolation, count, *figures_of))
+    head = ("layout", "isolation", "committers", "commits/s", "p50 ms", "p99 ms", "retries", "failed")
+    return "\n".join(
+        [
+            f"{found['leaves']:,} jobs of {FILES_PER_JOB} files that all leaves share, one by one; "
+            f"medians of {found['rounds']} rounds, retries and failures: sums",
+            f"committers are threads of {found['processes']} processes with {found['connections_max']} "
+            "connections each",
+            columns(head, *rows),
+            *(f"failed: {error}" for error in found["errors"]),
+        ]
+    )
+
+
+def panes(found: Figures) -> list[Pane]:
+    """Commits a second by the number of committers, a line per layout."""
+
+    def rates(key: str, isolation: str) -> dict[Any, float | None]:
+        return {count: found[f"commits_per_s_{Case(key, isolation, count).name}"] for count in COMMITTERS}
+
+    return [
+        Pane(
+            isolation,
+            "committers at once",
+            "commits a second",
+            [Line(variant.label, rates(key, isolation)) for key, variant in VARIANTS.items()],
+        )
+        for isolation in ISOLATIONS
+    ]
+
+
+BENCHMARK = Benchmark(
+    "contention",
+    __doc__,
+    measure,
+    text,
+    panes,
+    quick="fewer leaves: the same figures in under a minute",
+    preload=PRELOAD,
+)
+
+if __name__ == "__main__":
+    BENCHMARK.main()

@@ -1,0 +1,1 @@
+"""What benchmarks share: arguments, a server of their own, processes, medians and ratios, tables, plots."""
