@@ -24,7 +24,7 @@ from dormouse.objects import ObjectStore
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import run_transaction
+from dormouse.postgres.transaction import rows_of, run_transaction
 
 LISTED_NAMES_MAX = 10_000
 
@@ -80,7 +80,7 @@ class WriteAttempts:
         attempt_id = uuid.uuid4().hex
         attempt = WriteAttempt(table.table_id, attempt_id, f"{table.object_prefix}{attempt_id}/")
         values = {**attempt._key, "object_prefix": attempt.object_prefix}
-        if self._execute("begin", values) is None:
+        if not self._execute("begin", values):
             raise TableNotFound(f"table {table.name!r} does not exist any more")
         return attempt
 
@@ -89,7 +89,7 @@ class WriteAttempts:
         """Ends the attempt, inside the transaction that commits its files.
 
         With `leftovers` others may still write objects of the attempt, which are no part of the commit:
-        `collect` looks for them when nobody can any more, after `attempt_expiry_seconds`.
+        `collect` looks for them when none can any more, after `attempt_expiry_seconds`.
         """
         WriteAttempts.finish_all(conn, attempt.table_id, [attempt.attempt_id], leftovers=leftovers)
 
@@ -112,7 +112,7 @@ class WriteAttempts:
 
         A transaction that is just ending the attempt is waited for.
         """
-        return self._execute("abandon", attempt._key) is not None
+        return self._execute("abandon", attempt._key)
 
     def discard(self, attempt: WriteAttempt) -> None:
         """The attempt commits nothing any more, and its objects go now, or at the next collection.
@@ -123,7 +123,7 @@ class WriteAttempts:
             self._execute("forget", attempt._key)
 
     def abandon_all(self) -> None:
-        """For the embedded instance that starts its database: whoever wrote before is dead."""
+        """For the embedded instance that starts its database: all earlier writers are dead."""
         self._execute("abandon_all", {})
 
     def abandon_table(self, conn: psycopg.Connection[Any], table: TableRecord) -> None:
@@ -163,7 +163,7 @@ class WriteAttempts:
         for attempt in self._attempts("abandoned", {"table_id": table_id}):
             if not self._delete_objects(attempt.object_prefix):
                 values = {**attempt._key, "expiry_seconds": TableProperties().attempt_expiry_seconds}
-                collected += self._execute("forget_collected", values) is not None
+                collected += self._execute("forget_collected", values)
         return collected
 
     def _attempts(self, query: str, values: dict[str, Any]) -> list[WriteAttempt]:
@@ -184,9 +184,7 @@ class WriteAttempts:
     def _delete_objects(self, prefix: str) -> list[tuple[str, Exception]]:
         return self._objects.delete(name for name, _ in self._objects.list(prefix))
 
-    def _execute(self, name: str, values: dict[str, Any]) -> Any:
-        def work(conn: psycopg.Connection[Any]) -> Any:
-            cursor = conn.execute(_QUERIES[name].on(), values)
-            return cursor.fetchone() if cursor.description else None
-
-        return run_transaction(self._supplier, work, operation=f"attempt {name}")
+    def _execute(self, name: str, values: dict[str, Any]) -> bool:
+        """Whether the statement gives a row."""
+        work = rows_of(_QUERIES[name], values)
+        return bool(run_transaction(self._supplier, work, operation=f"attempt {name}"))

@@ -12,14 +12,13 @@ from typing import Any, Literal
 import psycopg
 from psycopg import errors as pg
 
-from dormouse.files.layout import composed
 from dormouse.files.own_tables import OwnTables
 from dormouse.files.store import FileReferenceStore
 from dormouse.files.watermarks import look, looking
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import allow_scans, run_transaction
+from dormouse.postgres.transaction import allow_scans, rows_of, run_transaction
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +55,7 @@ class CompactionJob:
 
 @dataclass(frozen=True, slots=True)
 class DueJobs:
-    """Jobs that nobody runs; bytes as the files' facts tell, in proportion to their rows."""
+    """Jobs that no process runs; bytes as the files' facts tell, in proportion to their rows."""
 
     jobs: int
     row_count: int
@@ -74,7 +73,7 @@ class ReleasedJobs:
 class CompactionJobs:
     """The compaction jobs of one table.
 
-    A job can be handed to a run of Spark, whose id is a UUID; until the run's deadline nobody else takes it.
+    A job can be handed to a run of Spark, whose id is a UUID; until the run's deadline no other takes it.
     """
 
     def __init__(self, supplier: Supplier, table: TableRecord, store: FileReferenceStore) -> None:
@@ -100,13 +99,12 @@ class CompactionJobs:
 
         def work(conn: psycopg.Connection[Any], whole_look: bool, look_values: dict[str, Any]) -> int:
             query = looking(self._own.layout.queries[f"create_{chosen_by['strategy']}"], whole=whole_look)
-            statement = composed(query, self._own.names)
-            jobs, whole = conn.execute(statement, {**values, **look_values}).fetchall()[0]
+            [(jobs, whole)] = rows_of(self._own.on(query), {**values, **look_values})(conn)
             if not whole:
                 raise pg.SerializationFailure("another transaction assigned some of the files meanwhile")
             return int(jobs)
 
-        return look(self._supplier, self._own, "jobs", chosen_by, work)
+        return look(self._own, "jobs", chosen_by, work)
 
     def take(
         self,
@@ -116,7 +114,7 @@ class CompactionJobs:
         run_id: str | None = None,
         given_up: Callable[[CompactionJob], object] = lambda _: None,
     ) -> list[CompactionJob]:
-        """Leases jobs that nobody runs; none only when none is due.
+        """Leases jobs that no process runs; none only when none is due.
 
         With `run_id`, those of that run, until its deadline at most; without, those that no live run has. A
         job whose files are gone is forgotten, and one whose runners died at every attempt is given up:
@@ -135,17 +133,13 @@ class CompactionJobs:
 
     def _lease(self, limit: int, lease_seconds: float, run_id: str | None) -> list[CompactionJob]:
         values = {**self._key(run_id), "limit": limit, "lease_seconds": lease_seconds}
-
-        def work(conn: psycopg.Connection[Any]) -> list[Any]:
-            return conn.execute(self._own.on("take"), values).fetchall()
-
-        rows = self._own.following(lambda: run_transaction(self._supplier, work, operation="take jobs"))
+        rows = self._own.rows("take", values, operation="take jobs")
         return [_job(list(group)) for _, group in groupby(rows, key=itemgetter(0, 1))]
 
     def _is_hopeless(self, job: CompactionJob) -> bool:
         if self._is_spent(job):
             logger.warning(
-                "compaction of partition %s of table %s is given up: whoever ran it died, at every attempt",
+                "compaction of partition %s of table %s is given up: its runner died, at every attempt",
                 job.partition_id,
                 self._table.name,
             )
@@ -185,7 +179,7 @@ class CompactionJobs:
             run_transaction(self._supplier, work, operation="put jobs back")
 
     def hand_over(self, run_id: str, limit: int, seconds: float) -> list[str]:
-        """Hands up to `limit` jobs, that nobody runs, to a run that is taken for dead after `seconds`.
+        """Hands up to `limit` jobs, that no process runs, to a run that is taken for dead after `seconds`.
 
         Gives the ids of the jobs that the run has now, in order. A run that has jobs of the table gets no
         others, so it may be asked again.
@@ -201,18 +195,10 @@ class CompactionJobs:
     def release_run(self, run_id: str) -> ReleasedJobs:
         """Forgets what a run did not finish, and frees its files; what still runs of it commits nothing."""
         values = {**self._key(run_id), "limit": RELEASE_BATCH_JOBS}
-        total = ReleasedJobs(0, 0)
-        while (released := self._release_batch(values)).jobs:
-            total = ReleasedJobs(total.jobs + released.jobs, total.files + released.files)
-        return total
-
-    def _release_batch(self, values: dict[str, Any]) -> ReleasedJobs:
-        def work(conn: psycopg.Connection[Any]) -> ReleasedJobs:
-            return ReleasedJobs(*conn.execute(self._own.on("release_run"), values).fetchall()[0])
-
-        return self._own.following(
-            lambda: run_transaction(self._supplier, work, scans=True, operation="release jobs of a run")
-        )
+        operation, jobs, files = "release jobs of a run", 0, 0
+        while (released := self._own.rows("release_run", values, scans=True, operation=operation)[0])[0]:
+            jobs, files = jobs + released[0], files + released[1]
+        return ReleasedJobs(jobs, files)
 
     def due(self, run_id: str | None = None) -> DueJobs:
         """What could be taken now; with `run_id`, by that run."""
@@ -224,8 +210,7 @@ class CompactionJobs:
             rows = conn.execute(self._own.on("due"), self._key(run_id)).fetchall()
             return list(rows[0])
 
-        found = self._own.following(lambda: run_transaction(self._supplier, work, operation="due jobs"))
-        return DueJobs(*map(int, found))
+        return DueJobs(*map(int, self._own.run(work, operation="due jobs")))
 
     def count(self) -> tuple[int, int]:
         """How many jobs there are, and how many of them are being run."""
@@ -257,11 +242,8 @@ def tables_of_run(supplier: Supplier, run_id: str) -> dict[int, int]:
 
 def open_jobs(supplier: Supplier, run_id: str) -> dict[int, int]:
     """How many jobs of each table, by id, a run has or could be handed."""
-
-    def work(conn: psycopg.Connection[Any]) -> dict[int, int]:
-        return dict(conn.execute(_QUERIES["open_jobs"].on(), {"run_id": run_id}).fetchall())
-
-    return run_transaction(supplier, work, scans=True, operation="open jobs")
+    work = rows_of(_QUERIES["open_jobs"], {"run_id": run_id})
+    return dict(run_transaction(supplier, work, scans=True, operation="open jobs"))
 
 
 def _job(rows: Sequence[Any]) -> CompactionJob:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any
 
-import psycopg
+from psycopg import sql
 
 from dormouse.errors import FileHasReferences, FileNotFound
 from dormouse.files import removal_log
@@ -21,7 +20,7 @@ from dormouse.files.store import FileReferenceStore
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.transaction import run_transaction
+from dormouse.postgres.transaction import rows_of, run_transaction
 
 NAMES_MAX = 10_000
 
@@ -77,13 +76,10 @@ class GarbageCollector:
 
     def _due_before(self) -> datetime:
         delay = timedelta(seconds=self._store.table.properties.gc_delay_seconds)
-
-        def work(conn: psycopg.Connection[Any]) -> datetime:
-            # the store's clock stamps removals, so it also tells how long ago they were
-            moment: datetime = conn.execute("select clock_timestamp()").fetchall()[0][0]
-            return moment - delay
-
-        return run_transaction(self._supplier, work, read_only=True, operation="clock")
+        # the store's clock stamps removals, so it also tells how long ago they were
+        work = rows_of(sql.Composed([sql.SQL("select clock_timestamp()")]))
+        now: datetime = run_transaction(self._supplier, work, read_only=True, operation="clock")[0][0]
+        return now - delay
 
     def _forget_commits(self) -> None:
         limit = self._store.table.properties.gc_batch_files

@@ -17,15 +17,15 @@ _PARTS = (
     "live", "track", "is_tracked", "lock_file", "forget_files", "counts_added", "counts_changed",
     "forget_all", "file_facts", "create_files", "lock", "count_unreferenced",
 )  # fmt: skip
-# names that differ: who does not know of a conversion cannot write into the wrong tables
+# names that differ: a writer that does not know of a conversion cannot write into the wrong tables
 _TABLES = {
     "file_table": {"file_reference": "file_reference", "file": "file"},
     "salted_counts": {"file_reference": "salted_reference", "file_count": "file_count"},
     "dummy_reference": {"file_reference": "marked_reference"},
 }
-_STORE, _SHARED_PARTS, _READS, _JOBS, _LAYOUT, _WATERMARKS, _TOTALS = (
+_STORE, _SHARED_PARTS, _READS, _JOBS, _LAYOUT, _WATERMARKS, _TOTALS, _PAGES = (
     load(__package__ or "", name)
-    for name in ("store", "parts", "reads", "compaction_jobs", "layout", "watermarks", "totals")
+    for name in ("store", "parts", "reads", "compaction_jobs", "layout", "watermarks", "totals", "pages")
 )
 LAYOUTS = tuple(_TABLES)
 
@@ -43,7 +43,7 @@ class Layout:
         parts |= {**_SHARED_PARTS, "reference_columns": _READS["reference_columns"]}
         parts |= {name: _JOBS[name] for name in ("claim", "is_open")}
         parts |= {name: _WATERMARKS[name] for name in ("mark_freed", "remembered")}
-        whole = {**_STORE, **_READS, **_JOBS, **_LAYOUT, **_TOTALS, **self.own}
+        whole = {**_STORE, **_READS, **_JOBS, **_LAYOUT, **_TOTALS, **_PAGES, **self.own}
         return {name: query.including(**parts) for name, query in whole.items()}
 
     def tables(self, table_id: int) -> dict[str, str]:

@@ -1,9 +1,9 @@
-"""Where a table's own PostgreSQL tables are: whoever uses them follows when the layout is converted."""
+"""Where a table's own PostgreSQL tables are: their users follow when the layout is converted."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -13,11 +13,12 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from dormouse.errors import TableNotFound
-from dormouse.files.layout import Layout, layout
+from dormouse.files.layout import Layout, composed, layout
 from dormouse.model.table import TableRecord
-from dormouse.postgres.connection import Supplier
-from dormouse.postgres.queries import load
+from dormouse.postgres.connection import Isolation, Supplier
+from dormouse.postgres.queries import Query, load
 from dormouse.postgres.statements import Statement
+from dormouse.postgres.transaction import rows_of, run_transaction
 
 T = TypeVar("T")
 LOOKUPS_MAX = 20
@@ -43,16 +44,12 @@ class OwnTables:
     def layout(self) -> Layout:
         return self._state[1]
 
-    @property
-    def names(self) -> dict[str, str]:
-        """The names of the own tables, by the identifiers that stand for them in SQL."""
+    def on(self, query: str | Query) -> sql.Composed:
+        """A statement of the layout, by its name, or another query, on the table's own tables."""
         table, known = self._state
-        return known.names(table.table_id)
-
-    def on(self, name: str) -> sql.Composed:
-        """A statement of the layout on the table's own tables."""
-        table, known = self._state
-        return known.on(name, table.table_id)
+        if isinstance(query, Query):
+            return composed(query, known.names(table.table_id))
+        return known.on(query, table.table_id)
 
     def statement(self, name: str) -> Statement:
         """As `on`, for what runs often."""
@@ -75,6 +72,46 @@ class OwnTables:
                     with self._supplier.connection() as other:
                         self._look_up(other)
             return work()
+
+    def run(
+        self,
+        work: Callable[[psycopg.Connection[Any]], T],
+        *,
+        operation: str,
+        isolation: Isolation = Isolation.READ_COMMITTED,
+        read_only: bool = False,
+        scans: bool = False,
+    ) -> T:
+        """As `run_transaction`; again when the layout was converted meanwhile."""
+
+        def once() -> T:
+            return run_transaction(
+                self._supplier,
+                work,
+                isolation=isolation,
+                read_only=read_only,
+                scans=scans,
+                operation=operation,
+            )
+
+        return self.following(once)
+
+    def rows(
+        self,
+        query: str | Query,
+        values: Mapping[str, Any] | None = None,
+        *,
+        operation: str,
+        read_only: bool = False,
+        scans: bool = False,
+    ) -> list[Any]:
+        """What one statement, as of `on`, gives; its values have `table_id` too."""
+        key = {**(values or {}), "table_id": self.table.table_id}
+
+        def work(conn: psycopg.Connection[Any]) -> list[Any]:
+            return rows_of(self.on(query), key)(conn)  # composed at each try: the names may be others
+
+        return self.run(work, operation=operation, read_only=read_only, scans=scans)
 
     def _following_within(self, conn: psycopg.Connection[Any], work: Callable[[], T]) -> T:
         with dropped_tables(self.table):

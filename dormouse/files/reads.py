@@ -58,19 +58,14 @@ class FileReferenceReads:
     def file_references_in(self, partition_ids: Iterable[str]) -> list[FileReference]:
         """The references of some partitions, by partition then filename."""
         possible = [partition_id for partition_id in partition_ids if is_text(partition_id)]
-        return [reference_from_row(row) for row in self._rows("references_in", partition_ids=possible)]
+        return [reference_from_row(row) for row in self._rows("references_in", {"partition_ids": possible})]
 
     def files_in(
         self, partition_ids: Iterable[str], *, conn: psycopg.Connection[Any] | None = None
     ) -> list[FileWithReferences]:
         """The files that some partitions refer to, by name, with their references on those alone."""
-        values = {"partition_ids": list(partition_ids)}
-
-        def work(c: psycopg.Connection[Any]) -> list[FileWithReferences]:
-            rows = self._execute(c, "files_in", values).fetchall()
-            return [_file(group) for _, group in groupby(rows, key=itemgetter(0))]
-
-        return self._run(work, "files_in", conn)
+        rows = self._rows("files_in", {"partition_ids": list(partition_ids)}, conn)
+        return [_file(group) for _, group in groupby(rows, key=itemgetter(0))]
 
     def planned_on(
         self, partition_ids: Sequence[str], conn: psycopg.Connection[Any]
@@ -89,7 +84,7 @@ class FileReferenceReads:
 
     def count_files_in(self, partition_ids: Sequence[str], references_max: int) -> int:
         """How many files some partitions refer to; at least so many, when they have more references."""
-        rows = self._rows("count_files", partition_ids=partition_ids, limit=references_max)
+        rows = self._rows("count_files", {"partition_ids": partition_ids, "limit": references_max})
         return int(rows[0][0])
 
     def planned_at(
@@ -112,7 +107,7 @@ class FileReferenceReads:
 
     def partition_to_filenames(self) -> dict[str, list[str]]:
         """The filenames of each partition; partitions without files are absent."""
-        return dict(self._rows("partition_to_filenames", scans=True))
+        return dict(self._rows("partition_to_filenames", run=partial(run_transaction, scans=True)))
 
     def files_ready_for_gc(self, before: datetime) -> Iterator[str]:
         """Files whose last reference went strictly before a time.
@@ -120,7 +115,8 @@ class FileReferenceReads:
         In pages by id, so that the stream stays whole while its files are deleted.
         """
         after = UUID(int=0)
-        while page := self._rows("ready_for_gc", before=before, after=after, limit=PAGE_ROWS):
+        limits = {"before": before, "limit": PAGE_ROWS}
+        while page := self._rows("ready_for_gc", {**limits, "after": after}):
             yield from (filename for _, filename in page)
             after = page[-1][0]
 
@@ -136,11 +132,7 @@ class FileReferenceReads:
             return AllFiles(tuple(files), more_than_max=len(unreferenced) > max_unreferenced)
 
         snapshot = Isolation.REPEATABLE_READ
-        return self._own.following(
-            lambda: run_transaction(
-                self._supplier, work, isolation=snapshot, read_only=True, scans=True, operation="all_files"
-            )
-        )
+        return self._own.run(work, isolation=snapshot, read_only=True, scans=True, operation="all_files")
 
     def counts(self) -> dict[str, int | bool]:
         """How many files, references, rows and bytes there are, and whether the rows are counted exactly."""
@@ -151,7 +143,7 @@ class FileReferenceReads:
     @property
     def totals(self) -> TableTotals:
         """How much there is of everything."""
-        return TableTotals(self._supplier, self._own)
+        return TableTotals(self._own)
 
     def has_no_files(self) -> bool:
         """Whether nothing is tracked; files without references are tracked too."""
@@ -161,14 +153,24 @@ class FileReferenceReads:
         self, keys: Sequence[tuple[str, str]], conn: psycopg.Connection[Any] | None = None
     ) -> list[tuple[bool, bool, str | None]]:
         """Of (partition id, filename): whether the file is tracked, the reference is there, and its job."""
-        arrays = key_arrays(keys)
-        return self._run(
-            lambda c: self._execute(c, "reference_states", arrays).fetchall(), "reference_states", conn
-        )
+        return self._rows("reference_states", key_arrays(keys), conn)
 
-    def _rows(self, name: str, *, scans: bool = False, **values: Any) -> list[Any]:
-        run = partial(run_transaction, scans=True) if scans else run_transaction
-        return self._run(lambda conn: self._execute(conn, name, values).fetchall(), name, None, run=run)
+    def _rows(
+        self,
+        name: str,
+        values: Mapping[str, Any] | None = None,
+        conn: psycopg.Connection[Any] | None = None,
+        *,
+        operation: str | None = None,
+        run: Callable[..., list[Any]] = run_transaction,
+    ) -> list[Any]:
+        """What one statement gives, in a transaction of its own unless it is given a connection in one."""
+
+        def work(c: psycopg.Connection[Any]) -> list[Any]:
+            cursor = self._execute(c, name, values or {})
+            return cursor.fetchall() if cursor.description else []
+
+        return self._run(work, operation or name, conn, run=run)
 
     def _stream(self, name: str, values: Parameters) -> Iterator[Sequence[Any]]:
         cursor, stack = self._own.following(lambda: self._open(name, values))

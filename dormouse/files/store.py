@@ -76,8 +76,7 @@ class FileReferenceStore(Updates):
 
     def unassign_job(self, job_id: str, *, conn: psycopg.Connection[Any] | None = None) -> None:
         """Releases every reference that the job holds; a job that holds none is no error."""
-        values = {"job_id": job_id}
-        self._run(lambda c: self._execute(c, "unassign_job", values), "unassign_job", conn)
+        self._rows("unassign_job", {"job_id": job_id}, conn)
 
     def replace_file_references(
         self,
@@ -124,22 +123,16 @@ class FileReferenceStore(Updates):
 
     def stamp_unreferenced(self) -> int:
         """Garbage collection, stage one: stamps files that lost their last reference; gives how many."""
-        rows = self._run(
-            lambda c: self._execute(c, "stamp_unreferenced", {}).fetchall(), "stamp_unreferenced", None
-        )
-        return int(rows[0][0])
+        return int(self._rows("stamp_unreferenced")[0][0])
 
     def orphaned(self) -> tuple[int, int]:
         """How many files nothing refers to that garbage collection has not deleted yet, and their bytes."""
-        rows = self._run(lambda c: self._execute(c, "orphaned", {}).fetchall(), "orphaned", None)
-        return int(rows[0][0]), int(rows[0][1])
+        [(files, byte_count)] = self._rows("orphaned")
+        return int(files), int(byte_count)
 
     def forget_expired_commits(self, limit: int) -> int:
         """Forgets commits that expired, at most so many; gives how many."""
-        values = {"limit": limit}
-        rows = self._run(
-            lambda c: self._execute(c, "forget_expired_commits", values).fetchall(), "forget commits", None
-        )
+        rows = self._rows("forget_expired_commits", {"limit": limit}, operation="forget commits")
         return int(rows[0][0])
 
     def create(self, conn: psycopg.Connection[Any]) -> None:
@@ -153,7 +146,7 @@ class FileReferenceStore(Updates):
 
     def clear(self) -> None:
         """Forgets every file of this table, of no other."""
-        self._run(lambda c: self._execute(c, "clear", {}), "clear", None)
+        self._rows("clear")
 
     def is_assigned(self, requests: Iterable[CheckAssignmentRequest]) -> bool:
         """True when all are assigned to their job, False when any is unassigned.
@@ -171,10 +164,7 @@ class FileReferenceStore(Updates):
 
     def is_applied(self, commit_id: str) -> bool:
         """Whether the commit is applied: what to ask after `CommitOutcomeUnknown`."""
-        key = {"commit_key": narrow_id(commit_id)}
-        return bool(
-            self._run(lambda c: self._execute(c, "is_applied", key).fetchall(), "is_applied", None)[0][0]
-        )
+        return bool(self._rows("is_applied", {"commit_key": narrow_id(commit_id)})[0][0])
 
     def _whole(
         self, kind: Kind, items: Sequence[Any], commit_id: str | None, conn: psycopg.Connection[Any] | None

@@ -17,8 +17,7 @@ from psycopg.types.json import Jsonb
 
 from dormouse.errors import InstanceForbidden, InstanceReadOnly
 from dormouse.files.own_tables import OwnTables
-from dormouse.postgres.connection import Supplier
-from dormouse.postgres.transaction import allow_scans, run_transaction
+from dormouse.postgres.transaction import allow_scans
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +53,7 @@ class _Count:
 class TableTotals:
     """The totals of one table. Each is of one snapshot."""
 
-    def __init__(self, supplier: Supplier, own: OwnTables) -> None:
-        self._supplier = supplier
+    def __init__(self, own: OwnTables) -> None:
         self._own = own
 
     def read(self) -> Totals:
@@ -65,7 +63,7 @@ class TableTotals:
     def bring_forward(self, *, daily: bool = False) -> Totals:
         """The totals; remembers them where anything has changed, unless the role may only read.
 
-        `daily`: counts all when nobody has for a day.
+        `daily`: counts all when that was not done for a day.
         """
         found = self._count(daily=daily)
         if found.whole or found.changes:
@@ -75,11 +73,7 @@ class TableTotals:
 
     def _count(self, *, daily: bool = False) -> _Count:
         # always read committed: days of the log are dropped, whatever an older snapshot could see of them
-        return self._own.following(
-            lambda: run_transaction(
-                self._supplier, lambda conn: self._count_in(conn, daily), operation="count what there is"
-            )
-        )
+        return self._own.run(lambda conn: self._count_in(conn, daily), operation="count what there is")
 
     def _count_in(self, conn: psycopg.Connection[Any], daily: bool) -> _Count:
         key = {"table_id": self._own.table.table_id}
@@ -94,15 +88,10 @@ class TableTotals:
 
     def _remember(self, found: _Count) -> None:
         values = {
-            "table_id": self._own.table.table_id,
             "till": found.till,
             "epoch": found.epoch,
             "facts": Jsonb(asdict(found.totals)),
             "version": found.version,
             "whole": found.whole,
         }
-
-        def work(conn: psycopg.Connection[Any]) -> None:
-            conn.execute(self._own.on("remember_totals"), values)
-
-        self._own.following(lambda: run_transaction(self._supplier, work, operation="remember totals"))
+        self._own.rows("remember_totals", values, operation="remember totals")

@@ -47,7 +47,7 @@ class Updates(FileReferenceReads):
         """Applies commits of one kind; gives what became of each.
 
         One does not harm another. Without `conn` the batch is one transaction; with it, part of that one.
-        Raises what `run_transaction` raises; then nothing was applied, or nobody knows.
+        Raises what `run_transaction` raises; then nothing was applied, or its outcome is unknown.
         """
         operation = OPERATIONS[kind]
         batch = _Batch(self, operation, commits)
@@ -68,23 +68,14 @@ class Updates(FileReferenceReads):
         self, operation: Operation, values: Parameters, conn: psycopg.Connection[Any] | None
     ) -> Sequence[Any]:
         """One row: what became of each unit and commit."""
-
-        def work(c: psycopg.Connection[Any]) -> Sequence[Any]:
-            row: Sequence[Any] = self._execute(c, operation.statement, values).fetchall()[0]
-            return row
-
-        return self._run(work, operation.name, conn, run=run_statement)
+        rows = self._rows(operation.statement, values, conn, operation=operation.name, run=run_statement)
+        return list(rows[0])
 
     def _apply_whole(self, operation: Operation, values: Parameters) -> bool:
         """Applies everything, or nothing and gives False."""
         statement = operation.whole_statement or ""
         try:
-            self._run(
-                lambda c: self._execute(c, statement, values).fetchall(),
-                operation.name,
-                None,
-                run=run_statement,
-            )
+            self._rows(statement, values, operation=operation.name, run=run_statement)
         except pg.UniqueViolation:
             return False
         except psycopg.DatabaseError as error:
@@ -183,7 +174,7 @@ class _Batch:
         refused = [unit for unit, ok in zip(units, verdict, strict=True) if not ok]
         unsure = {unit.commit for unit in refused if unit.commit in self._ids} - self._asked - self._applied
         if unsure:
-            # whoever made this one wait may have applied the same commit: a second look will see it
+            # the one that made this wait may have applied the same commit: a second look will see it
             self._asked |= unsure
             return refused
         if not refused:

@@ -14,9 +14,8 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from dormouse.files.own_tables import OwnTables
-from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Query, load
-from dormouse.postgres.transaction import allow_scans, run_transaction
+from dormouse.postgres.transaction import allow_scans
 
 Purpose = Literal["jobs", "splits", "pushes"]
 T = TypeVar("T")
@@ -31,7 +30,6 @@ def looking(query: Query, *, whole: bool) -> Query:
 
 
 def look(
-    supplier: Supplier,
     own: OwnTables,
     purpose: Purpose,
     facts: Mapping[str, Any],
@@ -50,4 +48,4 @@ def look(
             allow_scans(conn)
         return work(conn, not is_fresh, {**key, "till": till, "epoch": epoch, "whole": not is_fresh})
 
-    return own.following(lambda: run_transaction(supplier, once, operation=f"look for {purpose}"))
+    return own.run(once, operation=f"look for {purpose}")

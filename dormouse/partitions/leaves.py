@@ -12,7 +12,6 @@ from uuid import UUID
 
 import psycopg
 
-from dormouse.files.layout import composed
 from dormouse.files.own_tables import OwnTables
 from dormouse.files.parameters import reference_from_row
 from dormouse.files.watermarks import Purpose, look, looking
@@ -23,7 +22,7 @@ from dormouse.model.table import TableRecord
 from dormouse.partitions.rows import partition_from_row
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import run_transaction
+from dormouse.postgres.transaction import rows_of, run_transaction
 
 PAGE_ROWS = 10_000
 _QUERIES = load(__package__ or "", "leaves")
@@ -92,11 +91,7 @@ class Leaves:
 
     def settle(self, leaf: FullLeaf) -> None:
         """The leaf is divided, or cannot be: it is full again only when it changes, or after a day."""
-        values = {"marks": list(leaf.marks)}
-
-        def work(conn: psycopg.Connection[Any]) -> None:
-            conn.execute(_QUERIES["settle"].on(), values)
-
+        work = rows_of(_QUERIES["settle"], {"marks": list(leaf.marks)})
         run_transaction(self._supplier, work, operation="settle a leaf")
 
     def count_above_leaves(self) -> int:
@@ -124,17 +119,12 @@ class Leaves:
 
     def _look(self, purpose: Purpose, name: str, facts: Mapping[str, Any]) -> Any:
         def work(conn: psycopg.Connection[Any], whole: bool, values: dict[str, Any]) -> Any:
-            query = composed(looking(_QUERIES[name], whole=whole), self._own.names)
-            return conn.execute(query, {**values, **facts}).fetchall()[0][0]
+            query = self._own.on(looking(_QUERIES[name], whole=whole))
+            return rows_of(query, {**values, **facts})(conn)[0][0]
 
-        return look(self._supplier, self._own, purpose, facts, work)
+        return look(self._own, purpose, facts, work)
 
     def _rows(self, name: str, *, scans: bool = False, **values: Any) -> list[Any]:
         """Of a query on the table's own tables."""
-        key = {**values, "table_id": self._table.table_id}
-
-        def work(conn: psycopg.Connection[Any]) -> list[Any]:
-            query = composed(_QUERIES[name].including(above=_QUERIES["above"]), self._own.names)
-            return conn.execute(query, key).fetchall()
-
-        return self._own.following(lambda: run_transaction(self._supplier, work, scans=scans, operation=name))
+        query = _QUERIES[name].including(above=_QUERIES["above"])
+        return self._own.rows(query, values, scans=scans, operation=name)

@@ -1,10 +1,6 @@
-"""Partitions page by page, for who looks at them; never more than a page in memory."""
+"""Partitions page by page; never more than a page in memory."""
 
 from __future__ import annotations
-
-from typing import Any
-
-import psycopg
 
 from dormouse.model.partition_tree import Partition
 from dormouse.model.table import TableRecord
@@ -12,7 +8,7 @@ from dormouse.model.text import is_text
 from dormouse.partitions.rows import partition_from_row
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import run_transaction
+from dormouse.postgres.transaction import rows_of, run_transaction
 
 _QUERIES = load(__package__ or "", "pages")
 
@@ -22,11 +18,8 @@ def partition_page(
 ) -> list[Partition]:
     """At most `limit` partitions, by id, whose id is greater than `after`; the leaves alone when told so."""
     values = {"table_id": table.table_id, "after": after, "limit": limit, "leaves": leaves}
-
-    def work(conn: psycopg.Connection[Any]) -> list[Partition]:
-        rows = conn.execute(_QUERIES["partition_page"].on(), values)
-        return [partition_from_row(table.schema, row) for row in rows]
-
+    work = rows_of(_QUERIES["partition_page"], values)
     if not is_text(after):
         return []
-    return run_transaction(supplier, work, read_only=True, operation="partition_page")
+    rows = run_transaction(supplier, work, read_only=True, operation="partition_page")
+    return [partition_from_row(table.schema, row) for row in rows]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, get_args
 
 import psycopg
-from psycopg import errors
+from psycopg import errors, sql
 from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
@@ -157,12 +157,12 @@ def run_lookup(
 
 
 def rows_of(
-    query: Query, values: Mapping[str, Any] | None = None
+    query: Query | sql.Composed, values: Mapping[str, Any] | None = None
 ) -> Callable[[psycopg.Connection[Any]], list[Any]]:
     """The work of one statement, for the functions above: gives its rows, and none where it has none."""
 
     def work(conn: psycopg.Connection[Any]) -> list[Any]:
-        cursor = conn.execute(query.on(), values)
+        cursor = conn.execute(query.on() if isinstance(query, Query) else query, values)
         return cursor.fetchall() if cursor.description else []
 
     return work
