@@ -76,9 +76,14 @@ class Lineitem:
         db.execute("set temp_directory = ?", [str(work / "duckdb")])
         scale, parts = scale_of(self._rows), max(PARTS_MIN, math.ceil(self._rows / PART_ROWS_MAX))
         remaining = self._rows
+        at_once = self._rows <= PART_ROWS_MAX  # the generator begins with a second of work
         for number in range(1, parts + 1):
+            if remaining == 0:
+                break
             say(f"generating part {number} of {parts}")
-            remaining -= self._generate(db, work, scale, (number, parts), remaining)
+            if number == 1 or not at_once:
+                _generate(work / "generated", scale, parts, None if at_once else number)
+            remaining -= self._convert(db, work, number, remaining)
         db.execute("create view lineitem as from read_parquet($parts)".replace("$parts", repr(self._parts)))
         rows, self._key_max = db.execute("select count(*), max(l_orderkey) from lineitem").fetchall()[0]
         return int(rows)
@@ -140,33 +145,30 @@ class Lineitem:
     def next_statement(self) -> str:
         return "select l_shipmode, count(*) from lineitem group by 1 order by 2 desc"
 
-    def _generate(
-        self,
-        db: duckdb.DuckDBPyConnection,
-        work: Path,
-        scale: float,
-        part: tuple[int, int],
-        rows_max: int,
-    ) -> int:
-        """Makes one part: as the generator has it, then with our types, so that little is there twice."""
-        if rows_max <= 0:
-            return 0
-        generated, converted = work / "generated", work / f"lineitem-{part[0]}.parquet"
-        command = [
-            *(str(generator()), "parquet", "--scale-factor", f"{scale:.7f}", "--tables", "lineitem"),
-            *("--parts", str(part[1]), "--part", str(part[0]), "--output-dir", str(generated), "--quiet"),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise JobFailed(f"tpchgen-cli failed: {done.stderr.strip() or done.returncode}")
+    def _convert(self, db: duckdb.DuckDBPyConnection, work: Path, number: int, rows_max: int) -> int:
+        """Replaces a generated part by one with our types."""
+        generated = work / "generated" / "lineitem" / f"lineitem.{number}.parquet"
+        converted = work / f"lineitem-{number}.parquet"
         columns = ", ".join(_column(field) for field in SCHEMA.fields)
         rows: Any = db.execute(
-            f"copy (select {columns} from read_parquet('{generated}/**/*.parquet') limit {rows_max}) "
+            f"copy (select {columns} from read_parquet('{generated}') limit {rows_max}) "
             f"to '{converted}' (compression zstd)"
         ).fetchall()
-        shutil.rmtree(generated)
+        generated.unlink()
         self._parts.append(str(converted))
         return int(rows[0][0])
+
+
+def _generate(folder: Path, scale: float, parts: int, part: int | None) -> None:
+    """One part of so many, or all of them."""
+    command = [
+        *(str(generator()), "parquet", "--scale-factor", f"{scale:.7f}", "--tables", "lineitem"),
+        *("--parts", str(parts), "--output-dir", str(folder), "--quiet"),
+        *(() if part is None else ("--part", str(part))),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise JobFailed(f"tpchgen-cli failed: {done.stderr.strip() or done.returncode}")
 
 
 def scale_of(rows: int) -> float:

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,6 @@ import pytest
 import dormouse as dm
 from dormouse.demo.checks import compare
 from dormouse.demo.lineitem import scale_of
-from tests.state import wait_until
 
 DORMOUSE = str(Path(sys.executable).with_name("dormouse"))
 SECONDS_MAX = 240
@@ -38,10 +38,11 @@ def start(folder: Path, *args: str, dsn: str | None = None) -> subprocess.Popen[
     )
 
 
-def wait_for(path: Path) -> None:
+def wait_for(demo: subprocess.Popen[str], what: Callable[[], bool]) -> None:
     deadline = time.monotonic() + SECONDS_MAX
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} never came"
+    while not what():
+        assert demo.poll() is None, demo.communicate()
+        assert time.monotonic() < deadline, "it never came"
         time.sleep(0.02)
 
 
@@ -59,11 +60,11 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
     """One demo is killed; another runs in its folder, and while it does, a third is tried there."""
     folder = tmp_path_factory.mktemp("demo") / "lake"
     killed = start(folder)
-    wait_for(folder / "objects" / "data")
+    wait_for(killed, (folder / "objects" / "data").exists)
     killed.kill()
     killed.communicate()
     running = start(folder)
-    wait_for(folder / ".dormouse-demo" / "December.parquet")
+    wait_for(running, (folder / ".dormouse-demo" / "December.parquet").exists)
     second = start(folder)
     out, err = second.communicate(timeout=SECONDS_MAX)
     answer = (second.returncode, out, err)
@@ -140,7 +141,7 @@ def test_an_interrupt_while_it_loads_ends_in_one_line(
 ) -> None:
     process = start(tmp_path / "lake")
     maps = Path(f"/proc/{process.pid}/maps")
-    wait_until(lambda: "pydantic_core" in maps.read_text(), 60)  # of its libraries one of the first
+    wait_for(process, lambda: "pydantic_core" in maps.read_text())  # of its libraries one of the first
     process.send_signal(kind[0])
     process.send_signal(kind[0])
     _, err = process.communicate(timeout=60)
@@ -148,19 +149,43 @@ def test_an_interrupt_while_it_loads_ends_in_one_line(
     assert not (tmp_path / "lake").exists()
 
 
-@pytest.mark.parametrize(("seconds", "kind"), [(1.5, TERMINATE), (5.0, INTERRUPT), (6.0, TERMINATE)])
+def has_a_server(folder: Path, _demo: psutil.Process) -> bool:
+    return any(folder.glob("postgres*"))
+
+
+def has_objects(folder: Path, _demo: psutil.Process) -> bool:
+    return (folder / "objects" / "data").exists()
+
+
+def has_java(_folder: Path, demo: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+        return any("java" in child.name() for child in demo.children(recursive=True))
+    return False
+
+
+@pytest.mark.parametrize(
+    ("moment", "rows", "kind"),
+    [
+        (has_a_server, "1000", TERMINATE),
+        (has_objects, None, INTERRUPT),
+        (has_java, "1000", TERMINATE),  # of lineitem, the first ingest is Spark's
+    ],
+)
 def test_an_interrupt_ends_in_one_line_and_leaves_no_process(
-    tmp_path: Path, seconds: float, kind: tuple[signal.Signals, int, str]
+    tmp_path: Path,
+    moment: Callable[[Path, psutil.Process], bool],
+    rows: str | None,
+    kind: tuple[signal.Signals, int, str],
 ) -> None:
-    """In the start of PostgreSQL, in an ingest, in the start of Spark or thereabouts."""
-    process = start(tmp_path / "lake")
-    time.sleep(seconds)
+    """In the start of PostgreSQL, in an ingest, in the start of Spark."""
+    process = start(tmp_path / "lake", *(("--rows", rows) if rows else ()))
+    wait_for(process, lambda: moment(tmp_path / "lake", psutil.Process(process.pid)))
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(kind[0])
     process.send_signal(kind[0])  # an impatient second one must not stop the tidying up
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (kind[1], f"dormouse: {kind[2]}\n")
-    _, alive = psutil.wait_procs(children, timeout=5)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
     started = [
         p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])

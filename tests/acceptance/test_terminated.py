@@ -48,7 +48,8 @@ def test_a_command_at_work_leaves_no_server(tmp_path: Path) -> None:
 
 
 def test_a_benchmark_leaves_no_worker() -> None:
-    command = [sys.executable, "-m", "benchmarks.compaction", "--quick", "--rounds", "50"]
+    command = [sys.executable, "-m", "benchmarks.compaction", "--files", "2", "--rows", "1000"]
+    command += ["--rounds", "1000"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
         workers = started(psutil.Process(process.pid), 4)
         process.terminate()
