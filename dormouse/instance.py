@@ -12,7 +12,7 @@ from dormouse.catalog import Catalog
 from dormouse.commits.commit_queues import CommitQueues
 from dormouse.commits.committer import Committer, CommitterOptions
 from dormouse.commits.job_commits import QueuedJobCommits
-from dormouse.commits.status import CommitStatus
+from dormouse.commits.outcomes import CommitStatus
 from dormouse.errors import (
     InstanceError,
     InstanceReadOnly,

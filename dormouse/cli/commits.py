@@ -18,9 +18,8 @@ from dormouse.cli.wording import plural
 if TYPE_CHECKING:
     from dormouse.commits.committer import Committer
     from dormouse.commits.metrics import CommitterMetrics
-    from dormouse.commits.outcomes import CommitOutcome
+    from dormouse.commits.outcomes import CommitOutcome, DeadLetter
     from dormouse.commits.queue import QueueDepth
-    from dormouse.commits.status import DeadLetter
 
 PROGRESS_SECONDS = 10.0
 DEAD_LETTERS_SHOWN = 20

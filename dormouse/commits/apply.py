@@ -7,7 +7,7 @@ until the request that made it fail stands alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
@@ -101,7 +101,10 @@ class _TableBatch:
         for wave in _without_repeated_ids(batch):
             outcomes |= self._batch(wave)
         for number, request in splits.items():
-            outcomes[number] = self._tried(request, self._split_partition)
+            try:
+                outcomes[number] = self._outcome(request, self._split_partition(request))
+            except Exception as error:
+                outcomes[number] = self._failed(request, error)
         return outcomes
 
     def _batch(self, requests: Requests) -> Outcomes:
@@ -175,15 +178,10 @@ class _TableBatch:
 
         return run_transaction(self._supplier, work, operation="commit partition split")
 
-    def _tried(self, request: CommitRequest, apply_one: Callable[[Any], CommitResult]) -> CommitOutcome:
-        try:
-            return self._outcome(request, apply_one(request))
-        except Exception as error:
-            return self._failed(request, error)
-
     def _outcome(self, request: CommitRequest, result: CommitResult) -> CommitOutcome:
         if result.state != "refused":
-            return self._answer(request, result.state, _first_of(result, len(request.items)))
+            partly = PartlyApplied(result, len(request.items)) if result.failed else None
+            return self._answer(request, result.state, partly)
         for_later: list[DormouseError] = []
         for_ever: list[DormouseError] = []
         for _, error in result.failed:
@@ -198,8 +196,8 @@ class _TableBatch:
     def _failed(self, request: CommitRequest, error: Exception) -> CommitOutcome:
         return _answered(request, self._table.record.table_id, error)
 
-    def _answer(self, request: CommitRequest, state: State, error: DormouseError | None) -> CommitOutcome:
-        return _outcome_of(request, self._table.record.table_id, state, error)
+    def _answer(self, request: CommitRequest, state: State, error: Exception | None) -> CommitOutcome:
+        return _answer(request, self._table.record.table_id, state, error)
 
     def _is_for_later(self, error: DormouseError) -> bool:
         if isinstance(error, FileReferenceNotAssignedToJob):
@@ -240,13 +238,6 @@ def _without_repeated_ids(requests: Requests) -> list[Requests]:
     return waves
 
 
-def _first_of(result: CommitResult, items: int) -> DormouseError | None:
-    """What failed of a commit that is applied, as one error; its class is the first one's."""
-    if not result.failed:
-        return None
-    return PartlyApplied(result, items)
-
-
 class PartlyApplied(DormouseError):
     """Some items of a commit were refused."""
 
@@ -256,14 +247,11 @@ class PartlyApplied(DormouseError):
 
 
 def _answered(request: CommitRequest, table_id: int | None, error: Exception) -> CommitOutcome:
-    return _outcome_of(request, table_id, "try_later" if is_for_later(error) else "rejected", error)
+    return _answer(request, table_id, "try_later" if is_for_later(error) else "rejected", error)
 
 
-def _outcome_of(
+def _answer(
     request: CommitRequest, table_id: int | None, state: State, error: Exception | None
 ) -> CommitOutcome:
-    if error is None:
-        return CommitOutcome(request.commit_id, request.table, state, table_id=table_id)
-    return CommitOutcome(
-        request.commit_id, request.table, state, text_of(error), error_class(error), table_id
-    )
+    text, kind = (None, None) if error is None else (text_of(error), error_class(error))
+    return CommitOutcome(request.commit_id, request.table, state, text, kind, table_id)

@@ -13,12 +13,11 @@ from weakref import WeakSet
 
 from dormouse.commits.backpressure import Gate, Marks, Waiting
 from dormouse.commits.committer import Committer, CommitterOptions
+from dormouse.commits.outcomes import CommitStatus, DeadLetter, commit_statuses, dead_letters
 from dormouse.commits.pointers import PointerQueue
 from dormouse.commits.postgres_queue import PostgresQueue, rehome
-from dormouse.commits.queue import CommitQueue, QueueDepth
+from dormouse.commits.queue import CommitQueue, QueueDepth, queue_number
 from dormouse.commits.requests import CommitRequest, encode
-from dormouse.commits.routing import queue_number
-from dormouse.commits.status import CommitStatus, DeadLetter, commit_statuses, dead_letters
 from dormouse.commits.table_cache import Tables
 from dormouse.errors import InvalidCommitRequest, InvalidInput, TableNotFound
 from dormouse.objects import ObjectStore
@@ -129,19 +128,16 @@ class CommitQueues:
     @cached_property
     def _gates(self) -> Sequence[Gate]:
         """For senders: only the number of messages counts."""
-        marks = Marks(
-            messages_max=self._settings.commit_queue_messages_max,
-            age_seconds_max=float("inf"),
-            wait_seconds_max=self._settings.commit_queue_wait_seconds_max,
-        )
-        return [Gate(queue.depth, marks) for queue in self.queues]
+        return self._gates_with(float("inf"))
 
     @cached_property
     def _job_gates(self) -> Sequence[Gate]:
+        return self._gates_with(self._settings.commit_queue_age_seconds_max)
+
+    def _gates_with(self, age_seconds_max: float) -> Sequence[Gate]:
+        settings = self._settings
         marks = Marks(
-            messages_max=self._settings.commit_queue_messages_max,
-            age_seconds_max=self._settings.commit_queue_age_seconds_max,
-            wait_seconds_max=self._settings.commit_queue_wait_seconds_max,
+            settings.commit_queue_messages_max, age_seconds_max, settings.commit_queue_wait_seconds_max
         )
         return [Gate(queue.depth, marks) for queue in self.queues]
 

@@ -7,7 +7,6 @@ next batch; so a request alone does not wait, and batches grow with the load.
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections import defaultdict
@@ -21,11 +20,11 @@ from functools import partial
 from dormouse.commits.backpressure import LOOKS_TO_BELIEVE
 from dormouse.commits.handling import RECEIVES_MAX, Handled, Handler
 from dormouse.commits.metrics import CommitterMetrics, Tally
-from dormouse.commits.outcomes import CommitOutcome, text_of
+from dormouse.commits.outcomes import CommitOutcome, forget_rejected, text_of
 from dormouse.commits.queue import CommitQueue, Message
-from dormouse.commits.status import forget_rejected
 from dormouse.commits.table_cache import Tables
 from dormouse.errors import DormouseError, InvalidInput
+from dormouse.postgres.backoff import backoff_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +140,7 @@ class Committer:
             except Exception as error:
                 # its messages come again; what was applied is known by its commit id
                 failures += 1
-                pause = _backoff(failures, FAILURE_SECONDS_MAX)
+                pause = backoff_seconds(failures, RETRY_SECONDS_MIN, FAILURE_SECONDS_MAX)
                 known = isinstance(error, DormouseError)
                 logger.warning(
                     "the committer tries again in %.1f s: %s", pause, text_of(error), exc_info=not known
@@ -197,7 +196,7 @@ class Committer:
             if item.fate == "later":
                 later[item.message.receive_count].append(item.message)
         for receives, messages in later.items():
-            queue.retry_later(messages, _backoff(receives, retry_seconds_max))
+            queue.retry_later(messages, backoff_seconds(receives, RETRY_SECONDS_MIN, retry_seconds_max))
         for item in handled:  # last: a queue without a place for dead letters must not hold up the others
             if item.fate == "bury":
                 queue.bury([item.message], item.outcome.error or "")
@@ -251,12 +250,6 @@ class _PutOff:
             for item in handled:
                 key = (item.message.body, item.message.sent_at)
                 (self._known.add if item.fate == "later" else self._known.discard)(key)
-
-
-def _backoff(receives: int, seconds_max: float) -> float:
-    """Full jitter: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/"""
-    ceiling = min(seconds_max, RETRY_SECONDS_MIN * 2 ** min(receives, 20))
-    return random.uniform(min(RETRY_SECONDS_MIN, ceiling) / 2, ceiling)  # noqa: S311
 
 
 def _line(outcome: CommitOutcome) -> str:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal
 
 from dormouse.commits.apply import apply
-from dormouse.commits.outcomes import CommitOutcome, error_class, text_of
+from dormouse.commits.outcomes import CommitOutcome, commit_statuses, error_class, settle, text_of
 from dormouse.commits.pointers import object_of
 from dormouse.commits.queue import Message
 from dormouse.commits.requests import Envelope, commit_id_of, decode
-from dormouse.commits.status import commit_statuses, settle
 from dormouse.commits.table_cache import Tables
 from dormouse.errors import InvalidCommitRequest
-from dormouse.model.text import check_text
 
 RECEIVES_MAX = 10
 PATIENCE_SECONDS = 150.0
@@ -65,7 +62,7 @@ class Handler:
         try:
             return decode(message.body)
         except InvalidCommitRequest as error:
-            commit_id = _commit_id(message.body)
+            commit_id = commit_id_of(message.body)
             if commit_id is not None and object_of(message.body) is not None and self._is_applied(commit_id):
                 # its object went with an earlier delivery
                 return Handled(message, CommitOutcome(commit_id, "", "applied_before"), "done")
@@ -87,15 +84,3 @@ class Handler:
     def _is_old(self, message: Message) -> bool:
         age = (datetime.now(UTC) - message.sent_at).total_seconds()
         return age > PATIENCE_SECONDS or message.receive_count >= PATIENCE_RECEIVES * self._receives_max
-
-
-def _commit_id(body: str) -> str | None:
-    """The commit id of a body that cannot be read otherwise, such as one of a later version."""
-    if (found := commit_id_of(body)) is not None:
-        return found
-    try:
-        commit_id = json.loads(body)["commit_id"]
-        check_text("commit_id", commit_id)
-    except (ValueError, TypeError, LookupError, RecursionError):
-        return None
-    return str(commit_id)

@@ -6,10 +6,10 @@ was abandoned is applied, however late it comes.
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import TypeVar
 
 import psycopg
@@ -26,6 +26,7 @@ from dormouse.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.model.file_reference import FileWithReferences, ReplaceFileReferencesRequest
 from dormouse.model.table import TableRecord
 from dormouse.model.text import narrow_id
+from dormouse.postgres.backoff import backoff_seconds
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_statement
@@ -36,7 +37,7 @@ ANSWER_SECONDS_MAX = 300.0
 SILENCE_SECONDS_MAX = 30.0
 """How long a database may not answer before the outcome is unknown."""
 
-LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.005, 0.25
+LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.005, 0.4
 _QUERIES = load(__package__ or "", "job_commits")
 T = TypeVar("T")
 
@@ -87,21 +88,21 @@ class QueuedJobCommits:
 
     def _commit(self, request: CommitRequest, attempt: WriteAttempt) -> bool:
         self._send(request, attempt.table_id)
-        deadline, pause = time.monotonic() + ANSWER_SECONDS_MAX, LOOK_SECONDS_MIN
-        while True:
+        deadline = time.monotonic() + ANSWER_SECONDS_MAX
+        for look in count(1):
             answer = self._asked(lambda: self._answer(request.commit_id, attempt))
             if (applied := _outcome(request.commit_id, attempt, answer)) is not None:
                 return applied
             error = CommitRejected(answer.error) if answer.error is not None else None
             if error is None and time.monotonic() < deadline:
-                time.sleep(random.uniform(pause / 2, pause))  # noqa: S311
-                pause = min(2 * pause, LOOK_SECONDS_MAX)
+                time.sleep(backoff_seconds(look, LOOK_SECONDS_MIN, LOOK_SECONDS_MAX))
             elif self._asked(lambda: self._attempts.abandon(attempt)):
                 raise error or CommitFailed(
                     f"commit {request.commit_id!r} of table {request.table!r}: no committer answered within "
                     f"{ANSWER_SECONDS_MAX:g} s, and nothing was applied; run one (dormouse committer), or "
                     "set the table's property commit to sync"
                 )
+        raise AssertionError("it looks until it returns or raises")
 
     def _answer(self, commit_id: str, attempt: WriteAttempt) -> _Answer:
         values = {
@@ -116,13 +117,14 @@ class QueuedJobCommits:
     def _asked(ask: Callable[[], T]) -> T:
         """What the database says, when it answers again; `CommitOutcomeUnknown` when it does not."""
         deadline = time.monotonic() + SILENCE_SECONDS_MAX
-        while True:
+        for attempt in count(1):
             try:
                 return ask()
             except (DormouseError, OSError, psycopg.OperationalError) as error:
                 if time.monotonic() >= deadline:
                     raise CommitOutcomeUnknown(f"a commit was sent, and then: {error}") from error
-            time.sleep(random.uniform(LOOK_SECONDS_MAX / 2, LOOK_SECONDS_MAX))  # noqa: S311
+            time.sleep(backoff_seconds(attempt, LOOK_SECONDS_MAX, LOOK_SECONDS_MAX))
+        raise AssertionError("it asks until it returns or raises")
 
 
 def _outcome(commit_id: str, attempt: WriteAttempt, answer: _Answer) -> bool | None:

@@ -54,33 +54,15 @@ class PointerQueue:
         self._queue.send([body if self._fits(body) else self._put(body) for body in bodies])
 
     def receive(self, limit: int, wait_seconds: float = 0.0) -> list[Message]:
-        return self.resolve(self._queue.receive(limit, wait_seconds))
-
-    def resolve(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages with their objects as bodies; those whose object cannot be read now are tried again later.
-
-        A pointer whose object is gone stays as it is: `decode` says what that means.
-        """
-        found, later = list[Message](), list[Message]()
-        for message in messages:
-            name = object_of(message.body)
-            try:
-                found.append(message if name is None else self._follow(message, name))
-            except ObjectNotFound:
-                found.append(message)
-            except ObjectStoreError as error:
-                logger.warning("a commit request waits for its object: %s", error)
-                later.append(message)
-        if later:
-            self._queue.retry_later(later, RETRY_SECONDS)
+        found, unreadable = with_bodies(self._queue.receive(limit, wait_seconds), self._objects)
+        if unreadable:
+            self._queue.retry_later(unreadable, RETRY_SECONDS)
         return found
 
     def delete(self, messages: Sequence[Message]) -> None:
         """The messages first: a pointer must not outlive its object."""
         self._queue.delete(messages)
-        names = [message.object_name for message in messages if isinstance(message, PointedMessage)]
-        for name, why in self._objects.delete(names) if names else ():
-            logger.warning("%s is not needed and could not be deleted: %s", name, why)
+        delete_bodies(messages, self._objects)
 
     def retry_later(self, messages: Sequence[Message], seconds: float) -> None:
         self._queue.retry_later(messages, seconds)
@@ -118,16 +100,38 @@ class PointerQueue:
         pointer = {"version": VERSION, "type": POINTER, "commit_id": commit_id, "object": name}
         return json.dumps(pointer, separators=(",", ":"))
 
-    def _follow(self, message: Message, name: str) -> Message:
-        if self._objects.size(name) > BODY_BYTES_MAX:
-            return message  # not written by us
+
+def with_bodies(messages: Sequence[Message], objects: ObjectStore) -> tuple[list[Message], list[Message]]:
+    """Messages with their objects as bodies, and those whose object cannot be read now, to be tried again.
+
+    A pointer whose object is gone stays as it is: `decode` says what that means.
+    """
+    found, unreadable = list[Message](), list[Message]()
+    for message in messages:
         try:
-            body = self._objects.get(name).decode()
-        except UnicodeDecodeError:
-            return message
-        return PointedMessage(
-            body, message.receipt, message.receive_count, message.sent_at, message.body, name
-        )
+            found.append(_followed(message, objects))
+        except ObjectStoreError as error:
+            logger.warning("a commit request waits for its object: %s", error)
+            unreadable.append(message)
+    return found, unreadable
+
+
+def delete_bodies(messages: Sequence[Message], objects: ObjectStore) -> None:
+    """Deletes the objects of messages that are gone."""
+    names = [message.object_name for message in messages if isinstance(message, PointedMessage)]
+    for name, why in objects.delete(names) if names else ():
+        logger.warning("%s is not needed and could not be deleted: %s", name, why)
+
+
+def _followed(message: Message, objects: ObjectStore) -> Message:
+    name = object_of(message.body)
+    try:
+        if name is None or objects.size(name) > BODY_BYTES_MAX:
+            return message  # larger objects are not written by us
+        body = objects.get(name).decode()
+    except (ObjectNotFound, UnicodeDecodeError):
+        return message
+    return PointedMessage(body, message.receipt, message.receive_count, message.sent_at, message.body, name)
 
 
 def object_of(body: str) -> str | None:

@@ -13,8 +13,8 @@ from typing import Any
 from dormouse.commits.handling import RECEIVES_MAX, Handled, Handler
 from dormouse.commits.metrics import Tally
 from dormouse.commits.outcomes import CommitOutcome
-from dormouse.commits.pointers import PointerQueue
-from dormouse.commits.queue import Message, QueueDepth
+from dormouse.commits.pointers import delete_bodies, with_bodies
+from dormouse.commits.queue import Message
 from dormouse.commits.table_cache import Tables
 from dormouse.errors import InvalidCommitRequest
 from dormouse.objects import ObjectStore
@@ -62,16 +62,15 @@ def handle(
     acknowledged, since its submitter finds why by its commit id. Messages that name no commit are left to the
     queue's own dead-letter queue. Raises `InvalidCommitRequest` when the event is not one of SQS.
     """
-    records = _Records(_messages(event))
-    queue = PointerQueue(records, objects)
-    found = queue.resolve(records.messages)
+    found, unreadable = with_bodies(_messages(event), objects)
     handled = _patiently(Handler(Tables(supplier), receives_max=receives_max), found, patience_seconds)
-    queue.delete([item.message for item in handled if item.fate == "done"])
+    delete_bodies([item.message for item in handled if item.fate == "done"], objects)
     for item in handled:
         if item.outcome.error is not None and item.fate != "later":
             _warn(item.outcome)
     _report(handled)
-    later = records.later.union(item.message.receipt for item in handled if item.fate == "later")
+    waiting = [*unreadable, *(item.message for item in handled if item.fate == "later")]
+    later = {message.receipt for message in waiting}
     dead = {item.message.receipt for item in handled if _is_dead(item)}
     states = Counter(item.outcome.state for item in handled if not _is_dead(item))
     return Answer(
@@ -139,35 +138,3 @@ def _message(record: Mapping[str, Any]) -> Message:
     attributes = record["attributes"]
     sent_at = datetime.fromtimestamp(int(attributes["SentTimestamp"]) / 1_000, UTC)
     return Message(record["body"], record["messageId"], int(attributes["ApproximateReceiveCount"]), sent_at)
-
-
-@dataclass
-class _Records:
-    """The records as a queue that the lambda service acknowledges by the lambda's answer."""
-
-    messages: list[Message]
-
-    def __post_init__(self) -> None:
-        self.later: set[str] = set()
-
-    @property
-    def body_bytes_max(self) -> int:
-        return 0
-
-    def send(self, bodies: Sequence[str]) -> None:
-        raise NotImplementedError
-
-    def receive(self, limit: int, wait_seconds: float) -> list[Message]:
-        return self.messages
-
-    def delete(self, messages: Sequence[Message]) -> None:
-        """SQS does, from the answer."""
-
-    def retry_later(self, messages: Sequence[Message], seconds: float) -> None:
-        self.later.update(message.receipt for message in messages)
-
-    def bury(self, messages: Sequence[Message], reason: str) -> None:
-        """They are acknowledged, or left to the queue's own dead-letter queue."""
-
-    def depth(self) -> QueueDepth:
-        return QueueDepth(len(self.messages), 0.0, approximate=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 import re
 import threading
 import time
@@ -22,6 +21,7 @@ from dormouse.errors import (
     InvalidInput,
     not_installed,
 )
+from dormouse.postgres.backoff import backoff_seconds
 
 BATCH_MESSAGES_MAX = 10
 BATCH_BYTES_MAX = 2**20
@@ -31,6 +31,7 @@ WAIT_SECONDS_MAX = 20
 HIDDEN_SECONDS_MAX = 43_200
 REASON_CHARACTERS_MAX = 900
 ATTEMPTS_MAX = 6
+RETRY_SECONDS_MIN = 0.05
 _COUNTS = (
     "ApproximateNumberOfMessages",
     "ApproximateNumberOfMessagesNotVisible",
@@ -167,13 +168,8 @@ class SqsQueue:
 
     def _send_batch(self, url: str, entries: Sequence[_Entry]) -> None:
         """Sends at most ten; those that fail through no fault of theirs are sent again."""
-        failed = self._batch("send_message_batch", url, entries)
-        if failed:
-            first = failed[0]
-            raise CommitQueueError(
-                f"commit queue {url} refused {len(failed)} of {len(entries)} messages: "
-                f"{first.get('Code')}: {first.get('Message', '')}".rstrip(": ")
-            )
+        if failed := self._batch("send_message_batch", url, entries):
+            raise _refused(f"commit queue {url} refused", failed, len(entries))
 
     def _for_receipts(self, operation: str, messages: Sequence[Message], change: _Entry) -> None:
         """One call for ten deliveries; those that another delivery has overtaken are left alone."""
@@ -183,11 +179,7 @@ class SqsQueue:
             failed += self._batch(operation, self._url, entries[start : start + BATCH_MESSAGES_MAX])
         serious = [entry for entry in failed if _code(entry) not in _OVERTAKEN]
         if serious:
-            first = serious[0]
-            raise CommitQueueError(
-                f"commit queue {self._url}: {operation} failed for {len(serious)} of {len(messages)} "
-                f"messages: {first.get('Code')}: {first.get('Message', '')}".rstrip(": ")
-            )
+            raise _refused(f"commit queue {self._url}: {operation} failed for", serious, len(messages))
 
     def _batch(self, operation: str, url: str, entries: Sequence[_Entry]) -> list[_Entry]:
         """Runs a batch operation until only those are left whose own fault it is; gives their failures."""
@@ -203,7 +195,7 @@ class SqsQueue:
                 return hopeless
             if attempt < ATTEMPTS_MAX:
                 pending = [entry["Id"] for entry in again]
-                time.sleep(random.uniform(0, 0.05 * 2**attempt))  # noqa: S311
+                time.sleep(backoff_seconds(attempt, RETRY_SECONDS_MIN))
         return hopeless + again
 
     @cached_property
@@ -305,6 +297,11 @@ def _reason(error: Exception) -> str:
     if kind in {"EndpointConnectionError", "ConnectTimeoutError", "ConnectionClosedError"}:
         return f"cannot be reached: {said}"
     return f"failed: {said}"
+
+
+def _refused(what: str, failed: Sequence[_Entry], messages: int) -> CommitQueueError:
+    first = f"{_code(failed[0])}: {failed[0].get('Message', '')}".rstrip(": ")
+    return CommitQueueError(f"{what} {len(failed)} of {messages} messages: {first}")
 
 
 def _code(fields: _Entry) -> str:

@@ -8,7 +8,12 @@ BACKOFF_SECONDS_MIN = 0.005
 BACKOFF_SECONDS_MAX = 1.0
 
 
-def backoff_seconds(attempt: int) -> float:
-    """Full jitter: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/"""
-    ceiling = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS_MIN * 2 ** min(attempt, 20))
+def backoff_seconds(
+    attempt: int, seconds_min: float = BACKOFF_SECONDS_MIN, seconds_max: float = BACKOFF_SECONDS_MAX
+) -> float:
+    """Full jitter: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
+
+    From 0 to twice `seconds_min` after the first attempt, to twice as much after each, at most `seconds_max`.
+    """
+    ceiling = min(seconds_max, seconds_min * 2 ** min(attempt, 20))
     return random.uniform(0, ceiling)  # noqa: S311

@@ -16,6 +16,7 @@ import pytest
 import dormouse as dm
 from dormouse.commits import job_commits
 from dormouse.commits.apply import _TableBatch
+from dormouse.commits.job_commits import QueuedJobCommits
 from dormouse.commits.requests import ReplaceFileReferences, decode, encode
 from dormouse.context import TableContext
 from dormouse.errors import AttemptAbandoned, CommitFailed, CommitRejected
@@ -72,14 +73,15 @@ def unserved(dsn: str, tmp_path: Path) -> Iterator[Instance]:
 def sent(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The commit ids that jobs sent."""
     found: list[str] = []
-    assert instance._job_commits is not None
-    real = instance._job_commits._send
+    job_commits = instance._tables.job_commits
+    assert isinstance(job_commits, QueuedJobCommits)
+    real = job_commits._send
 
     def send(request: Any, table_id: int) -> None:
         found.append(request.commit_id)
         real(request, table_id)
 
-    monkeypatch.setattr(instance._job_commits, "_send", send)
+    monkeypatch.setattr(job_commits, "_send", send)
     return found
 
 

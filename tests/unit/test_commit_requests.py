@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from dormouse.commits.queue import queue_number
 from dormouse.commits.requests import (
     BODY_BYTES_MAX,
     AddFiles,
@@ -25,7 +26,6 @@ from dormouse.commits.requests import (
     decode,
     encode,
 )
-from dormouse.commits.routing import queue_number
 from dormouse.errors import InvalidCommitRequest, InvalidInput
 from dormouse.model.file_reference import (
     COUNT_MAX,
