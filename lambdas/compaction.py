@@ -42,7 +42,7 @@ def create(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
                 run_seconds=alive.total_seconds(),
                 seconds_max=call.seconds_left(),
             )
-        # more may wait; and what a run that nobody reports leaves is free after its deadline
+        # more may wait; and what a run without a report leaves is free after its deadline
         more = run.jobs >= settings.jobs_max or call.seconds_left() <= 0
         later = turn.began_at + alive if run.jobs else None
         schedule.done(turn, due_at=turn.began_at if more else later)

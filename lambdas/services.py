@@ -107,7 +107,7 @@ def _clock_of(context: Any) -> Callable[[], float]:
 
 
 def _log_as_json(environment: Environment, name: str, context: Any) -> None:
-    """In AWS, all that Dormouse logs; elsewhere logs are whoever's that calls."""
+    """In AWS, all that Dormouse logs; elsewhere the caller configures the logs."""
     if environment.function_name is None:
         return
     json_logger = Logger(service="dormouse")

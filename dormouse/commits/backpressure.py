@@ -1,4 +1,4 @@
-"""Backpressure: who makes work for the committer waits while its queue is long.
+"""Backpressure: senders and jobs, which make work for the committer, wait while its queue is long.
 
 Two marks: above the high mark callers wait, until the queue is down to half of it. Depths that are
 approximate, as those of SQS, are believed only when several looks agree.
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 Waiting = Callable[[str], object]
 
 AGE_MESSAGES_MIN = 100
-"""The oldest message's age counts with so many waiting: a single one that is tried again holds up nobody."""
+"""The oldest message's age counts with so many waiting: one that is tried again holds up no sender."""
 
 LOOK_SECONDS = 0.1
 LOOK_SECONDS_APPROXIMATE = 1.0
@@ -112,8 +112,8 @@ class Gate:
     def _look(self, share: float) -> tuple[bool, QueueDepth]:
         """Whether the queue is below this share of the marks, and the last look.
 
-        Of approximate depths a single look above stops nobody, and a single look below lets nobody in that
-        waits: the news must be sustained.
+        Of approximate depths a single look above stops no sender, and a single look below lets no waiting
+        sender in: the news must be sustained.
         """
         was_below = share == 1.0
         for look in range(1, LOOKS_TO_BELIEVE + 1):

@@ -1,4 +1,4 @@
-"""The commit queues of an instance: how requests get in, who applies them, and what became of them."""
+"""The commit queues of an instance: requests get in, committers apply them, submitters ask for them."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ on conflict (commit_key) do update set
     rejected_at = clock_timestamp();
 
 -- name: forget_rejected
--- Forgets refused commits that nobody has asked for in a long time.
+-- Forgets commits that were refused long ago.
 delete from rejected_commit where rejected_at < clock_timestamp() - make_interval(secs => %(kept_seconds)s::float8);
 
 -- name: dead_letters

@@ -1,7 +1,7 @@
 """The commit queue in PostgreSQL, for instances that have no other.
 
-Senders insert, receivers take with `FOR UPDATE SKIP LOCKED`; who finds nothing sleeps until it is notified.
-Source: procrastinate's and River's job tables. All times are the database's clock.
+Senders insert, receivers take with `FOR UPDATE SKIP LOCKED`, and sleep until they are notified when they find
+nothing. Source: procrastinate's and River's job tables. All times are the database's clock.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ where queue = %(queue)s and waits_until > clock_timestamp()
 limit 1;
 
 -- name: receive
--- Takes visible messages, oldest first, that nobody else is taking, and hides them for a while.
+-- Takes visible messages, oldest first, that no other receiver is taking, and hides them for a while.
 with taken as materialized (
     select ctid, visible_at
     from commit_message
@@ -27,7 +27,7 @@ update commit_message m
 set visible_at = clock_timestamp() + make_interval(secs => %(visibility_seconds)s),
     receive_count = m.receive_count + 1
 from taken,
-    -- what a crash undoes is received again: nobody waits for the disk
+    -- what a crash undoes is received again, so that no receiver waits for the disk
     (select set_config('synchronous_commit', 'off', true)) as quick
 where m.ctid = taken.ctid
 returning taken.visible_at, m.commit_key, m.message_id, m.receive_count, m.sent_at, m.body;

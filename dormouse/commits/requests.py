@@ -35,13 +35,12 @@ _MESSAGE_CHARACTERS_MAX = 600
 class _Request:
     """A change of one table, with the id that makes it apply once.
 
-    What it holds is a tuple in the field `items_field`, with at least one item, all of the type `items_type`.
+    `holds` names the field with its items, a tuple of at least one, and the type that all have.
     """
 
     version: ClassVar[int] = VERSION
     kind: ClassVar[str]
-    items_field: ClassVar[str]
-    items_type: ClassVar[type]
+    holds: ClassVar[tuple[str, type]]
     commit_id: str
     table: str
 
@@ -56,11 +55,11 @@ class _Request:
     @property
     def items(self) -> tuple[Any, ...]:
         """What it changes, one after the other."""
-        return getattr(self, self.items_field)  # type: ignore[no-any-return]
+        return getattr(self, self.holds[0])  # type: ignore[no-any-return]
 
     def _check(self) -> None:
-        items = _all_are(self.items_type, self.items_field, self.items)
-        object.__setattr__(self, self.items_field, items)
+        name, expected = self.holds
+        object.__setattr__(self, name, _all_are(expected, name, self.items))
         attempt_id = attempt_of(self)
         if attempt_id is not None and not (isinstance(attempt_id, str) and _ATTEMPT_ID.fullmatch(attempt_id)):
             raise InvalidInput(f"attempt_id must be a UUID in hexadecimal, not {_shown(attempt_id)}")
@@ -71,8 +70,7 @@ class AddFiles(_Request):
     """Add files that are not tracked yet; `attempt_id` is the write attempt that this ends."""
 
     kind: ClassVar[str] = "add_files"
-    items_field: ClassVar[str] = "files"
-    items_type: ClassVar[type] = FileWithReferences
+    holds: ClassVar[tuple[str, type]] = ("files", FileWithReferences)
     files: tuple[FileWithReferences, ...]
     attempt_id: str | None = None
 
@@ -82,8 +80,7 @@ class AssignJobIds(_Request):
     """Assign references to jobs, all or nothing."""
 
     kind: ClassVar[str] = "assign_job_ids"
-    items_field: ClassVar[str] = "requests"
-    items_type: ClassVar[type] = AssignJobIdRequest
+    holds: ClassVar[tuple[str, type]] = ("requests", AssignJobIdRequest)
     requests: tuple[AssignJobIdRequest, ...]
 
 
@@ -95,8 +92,7 @@ class ReplaceFileReferences(_Request):
     """
 
     kind: ClassVar[str] = "replace_file_references"
-    items_field: ClassVar[str] = "requests"
-    items_type: ClassVar[type] = ReplaceFileReferencesRequest
+    holds: ClassVar[tuple[str, type]] = ("requests", ReplaceFileReferencesRequest)
     requests: tuple[ReplaceFileReferencesRequest, ...]
     attempt_id: str | None = None
 
@@ -106,8 +102,7 @@ class SplitFileReferences(_Request):
     """Replace references by others to the same files; each reference alone."""
 
     kind: ClassVar[str] = "split_file_references"
-    items_field: ClassVar[str] = "requests"
-    items_type: ClassVar[type] = SplitFileReferenceRequest
+    holds: ClassVar[tuple[str, type]] = ("requests", SplitFileReferenceRequest)
     requests: tuple[SplitFileReferenceRequest, ...]
 
 
@@ -116,8 +111,7 @@ class DeleteCollectedFiles(_Request):
     """Forget files whose objects are gone, all or nothing."""
 
     kind: ClassVar[str] = "delete_collected_files"
-    items_field: ClassVar[str] = "filenames"
-    items_type: ClassVar[type] = str
+    holds: ClassVar[tuple[str, type]] = ("filenames", str)
     filenames: tuple[str, ...]
 
     def _check(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from dormouse.files.store import FileReferenceStore
@@ -37,9 +37,9 @@ class CommitTable:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A table as its row said that had this version, which it still had when it was checked."""
+    """A table as its row said, and when it last said so."""
 
-    version: str
+    row: tuple[Any, ...]
     table: CommitTable
     checked_at: float
 
@@ -58,12 +58,13 @@ class Tables:
         Tables that do not exist are left out.
         """
         keys = set(wanted)
-        fresh = self._checked_lately({key for key, _ in keys if key is not None})
-        ids = [key for key, _ in keys if key is not None and key not in fresh and 0 < key <= _INTEGER_MAX]
+        known = self._checked_lately({key for key, _ in keys if key is not None})
+        ids = [key for key, _ in keys if key is not None and key not in known and 0 < key <= _INTEGER_MAX]
         names = [name for key, name in keys if key is None and is_text(name)]
-        rows = self._rows("tables_named", {"table_ids": ids, "names": names}) if ids or names else []
-        known = {**fresh, **self._current({table_id: version for table_id, _, version in rows})}
-        by_name = {name: known[table_id] for table_id, name, _ in rows if table_id in known}
+        by_name: dict[str, CommitTable] = {}
+        if ids or names:
+            for table in self._read({"table_ids": ids, "names": names}):
+                known[table.record.table_id] = by_name[table.record.name] = table
         found = {key: known.get(key[0]) if key[0] is not None else by_name.get(key[1]) for key in keys}
         return {key: table for key, table in found.items() if table is not None}
 
@@ -74,30 +75,28 @@ class Tables:
             kept = {key: self._kept[key] for key in ids if key in self._kept}
         return {key: item.table for key, item in kept.items() if item.checked_at > since}
 
-    def _current(self, versions: dict[int, str]) -> dict[int, CommitTable]:
-        """The tables of these ids; only those that changed since are read again."""
+    def _read(self, values: dict[str, Any]) -> list[CommitTable]:
+        """The tables that have these ids or names; one whose row has not changed is the one that was kept."""
         now = time.monotonic()
+        rows = run_statement(
+            self.supplier, rows_of(_QUERIES["tables"], values), operation="tables of commits"
+        )
+        tables = []
         with self._lock:
-            kept = {key: item for key in versions if (item := self._kept.get(key))}
-        known = {key: item for key, item in kept.items() if item.version == versions[key]}
-        changed = [key for key in versions if key not in known]
-        rows = self._rows("tables_with_ids", {"table_ids": changed}) if changed else []
-        current = {key: replace(item, checked_at=now) for key, item in known.items()}
-        current |= {row[1]: _Kept(row[0], self._table(row), now) for row in rows}
-        with self._lock:
-            if len(self._kept) + len(current) > KEPT_MAX:
+            if len(self._kept) + len(rows) > KEPT_MAX:
                 self._kept.clear()
-            self._kept.update(current)
-        return {key: item.table for key, item in current.items()}
+            for row in rows:
+                kept = self._kept.get(row[0])
+                table = kept.table if kept is not None and kept.row == row else self._table(row)
+                self._kept[row[0]] = _Kept(row, table, now)
+                tables.append(table)
+        return tables
 
-    def _table(self, row: Any) -> CommitTable:
-        _, table_id, name, schema, properties, layout, created_at = row
+    def _table(self, row: tuple[Any, ...]) -> CommitTable:
+        table_id, name, schema, properties, layout, created_at = row
         record = TableRecord(
             table_id, name, Schema.from_json(schema), TableProperties(**properties), layout, created_at
         )
         return CommitTable(
             record, FileReferenceStore(self.supplier, record), PartitionStore(self.supplier, record)
         )
-
-    def _rows(self, query: str, values: dict[str, Any]) -> list[Any]:
-        return run_statement(self.supplier, rows_of(_QUERIES[query], values), operation="tables of commits")
