@@ -175,10 +175,10 @@ def s3_store(s3_options: dict[str, str]) -> ObjectStore:
 @pytest.fixture
 def sqs_options(aws_endpoint: str) -> dict[str, str]:
     return {
-        "endpoint": aws_endpoint,
-        "region": "us-east-1",
-        "access_key_id": "test",
-        "secret_access_key": "test",
+        "endpoint_url": aws_endpoint,
+        "region_name": "us-east-1",
+        "aws_access_key_id": "test",
+        "aws_secret_access_key": "test",
     }
 
 

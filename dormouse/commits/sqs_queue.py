@@ -48,42 +48,30 @@ _Entry = dict[str, Any]
 
 
 class SqsQueue:
-    """A `CommitQueue` at a URL. What is not given comes from where boto3 looks for it.
+    """A `CommitQueue` at a URL. `client` is for boto3's, which looks for what is not given.
 
     Depth is approximate, and the age of the oldest message is that of the oldest last received here. Dead
-    letters go to `dead_letter_url`, or to where the queue's redrive policy says.
+    letters go to where the queue's redrive policy says.
     """
 
     def __init__(
         self,
         url: str,
         *,
-        region: str | None = None,
-        endpoint: str | None = None,
-        access_key_id: str | None = None,
-        secret_access_key: str | None = None,
-        session_token: str | None = None,
-        dead_letter_url: str | None = None,
         visibility_seconds: float = 60.0,
         body_bytes_max: int = BODY_BYTES_MAX,
+        **client: Any,
     ) -> None:
         if not url.startswith(("https://", "http://")):
             raise InvalidInput(f"commit queue {url!r}: give the URL of an SQS queue, like https://sqs.…/name")
         if url.endswith(".fifo"):
             raise InvalidInput(f"commit queue {url!r}: give a standard queue; the order does not matter")
         _check_hidden("visibility_seconds", visibility_seconds)
-        region_of_url = _ENDPOINT_REGION.match(url)
+        region = _ENDPOINT_REGION.match(url)
         self._url = url
-        self._dead_letter_url = dead_letter_url
         self._visibility_seconds = visibility_seconds
         self._body_bytes_max = min(body_bytes_max, BODY_BYTES_MAX)
-        self._options = {
-            "region_name": region or (region_of_url[1] if region_of_url else None),
-            "endpoint_url": endpoint,
-            "aws_access_key_id": access_key_id,
-            "aws_secret_access_key": secret_access_key,
-            "aws_session_token": session_token,
-        }
+        self._options = {"region_name": region[1] if region else None, **client}
         self._oldest_sent: datetime | None = None
         self._lock = threading.Lock()
 
@@ -201,15 +189,12 @@ class SqsQueue:
     @cached_property
     def _dead_letters(self) -> str:
         """The URL of the dead-letter queue."""
-        if self._dead_letter_url:
-            return self._dead_letter_url
         answer = self._call("get_queue_attributes", QueueUrl=self._url, AttributeNames=["RedrivePolicy"])
         policy = answer.get("Attributes", {}).get("RedrivePolicy", "")
         arn = re.search(r'"deadLetterTargetArn"\s*:\s*"arn:[^:"]*:sqs:[^:"]*:(\d+):([^"]+)"', policy)
         if arn is None:
             raise CommitQueueError(
-                f"commit queue {self._url} has no dead-letter queue: give it a redrive policy, "
-                "or set dead_letter_url"
+                f"commit queue {self._url} has no dead-letter queue: give it a redrive policy"
             )
         found = self._call("get_queue_url", QueueName=arn[2], QueueOwnerAWSAccountId=arn[1])
         return str(found["QueueUrl"])
@@ -291,7 +276,7 @@ def _reason(error: Exception) -> str:
         return f"denies access: {said}"
     kind = type(error).__name__
     if kind == "NoRegionError":
-        return "has no region: give `region`, or set AWS_REGION"
+        return "has no region: set AWS_REGION"
     if kind in {"NoCredentialsError", "PartialCredentialsError"}:
         return f"has no credentials: {said}"
     if kind in {"EndpointConnectionError", "ConnectTimeoutError", "ConnectionClosedError"}:

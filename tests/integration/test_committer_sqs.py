@@ -20,10 +20,10 @@ NewQueue = Callable[..., str]
 @pytest.fixture
 def environment(sqs_options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """As a process on AWS has it."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", sqs_options["endpoint"])
-    monkeypatch.setenv("AWS_DEFAULT_REGION", sqs_options["region"])
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", sqs_options["access_key_id"])
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", sqs_options["secret_access_key"])
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", sqs_options["endpoint_url"])
+    monkeypatch.setenv("AWS_DEFAULT_REGION", sqs_options["region_name"])
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", sqs_options["aws_access_key_id"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", sqs_options["aws_secret_access_key"])
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_draining_ends_at_once_when_one_thread_of_it_fails(instance: Instance) -
 def test_a_queue_that_does_not_exist_is_one_clear_line(
     dsn: str, tmp_path: Path, sqs_options: dict[str, str], environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = f"{sqs_options['endpoint']}/123456789012/none"
+    url = f"{sqs_options['endpoint_url']}/123456789012/none"
     monkeypatch.setenv("DORMOUSE_COMMIT_QUEUE", url)
     with connect(dsn, (tmp_path / "objects").as_uri()) as instance:
         instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))

@@ -39,13 +39,7 @@ def denying(aws_endpoint: str) -> Iterator[Callable[[], None]]:
 
 
 def client(options: Options) -> Any:
-    return boto3.client(
-        "sqs",
-        endpoint_url=options["endpoint"],
-        region_name=options["region"],
-        aws_access_key_id=options["access_key_id"],
-        aws_secret_access_key=options["secret_access_key"],
-    )
+    return boto3.client("sqs", **options)
 
 
 def received(queue: SqsQueue) -> list[Message]:
@@ -98,13 +92,17 @@ def test_a_body_too_large_or_not_xml_is_refused(queue: SqsQueue) -> None:
     assert received(queue) == []
 
 
+def redrive_to(url: str, options: Options) -> str:
+    """The redrive policy of a queue whose dead letters go to the one at the URL."""
+    answer = client(options).get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
+    return json.dumps({"deadLetterTargetArn": answer["Attributes"]["QueueArn"], "maxReceiveCount": 100})
+
+
 def test_a_dead_letter_goes_where_the_redrive_policy_says(
     new_sqs_queue: NewQueue, sqs_options: Options
 ) -> None:
     dead_url = new_sqs_queue()
-    answer = client(sqs_options).get_queue_attributes(QueueUrl=dead_url, AttributeNames=["QueueArn"])
-    policy = {"deadLetterTargetArn": answer["Attributes"]["QueueArn"], "maxReceiveCount": 100}
-    queue = SqsQueue(new_sqs_queue(RedrivePolicy=json.dumps(policy)), **sqs_options)
+    queue = SqsQueue(new_sqs_queue(RedrivePolicy=redrive_to(dead_url, sqs_options)), **sqs_options)
     queue.send(["bad", "good"])
     messages = received(queue)
     queue.bury([m for m in messages if m.body == "bad"], "no\0t JSON: " + "é" * 10_000)
@@ -116,9 +114,9 @@ def test_a_dead_letter_goes_where_the_redrive_policy_says(
     assert letter["MessageAttributes"]["reason"]["StringValue"].startswith("no�t JSON: é")
 
 
-def test_a_dead_letter_goes_to_the_queue_given(new_sqs_queue: NewQueue, sqs_options: Options) -> None:
+def test_a_dead_letter_goes_there_without_a_reason(new_sqs_queue: NewQueue, sqs_options: Options) -> None:
     dead = SqsQueue(new_sqs_queue(), **sqs_options)
-    queue = SqsQueue(new_sqs_queue(), dead_letter_url=dead._url, **sqs_options)
+    queue = SqsQueue(new_sqs_queue(RedrivePolicy=redrive_to(dead._url, sqs_options)), **sqs_options)
     queue.send(["bad"])
     queue.bury(received(queue), "")
     assert [m.body for m in received(dead)] == ["bad"]
@@ -201,7 +199,7 @@ class TestFailures:
 
     def test_a_server_that_cannot_be_reached(self, use: Any, sqs_options: Options) -> None:
         url = "http://127.0.0.1:1/123456789012/q"
-        options = {**sqs_options, "endpoint": "http://127.0.0.1:1"}
+        options = {**sqs_options, "endpoint_url": "http://127.0.0.1:1"}
         with pytest.raises(CommitQueueError, match=f"^commit queue {url} cannot be reached: [^\n]*$"):
             use(SqsQueue(url, **options))
 
@@ -210,9 +208,9 @@ def test_no_region_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
-    keys = {"access_key_id": "test", "secret_access_key": "test"}
+    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
     queue = SqsQueue("http://127.0.0.1:1/1/q", **keys)
-    with pytest.raises(CommitQueueError, match="has no region: give `region`, or set AWS_REGION"):
+    with pytest.raises(CommitQueueError, match="has no region: set AWS_REGION"):
         queue.depth()
 
 
