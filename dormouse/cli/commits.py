@@ -17,7 +17,7 @@ from dormouse.cli.wording import plural
 
 if TYPE_CHECKING:
     from dormouse.commits.committer import Committer
-    from dormouse.commits.metrics import CommitterMetrics
+    from dormouse.commits.handling import CommitterMetrics
     from dormouse.commits.outcomes import CommitOutcome, DeadLetter
     from dormouse.commits.queue import QueueDepth
 

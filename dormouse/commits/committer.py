@@ -18,8 +18,7 @@ from datetime import datetime
 from functools import partial
 
 from dormouse.commits.backpressure import LOOKS_TO_BELIEVE
-from dormouse.commits.handling import RECEIVES_MAX, Handled, Handler
-from dormouse.commits.metrics import CommitterMetrics, Tally
+from dormouse.commits.handling import RECEIVES_MAX, CommitterMetrics, Handled, Handler, Tally
 from dormouse.commits.outcomes import CommitOutcome, forget_rejected, text_of
 from dormouse.commits.queue import CommitQueue, Message
 from dormouse.commits.table_cache import Tables

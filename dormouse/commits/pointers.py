@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 class PointedMessage(Message):
     """A message whose body was an object."""
 
-    pointer: str
+    pointer: Message
     object_name: str
 
 
@@ -69,7 +69,10 @@ class PointerQueue:
 
     def bury(self, messages: Sequence[Message], reason: str) -> None:
         """A dead letter is the pointer, and its object is kept."""
-        self._queue.bury([_as_sent(message) for message in messages], reason)
+        as_sent = [
+            message.pointer if isinstance(message, PointedMessage) else message for message in messages
+        ]
+        self._queue.bury(as_sent, reason)
 
     def depth(self) -> QueueDepth:
         return self._queue.depth()
@@ -131,7 +134,7 @@ def _followed(message: Message, objects: ObjectStore) -> Message:
         body = objects.get(name).decode()
     except (ObjectNotFound, UnicodeDecodeError):
         return message
-    return PointedMessage(body, message.receipt, message.receive_count, message.sent_at, message.body, name)
+    return PointedMessage(body, message.receipt, message.receive_count, message.sent_at, message, name)
 
 
 def object_of(body: str) -> str | None:
@@ -144,9 +147,3 @@ def object_of(body: str) -> str | None:
         return None
     # a forged pointer must not have us read, or delete, a table's data
     return name if isinstance(name, str) and _OBJECT_NAME.fullmatch(name) else None
-
-
-def _as_sent(message: Message) -> Message:
-    if not isinstance(message, PointedMessage):
-        return message
-    return Message(message.pointer, message.receipt, message.receive_count, message.sent_at)

@@ -18,7 +18,7 @@ from uuid import UUID, uuid4
 import psycopg
 from psycopg import errors
 
-from dormouse.commits.queue import Message, QueueDepth
+from dormouse.commits.queue import Message, QueueDepth, check_hidden
 from dormouse.commits.requests import commit_id_of
 from dormouse.errors import (
     CommitOutcomeUnknown,
@@ -68,7 +68,7 @@ class PostgresQueue:
     ) -> None:
         if not 0 <= queue <= QUEUE_MAX:
             raise InvalidInput(f"a commit queue's number is from 0 to {QUEUE_MAX}, not {queue}")
-        _check_hidden("visibility_seconds", visibility_seconds)
+        check_hidden("visibility_seconds", visibility_seconds, HIDDEN_SECONDS_MAX)
         self._supplier = supplier
         self._queue = queue
         self._visibility_seconds = visibility_seconds
@@ -121,7 +121,7 @@ class PostgresQueue:
             self._again("delete", _deliveries(messages))
 
     def retry_later(self, messages: Sequence[Message], seconds: float) -> None:
-        _check_hidden("seconds", seconds)
+        check_hidden("seconds", seconds, HIDDEN_SECONDS_MAX)
         if messages:
             self._again("retry_later", {**_deliveries(messages), "seconds": seconds})
 
@@ -270,11 +270,6 @@ def _deliveries(messages: Sequence[Message]) -> _Values:
         }
     except ValueError:
         raise InvalidInput("a receipt is not one of a commit queue in PostgreSQL") from None
-
-
-def _check_hidden(what: str, seconds: float) -> None:
-    if not 0 <= seconds <= HIDDEN_SECONDS_MAX:
-        raise InvalidInput(f"{what} must be from 0 to {HIDDEN_SECONDS_MAX:g}, not {seconds!r}")
 
 
 def _line(error: Exception) -> str:

@@ -8,6 +8,8 @@ from datetime import datetime
 from hashlib import blake2b
 from typing import Protocol
 
+from dormouse.errors import InvalidInput
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -55,6 +57,12 @@ class CommitQueue(Protocol):
 
     def depth(self) -> QueueDepth:
         """How much is waiting."""
+
+
+def check_hidden(what: str, seconds: float, seconds_max: float) -> None:
+    """Refuses times for which a queue cannot hide a message."""
+    if not 0 <= seconds <= seconds_max:
+        raise InvalidInput(f"{what} must be from 0 to {seconds_max:g}, not {seconds!r}")
 
 
 def queue_number(table_id: int, queues: int) -> int:

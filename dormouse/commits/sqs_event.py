@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from dormouse.commits.handling import RECEIVES_MAX, Handled, Handler
-from dormouse.commits.metrics import Tally
+from dormouse.commits.handling import RECEIVES_MAX, Handled, Handler, Tally
 from dormouse.commits.outcomes import CommitOutcome
 from dormouse.commits.pointers import delete_bodies, with_bodies
 from dormouse.commits.queue import Message

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
-from dormouse.commits.queue import Message, QueueDepth
+from dormouse.commits.queue import Message, QueueDepth, check_hidden
 from dormouse.errors import (
     CommitQueueError,
     DependencyMissing,
@@ -66,7 +66,7 @@ class SqsQueue:
             raise InvalidInput(f"commit queue {url!r}: give the URL of an SQS queue, like https://sqs.…/name")
         if url.endswith(".fifo"):
             raise InvalidInput(f"commit queue {url!r}: give a standard queue; the order does not matter")
-        _check_hidden("visibility_seconds", visibility_seconds)
+        check_hidden("visibility_seconds", visibility_seconds, HIDDEN_SECONDS_MAX)
         region = _ENDPOINT_REGION.match(url)
         self._url = url
         self._visibility_seconds = visibility_seconds
@@ -107,7 +107,7 @@ class SqsQueue:
         self._for_receipts("delete_message_batch", messages, {})
 
     def retry_later(self, messages: Sequence[Message], seconds: float) -> None:
-        _check_hidden("seconds", seconds)
+        check_hidden("seconds", seconds, HIDDEN_SECONDS_MAX)
         change = {"VisibilityTimeout": math.ceil(seconds)}
         self._for_receipts("change_message_visibility_batch", messages, change)
 
@@ -291,8 +291,3 @@ def _refused(what: str, failed: Sequence[_Entry], messages: int) -> CommitQueueE
 
 def _code(fields: _Entry) -> str:
     return str(fields.get("Code", ""))
-
-
-def _check_hidden(what: str, seconds: float) -> None:
-    if not 0 <= seconds <= HIDDEN_SECONDS_MAX:
-        raise InvalidInput(f"{what} must be from 0 to {HIDDEN_SECONDS_MAX}, not {seconds!r}")
