@@ -9,51 +9,33 @@ cold start to the next; another Python leaves that out.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
-import platform
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from dormouse.errors import DormouseError, InvalidInput, not_installed
+import packages
+from dormouse.errors import DormouseError, not_installed
+from packages import ARCHITECTURES, PYTHON, ROOT, Architecture, native
 
-Architecture = Literal["arm64", "x86_64"]
-ROOT = Path(__file__).parents[1]
 PACKAGES = ("commit", "compaction", "garbage", "maintenance", "migrate", "pause", "runs")
-ARCHITECTURES: dict[str, Architecture] = {"aarch64": "arm64", "arm64": "arm64", "x86_64": "x86_64"}
-PYTHON = "3.11"
 SIZE_BYTES_MAX = 60 * 1024 * 1024
-
-LIBRARIES = (
-    "annotated-types", "aws-lambda-powertools", "aws-xray-sdk", "jmespath", "msgspec", "obstore", "psycopg",
-    "psycopg-binary", "pydantic", "pydantic-core", "pydantic-settings", "python-dotenv", "typing-extensions",
-    "typing-inspection", "wrapt",
-)  # fmt: skip
-"""With all that they need but botocore; requirements.txt has their versions."""
-
-GLIBC = (28, 27, 26, 24, 17)
-"""What the runtime has, and what wheels ask for; pip takes each name literally."""
+LIBRARIES = tuple(
+    sorted(packages.closure([*packages.requirements(ROOT), "aws-lambda-powertools[tracer]"], {"botocore"}))
+)
+"""With all that they need but botocore, which the runtime has."""
 
 ELSEWHERE = frozenset(
     {
-        "cli", "compaction", "console", "data", "demo", "embedded_postgres", "embedded_server", "engine",
-        "ingesting", "query", "spark", "splitting",
+        "cli", "client", "data", "demo", "query", "rounds", "service", "spark",
+        "embedded/postgres.py", "embedded/server.py",
     }
 )  # fmt: skip
 """Parts of the package that no lambda comes near."""
-
-_SOURCES = (".py", ".sql", ".pem", ".toml")
-_PRUNED_FOLDERS = {"__pycache__", "tests", "test", "bin"}
-_PRUNED_ENDINGS = (".pyc", ".pyi", ".pyx", ".pxd", ".c", ".h")
-_MTIME = 1_577_836_800  # 2020; zip files know none before 1980
-_PIN = re.compile(r"^([a-z0-9-]+)==(\S+)$", re.MULTILINE)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -73,27 +55,20 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def native() -> Architecture:
-    """This machine's architecture, as AWS calls it."""
-    try:
-        return ARCHITECTURES[platform.machine()]
-    except KeyError:
-        raise InvalidInput(f"there are no lambdas for {platform.machine()}: name an --architecture") from None
-
-
 def build(root: Path, target: Path, architecture: Architecture) -> bool:
     """Builds all packages of an architecture into `<target>/lambdas`; False when nothing has changed.
 
     Raises DormouseError when the libraries cannot be downloaded.
     """
-    pins = library_pins((root / "requirements.txt").read_text("utf-8"))
+    pins = packages.pins((root / "requirements.txt").read_text("utf-8"), LIBRARIES)
     sources = {path.relative_to(root): path for path in source_files(root)}
+    code = [Path(__file__), Path(packages.__file__)]
     stamp = target / "lambdas" / f".{architecture}"
-    digest = _digest([architecture, *pins], [*sources.values(), Path(__file__)])
+    digest = packages.digest([architecture, *pins], [*sources.values(), *code])
     folders = {name: target / "lambdas" / f"{name}-{architecture}" for name in PACKAGES}
     if stamp.exists() and stamp.read_text() == digest and all(map(Path.is_dir, folders.values())):
         return False
-    libraries = _libraries(target / "cache", architecture, pins)
+    libraries = _libraries(target / "cache", architecture, pins, packages.digest([PYTHON, *pins], code)[:16])
     for name, folder in folders.items():
         wanted = {path: source for path, source in sources.items() if _is_of(path, name)}
         _assemble(folder, libraries, wanted)
@@ -101,21 +76,10 @@ def build(root: Path, target: Path, architecture: Architecture) -> bool:
     return True
 
 
-def library_pins(requirements: str) -> list[str]:
-    """The lines of requirements.txt that the lambdas need."""
-    pins = dict(_PIN.findall(requirements))
-    if missing := [name for name in LIBRARIES if name not in pins]:
-        raise InvalidInput(f"requirements.txt does not pin {', '.join(missing)}: run make requirements")
-    return [f"{name}=={pins[name]}" for name in LIBRARIES]
-
-
 def source_files(root: Path) -> Iterator[Path]:
     """The files of `dormouse` and `lambdas` that lambdas need, in order."""
-    for path in sorted([*(root / "dormouse").rglob("*"), *(root / "lambdas").glob("*")]):
-        parts = path.relative_to(root).parts
-        is_elsewhere = parts[0] == "dormouse" and parts[1].removesuffix(".py") in ELSEWHERE
-        if path.is_file() and path.suffix in _SOURCES and "__pycache__" not in parts and not is_elsewhere:
-            yield path
+    yield from packages.sources(root / "dormouse", ELSEWHERE)
+    yield from packages.sources(root / "lambdas")
 
 
 def tree_bytes(folder: Path) -> int:
@@ -160,46 +124,19 @@ def _architectures(given: str) -> list[Architecture]:
     return [native() if given == "native" else ARCHITECTURES[given]]
 
 
-def _libraries(cache: Path, architecture: Architecture, pins: list[str]) -> Path:
+def _libraries(cache: Path, architecture: Architecture, pins: list[str], version: str) -> Path:
     """A folder with the libraries, downloaded once; packages link to its files."""
-    folder = cache / f"lambdas-{architecture}-{_digest([PYTHON, *pins], [Path(__file__)])[:16]}"
+    folder = cache / f"lambdas-{architecture}-{version}"
     if folder.is_dir():
         return folder
     for old in cache.glob(f"lambdas-{architecture}-*"):
         shutil.rmtree(old)
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as work:
-        _install(Path(work) / "all", architecture, pins)
-        _prune(Path(work) / "all")
+        packages.install(Path(work) / "all", architecture, pins)
         _compile(Path(work) / "all")
         (Path(work) / "all").rename(folder)
     return folder
-
-
-def _install(target: Path, architecture: Architecture, pins: list[str]) -> None:
-    machine = "aarch64" if architecture == "arm64" else architecture
-    platforms = [f"manylinux_2_{minor}_{machine}" for minor in GLIBC] + [f"manylinux2014_{machine}"]
-    options = [option for name in platforms for option in ("--platform", name)]
-    command = [
-        sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
-        "--no-compile", "--only-binary=:all:", "--implementation", "cp", "--python-version", PYTHON,
-        "--target", str(target), *options, *pins,
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        reason = " ".join(done.stderr.split())
-        raise DormouseError(f"the libraries of the lambdas cannot be installed: {reason}")
-
-
-def _prune(folder: Path) -> None:
-    """Leaves out what is never imported, and what differs from one installation to the next."""
-    for path in sorted(folder.rglob("*"), reverse=True):
-        in_metadata = path.parent.suffix == ".dist-info"
-        if path.is_dir() and not path.is_symlink():
-            if path.name in _PRUNED_FOLDERS or not any(path.iterdir()):
-                shutil.rmtree(path)
-        elif path.name.endswith(_PRUNED_ENDINGS) or (in_metadata and path.name != "METADATA"):
-            path.unlink()
 
 
 def _compile(*folders: Path) -> None:
@@ -216,30 +153,10 @@ def _compile(*folders: Path) -> None:
 
 
 def _assemble(folder: Path, libraries: Path, sources: dict[Path, Path]) -> None:
-    """Whole or not at all: in a folder beside it, which then takes its place."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as work:
-        made = Path(work) / "made"
-        shutil.copytree(libraries, made, copy_function=os.link)
-        for path, source in sources.items():
-            (made / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, made / path)
+    with packages.whole(folder) as made:
+        shutil.copytree(libraries, made, copy_function=os.link, dirs_exist_ok=True)
+        packages.copy(made, ((source, path) for path, source in sources.items()))
         _compile(*(made / name for name in {path.parts[0] for path in sources}))
-        for path in [made, *made.rglob("*")]:
-            path.chmod(0o755 if path.is_dir() else 0o644)
-            os.utime(path, (_MTIME, _MTIME))
-        if folder.exists():
-            folder.rename(Path(work) / "old")
-        made.rename(folder)
-
-
-def _digest(texts: Iterable[str], files: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(f"{text}\n".encode())
-    for path in files:
-        digest.update(f"{path.name}\n".encode() + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
 
 
 def link_boto3(folder: Path) -> None:

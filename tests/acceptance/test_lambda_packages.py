@@ -17,7 +17,10 @@ import pytest
 
 import dormouse as dm
 from lambdas import build
-from lambdas.build import LIBRARIES, PACKAGES, ROOT, cold_import, library_pins, native, tree_bytes
+from lambdas.build import LIBRARIES, PACKAGES, ROOT, cold_import, native, tree_bytes
+from packages import Architecture, pins
+from query_image import build as image
+from stacks.assets import MIGRATIONS
 from tests.commits import add
 from tests.integration.test_commit_lambda import record
 
@@ -73,9 +76,17 @@ def test_all_that_the_libraries_need_is_with_them() -> None:
 
 
 def test_a_library_without_a_pin_is_named() -> None:
-    pins = "\n".join(library_pins((ROOT / "requirements.txt").read_text("utf-8")))
+    found = "\n".join(pins((ROOT / "requirements.txt").read_text("utf-8"), LIBRARIES))
     with pytest.raises(dm.DormouseError, match=r"does not pin obstore: run make requirements"):
-        library_pins(pins.replace("obstore==", "other=="))
+        pins(found.replace("obstore==", "other=="), LIBRARIES)
+
+
+def test_every_path_that_packaging_names_is_there() -> None:
+    """What is left out, and what a migration is made of: a room that moves must be followed."""
+    for name in (*build.ELSEWHERE, *image.ELSEWHERE):
+        assert (ROOT / "dormouse" / name).exists(), name
+    for pattern in MIGRATIONS:
+        assert [*ROOT.glob(pattern)], pattern
 
 
 @pytest.mark.slow
@@ -120,7 +131,7 @@ def test_it_is_built_again_only_when_something_changed(
     root = tmp_path / "root"
     copy_sources(ROOT, root)
     assert build.build(root, tmp_path / "build", native())
-    monkeypatch.setattr(build, "_install", None)  # nothing is downloaded any more
+    monkeypatch.setattr("packages.install", None)  # nothing is downloaded any more
     assert not build.build(root, tmp_path / "build", native())
     garbage = package(tmp_path / "build/lambdas", "garbage")
     before = fingerprint(garbage)
@@ -133,9 +144,7 @@ def test_it_is_built_again_only_when_something_changed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["arm64", "x86_64"])
-def test_its_binaries_are_of_the_architecture(
-    architecture: build.Architecture, root: Path, tmp_path: Path
-) -> None:
+def test_its_binaries_are_of_the_architecture(architecture: Architecture, root: Path, tmp_path: Path) -> None:
     assert build.build(root, tmp_path, architecture)
     found = {
         struct.unpack_from("<H", path.read_bytes()[:20], 18)[0]

@@ -20,7 +20,8 @@ import pytest
 
 import dormouse as dm
 from dormouse.settings.service import SERVICE_PREFIX
-from query_image.build import FOLDER, ROOT, TARGET, build, closure, pins
+from packages import TARGET, closure
+from query_image.build import FOLDER, ROOT, build, pins
 
 SECONDS_MAX = 120
 TOKEN = "t" * 43

@@ -15,7 +15,7 @@ from dormouse.errors import DISTRIBUTION, DependencyMissing, not_installed, pip_
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-FOLDERS = ("dormouse", "benchmarks", "docs", "lambdas", "emr", "query_image", "stacks")
+FOLDERS = ("dormouse", "benchmarks", "docs", "lambdas", "emr", "query_image", "packages", "stacks")
 TEXTS = [
     *ROOT.glob("*.md"),
     *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".md"}),

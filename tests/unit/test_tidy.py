@@ -54,7 +54,7 @@ ENTRY_POINTS = {
     "dormouse.spark.run",
 }  # fmt: skip
 
-CODE = ("dormouse", "stacks", "lambdas", "emr", "query_image", "tests", "benchmarks")
+CODE = ("dormouse", "stacks", "lambdas", "emr", "query_image", "packages", "tests", "benchmarks")
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
 FUNCTION_LINES_MOSTLY = 30

@@ -1,0 +1,169 @@
+"""What lambdas, EMR's archive and the query service's image are made of: pinned wheels, sources, folders.
+
+The same sources and pins give the same bytes, wherever and whenever they are put together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+from typing import Literal
+
+from packaging.requirements import Requirement
+
+from dormouse.errors import DormouseError, InvalidInput
+
+Architecture = Literal["arm64", "x86_64"]
+ROOT = Path(__file__).parents[1]
+ARCHITECTURES: dict[str, Architecture] = {"aarch64": "arm64", "arm64": "arm64", "x86_64": "x86_64"}
+PYTHON = "3.11"
+GLIBC = range(28, 16, -1)
+"""Wheels for glibc 2.17 to 2.28; Amazon Linux 2023 has 2.34. pip takes each name literally."""
+
+TARGET = {
+    "extra": "",
+    "implementation_name": "cpython",
+    "os_name": "posix",
+    "platform_python_implementation": "CPython",
+    "platform_system": "Linux",
+    "python_full_version": "3.11.14",
+    "python_version": PYTHON,
+    "sys_platform": "linux",
+}
+"""Where it all runs, for markers of requirements; on either architecture, as these do not differ in that."""
+
+PRUNED = (
+    "**/__pycache__", "**/tests", "**/test", "**/bin",
+    "**/*.pyc", "**/*.pyi", "**/*.pyx", "**/*.pxd", "**/*.a", "**/*.c", "**/*.cc", "**/*.h",
+    "*.dist-info/*",
+)  # fmt: skip
+"""What is never imported, and what differs from one installation to the next; METADATA and licenses stay."""
+
+FIXED_TIME = 1_577_836_800  # 2020; zip files know none before 1980
+_SOURCES = (".py", ".sql", ".pem", ".toml", ".typed", ".properties")
+_PIN = re.compile(r"^([a-z0-9-]+)==(\S+)", re.MULTILINE)
+
+
+def native() -> Architecture:
+    """This machine's architecture, as AWS calls it."""
+    try:
+        return ARCHITECTURES[platform.machine()]
+    except KeyError:
+        raise InvalidInput(f"nothing is built for {platform.machine()}: name an --architecture") from None
+
+
+def requirements(root: Path, *extras: str) -> list[str]:
+    """What the package and these extras of it require, as pyproject.toml has it."""
+    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
+    optional = project["optional-dependencies"]
+    return [*project["dependencies"], *(one for extra in extras for one in optional[extra])]
+
+
+def closure(requirements: Iterable[str], without: Collection[str] = ()) -> set[str]:
+    """The names of what is required, and of all that that requires where it runs."""
+    found: set[tuple[str, str]] = set()
+    pending = [(Requirement(one), "") for one in requirements]
+    while pending:
+        one, extra = pending.pop()
+        name = re.sub(r"[-_.]+", "-", one.name).lower()
+        needed = one.marker is None or one.marker.evaluate({**TARGET, "extra": extra})
+        if not needed or name in without:
+            continue
+        for wanted in {"", *one.extras}:
+            if (name, wanted) not in found:
+                found.add((name, wanted))
+                pending += [(Requirement(each), wanted) for each in _requires(name)]
+    return {name for name, _ in found}
+
+
+def _requires(name: str) -> list[str]:
+    try:
+        return requires(name) or []
+    except PackageNotFoundError:
+        raise InvalidInput(f"{name} is not installed: run make .venv/.installed") from None
+
+
+def pins(requirements: str, names: Iterable[str]) -> list[str]:
+    """The lines of a requirements.txt of these names."""
+    known, names = dict(_PIN.findall(requirements)), sorted(names)
+    if missing := [name for name in names if name not in known]:
+        raise InvalidInput(f"requirements.txt does not pin {', '.join(missing)}: run make requirements")
+    return [f"{name}=={known[name]}" for name in names]
+
+
+def install(target: Path, architecture: Architecture, pins: Iterable[str], *pruned: str) -> None:
+    """The wheels of exactly these versions, whatever machine this is, without what no import needs."""
+    machine = "aarch64" if architecture == "arm64" else architecture
+    platforms = [f"manylinux_2_{minor}_{machine}" for minor in GLIBC] + [f"manylinux2014_{machine}"]
+    command = [
+        sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
+        "--no-compile", "--only-binary=:all:", "--implementation", "cp", "--python-version", PYTHON,
+        "--target", str(target), *(word for name in platforms for word in ("--platform", name)), *pins,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise DormouseError(f"the libraries cannot be installed: {' '.join(done.stderr.split())}")
+    for path in sorted({path for pattern in (*PRUNED, *pruned) for path in target.glob(pattern)}):
+        stays = path.parent.suffix == ".dist-info" and path.name in {"METADATA", "licenses"}
+        if path.is_dir() and not stays:
+            shutil.rmtree(path)
+        elif path.is_file() and not stays:
+            path.unlink()
+    for path in sorted(target.rglob("*"), reverse=True):
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def sources(folder: Path, elsewhere: Collection[str] = ()) -> Iterator[Path]:
+    """The files of a package in order, without its rooms and modules that are needed elsewhere only."""
+    for path in sorted(folder.rglob("*")):
+        within = path.relative_to(folder)
+        skipped = "__pycache__" in within.parts or within.parts[0] in elsewhere or str(within) in elsewhere
+        if path.is_file() and path.suffix in _SOURCES and not skipped:
+            yield path
+
+
+@contextmanager
+def whole(folder: Path, program: str = "") -> Iterator[Path]:
+    """A folder to fill, which then takes the place of `folder`, all of it or none, without times and modes.
+
+    `program` is the file in it that can be run.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as work:
+        made = Path(work) / "made"
+        made.mkdir()
+        yield made
+        for path in [made, *made.rglob("*")]:
+            path.chmod(0o755 if path.is_dir() or path.name == program else 0o644)
+            os.utime(path, (FIXED_TIME, FIXED_TIME))
+        if folder.exists():
+            folder.rename(Path(work) / "old")
+        made.rename(folder)
+
+
+def copy(made: Path, files: Iterable[tuple[Path, Path]]) -> None:
+    """Each file to its place in the folder."""
+    for source, path in files:
+        (made / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, made / path)
+
+
+def digest(texts: Iterable[str], files: Iterable[Path]) -> str:
+    found = hashlib.sha256()
+    for text in texts:
+        found.update(f"{text}\n".encode())
+    for path in files:
+        found.update(f"{path.name}\n".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()
