@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from dormouse.errors import InvalidInput
 from dormouse.settings.deployment import DeploymentSettings, EmrServerlessCompaction, ServerlessDatabase
@@ -117,135 +118,137 @@ def estimate(settings: DeploymentSettings, region: str | None, assumptions: Assu
     )
 
 
+class _Item(NamedTuple):
+    """What is paid for: how much of it a month, and USD for one."""
+
+    what: str
+    quantity: float
+    price: float
+    kept: bool = False
+    """Whether a paused instance pays for it, too."""
+
+
 class _Month:
     def __init__(self, settings: DeploymentSettings, assumptions: Assumptions, prices: Prices) -> None:
         self.settings, self.assumed, self.prices = settings, assumptions, prices
+        self.instances = 1 + settings.database.readers
         self.unpriced: list[str] = []
 
     def lines(self) -> Iterator[Line]:
-        yield from self._database()
-        yield from self._storage()
-        yield from self._commit()
-        yield from self._scheduled()
-        yield from self._runs()
-        yield from self._query()
-        yield from self._common()
+        yield self._aurora()
+        items = [
+            ("database", self._database()),
+            ("storage", self._storage()),
+            ("commit", self._commit()),
+            *((stack, self._scheduled(stack)) for stack in ("garbage", "compaction", "maintenance")),
+            ("compaction", self._runs()),
+            ("query", self._query()),
+            ("all", self._common()),
+        ]
         if self.settings.monitoring is not None:
             alarms = alarm_count(self.settings)
-            yield self._always("monitoring", f"{alarms} alarms", alarms * self.prices.alarm_month)
-            yield self._always("monitoring", "dashboard", self.prices.dashboard_month)
+            shown = _Item("dashboard", 1, self.prices.dashboard_month, kept=True)
+            watched = _Item(f"{alarms} alarms", alarms, self.prices.alarm_month, kept=True)
+            items.append(("monitoring", iter((watched, shown))))
+        for stack, each in items:
+            for what, quantity, price, kept in each:
+                usd = quantity * price
+                asleep = usd if self.settings.database.pauses_itself else None
+                yield Line(stack, what, usd, asleep, usd if kept else 0.0)
 
-    def _database(self) -> Iterator[Line]:
-        database, prices, assumed = self.settings.database, self.prices, self.assumed
-        instances = 1 + database.readers
+    def _aurora(self) -> Line:
+        database, assumed = self.settings.database, self.assumed
         if isinstance(database, ServerlessDatabase):
             acu = max(ACU_LEAST, database.min_acu + assumed.load * (database.max_acu - database.min_acu))
-            hour = instances * acu * prices.acu_hour
-            least = instances * max(ACU_LEAST, database.min_acu) * prices.acu_hour
-            what = f"{_times(instances)}{acu:.3g} ACU"
+            least, what, price = max(ACU_LEAST, database.min_acu), f"{acu:.3g} ACU", self.prices.acu_hour
         else:
-            price = prices.aurora_hour(database.instance_class)
-            if price is None:
-                self.unpriced.append(f"db.{database.instance_class}")
-            hour = least = instances * (price or 0.0)
-            what = f"{_times(instances)}db.{database.instance_class}"
-        running = hour * HOURS_MONTH
-        paused = STARTS_MONTH * START_HOURS * least
+            acu, least, what = 1.0, 1.0, f"db.{database.instance_class}"
+            price = self._priced(what, self.prices.aurora_hour(what))
+        running = self.instances * acu * price * HOURS_MONTH
+        paused = self.instances * least * price * STARTS_MONTH * START_HOURS
+        times = "" if self.instances == 1 else f"{self.instances} × "
         asleep = running * assumed.awake if database.pauses_itself else None
-        yield Line("database", f"Aurora, {what}", running, asleep, paused)
-        storage = assumed.database_gb * prices.aurora_gb_month
-        yield self._always("database", f"Aurora storage, {assumed.database_gb:g} GB", storage)
-        accesses = assumed.requests_million * assumed.io_per_request
-        reads_and_writes = accesses * prices.aurora_io_million
-        yield self._in_use("database", f"Aurora I/O, {accesses:g} million", reads_and_writes)
+        return Line("database", f"Aurora, {times}{what}", running, asleep, paused)
+
+    def _priced(self, kind: str, price: float | None) -> float:
+        """Nothing for a kind of instance that has no price, which is noted."""
+        if price is None:
+            self.unpriced.append(kind)
+        return price or 0.0
+
+    def _database(self) -> Iterator[_Item]:
+        database, prices, gb = self.settings.database, self.prices, self.assumed.database_gb
+        yield _Item(f"Aurora storage, {gb:g} GB", gb, prices.aurora_gb_month, kept=True)
+        accesses = self.assumed.requests_million * self.assumed.io_per_request
+        yield _Item(f"Aurora I/O, {accesses:g} million", accesses, prices.aurora_io_million)
         # As much as the database is free; the backups of more than a day are about as large as it is.
-        if database.backup_days > 1:
-            backup = assumed.database_gb * prices.aurora_backup_gb_month
-            yield self._always("database", f"Aurora backups of {database.backup_days} days", backup)
-        if database.proxy:
-            yield self._in_use("database", "RDS Proxy", self._proxy_hour(instances) * HOURS_MONTH, stays=True)
+        if (days := database.backup_days) > 1:
+            yield _Item(f"Aurora backups of {days} days", gb, prices.aurora_backup_gb_month, kept=True)
+        if database.proxy:  # which nothing takes away
+            yield _Item("RDS Proxy", HOURS_MONTH, self._proxy_hour(), kept=True)
 
-    def _proxy_hour(self, instances: int) -> float:
-        database = self.settings.database
+    def _proxy_hour(self) -> float:
+        database, prices = self.settings.database, self.prices
         if isinstance(database, ServerlessDatabase):
-            return (
-                max(PROXY_ACU_LEAST, instances * database.max_acu * self.assumed.load)
-                * self.prices.proxy_acu_hour
-            )
-        return instances * vcpus(database.instance_class) * self.prices.proxy_vcpu_hour
+            acu = self.instances * database.max_acu * self.assumed.load
+            return max(PROXY_ACU_LEAST, acu) * prices.proxy_acu_hour
+        return self.instances * vcpus(database.instance_class) * prices.proxy_vcpu_hour
 
-    def _storage(self) -> Iterator[Line]:
+    def _storage(self) -> Iterator[_Item]:
         prices, assumed = self.prices, self.assumed
-        yield self._always(
-            "storage", f"S3, {assumed.data_gb:g} GB of data", assumed.data_gb * prices.s3_gb_month
-        )
-        payloads = assumed.payload_gb * prices.s3_gb_month
-        yield self._always("storage", f"S3, {assumed.payload_gb:g} GB of payloads", payloads)
+        yield _Item(f"S3, {assumed.data_gb:g} GB of data", assumed.data_gb, prices.s3_gb_month, kept=True)
+        payloads = assumed.payload_gb
+        yield _Item(f"S3, {payloads:g} GB of payloads", payloads, prices.s3_gb_month, kept=True)
         # A commit adds about one object, which a compaction and a query or two read.
-        puts = assumed.requests_million * 1_000 * prices.s3_put_thousand
-        gets = assumed.requests_million * 3_000 * prices.s3_get_thousand
-        yield self._in_use("storage", "S3 requests", puts + gets)
+        request = prices.s3_put_thousand + 3 * prices.s3_get_thousand
+        yield _Item("S3 requests", assumed.requests_million * 1_000, request)
 
-    def _commit(self) -> Iterator[Line]:
-        commit, prices = self.settings.commit, self.prices
+    def _commit(self) -> Iterator[_Item]:
+        commit, requests = self.settings.commit, self.assumed.requests_million
         if commit is None:
             return
-        requests = self.assumed.requests_million
         # Each message is sent, received and deleted, in tens; a mapping polls with five long polls of 20 s.
         polls = commit.queues * 5 * SECONDS_MONTH / 20 / 1e6
-        sent = requests * 3 / 10 * prices.sqs_request_million
-        yield self._in_use(
-            "commit",
-            f"SQS, {commit.queues} queue{'s' * (commit.queues > 1)}",
-            sent + polls * prices.sqs_request_million,
-        )
+        queues = f"SQS, {commit.queues} queue{'s' * (commit.queues > 1)}"
+        yield _Item(queues, requests * 3 / 10 + polls, self.prices.sqs_request_million)
         batches = max(requests * 1e6 / min(commit.batch_size, 100), 1)
-        cost = self._invocations(batches, 1.0, commit.memory_mb)
-        yield self._in_use("commit", f"Lambda, {batches:,.0f} batches", cost)
+        yield _Item(f"Lambda, {batches:,.0f} batches", batches, self._call(commit.memory_mb))
 
-    def _scheduled(self) -> Iterator[Line]:
-        for stack, every, memory, calls in self._schedules():
-            count = calls * SECONDS_MONTH / 60 / every
-            yield self._in_use(stack, f"Lambda, every {every} minutes", self._invocations(count, 1.0, memory))
-            if stack != "garbage":
-                transitions = count * 3 + self.assumed.run_hours * 3_600 / 30 * 2
-                price = transitions / 1_000 * self.prices.transition_thousand
-                yield self._in_use(stack, f"Step Functions, {transitions:,.0f} transitions", price)
+    def _scheduled(self, stack: str) -> Iterator[_Item]:
+        """All but garbage collection run Spark: one lambda makes a run, another reports it."""
+        scheduled = getattr(self.settings, stack)
+        if scheduled is None:
+            return
+        runs, every = stack != "garbage", scheduled.every_minutes
+        calls = (1 + runs) * SECONDS_MONTH / 60 / every
+        yield _Item(f"Lambda, every {every} minutes", calls, self._call(scheduled.memory_mb))
+        if runs:
+            transitions = calls * 3 + self.assumed.run_hours * 3_600 / 30 * 2
+            price = self.prices.transition_thousand / 1_000
+            yield _Item(f"Step Functions, {transitions:,.0f} transitions", transitions, price)
 
-    def _schedules(self) -> Iterator[tuple[str, int, int, int]]:
-        settings = self.settings
-        if settings.garbage is not None:
-            yield "garbage", settings.garbage.every_minutes, settings.garbage.memory_mb, 1
-        if settings.compaction is not None:
-            yield "compaction", settings.compaction.every_minutes, settings.compaction.memory_mb, 2
-        if settings.maintenance is not None:
-            yield "maintenance", settings.maintenance.every_minutes, settings.maintenance.memory_mb, 2
-
-    def _invocations(self, count: float, seconds: float, memory_mb: int) -> float:
+    def _call(self, memory_mb: int) -> float:
+        """Of a lambda, which takes a second."""
         arm = self.settings.architecture == "arm64"
         second = self.prices.lambda_arm_gb_second if arm else self.prices.lambda_x86_gb_second
-        return count * (self.prices.lambda_request_million / 1e6 + seconds * memory_mb / 1_024 * second)
+        return self.prices.lambda_request_million / 1e6 + memory_mb / 1_024 * second
 
-    def _runs(self) -> Iterator[Line]:
+    def _runs(self) -> Iterator[_Item]:
         compaction, assumed = self.settings.compaction, self.assumed
         if compaction is None:
             return
         if isinstance(compaction, EmrServerlessCompaction):
             used = assumed.run_hours * assumed.run_share * compaction.vcpu_max
-            cost = used * self.prices.emr_vcpu_hour(self.settings.architecture)
-            yield self._in_use("compaction", f"EMR Serverless, {used:,.0f} vCPU hours", cost)
+            hour = self.prices.emr_vcpu_hour(self.settings.architecture)
+            yield _Item(f"EMR Serverless, {used:,.0f} vCPU hours", used, hour)
             return
         kind = compaction.instance_types[0]
-        price = self.prices.ec2_hour(kind)
-        if price is None:
-            self.unpriced.append(kind)
+        hour = self._priced(kind, self.prices.ec2_hour(kind)) + 64 * self.prices.ebs_gb_month / HOURS_MONTH
         # The primary node comes on top; a cluster that waits for steps idles after each run.
         nodes = 1 + max(1.0, assumed.run_share * compaction.instances_max)
-        disk = 64 * self.prices.ebs_gb_month / HOURS_MONTH
-        cost = assumed.run_hours * nodes * ((price or 0.0) + disk)
-        yield self._in_use("compaction", f"EMR on EC2, {nodes:.3g} × {kind}", cost)
+        yield _Item(f"EMR on EC2, {nodes:.3g} × {kind}", assumed.run_hours * nodes, hour)
 
-    def _query(self) -> Iterator[Line]:
+    def _query(self) -> Iterator[_Item]:
         """With as many tasks as there are at least, and a load balancer that has little to do."""
         query, prices = self.settings.query, self.prices
         if query is None:
@@ -253,40 +256,28 @@ class _Month:
         hour = prices.fargate_hour(self.settings.architecture, query.cpu, query.memory_mb)
         hour += (query.disk_gb - FREE_DISK_GB) * prices.fargate_disk_gb_hour
         size = f"{query.cpu / 1_024:g} vCPU, {query.memory_gb:g} GB"
-        tasks = query.tasks_min * hour * HOURS_MONTH
-        yield self._in_use("query", f"Fargate, {query.tasks_min} × {size}", tasks)
-        balancer = (prices.balancer_hour + prices.lcu_hour) * HOURS_MONTH
-        yield self._in_use("query", "load balancer, with one capacity unit", balancer)
+        yield _Item(f"Fargate, {query.tasks_min} × {size}", query.tasks_min * HOURS_MONTH, hour)
+        balancer = prices.balancer_hour + prices.lcu_hour
+        yield _Item("load balancer, with one capacity unit", HOURS_MONTH, balancer)
         if query.endpoints != "existing":
-            endpoints = QUERY_ENDPOINTS * prices.endpoint_hour * HOURS_MONTH
-            yield self._in_use("query", f"{QUERY_ENDPOINTS} interface endpoints", endpoints)
-        yield self._always("query", "private hosted zone, its name", prices.zone_month)
-        yield self._always("query", "Secrets Manager, its token", prices.secret_month)
+            ways, hours = f"{QUERY_ENDPOINTS} interface endpoints", QUERY_ENDPOINTS * HOURS_MONTH
+            yield _Item(ways, hours, prices.endpoint_hour)
+        yield _Item("private hosted zone, its name", 1, prices.zone_month, kept=True)
+        yield _Item("Secrets Manager, its token", 1, prices.secret_month, kept=True)
 
-    def _common(self) -> Iterator[Line]:
-        prices, assumed = self.prices, self.assumed
+    def _common(self) -> Iterator[_Item]:
+        prices, gb = self.prices, self.assumed.log_gb
         keys = key_count(self.settings)
-        yield self._always("all", f"{keys} KMS keys", keys * prices.kms_key_month)
+        yield _Item(f"{keys} KMS keys", keys, prices.kms_key_month, kept=True)
         # Bucket keys and data key reuse leave about one request for a hundred uses.
-        kms = assumed.requests_million * 100 / 100 * prices.kms_request_ten_thousand
-        yield self._in_use("all", "KMS requests", kms)
-        yield self._always("all", "Secrets Manager, the master password", prices.secret_month)
-        yield self._in_use(
-            "all", f"CloudWatch logs, {assumed.log_gb:g} GB written", assumed.log_gb * prices.log_gb
-        )
-        kept = assumed.log_gb * prices.log_gb_month * self.settings.database.log_days / 30
-        yield self._always("all", "CloudWatch logs kept", kept)
+        requests = self.assumed.requests_million * 100 / 100
+        yield _Item("KMS requests", requests, prices.kms_request_ten_thousand)
+        yield _Item("Secrets Manager, the master password", 1, prices.secret_month, kept=True)
+        yield _Item(f"CloudWatch logs, {gb:g} GB written", gb, prices.log_gb)
+        months = self.settings.database.log_days / 30
+        yield _Item("CloudWatch logs kept", gb * months, prices.log_gb_month, kept=True)
         if self.settings.commit or self.settings.compaction:
-            metrics = METRICS * prices.metric_month
-            yield self._in_use("all", f"{METRICS} CloudWatch metrics", metrics)
-
-    def _always(self, stack: str, resource: str, usd: float) -> Line:
-        return Line(stack, resource, usd, usd if self.settings.database.pauses_itself else None, usd)
-
-    def _in_use(self, stack: str, resource: str, usd: float, *, stays: bool = False) -> Line:
-        """What a paused instance does not need; the proxy `stays`, as nothing takes it away."""
-        auto = usd if self.settings.database.pauses_itself else None
-        return Line(stack, resource, usd, auto, usd if stays else 0.0)
+            yield _Item(f"{METRICS} CloudWatch metrics", METRICS, prices.metric_month)
 
 
 def key_count(settings: DeploymentSettings) -> int:
@@ -302,7 +293,3 @@ def alarm_count(settings: DeploymentSettings) -> int:
     parts = 2 * sum(part is not None for part in lambdas) + 4 * sum(part is not None for part in runs)
     query = QUERY_ALARMS if settings.query is not None else 0
     return 5 + isinstance(settings.database, ServerlessDatabase) + 2 * queues + parts + query
-
-
-def _times(count: int) -> str:
-    return "" if count == 1 else f"{count} × "
