@@ -6,20 +6,19 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from datafusion import DataFrame, RuntimeEnvBuilder, SessionConfig, SessionContext
 
 from dormouse.data.arrow_schema import check_columns, one_line
 from dormouse.data.expressions import column, key_order
-from dormouse.data.forks import check_not_forked
+from dormouse.data.object_access import register
 from dormouse.errors import DormouseError, InvalidData, JobFailed, ObjectNotFound
 from dormouse.model.schema import Schema
+from dormouse.objects import ObjectStore
+from dormouse.objects.forks import ForkGuard
 
-if TYPE_CHECKING:
-    from dormouse.objects.store import ObjectStore
-
+check_not_forked = ForkGuard("DataFusion").check
 MEMORY_LIMIT_BYTES = 1_500_000_000
 _OPTIONS = {
     # one file is one sorted stream: nothing may cut it up or mix it
@@ -42,15 +41,20 @@ def sorted_session(
     options: dict[str, str] | None = None,
 ) -> SessionContext:
     """A session whose plans keep the order that files have."""
-    check_not_forked()
     runtime = RuntimeEnvBuilder().with_greedy_memory_pool(memory_limit_bytes)
+    return open_session(_OPTIONS | (options or {}), runtime, store)
+
+
+def open_session(
+    options: dict[str, str], runtime: RuntimeEnvBuilder, store: ObjectStore | None
+) -> SessionContext:
+    """A session with these options, which reads the store's objects."""
+    check_not_forked()
     config = SessionConfig()
-    for name, value in (_OPTIONS | (options or {})).items():
+    for name, value in options.items():
         config = config.set(name, value)
     context = SessionContext(config, runtime)
     if store is not None:
-        from dormouse.data.object_access import register
-
         register(context, store)
     return context
 

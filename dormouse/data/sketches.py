@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -216,23 +217,16 @@ def _parse(content: bytes) -> FileSketches:
     position = len(_MAGIC) + _COUNT_BYTES
     size = int.from_bytes(content[len(_MAGIC) : position], "little")
     header = json.loads(content[position : position + size])
-    bodies = _bodies(content[position + size :], [field["bytes"] for field in header["keys"]])
+    rest = BytesIO(content[position + size :])
     keys = {
         field["name"]: KeySketch(
             bytes.fromhex(field["min"]),
             bytes.fromhex(field["max"]),
-            kll_items_sketch.deserialize(body, _BytesSerDe()),
+            kll_items_sketch.deserialize(rest.read(field["bytes"]), _BytesSerDe()),
         )
-        for field, body in zip(header["keys"], bodies, strict=True)
+        for field in header["keys"]
     }
     return FileSketches(int(header["rows"]), int(header["stride"]), keys)
-
-
-def _bodies(content: bytes, sizes: Sequence[int]) -> Iterator[bytes]:
-    position = 0
-    for size in sizes:
-        yield content[position : position + size]
-        position += size
 
 
 class _BytesSerDe(PyObjectSerDe):  # type: ignore[misc]

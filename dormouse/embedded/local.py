@@ -32,7 +32,7 @@ def local(path: str | os.PathLike[str], *, read_only: bool = False, committer: b
     `DORMOUSE_DSN` an existing PostgreSQL is used instead, and the folder holds the objects alone.
 
     With `committer`, what is submitted is applied at once, by a thread that begins with the first `submit`
-    and ends with the instance; otherwise by whoever runs a committer: `instance.committer().drain()`.
+    and ends with the instance; otherwise when a committer is run: `instance.committer().drain()`.
 
     Raises `InvalidName`, `NotAnInstance`, `InstanceLocked`, `InstanceReadOnly`, `InstanceTooNew` or
     `InstanceError`.
@@ -73,7 +73,7 @@ def _with_own_server(folder: Path, settings: Settings, *, read_only: bool, commi
     except BaseException:
         server.stop()
         raise
-    # nobody else has the folder open: whoever wrote before is dead
+    # no other process has the folder open: those that wrote before are dead
     return _opened(instance, writers_are_dead=not server.joined)
 
 

@@ -329,7 +329,7 @@ def _binaries() -> Path:
 
 
 def _system_user() -> pwd.struct_passwd:
-    """A system user for the server when we are root: made if it can be, else nobody."""
+    """A system user for the server when we are root: made if it can be, else `nobody`."""
     try:
         return pwd.getpwnam(_SYSTEM_USER)
     except KeyError:

@@ -1,7 +1,7 @@
 """Rows in key order on their way out, of which those of the newest key wait until a larger key is seen.
 
-So whoever reads them can be stopped by a file that is gone, read again from the key that was reached, and go
-on without a row lost or given twice, however many rows have equal keys.
+So a query that is stopped by a file that is gone can read again from the key that it had reached, and go on
+without a row lost or given twice, however many rows have equal keys.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class HeldBack:
         self._held.append(batch)
         self._newest = self._key(batch, batch.num_rows - 1)
         if self._is_first or self._is_too_much:
-            # whoever waits for the first row need not wait for the second batch
+            # the reader waits for the first row, and need not wait for the second batch
             self._is_first = False
             yield from self._older()
         if self._is_too_much:

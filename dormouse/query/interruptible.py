@@ -1,4 +1,4 @@
-"""DataFusion's streams, whose next batch nobody need wait for: a search that finds nothing can be ended."""
+"""DataFusion's streams, whose readers need not wait for a batch: a search that finds nothing can be ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError, Future
 
 from datafusion.record_batch import RecordBatch, RecordBatchStream
 
-from dormouse.data.forks import check_not_forked
+from dormouse.data.datafusion_session import check_not_forked
 from dormouse.errors import DormouseError
 
 END_SECONDS_MAX = 1.0
@@ -20,7 +20,7 @@ LEAVE_SECONDS = 0.01
 
 
 class Interruption:
-    """Ends whoever reads an interruptible stream, from any thread, and for good."""
+    """Ends the reading of interruptible streams, from any thread, and for good."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -70,7 +70,7 @@ def interruptible(stream: RecordBatchStream, interruption: Interruption) -> Iter
                 break
             yield batch
     finally:
-        # whoever keeps the interruption must not keep the stream: it computes as long as it lives
+        # the interruption may be kept, but not the stream with it: that computes as long as it lives
         interruption._await(None)
         streams.clear()
     interruption.check()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import groupby, takewhile
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -309,9 +309,13 @@ def _corners(schema: Schema, ranges: KeyRanges) -> tuple[bytes, bytes]:
     """The keys, or beginnings of keys, that no wanted key is below, or above."""
     enclosing = [ranges.enclosing(field.name) for field in schema.row_keys]
     return tuple(  # type: ignore[return-value]
-        encode_key(schema.row_keys, _until_none([getattr(item, end) for item in enclosing]))
+        encode_key(schema.row_keys, list(takewhile(_is_known, (getattr(item, end) for item in enclosing))))
         for end in ("min", "max")
     )
+
+
+def _is_known(value: KeyValue | None) -> bool:
+    return value is not None
 
 
 def _spans(schema: Schema, min_key: bytes, max_key: bytes) -> Iterator[tuple[str, KeyValue, KeyValue]]:
@@ -321,15 +325,6 @@ def _spans(schema: Schema, min_key: bytes, max_key: bytes) -> Iterator[tuple[str
         yield key.name, low, high
         if low != high:
             return
-
-
-def _until_none(values: Sequence[KeyValue | None]) -> list[KeyValue]:
-    found: list[KeyValue] = []
-    for value in values:
-        if value is None:
-            break
-        found.append(value)
-    return found
 
 
 def _walk(tree: PartitionTree, ranges: KeyRanges) -> Iterator[tuple[int, KeyRanges, KeyValue | None]]:

@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from threading import Lock
 
-from datafusion import DataFrame, RuntimeEnvBuilder, SessionConfig, SessionContext
+from datafusion import DataFrame, RuntimeEnvBuilder, SessionContext
 
 from dormouse.data.arrow_schema import arrow_schema
+from dormouse.data.datafusion_session import check_not_forked, open_session
 from dormouse.data.expressions import key_order, union
-from dormouse.data.forks import check_not_forked
 from dormouse.data.object_access import credentials, register
 from dormouse.data.transform import Transform
 from dormouse.model.schema import Schema
@@ -60,16 +60,10 @@ _ONE_STREAM = {
 
 def session(store: ObjectStore | None, *, in_key_order: bool) -> SessionContext:
     """A session that reads the store's objects; `in_key_order` keeps every plan one sorted stream."""
-    check_not_forked()
-    config = SessionConfig()
-    for name, value in (_OPTIONS | (_ONE_STREAM if in_key_order else {})).items():
-        config = config.set(name, value)
     runtime = RuntimeEnvBuilder().with_disk_manager_os().with_fair_spill_pool(MEMORY_BYTES_MAX)
-    ctx = SessionContext(config, runtime)
+    ctx = open_session(_OPTIONS | (_ONE_STREAM if in_key_order else {}), runtime, store)
     for name in UNBOUNDED_FUNCTIONS:
         ctx.deregister_udf(name)
-    if store is not None:
-        register(ctx, store)
     return ctx
 
 

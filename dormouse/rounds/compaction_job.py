@@ -200,13 +200,13 @@ def _request(job: CompactionJob, name: str, facts: FileFacts) -> ReplaceFileRefe
 
 
 def runners_died(job: CompactionJob) -> CompactionResult:
-    """What became of a job that was given up when it was taken, because nobody survived it."""
-    error = f"whoever compacted partition {job.partition_id} died, at every attempt"
+    """What became of a job that was given up when it was taken, because each process that ran it died."""
+    error = f"the process that compacted partition {job.partition_id} died, at every attempt"
     return CompactionResult(job.job_id, job.partition_id, "given_up", error=error)
 
 
 def job_failed(context: TableContext, job: CompactionJob, error: Exception) -> CompactionResult:
-    """Puts a failed job back or gives it up; also for those who learn that its runner died."""
+    """Puts a failed job back or gives it up; also when a caller learns that the job's process died."""
     text = str(error) or type(error).__name__
     fate = context.jobs.fail(job, text)
     if fate != "superseded":

@@ -78,7 +78,7 @@ class _Workers:
             self._results.put(error)
 
     def _take(self) -> CompactionJob | None:
-        # whoever stops the workers must learn of every job that was taken
+        # `stop` must learn of every job that was taken, or it would not be put back
         with self._taking:
             if self._cancellation.is_cancelled:
                 return None

@@ -56,7 +56,8 @@ class SplitReport:
 def split(context: TableContext, *, progress: Progress | None = None) -> SplitReport:
     """One round; `progress` is called with the full leaves looked at, and all of them.
 
-    Several rounds at once, or beside ingests and compactions, get in nobody's way: each leaf is divided once.
+    Several rounds at once, or beside ingests and compactions, do not disturb each other: each leaf is divided
+    once.
     """
     divided = tuple(_divide_full_leaves(context, progress or (lambda *_: None)))
     return SplitReport(divided, _push_down(context))

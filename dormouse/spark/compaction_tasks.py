@@ -38,7 +38,7 @@ def compact_on_spark(
         jobs = context.jobs.take(BATCH_JOBS, run_id=run_id, given_up=given_up.append)
         if jobs:
             yield from _run_batch(context, session, jobs, now_ms, jobs_at_once)
-        # last: whoever stops at one of these leaves no job that was taken
+        # last: a caller that stops at one of these leaves no job that was taken
         yield from map(runners_died, given_up)
         if not jobs:
             return

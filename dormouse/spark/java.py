@@ -141,7 +141,7 @@ def _cache_folder(environment: Mapping[str, str]) -> Path:
 
 
 def _written(home: Path, script: str) -> bool:
-    """Put the script in place, whole, whoever else is doing the same; False if it cannot be run there."""
+    """Put the script in place, whole, beside others that do the same; False if it cannot be run there."""
     java = home / "bin" / "java"
     if not (java.is_file() and java.read_text() == script and os.access(java, os.X_OK)):
         java.parent.mkdir(parents=True, exist_ok=True)

@@ -213,7 +213,7 @@ def test_a_job_that_kills_its_runners_is_given_up_and_the_next_one_is_run(
     told: list[int] = []
     report = compact(table, progress=lambda done, jobs, rows: told.append(done))
     assert (report.jobs_run, report.given_up, told) == (1, 1, [1, 2])
-    assert report.errors == ("whoever compacted partition root died, at every attempt",)
+    assert report.errors == ("the process that compacted partition root died, at every attempt",)
     assert "died, at every attempt" in caplog.text
     references = {r.filename: r.job_id for r in table.store.file_references()}
     assert (len(references), {references.get(name, "gone") for name in deadly}) == (3, {None})

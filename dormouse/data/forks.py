@@ -1,7 +1,0 @@
-"""Whether DataFusion can be used in this process."""
-
-from __future__ import annotations
-
-from dormouse.objects.forks import ForkGuard
-
-check_not_forked = ForkGuard("DataFusion").check
