@@ -88,7 +88,9 @@ class _Execution:
             if missing is not None:
                 self._check_can_resume(missing, gone)
                 gone.add(missing.filename)
+                # rows of the newest key stay back: the new plan's files have them in another order
                 yield from self._limited(self._held.interrupt())
+                # a collector that is faster than the reader must not keep it planning for ever
                 futile = futile + 1 if self._held.reached == start else 0
                 groups = self._again(missing, futile)
 

@@ -164,6 +164,7 @@ class _View:
             if rest is None:
                 return
             leaves_max = min(leaves_max * PAGE_GROWTH, PAGE_LEAVES_MAX)
+            # files that the snapshot shows may be collected soon: what is left is planned as it is then
             is_old = time.monotonic() - self._seen_at > cut_seconds_max
             planned = self.now(rest, leaves_max) if is_old else self._later(planned, rest, leaves_max)
 

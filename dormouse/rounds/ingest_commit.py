@@ -65,12 +65,7 @@ def ingest_once(
             applied = commit_files(context, attempt, files, ingest_id, leftovers=leftovers)
         if applied and leftovers:
             context.attempts.delete_leftovers(attempt)
-    return _report(ingest_id, files if applied else (), applied=applied, started=started)
-
-
-def _report(
-    ingest_id: str, added: Sequence[FileWithReferences], *, applied: bool, started: float
-) -> IngestReport:
+    added = files if applied else ()
     return IngestReport(
         ingest_id=ingest_id,
         rows=sum(file.row_count or 0 for file in added),
@@ -99,7 +94,6 @@ def commit_files(
     Raises `CommitFailed` when nothing is applied, and `CommitOutcomeUnknown` only when the database does not
     answer any more.
     """
-
     try:
         applied = _commit(context, attempt, files, ingest_id, leftovers=leftovers)
     except CommitOutcomeUnknown as unknown:
