@@ -13,6 +13,7 @@ from rich.table import Table as RichTable
 from rich.tree import Tree
 
 from dormouse.model.partition_tree import Partition, PartitionTree
+from dormouse.model.values import shown_value
 
 PIPED_WIDTH = 1_000  # tables take what they need; nothing is cut off
 CELL_CHARACTERS_MAX = 60
@@ -42,7 +43,7 @@ def grid(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | 
 
 
 def rows_table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> RichTable:
-    """Query results: values as they are, null as an empty cell."""
+    """Query results: values as `--where` reads them, null as an empty cell."""
     shown = list(rows)
     table = RichTable(header_style="bold")
     for column in columns:
@@ -129,6 +130,6 @@ def _cell(value: Any) -> str:
 
 def _plain(value: Any) -> str:
     """Text for a cell, which rich must not take for markup."""
-    text = "" if value is None else str(value)
+    text = shown_value(value)
     cut = text if len(text) <= CELL_CHARACTERS_MAX else text[: CELL_CHARACTERS_MAX - 1] + "…"
     return escape(cut)

@@ -83,7 +83,8 @@ def query(
     session: Session,
     table: Annotated[str, typer.Argument(help="The table.", show_default=False)],
     where: Annotated[
-        list[str] | None, typer.Option(help="column=value or column=min:max (the maximum is not part of it).")
+        list[str] | None,
+        typer.Option(help="column=value, column=min:max (the maximum is not part of it), or JSON."),
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Comma-separated; all when not given.")] = None,
     limit: LimitOption = None,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ from dormouse.model.keys import KeyValue
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, MAP, TIMESTAMP, DataType
+from dormouse.model.types import LIST, MAP, DataType
+from dormouse.model.values import value_of_text
 
 _UNESCAPED_COLON = re.compile(r"(?<!\\):")
 
@@ -91,42 +91,9 @@ def _property_value(text: str) -> Any:
     return value if isinstance(value, int | float | bool) else text
 
 
-def parse_value(field: Field, text: str) -> Any:
-    """A value of a column, by its type: a number, text, bytes as text or 0x and hexadecimal digits,
-    true or false, or a time in ISO 8601, in UTC when it names no zone."""
-    parse, what = _PARSERS.get(field.type, (str, "text"))
-    try:
-        return parse(text)
-    except (ValueError, KeyError):
-        raise InvalidQuery(f"{field.name!r} is {field.type}; {text!r} is not {what}") from None
-
-
-def _bytes(text: str) -> bytes:
-    return bytes.fromhex(text[2:]) if text.startswith("0x") else text.encode()
-
-
-def _truth(text: str) -> bool:
-    return {"true": True, "false": False}[text.lower()]
-
-
-def _time(text: str) -> datetime:
-    found = datetime.fromisoformat(text)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
-_PARSERS: dict[DataType, tuple[Callable[[str], Any], str]] = {
-    INT: (int, "a whole number"),
-    LONG: (int, "a whole number"),
-    DOUBLE: (float, "a number"),
-    BYTES: (_bytes, "hexadecimal after 0x"),
-    BOOLEAN: (_truth, "true or false"),
-    TIMESTAMP: (_time, "a time like 2026-01-31T12:00"),
-}
-
-
 def parse_split_points(schema: Schema, texts: Sequence[str]) -> list[KeyValue]:
     try:
-        return [parse_value(schema.row_keys[0], text) for text in texts]
+        return [value_of_text(schema.row_keys[0], text) for text in texts]
     except InvalidQuery as error:
         raise InvalidRange(f"split point: {error}") from None
 
@@ -135,27 +102,42 @@ def parse_where(schema: Schema, texts: Sequence[str]) -> dict[str, Any]:
     """`column=value`, or `column=min:max` with the minimum in, the maximum out, and either left open.
 
     A column that comes several times with values means any of them. `\\:` is a colon of the value itself.
+    An object of JSON has conditions on any number of columns, as the query service takes them.
     """
+    from dormouse.query.where import unknown
+    from dormouse.query.where_json import parse_where as of_json
+
     where: dict[str, Any] = {}
     for text in texts:
         name, equals, condition = text.partition("=")
-        if not equals:
+        if text.startswith("{"):
+            found = of_json(schema, _json_object(text))
+        elif not equals:
             raise InvalidQuery(f"--where {text!r}: write column=value or column=min:max")
-        if name not in schema:
-            from dormouse.query.where import unknown
-
+        elif name not in schema:
             raise unknown("column", name, schema.names)
-        _add_condition(where, name, _condition(schema.field(name), condition))
+        else:
+            found = {name: _condition(schema.field(name), condition)}
+        for column, wanted in found.items():
+            _add_condition(where, column, wanted)
     return where
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidQuery(f"--where {text[:100]!r} is not JSON: {error}") from None
+    return dict(found)
 
 
 def _condition(field: Field, text: str) -> Any:
     parts = [part.replace("\\:", ":") for part in _UNESCAPED_COLON.split(text)]
     if len(parts) == 1:
-        return parse_value(field, parts[0])
+        return value_of_text(field, parts[0])
     if len(parts) > 2:
         raise InvalidQuery(f"{field.name!r}: {text!r} has several colons; write \\: for those of a value")
-    low, high = (parse_value(field, part) if part else None for part in parts)
+    low, high = (value_of_text(field, part) if part else None for part in parts)
     return Range(low, high)
 
 
@@ -163,7 +145,11 @@ def _add_condition(where: dict[str, Any], name: str, condition: Any) -> None:
     if name not in where:
         where[name] = condition
         return
-    before = where[name] if isinstance(where[name], list) else [where[name]]
-    if any(isinstance(item, Range) for item in (*before, condition)):
+    both = [*_listed(where[name]), *_listed(condition)]
+    if any(isinstance(item, Range) for item in both):
         raise InvalidQuery(f"{name!r} comes twice: give one range, or several values")
-    where[name] = [*before, condition]
+    where[name] = both
+
+
+def _listed(condition: Any) -> list[Any]:
+    return condition if isinstance(condition, list) else [condition]

@@ -7,8 +7,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, is_dataclass
-from datetime import date, datetime
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +15,7 @@ import typer
 
 from dormouse.cli.failures import report
 from dormouse.errors import InvalidInput, NotAnInstance
+from dormouse.model.values import json_value
 from dormouse.settings import load_settings
 
 if TYPE_CHECKING:
@@ -85,23 +85,12 @@ class Session:
     def show(self, value: Any, text: Callable[[], Any]) -> None:
         """The value as JSON, or what `text` makes of it: a line, or something that rich renders."""
         if self.as_json:
-            sys.stdout.write(json.dumps(value, default=as_json) + "\n")
+            sys.stdout.write(json.dumps(json_value(value)) + "\n")
             sys.stdout.flush()
         else:
             from dormouse.cli.console import stdout
 
             stdout().print(text(), highlight=False, soft_wrap=True)
-
-
-def as_json(value: Any) -> Any:
-    """What JSON has no word for."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, datetime | date):
-        return value.isoformat()
-    return str(value)
 
 
 def verb(

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from dormouse.client.conditions import where_json
 from dormouse.client.http import Http
 from dormouse.client.streams import ARROW, AnswerReader
 from dormouse.errors import InvalidName, InvalidQuery, TableNotFound
@@ -16,6 +15,7 @@ from dormouse.model.schema import Schema
 from dormouse.model.table import check_table_name
 from dormouse.query.planner import PlanSummary
 from dormouse.query.where import question
+from dormouse.query.where_json import where_json
 from dormouse.table import TableStatus
 
 if TYPE_CHECKING:

@@ -1,109 +1,136 @@
-"""Query results in other formats, written as they stream: CSV, JSON and Parquet."""
+"""Rows as JSON, CSV and Parquet, written piece by piece as they stream."""
 
 from __future__ import annotations
 
-import base64
-import json
-import math
 from collections.abc import Callable
-from datetime import datetime
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from dormouse.errors import InvalidInput, InvalidQuery
+from dormouse.data.value_columns import csv_column, csv_type, json_rows
+from dormouse.errors import InvalidInput
+
+
+class Writer(Protocol):
+    """Writes the rows of one answer."""
+
+    def begin(self, schema: pa.Schema) -> bytes:
+        """What comes before the rows."""
+        ...
+
+    def rows(self, batch: pa.RecordBatch) -> bytes | pa.Buffer: ...
+
+    def end(self) -> bytes:
+        """What comes after the last row."""
+        ...
 
 
 def export(reader: pa.RecordBatchReader, sink: BinaryIO, file_format: str) -> int:
     """Writes every row as "csv", "json" or "parquet"; gives how many there were."""
-    writers: dict[str, Callable[[pa.RecordBatchReader, BinaryIO], int]] = {
-        "csv": _csv, "json": _json, "parquet": _parquet,
-    }  # fmt: skip
+    writers: dict[str, Callable[[], Writer]] = {"csv": Csv, "json": JsonArray, "parquet": Parquet}
     if file_format not in writers:
         raise InvalidInput(f"format {file_format!r} is not known; use {', '.join(writers)}")
-    return writers[file_format](reader, sink)
+    writer, count = writers[file_format](), 0
+    sink.write(writer.begin(reader.schema))
+    for batch in reader:
+        sink.write(writer.rows(batch))
+        count += batch.num_rows
+    sink.write(writer.end())
+    sink.flush()
+    return count
 
 
-def _csv(reader: pa.RecordBatchReader, sink: BinaryIO) -> int:
-    for column in reader.schema:
-        if pa.types.is_nested(column.type):
-            raise InvalidQuery(
-                f"column {column.name!r} is {column.type}, which CSV cannot hold; use json or parquet"
-            )
-    with _Unclosed(sink) as file, pa_csv.CSVWriter(file, reader.schema) as writer:
-        return _copy(reader, writer.write_batch)
+class JsonLines:
+    """An object a line."""
+
+    def begin(self, schema: pa.Schema) -> bytes:
+        return b""
+
+    def rows(self, batch: pa.RecordBatch) -> bytes | pa.Buffer:
+        return json_rows(batch)
+
+    def end(self) -> bytes:
+        return b""
 
 
-def _parquet(reader: pa.RecordBatchReader, sink: BinaryIO) -> int:
-    with _Unclosed(sink) as file, pq.ParquetWriter(file, reader.schema, compression="zstd") as writer:
-        return _copy(reader, writer.write_batch)
-
-
-def _json(reader: pa.RecordBatchReader, sink: BinaryIO) -> int:
+class JsonArray:
     """An array with an object for each row, a row a line."""
-    count, before = 0, b"["
-    for batch in reader:
-        for row in batch.to_pylist():
-            sink.write(before + json.dumps(row_as_json(row), ensure_ascii=False).encode())
-            before = b",\n"
-        count += batch.num_rows
-    sink.write(b"[]\n" if count == 0 else b"]\n")
-    return count
+
+    def begin(self, schema: pa.Schema) -> bytes:
+        self._held = b""
+        return b"["
+
+    def rows(self, batch: pa.RecordBatch) -> bytes:
+        # the last comma is held back until another row comes
+        written = self._held + bytes(json_rows(batch, ",\n"))
+        self._held = b",\n" if written else b""
+        return written.removesuffix(b",\n")
+
+    def end(self) -> bytes:
+        return b"]\n"
 
 
-def row_as_json(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: _plain(value) for name, value in row.items()}
+class WriterOfArrow:
+    """One of Arrow's writers, and what it has written meanwhile."""
 
-
-def _plain(value: Any) -> Any:
-    """Bytes as base64, times as ISO 8601, maps as lists of pairs; NaN and infinities as null."""
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return row_as_json(value)
-    return value if isinstance(value, str | int | None) else str(value)
-
-
-def _copy(reader: pa.RecordBatchReader, write: Callable[[pa.RecordBatch], None]) -> int:
-    count = 0
-    for batch in reader:
-        write(batch)
-        count += batch.num_rows
-    return count
-
-
-class _Unclosed:
-    """Keeps Arrow, which closes what it writes to, from closing the sink."""
-
-    def __init__(self, sink: BinaryIO) -> None:
-        self._sink = sink
-
-    def __enter__(self) -> pa.PythonFile:
-        return pa.PythonFile(_Open(self._sink), mode="w")
-
-    def __exit__(self, *_: object) -> None:
-        self._sink.flush()
-
-
-class _Open:
     closed = False
 
-    def __init__(self, sink: BinaryIO) -> None:
-        self._sink = sink
+    def __init__(self, open_writer: Callable[[pa.NativeFile], Any]) -> None:
+        self._parts: list[bytes] = []
+        self._writer = open_writer(pa.PythonFile(self, mode="w"))
 
-    def write(self, data: bytes) -> int:
-        return self._sink.write(data)
+    def write_batch(self, batch: pa.RecordBatch, **more: Any) -> bytes:
+        self._writer.write_batch(batch, **more)
+        return self.taken()
+
+    def end(self) -> bytes:
+        self._writer.close()
+        return self.taken()
+
+    def taken(self) -> bytes:
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
+
+    # what Arrow asks of a file
+
+    def write(self, data: Any) -> int:
+        self._parts.append(bytes(data))
+        return len(data)
 
     def flush(self) -> None:
-        self._sink.flush()
+        pass
 
     def close(self) -> None:
         pass
+
+
+class Csv:
+    """RFC 4180 with a header; texts are quoted, so that an empty one is not a null."""
+
+    def begin(self, schema: pa.Schema) -> bytes:
+        self._schema = pa.schema([field.with_type(csv_type(field.type)) for field in schema])
+        self._writer = WriterOfArrow(lambda file: pa_csv.CSVWriter(file, self._schema))
+        return self._writer.taken()
+
+    def rows(self, batch: pa.RecordBatch) -> bytes:
+        columns = [csv_column(column) for column in batch.columns]
+        return self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+
+    def end(self) -> bytes:
+        return self._writer.end()
+
+
+class Parquet:
+    """Parquet, compressed with zstd."""
+
+    def begin(self, schema: pa.Schema) -> bytes:
+        self._writer = WriterOfArrow(lambda file: pq.ParquetWriter(file, schema, compression="zstd"))
+        return self._writer.taken()
+
+    def rows(self, batch: pa.RecordBatch) -> bytes:
+        return self._writer.write_batch(batch)
+
+    def end(self) -> bytes:
+        return self._writer.end()

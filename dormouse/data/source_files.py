@@ -19,12 +19,16 @@ import pyarrow.parquet as pq
 from dormouse.data.arrow_schema import arrow_type, check_columns, conform, one_line
 from dormouse.errors import InvalidData
 from dormouse.model.schema import Schema
-from dormouse.model.types import STRING, TIMESTAMP
+from dormouse.model.types import BYTES, STRING, TIMESTAMP
+from dormouse.model.values import bytes_of_base64
 
 BATCH_ROWS = 65_536
 CSV_BLOCK_BYTES = 8 * 1024 * 1024
 PARQUET, CSV = {".parquet", ".pq"}, {".csv"}
 _GLOB = set("*?[")
+_TEXTS = {TIMESTAMP, BYTES}
+"""What is read as text first."""
+
 _CSV_COLUMN = re.compile(r"In CSV column #(\d+)")
 
 
@@ -121,7 +125,7 @@ def _open_csv(file: Path, schema: Schema) -> pacsv.CSVStreamingReader:
     nested = next((field for field in schema.fields if field.type.is_nested), None)
     if nested is not None:
         raise InvalidData(f"column {nested.name!r} is {nested.type}, which CSV cannot hold; use Parquet")
-    types = {f.name: pa.string() if f.type == TIMESTAMP else arrow_type(f.type) for f in schema.fields}
+    types = {f.name: pa.string() if f.type in _TEXTS else arrow_type(f.type) for f in schema.fields}
     reader = pacsv.open_csv(
         file,
         # one thread: only then an error tells its row
@@ -138,11 +142,13 @@ def _open_csv(file: Path, schema: Schema) -> pacsv.CSVStreamingReader:
 
 
 def _from_text(batch: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
-    """What CSV says only as text: times, and that an empty cell of a column without nulls is empty text."""
+    """What CSV says only as text: times, bytes, and an empty text where a column has no nulls."""
     columns = {name: batch.column(name) for name in batch.schema.names}
     for field in schema.fields:
         if field.type == TIMESTAMP:
             columns[field.name] = _times(columns[field.name], field.name)
+        elif field.type == BYTES:
+            columns[field.name] = _bytes(columns[field.name], field.name)
         elif field.type == STRING and not field.nullable:
             columns[field.name] = pc.fill_null(columns[field.name], "")
     return pa.RecordBatch.from_pydict(columns)
@@ -159,6 +165,14 @@ def _times(column: pa.Array, name: str) -> pa.Array:
         return pc.assume_timezone(column.cast(pa.timestamp("us")), "UTC")
     except pa.ArrowInvalid as error:
         raise InvalidData(f"column {name!r} does not fit timestamp: {one_line(error)}") from None
+
+
+def _bytes(column: pa.Array, name: str) -> pa.Array:
+    try:
+        found = [None if text is None else bytes_of_base64(text) for text in column.to_pylist()]
+    except ValueError:
+        raise InvalidData(f"column {name!r} does not fit bytes: in CSV they are base64") from None
+    return pa.array(found, pa.binary())
 
 
 @contextmanager

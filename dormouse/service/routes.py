@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 
 from dormouse.instance import Instance
 from dormouse.query.interruptible import Interruption
+from dormouse.query.where_json import parse_where
 from dormouse.service import documents, wire
 from dormouse.service.bodies import JsonRoute
 from dormouse.service.described import ANSWERS, PLANS, READS, STREAMS, problems
@@ -21,7 +22,6 @@ from dormouse.service.media import preferred
 from dormouse.service.metrics import CONTENT_TYPE
 from dormouse.service.running import Answer
 from dormouse.service.state import Service
-from dormouse.service.where import parse_where
 from dormouse.service.work import DocumentWork, QueryWork
 
 PAGE_ROWS, PAGE_ROWS_MAX = 100, 10_000

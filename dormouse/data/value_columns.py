@@ -1,35 +1,49 @@
-"""Arrow columns as JSON text, a column at a time: no Python object is made of a number or a plain text.
+"""Arrow columns as JSON and CSV, a column at a time: no Python object is made of a number or a plain text.
 
-BYTES are base64, TIMESTAMP ISO 8601 in UTC, doubles that are not finite the strings "NaN", "Infinity" and
-"-Infinity"; maps are lists of pairs, since keys need be no strings.
+The rules are those of `dormouse.model.values`; maps are lists of pairs, since keys need be no strings.
 """
 
 from __future__ import annotations
 
-import binascii
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from dormouse.model.values import base64_text
 
 _TEXT = pa.large_string()
 _CONTROL = r"[\x00-\x1f]"
 
 
-def json_lines(batch: pa.RecordBatch) -> pa.Buffer | bytes:
-    """Each row as an object in a line of its own, UTF-8."""
+def json_rows(batch: pa.RecordBatch, ending: str = "\n") -> pa.Buffer | bytes:
+    """Each row as an object, UTF-8, with the ending after it."""
     if not batch.num_rows:
         return b""
-    parts: list[pa.Array | pa.Scalar] = []
-    for number, (field, column) in enumerate(zip(batch.schema, batch.columns, strict=True)):
-        parts += [_literal(("," if number else "{") + json.dumps(field.name) + ":"), json_text(column)]
-    if not parts:
-        return b"{}\n" * batch.num_rows
-    lines = pc.binary_join_element_wise(*parts, _literal("}\n"), _literal(""))
-    _, offsets, data = lines.buffers()
-    bounds = pa.Array.from_buffers(pa.int64(), len(lines) + 1, [None, offsets])
+    if not batch.num_columns:
+        return f"{{}}{ending}".encode() * batch.num_rows
+    rows = _objects(batch.schema, batch.columns, f"}}{ending}")
+    _, offsets, data = rows.buffers()
+    bounds = pa.Array.from_buffers(pa.int64(), len(rows) + 1, [None, offsets])
     return data.slice(bounds[0].as_py(), bounds[-1].as_py() - bounds[0].as_py())
+
+
+def csv_type(kind: pa.DataType) -> pa.DataType:
+    """The type of a column that Arrow's CSV writer writes as we do."""
+    if pa.types.is_dictionary(kind):
+        return csv_type(kind.value_type)
+    plain = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    return kind if plain else _TEXT
+
+
+def csv_column(column: pa.Array) -> pa.Array:
+    """A column of its `csv_type`: numbers and truths as they are, lists as JSON, all else as plain text."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if column.type == csv_type(column.type):
+        return column
+    return _texts(column) if pa.types.is_nested(column.type) else plain_text(column)
 
 
 def json_text(column: pa.Array) -> pa.Array:
@@ -45,7 +59,7 @@ def plain_text(column: pa.Array) -> pa.Array:
         # with a zone Arrow writes Z, without one none
         return pc.replace_substring(column.cast(_TEXT), " ", "T", max_replacements=1)
     if _is_bytes(kind):
-        return pa.array([None if v is None else _base64(v) for v in column.to_pylist()], _TEXT)
+        return pa.array([None if v is None else base64_text(v) for v in column.to_pylist()], _TEXT)
     try:
         return column.cast(_TEXT)
     except pa.ArrowNotImplementedError:
@@ -111,12 +125,18 @@ def _bracketed(lists: pa.Array, texts: pa.Array, opening: str, closing: str) -> 
 
 
 def _struct(column: pa.Array) -> pa.Array:
-    parts: list[pa.Array | pa.Scalar] = []
-    for number, (field, values) in enumerate(zip(column.type, column.flatten(), strict=True)):
-        parts += [_literal(("," if number else "{") + json.dumps(field.name) + ":"), json_text(values)]
-    opening = [] if parts else [pa.array(["{"] * len(column), _TEXT)]
-    found = pc.binary_join_element_wise(*opening, *parts, _literal("}"), _literal(""))
+    if not column.type.num_fields:
+        return pc.if_else(column.is_valid(), _literal("{}"), pa.scalar(None, _TEXT))
+    found = _objects(column.type, column.flatten(), "}")
     return pc.if_else(column.is_valid(), found, pa.scalar(None, _TEXT))
+
+
+def _objects(fields: Iterable[pa.Field], columns: Sequence[pa.Array], closing: str) -> pa.Array:
+    """A JSON object of each row of one column or more, up to its closing."""
+    parts: list[pa.Array | pa.Scalar] = []
+    for number, (field, column) in enumerate(zip(fields, columns, strict=True)):
+        parts += [_literal(("," if number else "{") + json.dumps(field.name) + ":"), json_text(column)]
+    return pc.binary_join_element_wise(*parts, _literal(closing), _literal(""))
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
@@ -126,10 +146,6 @@ def _is_bytes(kind: pa.DataType) -> bool:
         or pa.types.is_binary_view(kind)
         or pa.types.is_fixed_size_binary(kind)
     )
-
-
-def _base64(value: bytes) -> str:
-    return binascii.b2a_base64(value, newline=False).decode("ascii")
 
 
 def _literal(text: str) -> pa.Scalar:

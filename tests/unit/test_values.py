@@ -1,0 +1,201 @@
+"""Values in JSON, CSV and text: every writer after one rule, and what is written is read again."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.cli.console import rows_table
+from dormouse.cli.parsing import parse_where as where_of_texts
+from dormouse.data.arrow_schema import arrow_schema
+from dormouse.data.export import export
+from dormouse.data.source_files import read_file
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, MAP, STRING, TIMESTAMP, DataType
+from dormouse.model.values import json_value
+from dormouse.query.where import question
+from dormouse.query.where_json import parse_where, where_json
+from dormouse.service.formats import CSV, JSON_LINES, format_of
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+# type, value, in JSON, in CSV, on the terminal
+VALUES: list[tuple[DataType, Any, Any, str, str]] = [
+    (INT, -(2**31), -(2**31), "-2147483648", "-2147483648"),
+    (LONG, 2**63 - 1, 2**63 - 1, "9223372036854775807", "9223372036854775807"),
+    (STRING, "", "", '""', ""),
+    (STRING, 'é"\\\n\x00,', 'é"\\\n\x00,', '"é""\\\n\x00,"', 'é"\\\n\x00,'),
+    (BYTES, b"", "", '""', "0x"),
+    (BYTES, b"\x00\xff", "AP8=", '"AP8="', "0x00ff"),
+    (BYTES, b"abc", "YWJj", '"YWJj"', "0x616263"),
+    (DOUBLE, -0.5, -0.5, "-0.5", "-0.5"),
+    (DOUBLE, 0.1 + 0.2, 0.1 + 0.2, "0.30000000000000004", "0.30000000000000004"),
+    (DOUBLE, math.nan, "NaN", "nan", "nan"),
+    (DOUBLE, math.inf, "Infinity", "inf", "inf"),
+    (DOUBLE, -math.inf, "-Infinity", "-inf", "-inf"),
+    (BOOLEAN, True, True, "true", "true"),
+    (BOOLEAN, False, False, "false", "false"),
+    (TIMESTAMP, NOON, "2026-01-31T12:00:00.000000Z", '"2026-01-31T12:00:00.000000Z"',
+     "2026-01-31T12:00:00.000000Z"),
+    (TIMESTAMP, NOON.replace(year=1, microsecond=7), "0001-01-31T12:00:00.000007Z",
+     '"0001-01-31T12:00:00.000007Z"', "0001-01-31T12:00:00.000007Z"),
+    (LIST(STRING), [], [], '"[]"', "[]"),
+    (LIST(DOUBLE), [math.nan, None, 1.5], ["NaN", None, 1.5], '"[""NaN"",null,1.5]"', '["NaN", null, 1.5]'),
+    (LIST(BYTES), [b"\x00\xff"], ["AP8="], '"[""AP8=""]"', '["AP8="]'),
+    (MAP(STRING, TIMESTAMP), [("a", NOON), ("b", None)],
+     [["a", "2026-01-31T12:00:00.000000Z"], ["b", None]],
+     '"[[""a"",""2026-01-31T12:00:00.000000Z""],[""b"",null]]"',
+     '[["a", "2026-01-31T12:00:00.000000Z"], ["b", null]]'),
+    *[(kind, None, None, "", "") for kind in (DOUBLE, STRING, BYTES, BOOLEAN, TIMESTAMP, LIST(INT))],
+]  # fmt: skip
+PLAIN = [case for case in VALUES if not case[0].is_nested]
+
+
+def named(cases: list[Any]) -> Any:
+    return pytest.mark.parametrize(
+        ("kind", "value", "in_json", "in_csv", "shown"),
+        cases,
+        ids=[f"{case[0]} {case[1]!r}"[:40] for case in cases],
+    )
+
+
+def schema_of(kind: DataType) -> Schema:
+    return Schema([Field("k", INT)], [], [Field("v", kind, nullable=True)])
+
+
+def rows_of(kind: DataType, *values: Any) -> pa.Table:
+    rows = [{"k": number, "v": value} for number, value in enumerate(values)]
+    return pa.Table.from_pylist(rows, schema=arrow_schema(schema_of(kind))).select(["v"])
+
+
+def exported(table: pa.Table, file_format: str, batch_rows: int = 1) -> bytes:
+    sink = io.BytesIO()
+    assert export(table.to_reader(batch_rows), sink, file_format) == table.num_rows
+    return sink.getvalue()
+
+
+def served(table: pa.Table, media_type: str) -> bytes:
+    written = format_of(media_type)
+    parts = [written.begin(table.schema), *map(written.rows, table.to_batches(1)), written.end()]
+    return b"".join(bytes(part) for part in parts)
+
+
+@named(VALUES)
+def test_all_writers_write_a_value_alike(
+    kind: DataType, value: Any, in_json: Any, in_csv: str, shown: str
+) -> None:
+    table = rows_of(kind, value, value)
+    assert json_value(value) == in_json
+    assert json.loads(exported(table, "json")) == [{"v": in_json}] * 2
+    assert [json.loads(line) for line in served(table, JSON_LINES).splitlines()] == [{"v": in_json}] * 2
+    assert exported(table, "csv").decode() == f'"v"\n{in_csv}\n{in_csv}\n'
+    assert served(table, CSV) == exported(table, "csv")
+    assert cells(table) == [shown] * 2
+
+
+def cells(table: pa.Table) -> list[str]:
+    column = rows_table(["v"], table.to_pylist()).columns[0]
+    return [str(cell).replace("\\[", "[") for cell in column.cells]
+
+
+@named(PLAIN)
+def test_what_is_written_in_json_is_read_by_where(
+    kind: DataType, value: Any, in_json: Any, in_csv: str, shown: str
+) -> None:
+    """In the service, and on the command line; also what the client makes of it."""
+    schema = schema_of(kind)
+    wanted = {"v": [value]} if value is None else {"v": value}
+    asked = question(schema, wanted, None, None)
+    given = {"v": [in_json]} if value is None else {"v": in_json}
+    read = [
+        parse_where(schema, given),
+        parse_where(schema, json.loads(json.dumps(where_json(asked)))),
+        where_of_texts(schema, [json.dumps(given)]),
+    ]
+    assert [repr(question(schema, where, None, None)) for where in read] == [repr(asked)] * 3
+
+
+@named([case for case in PLAIN if case[1] is not None])
+def test_what_is_shown_is_read_by_where(
+    kind: DataType, value: Any, in_json: Any, in_csv: str, shown: str
+) -> None:
+    escaped = shown.replace(":", "\\:")
+    assert repr(where_of_texts(schema_of(kind), [f"v={escaped}"])) == repr({"v": value})
+
+
+@named([case for case in PLAIN if "\x00" not in case[3]])
+def test_what_is_written_in_csv_is_ingested_as_it_was(
+    kind: DataType, value: Any, in_json: Any, in_csv: str, shown: str, tmp_path: Path
+) -> None:
+    (tmp_path / "v.csv").write_text(f'"k","v"\n1,{in_csv}\n', "utf-8", newline="")
+    [batch] = read_file(tmp_path / "v.csv", schema_of(kind))
+    assert repr(json_value(batch.column("v").to_pylist())) == repr([in_json])
+
+
+def test_bytes_in_csv_that_are_not_base64_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "v.csv").write_text("k,v\n1,abc\n")
+    with pytest.raises(dm.errors.InvalidData, match=r"v\.csv.*'v'.*base64"):
+        list(read_file(tmp_path / "v.csv", schema_of(BYTES)))
+
+
+def test_where_takes_objects_of_json_beside_columns() -> None:
+    schema = Schema([Field("k", INT)], [], [Field("v", LONG), Field("w", STRING, nullable=True)])
+    found = where_of_texts(schema, ['{"k": {"min": 1, "max": 5}, "w": ["a"]}', "w=b", "v=7"])
+    assert found == {"k": dm.Range(1, 5), "w": ["a", "b"], "v": 7}
+    for text, word in {'{"k"': "not JSON", '{"k": {}}': "min, max or both", "k": "column=value"}.items():
+        with pytest.raises(dm.errors.InvalidQuery, match=word):
+            where_of_texts(schema, [text])
+
+
+def test_what_only_sql_gives_is_written() -> None:
+    columns = {
+        "decimal": (pa.array([Decimal("1.50"), None]), "1.50"),
+        "date": (pa.array([date(2026, 1, 31), None]), "2026-01-31"),
+        "local": (pa.array([datetime(2026, 1, 31, 12), None]), "2026-01-31T12:00:00.000000"),
+        "struct": (pa.array([{"a": 1, "b": None}, None]), {"a": 1, "b": None}),
+        "dictionary": (pa.array(["x", None]).dictionary_encode(), "x"),
+        "unsigned": (pa.array([2**64 - 1, None], pa.uint64()), 2**64 - 1),
+    }
+    table = pa.table({name: column for name, (column, _) in columns.items()})
+    expected = [{name: wanted for name, (_, wanted) in columns.items()}, dict.fromkeys(columns)]
+    assert json.loads(exported(table, "json")) == expected
+    assert json_value(table.to_pylist()) == expected
+    [_, texts, nulls] = csv.reader(io.StringIO(exported(table, "csv").decode()))
+    assert texts[:2] == ["1.50", "2026-01-31"]
+    assert texts[3] == '{"a":1,"b":null}'
+    assert nulls == [""] * len(columns)
+
+
+def test_rows_of_any_batches_are_one_array() -> None:
+    table = pa.table({"n": list(range(50))})
+    for rows in (1, 7, 50, 100):
+        assert json.loads(exported(table, "json", rows)) == table.to_pylist()
+    numbers = pa.array(range(9))
+    parts = [pa.record_batch({"n": numbers[start:end]}) for start, end in ((0, 0), (0, 3), (3, 3), (3, 9))]
+    sink = io.BytesIO()
+    export(pa.RecordBatchReader.from_batches(parts[0].schema, parts), sink, "json")
+    assert json.loads(sink.getvalue()) == [{"n": number} for number in range(9)]
+    assert exported(table.slice(0, 0), "json") == b"[]\n"
+
+
+def test_an_answer_is_an_object_with_all_that_is_in_it() -> None:
+    @dataclass
+    class Inner:
+        at: datetime
+        keys: tuple[bytes, ...]
+
+    eleven = NOON.astimezone(timezone(timedelta(hours=-1)))
+    assert json_value({"one": Inner(eleven, (b"\x00\xff",)), "seconds": math.inf}) == {
+        "one": {"at": "2026-01-31T12:00:00.000000Z", "keys": ["AP8="]},
+        "seconds": "Infinity",
+    }
