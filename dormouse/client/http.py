@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import ssl
 import time
 from collections.abc import Iterator, Mapping
@@ -13,15 +14,15 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from dormouse.client.problems import problem_error
-from dormouse.errors import DormouseError, InstanceError, InvalidInput
+from dormouse import errors
+from dormouse.errors import BatchFailed, DormouseError, InstanceError, InstanceForbidden, InvalidInput
 
 CONNECT_SECONDS_MAX = 10.0
 CONNECTIONS_MAX = 256
 """Answers that are read at once; each holds a connection until it is read to its end, closed or dropped."""
 
 IDLE_SECONDS_MAX = 2.0
-"""Less than a service keeps a connection that nobody uses, so that none is used while it ends."""
+"""Less than a service keeps an idle connection, so that none is used while it ends."""
 
 ATTEMPTS_MAX = 6
 RETRY_SECONDS_MAX = 30.0
@@ -29,6 +30,12 @@ PROBLEM_BYTES_MAX = 1 << 20
 _BACKOFF_SECONDS = 0.2
 _BUSY = {429, 503}
 _PROBLEM = "application/problem+json"
+_WORD = re.compile(r"(?<!^)(?=[A-Z])")
+_CLASSES = {
+    "urn:dormouse:" + _WORD.sub("-", name).lower(): found
+    for name, found in vars(errors).items()
+    if isinstance(found, type) and issubclass(found, DormouseError)
+}
 
 
 class Http:
@@ -135,6 +142,20 @@ class Http:
 class _NotConnected(Exception):
     def __init__(self, failure: InstanceError) -> None:
         self.failure = failure
+
+
+def problem_error(problem: Mapping[str, Any], url: str) -> DormouseError:
+    """The error that the service met, of its class and with its message; `InstanceError` for others."""
+    message = str(problem.get("detail") or problem.get("title") or "there is no reason given")
+    found = _CLASSES.get(str(problem.get("type")))
+    if found is None:  # the service's own
+        status = problem.get("status")
+        refused = InstanceForbidden if status in {401, 403} else InstanceError
+        return refused(f"{url} answered {status}: {message}" if status else f"{url}: {message}")
+    error = found((), ()) if issubclass(found, BatchFailed) else found()
+    # some make their message of table, file and job, which only the service knows
+    error.args = (message,)
+    return error
 
 
 def _checked_url(url: str) -> str:

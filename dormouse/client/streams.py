@@ -10,8 +10,7 @@ from typing import Any
 import httpx
 import pyarrow as pa
 
-from dormouse.client.http import Http
-from dormouse.client.problems import problem_error
+from dormouse.client.http import Http, problem_error
 from dormouse.errors import DormouseError, InstanceError
 
 PROBLEM = b"dormouse.problem"

@@ -1,4 +1,4 @@
-"""The query service: HTTP over an instance, for who has no Python, or no way to the database."""
+"""The query service: HTTP over an instance, for programs without Python, or without a way to the database."""
 
 from dormouse.service.app import create_app
 from dormouse.service.server import Server, check

@@ -23,10 +23,9 @@ from dormouse.service.documents import ProblemDocument
 from dormouse.service.health import Readiness
 from dormouse.service.metrics import Metrics
 from dormouse.service.problems import http_problem, invalid_request, problem_of
-from dormouse.service.routes import health, queries, tables
+from dormouse.service.routes import Service, health, queries, tables
 from dormouse.service.running import Runner
 from dormouse.service.security import Guard
-from dormouse.service.state import Service
 from dormouse.service.work import Limits
 from dormouse.settings.service import ServiceSettings
 

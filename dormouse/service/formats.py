@@ -1,19 +1,18 @@
-"""Answers as they are sent: Arrow IPC stream, JSON lines, CSV; each written piece by piece."""
+"""Answers as they are sent: Arrow IPC stream, JSON lines, CSV; and which of them a client likes best."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import pyarrow as pa
 
 from dormouse.data.export import Csv, JsonLines, Writer, WriterOfArrow
+from dormouse.service.problems import NotAcceptable
 
 JSON_LINES = "application/x-ndjson"
 ARROW = "application/vnd.apache.arrow.stream"
 CSV = "text/csv"
-OFFERED = (JSON_LINES, ARROW, CSV)
-"""The default is the first."""
 
 PROBLEM_KEY = b"dormouse.problem"
 """Under it, an Arrow stream that breaks off has the problem, as metadata of its last, empty batch."""
@@ -29,11 +28,6 @@ class Format(Writer, Protocol):
     def broken_off(self, problem: str) -> bytes:
         """What comes in place of the rows that are missing."""
         ...
-
-
-def format_of(media_type: str) -> Format:
-    formats: dict[str, type[Format]] = {JSON_LINES: _JsonLines, ARROW: _Arrow, CSV: _Csv}
-    return formats[media_type]()
 
 
 def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -79,3 +73,48 @@ class _Arrow:
         ending = WriterOfArrow(lambda file: pa.ipc.new_stream(file, self._schema))
         ending.write_batch(nothing)
         return ending.write_batch(nothing, custom_metadata={PROBLEM_KEY: problem.encode()})
+
+
+# the first is the default
+_FORMATS: dict[str, type[Format]] = {JSON_LINES: _JsonLines, ARROW: _Arrow, CSV: _Csv}
+
+
+def preferred_format(accept: str) -> Format:
+    """Writes the media type that `Accept` gives the most weight, the first of equals; `NotAcceptable`.
+
+    RFC 9110, section 12.5.1.
+    """
+    ranges = [_parsed(item) for item in accept.split(",") if item.strip()] or [("*/*", 1.0)]
+    best = max(_FORMATS, key=lambda media_type: _weight(media_type, ranges))
+    if not _weight(best, ranges):
+        offered = ", ".join(_FORMATS)
+        raise NotAcceptable(f"there is {offered}; none of them is accepted by {accept[:200]!r}")
+    return _FORMATS[best]()
+
+
+def _parsed(item: str) -> tuple[str, float]:
+    media_range, *parameters = (part.strip().lower() for part in item.split(";"))
+    weight = 1.0
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            weight = _number(value.strip())
+    return media_range, weight
+
+
+def _number(text: str) -> float:
+    """A weight that is none counts as none."""
+    try:
+        return min(max(float(text), 0.0), 1.0) if text not in {"nan", "inf"} else 0.0
+    except ValueError:
+        return 0.0
+
+
+def _weight(media_type: str, ranges: Sequence[tuple[str, float]]) -> float:
+    """That of the most specific range which has it."""
+    group = media_type.partition("/")[0]
+    for pattern in (media_type, f"{group}/*", "*/*"):
+        found = [weight for media_range, weight in ranges if media_range == pattern]
+        if found:
+            return max(found)
+    return 0.0

@@ -15,7 +15,7 @@ logger = logging.getLogger("dormouse.service")
 
 
 class Readiness:
-    """Asks the database and the object store in a thread of its own; who asks meanwhile shares the answer."""
+    """Asks the database and the object store in a thread; requests that come meanwhile share the answer."""
 
     def __init__(self, check: Callable[[], None], seconds_max: float = SECONDS_MAX) -> None:
         self._check = check

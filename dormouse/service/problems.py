@@ -136,7 +136,7 @@ class Problem:
 
 
 def problem_of(error: BaseException) -> Problem:
-    """What a client is told of an error; of one that nobody expected, nothing but that it was one."""
+    """What a client is told of an error; of one that is not ours, nothing but that there was one."""
     if not isinstance(error, DormouseError):
         return Problem(500, "internal-error", "The service failed.", "the service's log says why")
     status = _status(error)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, cast
 
@@ -16,23 +15,29 @@ from dormouse.query.interruptible import Interruption
 from dormouse.query.where_json import parse_where
 from dormouse.service import documents, wire
 from dormouse.service.bodies import JsonRoute
-from dormouse.service.described import ANSWERS, PLANS, READS, STREAMS, problems
-from dormouse.service.formats import OFFERED, format_of
-from dormouse.service.media import preferred
-from dormouse.service.metrics import CONTENT_TYPE
-from dormouse.service.running import Answer
-from dormouse.service.state import Service
-from dormouse.service.work import DocumentWork, QueryWork
+from dormouse.service.documents import ANSWERS, PLANS, READS, STREAMS, problems
+from dormouse.service.formats import preferred_format
+from dormouse.service.health import Readiness
+from dormouse.service.metrics import CONTENT_TYPE, Metrics
+from dormouse.service.running import Answer, Runner
+from dormouse.service.work import DocumentWork, Limits, QueryWork
 
 PAGE_ROWS, PAGE_ROWS_MAX = 100, 10_000
 
 
+@dataclass(frozen=True)
+class Service:
+    """An instance, and how it is asked."""
+
+    instance: Instance
+    runner: Runner
+    readiness: Readiness
+    metrics: Metrics
+    limits: Limits
+
+
 def service(request: Request) -> Service:
     return cast(Service, request.app.state.service)
-
-
-def instance(request: Request) -> Instance:
-    return service(request).instance
 
 
 Here = Annotated[Service, Depends(service)]
@@ -130,9 +135,9 @@ def list_files(here: Here, table: TableNamed, after: After = None, limit: Limit 
 async def plan(here: Here, table: TableNamed, body: documents.PlanRequest) -> Response:
     """Partitions, files and bytes; reads none of them."""
 
-    def make() -> bytes:
+    def make() -> Any:
         found = here.instance.table(table)
-        return _json(asdict(found.explain(parse_where(found.schema, body.where))))
+        return found.explain(parse_where(found.schema, body.where))
 
     return Answer(here.runner, "plan", DocumentWork(make))
 
@@ -174,9 +179,8 @@ async def sql(here: Here, body: documents.StatementRequest, request: Request) ->
 async def plan_sql(here: Here, body: documents.StatementRequest) -> Response:
     """For each table that the statement reads: partitions, files and bytes."""
 
-    def make() -> bytes:
-        plans = here.instance.explain_sql(body.statement)
-        return _json({"tables": {name: asdict(one) for name, one in plans.items()}})
+    def make() -> Any:
+        return {"tables": here.instance.explain_sql(body.statement)}
 
     return Answer(here.runner, "sql_plan", DocumentWork(make))
 
@@ -188,10 +192,5 @@ def _streamed(
     rows: Callable[[], Any],
     interrupt: Callable[[], object],
 ) -> Response:
-    accept = ",".join(request.headers.getlist("accept"))
-    media_type = preferred(accept, OFFERED)
-    return Answer(here.runner, kind, QueryWork(rows, format_of(media_type), here.limits, interrupt))
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value).encode()
+    wanted = preferred_format(",".join(request.headers.getlist("accept")))
+    return Answer(here.runner, kind, QueryWork(rows, wanted, here.limits, interrupt))

@@ -13,16 +13,15 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from dormouse.errors import DormouseError
-from dormouse.service.admission import Slots
 from dormouse.service.metrics import Metrics
-from dormouse.service.problems import Problem, QueryTimeOver, ServiceEnds, problem_of
-from dormouse.service.work import Piece
+from dormouse.service.problems import Problem, QueryTimeOver, ServiceEnds, TooManyQueries, problem_of
+from dormouse.service.work import Piece, Work
 from dormouse.settings.service import ServiceSettings
 
 T = TypeVar("T")
@@ -35,27 +34,36 @@ logger = logging.getLogger("dormouse.service")
 
 
 class ClientGone(Exception):
-    """Nobody reads the answer any more."""
+    """The client reads the answer no more."""
 
 
-class Work(Protocol):
-    """What runs in a query's thread; see `dormouse.service.work`."""
+class Slots:
+    """How many queries of an event loop run at once; others wait a while, in the order in which they came."""
 
-    planned_at: float | None
+    def __init__(self, count: int, wait_seconds_max: float) -> None:
+        self._free = asyncio.Semaphore(count)
+        self._count = count
+        self._wait_seconds_max = wait_seconds_max
+        self.waiting = 0
+        self.taken = 0
 
-    @property
-    def content_type(self) -> str: ...
+    async def take(self) -> None:
+        """Raises `TooManyQueries` when none becomes free in time."""
+        self.waiting += 1
+        try:
+            await asyncio.wait_for(self._free.acquire(), self._wait_seconds_max)
+        except TimeoutError:
+            raise TooManyQueries(
+                f"{self._count} queries run at once, and none ended within {self._wait_seconds_max:g} s; "
+                "try again later"
+            ) from None
+        finally:
+            self.waiting -= 1
+        self.taken += 1
 
-    @property
-    def interrupt(self) -> Callable[[], object]:
-        """Ends what `pieces` does now, from another thread."""
-        ...
-
-    def pieces(self) -> Iterator[Piece]: ...
-
-    def broken_off(self, problem: str) -> bytes:
-        """What is sent last when the answer breaks off; made while `pieces` may still run."""
-        ...
+    def give_back(self) -> None:
+        self.taken -= 1
+        self._free.release()
 
 
 class Runner:
@@ -74,7 +82,7 @@ class Runner:
         return asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     def tidy(self, pending: asyncio.Future[Any] | None, pieces: Iterator[Piece]) -> None:
-        """Frees a query's slot as soon as its thread has ended; also when nobody waits for that."""
+        """Frees a query's slot as soon as its thread has ended, which no request waits for."""
         task = asyncio.get_running_loop().create_task(self._tidied(pending, pieces))
         self._tidying.add(task)
         task.add_done_callback(self._tidying.discard)

@@ -1,4 +1,4 @@
-"""Who may ask: holders of the token, or this machine; and TLS."""
+"""Which requests are let in: those of holders of the token, or of this machine; and TLS."""
 
 from __future__ import annotations
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from dormouse.model.values import json_value
 from dormouse.service.formats import Format, pieces
 from dormouse.service.problems import AnswerTooLarge
 
@@ -47,7 +50,7 @@ class QueryWork:
     open: Callable[[], pa.RecordBatchReader]
     format: Format
     limits: Limits
-    interrupt: Callable[[], object] = lambda: None
+    interrupt: Callable[[], object]
     """Ends what `pieces` does in another thread."""
     planned_at: float | None = None
     """By the monotonic clock."""
@@ -57,6 +60,7 @@ class QueryWork:
         return self.format.content_type
 
     def broken_off(self, problem: str) -> bytes:
+        """What is sent last when the answer breaks off; made while `pieces` may still run."""
         return self.format.broken_off(problem)
 
     def pieces(self) -> Iterator[Piece]:
@@ -83,15 +87,20 @@ class QueryWork:
 class DocumentWork:
     """One plan: `make` gives it as JSON."""
 
-    make: Callable[[], bytes]
-    interrupt: Callable[[], object] = lambda: None
+    make: Callable[[], Any]
     planned_at: float | None = None
     content_type = "application/json"
+
+    def interrupt(self) -> None:
+        pass
 
     def broken_off(self, problem: str) -> bytes:
         return b""
 
     def pieces(self) -> Iterator[Piece]:
-        data = self.make()
+        found = self.make()
         self.planned_at = time.monotonic()
-        yield Piece(data)
+        yield Piece(json.dumps(json_value(found)).encode())
+
+
+Work: TypeAlias = QueryWork | DocumentWork
