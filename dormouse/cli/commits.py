@@ -6,14 +6,12 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dormouse.cli.failures import say
-from dormouse.cli.verbs import Session, verb
-from dormouse.cli.wording import plural
+from dormouse.cli.verbs import Session, plural, verb
 
 if TYPE_CHECKING:
     from dormouse.commits.committer import Committer
@@ -46,7 +44,7 @@ def committer(
         if drain:
             outcomes = found.drain()
             session.show(
-                {"metrics": found.metrics(), "outcomes": [asdict(outcome) for outcome in outcomes]},
+                {"metrics": found.metrics(), "outcomes": outcomes},
                 lambda: "\n".join([*_refused(outcomes), str(found.metrics())]),
             )
             return
@@ -80,8 +78,7 @@ def queue(
     """How deep the commit queue is, and which messages could not be handled, and why."""
     with session.open(read_only=True) as instance:
         depths, letters = instance.commits.depths(), instance.commits.dead_letters(dead)
-    answer = {"queues": [asdict(depth) for depth in depths], "dead_letters": [asdict(one) for one in letters]}
-    session.show(answer, lambda: _picture(depths, letters))
+    session.show({"queues": depths, "dead_letters": letters}, lambda: _picture(depths, letters))
 
 
 def _refused(outcomes: Sequence[CommitOutcome]) -> Iterator[str]:

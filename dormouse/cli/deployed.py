@@ -11,8 +11,7 @@ import typer
 
 from dormouse.cli.failures import say
 from dormouse.cli.system import DryRun, InstanceId, Profile, Region, find
-from dormouse.cli.verbs import Session, verb
-from dormouse.cli.wording import plural
+from dormouse.cli.verbs import Session, plural, verb
 
 
 class DatabaseRole(StrEnum):

@@ -11,8 +11,7 @@ import typer
 
 from dormouse.cli.failures import BAD_USAGE, FAILED, say
 from dormouse.cli.system import step_line, told
-from dormouse.cli.verbs import Session, verb
-from dormouse.cli.wording import plural
+from dormouse.cli.verbs import Session, plural, verb
 from dormouse.errors import InvalidInput, NotAnInstance
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ import typer
 
 from dormouse.cli.data import Engine
 from dormouse.cli.failures import say
-from dormouse.cli.verbs import Session, verb
-from dormouse.cli.wording import plural
+from dormouse.cli.verbs import Session, plural, verb
 from dormouse.errors import JobFailed
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dormouse.cli.parsing import parse_properties, parse_schema, parse_split_points
-from dormouse.cli.verbs import Session, verb
-from dormouse.cli.wording import plural
+from dormouse.cli.verbs import Session, plural, verb
 from dormouse.errors import InvalidInput
 
 if TYPE_CHECKING:

@@ -23,39 +23,30 @@ if TYPE_CHECKING:
 
 DEFAULT_FOLDER = Path("lake")
 
-_SHARED = {
-    "instance": Annotated[
-        Path | None,
-        typer.Option(
-            "--instance", "-i", help="The folder of an embedded instance [DORMOUSE_INSTANCE, else ./lake]."
-        ),
-    ],
-    "dsn": Annotated[
-        str | None, typer.Option("--dsn", help="A PostgreSQL to connect to; with --objects [DORMOUSE_DSN].")
-    ],
-    "objects": Annotated[
-        str | None,
-        typer.Option(
-            "--objects", help="An object store: s3://bucket/prefix or file:///path [DORMOUSE_OBJECTS]."
-        ),
-    ],
-}
-_COMMON = {
-    "as_json": Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")],
-    "debug": Annotated[bool, typer.Option("--debug", help="A traceback when something fails.")],
-}
-_DEFAULTS = {"instance": None, "dsn": None, "objects": None, "as_json": False, "debug": False}
+_OF_ALL = {"as_json", "debug"}
 
 
 @dataclass(frozen=True)
 class Session:
-    """One run of a command."""
+    """One run of a command: its fields are the options that commands share."""
 
-    instance: Path | None = None
-    dsn: str | None = None
-    objects: str | None = None
-    as_json: bool = False
-    debug: bool = False
+    instance: Annotated[
+        Path | None,
+        typer.Option(
+            "--instance", "-i", help="The folder of an embedded instance [DORMOUSE_INSTANCE, else ./lake]."
+        ),
+    ] = None
+    dsn: Annotated[
+        str | None, typer.Option("--dsn", help="A PostgreSQL to connect to; with --objects [DORMOUSE_DSN].")
+    ] = None
+    objects: Annotated[
+        str | None,
+        typer.Option(
+            "--objects", help="An object store: s3://bucket/prefix or file:///path [DORMOUSE_OBJECTS]."
+        ),
+    ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")] = False
+    debug: Annotated[bool, typer.Option("--debug", help="A traceback when something fails.")] = False
 
     def open(self, *, read_only: bool = False, create: bool = False) -> Instance:
         """The instance that the options and settings name; made only when told so."""
@@ -99,32 +90,34 @@ def verb(
     """Makes a command of a function `(session, …)`, with the options that all commands share."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        shared = {**(_SHARED if opens else {}), **_COMMON}
+        shared = [option for option in _options(Session) if opens or option.name in _OF_ALL]
+        options = _options(function)[1:] + shared
 
         @functools.wraps(function)
         def command(**given: Any) -> None:
-            session = Session(**{key: given.pop(key) for key in shared})
+            session = Session(**{option.name: given.pop(option.name) for option in shared})
             try:
                 function(session, **given)
                 sys.stdout.flush()
-            except typer.TyperException:
-                raise
-            except typer.Exit:
+            except (typer.TyperException, typer.Exit):
                 raise
             except (Exception, KeyboardInterrupt) as error:
                 raise typer.Exit(report(error, debug=session.debug)) from None
 
-        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
-        options = [
-            inspect.Parameter(
-                key, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS[key], annotation=annotation
-            )
-            for key, annotation in shared.items()
-        ]
-        parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own] + options
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+        command.__annotations__ = {option.name: option.annotation for option in options}
         app.command(name, help=inspect.getdoc(function), epilog=f"Example: {example}")(command)
         return function
 
     return decorate
+
+
+def _options(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """What a function takes, each by name."""
+    given = inspect.signature(function, eval_str=True).parameters.values()
+    return [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in given]
+
+
+def plural(number: int, noun: str) -> str:
+    """The number with its noun: `1 file`, `2 files`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -26,7 +26,7 @@ from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, MAP, S
 from dormouse.model.values import json_value
 from dormouse.query.where import question
 from dormouse.query.where_json import parse_where, where_json
-from dormouse.service.formats import CSV, JSON_LINES, format_of
+from dormouse.service.formats import CSV, JSON_LINES, preferred_format
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 # type, value, in JSON, in CSV, on the terminal
@@ -85,7 +85,7 @@ def exported(table: pa.Table, file_format: str, batch_rows: int = 1) -> bytes:
 
 
 def served(table: pa.Table, media_type: str) -> bytes:
-    written = format_of(media_type)
+    written = preferred_format(media_type)
     parts = [written.begin(table.schema), *map(written.rows, table.to_batches(1)), written.end()]
     return b"".join(bytes(part) for part in parts)
 
