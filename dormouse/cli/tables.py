@@ -11,6 +11,7 @@ import typer
 from dormouse.cli.parsing import parse_properties, parse_schema, parse_split_points
 from dormouse.cli.verbs import Session, plural, verb
 from dormouse.errors import InvalidInput
+from dormouse.model.values import json_value
 
 if TYPE_CHECKING:
     from dormouse.table import Table
@@ -141,7 +142,7 @@ def convert_layout(
         bool, typer.Option("--dry-run", help="Say what would be converted, and change nothing.")
     ] = False,
 ) -> None:
-    """Change how a table's files are tracked, in one transaction. Whoever uses the table waits meanwhile."""
+    """Change how a table's files are tracked, in one transaction. What uses the table waits meanwhile."""
     from dormouse.files.layout import layout as known_layout
 
     target = known_layout(layout).name
@@ -175,10 +176,8 @@ def set_(
 
 def description(table: Table) -> dict[str, Any]:
     """All that `table describe` says, as JSON has it."""
-    from dataclasses import asdict
-
     return {
-        **asdict(table.status()),
+        **json_value(table.status()),
         "layout": table.layout,
         "schema": table.schema.to_json(),
         "properties": table.properties.model_dump(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def compare(
         rows += batch.num_rows
     theirs = db.execute(statement).to_arrow_reader(BATCH_ROWS)
     difference = _names_differ(reader.schema, theirs.schema) or _first_difference(
-        _chain(held, ours), iter(theirs), reader.schema
+        chain(held, ours), iter(theirs), reader.schema
     )
     return Comparison(ours.rows, ours.seconds, difference)
 
@@ -65,12 +66,6 @@ class _Timed:
             self.seconds += time.monotonic() - started
         self.rows += batch.num_rows
         return batch
-
-
-def _chain(held: list[pa.RecordBatch], rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    while held:
-        yield held.pop(0)
-    yield from rest
 
 
 def _names_differ(ours: pa.Schema, theirs: pa.Schema) -> str | None:

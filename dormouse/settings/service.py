@@ -18,10 +18,17 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
 
 class ServiceSettings(BaseSettings):
-    """Each field is a variable with the prefix `DORMOUSE_SERVICE_`; built by `load_service_settings`."""
+    """Each field is a variable with the prefix `DORMOUSE_SERVICE_`; built by `load_service_settings`.
+
+    All but the token are also options of `dormouse serve`, whose help is what stands below the field.
+    """
 
     model_config = SettingsConfigDict(
-        env_prefix=SERVICE_PREFIX, frozen=True, extra="forbid", hide_input_in_errors=True
+        env_prefix=SERVICE_PREFIX,
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
     )
 
     host: str = Field(default="127.0.0.1", min_length=1)
@@ -34,7 +41,7 @@ class ServiceSettings(BaseSettings):
     """The bearer token that requests must have."""
 
     token_file: Annotated[Path | None, Optional] = None
-    """A file with the token, in place of `token`."""
+    """A file with the token, in place of DORMOUSE_SERVICE_TOKEN."""
 
     tls_certificate: Annotated[Path | None, Optional] = None
     """The certificate, with its chain, as PEM: then the service speaks HTTPS."""
@@ -49,10 +56,10 @@ class ServiceSettings(BaseSettings):
     """How long a query waits for others to end, before it is refused."""
 
     rows_max: Annotated[int | None, Optional] = Field(default=None, ge=1)
-    """How many rows an answer may have; None: any number."""
+    """How many rows an answer may have; any number when it is not given."""
 
     bytes_max: Annotated[int | None, Optional] = Field(default=None, ge=1)
-    """How many bytes an answer may have as it is sent; None: any number."""
+    """How many bytes an answer may have as it is sent; any number when it is not given."""
 
     seconds_max: float = Field(default=300, gt=0, allow_inf_nan=False)
     """How long a query may take until its last row is sent."""
