@@ -21,7 +21,7 @@ def started(process: psutil.Process, count: int) -> list[psutil.Process]:
     deadline = time.monotonic() + SECONDS_MAX
     while len(children := process.children(recursive=True)) < count:
         assert time.monotonic() < deadline
-        time.sleep(0.02)
+        time.sleep(0.1)
     return children
 
 
@@ -65,7 +65,7 @@ def wait_for_server(lake: Path) -> None:
     deadline = time.monotonic() + SECONDS_MAX
     while not servers(lake):
         assert time.monotonic() < deadline
-        time.sleep(0.02)
+        time.sleep(0.1)
     time.sleep(0.5)  # until the command is at its work
 
 
