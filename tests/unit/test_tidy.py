@@ -28,6 +28,7 @@ HOMES = {
     "psycopg": {"postgres"} | STORES | {"embedded"},
     "boto3": {"commits", "system"},
     "botocore": {"commits", "system", "postgres", "objects"},
+    "msgspec": {"commits"},
     "obstore": {"objects"},
     "pyarrow": {"data", "query", "rounds", "spark", "client", "service"},
     "httpx": {"client"},
