@@ -10,8 +10,8 @@ import shutil
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -22,7 +22,7 @@ import psutil
 from benchmarks.harness.command import Benchmark, Figures, Tell, at_least_one
 from benchmarks.harness.place import temporary_folder
 from benchmarks.harness.processes import Remote, remotes
-from benchmarks.harness.report import columns, median_ratio, turns
+from benchmarks.harness.report import grid, median_ratio, turns
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import DOUBLE, LONG, STRING
 
@@ -135,21 +135,16 @@ def measure(arguments: Namespace, _: Tell) -> Figures:
 
 
 def text(found: Figures) -> str:
-    head = (
+    heads = {
+        "rows/s": "{}_rows_per_second",
+        "seconds": "{}_seconds",
+        "peak bytes": "{}_peak_memory_bytes",
+        "ours ÷ theirs": "vs_{}",
+    }
+    return (
         f"{found['files']} sorted files, {found['rows']:,} rows, {found['input_bytes'] / 1e6:,.0f} MB; "
-        f"medians of {found['rounds']} rounds\n"
+        f"medians of {found['rounds']} rounds\n" + grid(found, {side: side for side in _SIDES}, heads)
     )
-    rows = [
-        (
-            side,
-            found[f"{side}_rows_per_second"],
-            found[f"{side}_seconds"],
-            found[f"{side}_peak_memory_bytes"] / 1e6,
-            found.get(f"vs_{side}"),
-        )
-        for side in _SIDES
-    ]
-    return head + columns(("", "rows/s", "seconds", "peak MB", "ours ÷ theirs"), *rows)
 
 
 class _Sampled:
@@ -190,9 +185,8 @@ class _Side:
         return timed(self._prepare)
 
 
-@contextmanager
-def _opened(side: str, folder: Path) -> Iterator[_Side]:
-    yield _Side(_SIDES[side](folder))
+def _opened(side: str, folder: Path) -> AbstractContextManager[_Side]:
+    return nullcontext(_Side(_SIDES[side](folder)))
 
 
 def _dormouse(folder: Path) -> Callable[[], Action]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from benchmarks.committers import PRELOAD, Storm, committers
 from benchmarks.harness.command import Benchmark, Figures, Tell
 from benchmarks.harness.place import own_place
-from benchmarks.harness.report import Line, Pane, columns, turns
+from benchmarks.harness.report import Pane, grid, lines, turns
 from benchmarks.making import Tables, open_tables
 from benchmarks.state_tables import FILES_PER_JOB, StateTable
 
@@ -138,23 +138,30 @@ def _check(tables: Tables, table: StateTable, storm: Storm) -> None:
         )
 
 
+_HEADS = {
+    "commits/s": "commits_per_s_{}",
+    "p50 ms": "p50_ms_{}",
+    "p99 ms": "p99_ms_{}",
+    "retries": "retries_{}",
+    "failed": "failed_{}",
+}
+
+
 def text(found: Figures) -> str:
-    names = ("commits_per_s", "p50_ms", "p99_ms", "retries", "failed")
-    rows = []
-    for isolation in ISOLATIONS:
-        for key, variant in VARIANTS.items():
-            for count in COMMITTERS:
-                name = Case(key, isolation, count).name
-                figures_of = [found[f"{figure}_{name}"] for figure in names]
-                rows.append((variant.label, isolation, count, *figures_of))
-    head = ("layout", "isolation", "committers", "commits/s", "p50 ms", "p99 ms", "retries", "failed")
+    cases = sorted(
+        CASES, key=lambda case: (list(ISOLATIONS).index(case.isolation), [*VARIANTS].index(case[0]))
+    )
+    labels = {
+        case.name: f"{VARIANTS[case.variant].label}, {case.isolation}, {case.committers} committers"
+        for case in cases
+    }
     return "\n".join(
         [
             f"{found['leaves']:,} jobs of {FILES_PER_JOB} files that all leaves share, one by one; "
             f"medians of {found['rounds']} rounds, retries and failures: sums",
             f"committers are threads of {found['processes']} processes with {found['connections_max']} "
             "connections each",
-            columns(head, *rows),
+            grid(found, labels, _HEADS),
             *(f"failed: {error}" for error in found["errors"]),
         ]
     )
@@ -162,18 +169,15 @@ def text(found: Figures) -> str:
 
 def panes(found: Figures) -> list[Pane]:
     """Commits a second by the number of committers, a line per layout."""
-
-    def rates(key: str, isolation: str) -> dict[Any, float | None]:
-        return {count: found[f"commits_per_s_{Case(key, isolation, count).name}"] for count in COMMITTERS}
-
+    labels = {key: variant.label for key, variant in VARIANTS.items()}
     return [
         Pane(
             isolation,
             "committers at once",
             "commits a second",
-            [Line(variant.label, rates(key, isolation)) for key, variant in VARIANTS.items()],
+            lines(found, labels, f"commits_per_s_{{}}_{{}}{end}", COMMITTERS),
         )
-        for isolation in ISOLATIONS
+        for isolation, end in ISOLATIONS.items()
     ]
 
 

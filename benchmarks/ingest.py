@@ -27,7 +27,7 @@ from benchmarks.compaction import (
 )
 from benchmarks.harness.command import Benchmark, Figures, Tell, at_least_one
 from benchmarks.harness.place import temporary_folder
-from benchmarks.harness.report import columns, median_ratio
+from benchmarks.harness.report import grid, median_ratio
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -113,20 +113,20 @@ def _spark(spark: SparkSession, frame: DataFrame, output: Path) -> Callable[[], 
 
 
 def text(found: Figures) -> str:
-    head = (
-        f"{found['rows']:,} rows, {found['input_bytes'] / 1e6:,.0f} MB of Parquet, into "
-        f"{found['partitions']} partitions; medians of {found['rounds']} rounds\n"
-    )
-    names = {
-        "dormouse": ("Dormouse, from a DataFrame", "vs_spark"),
-        "dormouse_paths": ("Dormouse, from paths", "vs_spark_paths"),
-        "spark": ("Spark's sort and write", ""),
+    labels = {
+        "dormouse": "Dormouse, from a DataFrame",
+        "dormouse_paths": "Dormouse, from paths",
+        "spark": "Spark's sort and write",
     }
-    rows = [
-        (label, found[f"{side}_rows_per_second"], found[f"{side}_seconds"], found.get(key))
-        for side, (label, key) in names.items()
-    ]
-    return head + columns(("", "rows/s", "seconds", "ours ÷ theirs"), *rows)
+    heads = {"rows/s": "{}_rows_per_second", "seconds": "{}_seconds"}
+    return "\n".join(
+        [
+            f"{found['rows']:,} rows, {found['input_bytes'] / 1e6:,.0f} MB of Parquet, into "
+            f"{found['partitions']} partitions; medians of {found['rounds']} rounds",
+            grid(found, labels, heads),
+            f"ours ÷ Spark's: {found['vs_spark']:.2f}, from paths {found['vs_spark_paths']:.2f}",
+        ]
+    )
 
 
 BENCHMARK = Benchmark(

@@ -1,9 +1,10 @@
 """How do operations on a table's state grow with the table, in time and in memory?
 
 Tables of 1,000, 10,000 and 132,000 leaves with 10 files each, and of 132,000 with 50, as metadata only. Each
-operation runs in a process of its own, whose resident memory at its highest is read at its end. What there is
-to do is the same at every size, but for first looks and the stream of all references; beside it, as the
-measure of what grows with the table, all references are counted in SQL. On an embedded PostgreSQL.
+operation runs in a process of its own, whose resident memory at its highest is read at its end (of libraries,
+what it uses). What there is to do is the same at every size, but for first looks and the stream of all
+references; beside it, as the measure of what grows with the table, all references are counted in SQL. On an
+embedded PostgreSQL.
 """
 
 from __future__ import annotations

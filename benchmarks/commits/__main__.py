@@ -15,7 +15,7 @@ from benchmarks.commits.replacing import TWO
 from benchmarks.committers import PRELOAD
 from benchmarks.harness.command import LAYOUT, Benchmark, Figures, Tell
 from benchmarks.harness.place import own_place
-from benchmarks.harness.report import Line, Pane, columns
+from benchmarks.harness.report import Line, Pane, columns, grid, lines
 from benchmarks.making import open_tables
 
 PARTS = {
@@ -52,10 +52,10 @@ def text(found: Figures) -> str:
         return str(found["profile"])
     blocks = []
     if "replace_commits_per_s" in found:
-        rows = [(batch, *(rates.get(batch) for rates in _rates(found).values())) for batch in BATCHES]
+        heads = {label: f"replace_commits_per_s_{{}}{end}" for end, label in _ENDS.items()}
         blocks += [
             "Compaction commits a second (11 files by 1), by the size of the batch",
-            columns(("batch", "one committer", "two threads", "two processes"), *rows),
+            grid(found, {batch: f"{batch:,}" for batch in BATCHES}, heads),
             "",
         ]
     known = [(label, found[key]) for key, label in _LINES.items() if key in found]
@@ -64,20 +64,13 @@ def text(found: Figures) -> str:
 
 def panes(found: Figures) -> list[Pane]:
     """Commits a second by the size of the batch."""
-    lines = [Line(label, rates) for label, rates in _rates(found).items()]
+    drawn = lines(found, _ENDS, "replace_commits_per_s_{1}{0}", BATCHES)
     if "pgbench_tps" in found:
-        lines.append(Line("pgbench, one by one", dict.fromkeys(BATCHES, found["pgbench_tps"]), "--"))
-    return [Pane("Compaction commits", "commits a batch", "commits a second", lines)]
+        drawn.append(Line("pgbench, one by one", dict.fromkeys(BATCHES, found["pgbench_tps"]), "--"))
+    return [Pane("Compaction commits", "commits a batch", "commits a second", drawn)]
 
 
-def _rates(found: Figures) -> dict[str, dict[int, float | None]]:
-    ends = {"one committer": ""} | {name.replace("_", " "): f"_{name}" for name in TWO}
-    return {
-        label: {batch: found.get(f"replace_commits_per_s_{batch}{end}") for batch in BATCHES}
-        for label, end in ends.items()
-    }
-
-
+_ENDS = {"": "one committer"} | {f"_{name}": name.replace("_", " ") for name in TWO}
 _LINES = {
     "replace_commits_per_s": "compaction commits/s, at best",
     "replace_single_per_s": "one by one, 1 client: commits/s",

@@ -22,7 +22,7 @@ from benchmarks.concurrency.ledger import Ledger, row, rows_of
 from benchmarks.concurrency.upkeep import Counts, prepare, upkeep
 from benchmarks.harness.command import Benchmark, Figures, Tell, at_least_one
 from benchmarks.harness.place import own_place
-from benchmarks.harness.report import columns
+from benchmarks.harness.report import grid
 
 
 @dataclass(frozen=True)
@@ -136,17 +136,15 @@ def measure(arguments: Namespace, tell: Tell) -> Figures:
 
 def text(found: Figures) -> str:
     asked = "dormouse serve" if found["through"] == "service" else "table.query"
-    rows = [
-        (label, *(found[f"{name}{end}"] for name in ("lookups_per_second", "p50_ms", "p99_ms")))
-        for label, end in (("idle", "_idle"), ("all of it at once", ""))
-    ]
+    labels = {"_idle": "idle", "": "all of it at once"}
+    heads = {"look-ups/s": "lookups_per_second{}", "p50 ms": "p50_ms{}", "p99 ms": "p99_ms{}"}
     wrong = f"{found['errors']} errors, {found['wrong_rows']} wrong rows, {found['stale_reads']} stale reads"
     return "\n".join(
         [
             f"{found['clients']} clients of {asked}, {found['leaves']:,} leaves; meanwhile "
             f"{found['ingests']:,} ingests, {found['jobs']:,} jobs of compaction, "
             f"{found['collected']:,} files collected",
-            columns(("", "look-ups/s", "p50 ms", "p99 ms"), *rows),
+            grid(found, labels, heads),
             f"{wrong} in {found['lookups']:,} look-ups",
             *found.get("examples", ()),
         ]

@@ -48,7 +48,8 @@ class Remote:
         try:
             done, found = self._pipe.recv()
         except EOFError:
-            raise RuntimeError("another process died") from None
+            self.process.join(_END_SECONDS_MAX)
+            raise RuntimeError(f"another process died, exit code {self.process.exitcode}") from None
         if not done:
             raise RuntimeError(f"another process failed:\n{found}")
         return found
@@ -116,14 +117,19 @@ def resident_bytes(field: str = "VmHWM") -> int:
 def _serve(pipe: Connection, opener: Opener) -> None:
     """A process's main: a call for each message, until the benchmark ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with suppress(EOFError, ConnectionError):
-        try:
-            with opener() as made:
-                pipe.send((True, None))
-                while True:
-                    method, given = pipe.recv()
-                    pipe.send((True, getattr(made, method)(*given)))
-        except (EOFError, ConnectionError):
-            raise
-        except Exception:
+    try:
+        with opener() as made:
+            pipe.send((True, None))
+            while (asked := _received(pipe)) is not None:
+                method, given = asked
+                pipe.send((True, getattr(made, method)(*given)))
+    except Exception:
+        with suppress(ConnectionError):  # the benchmark ended
             pipe.send((False, traceback.format_exc()))
+
+
+def _received(pipe: Connection) -> Any:
+    """The next call; nothing when the benchmark ended."""
+    with suppress(EOFError, ConnectionError):
+        return pipe.recv()
+    return None

@@ -54,6 +54,14 @@ def columns(*rows: Iterable[Any]) -> str:
     )
 
 
+def grid(found: Mapping[str, Any], labels: Mapping[Any, str], heads: Mapping[str, str]) -> str:
+    """A row for each label; under a head, the figure whose name is the head's with the label's key put in."""
+    rows = (
+        (label, *(found.get(name.format(key)) for name in heads.values())) for key, label in labels.items()
+    )
+    return columns(("", *heads), *rows)
+
+
 @dataclass(frozen=True)
 class Line:
     """A line of a plot; what was not measured is left out."""
@@ -71,6 +79,15 @@ class Pane:
     lines: Sequence[Line]
     xscale: str = "log"
     yscale: str = "linear"
+
+
+def lines(
+    found: Mapping[str, Any], labels: Mapping[str, str], name: str, points: Sequence[Any]
+) -> list[Line]:
+    """A line for each label, of the figures whose name has the label's key and the point put in."""
+    return [
+        Line(label, {at: found.get(name.format(key, at)) for at in points}) for key, label in labels.items()
+    ]
 
 
 def draw(panes: Sequence[Pane], path: Path) -> None:

@@ -8,12 +8,13 @@ the others' catalogs; Delta's log is a folder's. Sides run in turns, with the re
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
 
 import psycopg
 
 from benchmarks.harness.command import Benchmark, Figures, Tell
 from benchmarks.harness.place import own_place
-from benchmarks.harness.report import Line, Pane, columns
+from benchmarks.harness.report import Pane, grid, lines
 from benchmarks.peers.delta import Delta
 from benchmarks.peers.ducklake import DuckLake
 from benchmarks.peers.experiments import AT_WRITERS, COMPACTORS, QUICK, WRITERS, Plan, measure
@@ -27,18 +28,26 @@ _SIDES: tuple[type[Peer], ...] = (Dormouse, DormouseCommitter, DuckLake, Delta, 
 _COMPACTING = (Dormouse, DuckLake, Delta)
 _CONNECTIONS = {"max_connections": "300"}  # DuckLake takes up to four a writer
 _APPENDS = {
-    "commits_per_s": "commits/s",
-    "p50_ms": "p50 ms",
-    "p99_ms": "p99 ms",
-    "retries": "retries",
-    "failed": "failed",
-    "unfinished": "unended",
+    "commits/s": "commits_per_s_{}",
+    "p50 ms": "p50_ms_{}",
+    "p99 ms": "p99_ms_{}",
+    "retries": "retries_{}",
+    "failed": "failed_{}",
+    "unended": "unfinished_{}",
+    "ours ÷": "vs_{}",
+    "queue ÷": "vs_{}_committer",
+}
+_GROWN = {
+    "commits/s when new": "commits_per_s_{}_new",
+    "later": "commits_per_s_{}_grown",
+    "after commits": "grown_commits_{}",
 }
 _COMPACTIONS = {
-    "compactions_per_s": "compactions/s",
-    "compaction_failures": "failed",
-    "appends_per_s_beside": "appends/s",
-    "failed_appends_beside": "failed",
+    "compactions/s": "compactions_per_s_{}",
+    "failures": "compaction_failures_{}",
+    "appends/s": "appends_per_s_beside_{}",
+    "failed": "failed_appends_beside_{}",
+    "ours ÷": "compactions_vs_{}",
 }
 
 
@@ -62,33 +71,18 @@ def _postgres_version(dsn: str) -> str:
 
 
 def text(found: Figures) -> str:
-    appends, compactions = [], []
-    for side in _SIDES:
-        for writers in WRITERS:
-            at, label = f"{side.name}_{writers}", side.label if writers == WRITERS[0] else ""
-            ratios = (found.get(f"vs_{at}"), found.get(f"vs_{at}_committer"))
-            appends.append((label, writers, *(found[f"{name}_{at}"] for name in _APPENDS), *ratios))
-        for workers in COMPACTORS if side in _COMPACTING else ():
-            at, label = f"{side.name}_{workers}", side.label if workers == COMPACTORS[0] else ""
-            ratio = found.get(f"compactions_vs_{at}")
-            compactions.append((label, workers, *(found[f"{name}_{at}"] for name in _COMPACTIONS), ratio))
-    grown = [
-        (
-            side.label,
-            *(found[f"commits_per_s_{side.name}_{when}"] for when in ("new", "grown")),
-            found[f"grown_commits_{side.name}"],
-        )
-        for side in _SIDES
-    ]
+    def workers(counts: Sequence[int], what: str, sides: Sequence[type[Peer]]) -> dict[str, str]:
+        return {f"{side.name}_{n}": f"{side.label}, {n} {what}" for side in sides for n in counts}
+
     return "\n\n".join(
         [
             "Appends to one table: medians of the rounds; retries, failures and what never ended are sums\n"
             "(through the queue, a writer's latency is that of submitting)\n"
-            + columns(("", "writers", *_APPENDS.values(), "ours ÷", "queue ÷"), *appends),
+            + grid(found, workers(WRITERS, "writers", _SIDES), _APPENDS),
             f"The same table later, {AT_WRITERS} writers\n"
-            + columns(("", "commits/s when new", "later", "after commits"), *grown),
+            + grid(found, {side.name: side.label for side in _SIDES}, _GROWN),
             "Compactions of four small files each, of one table that another writer appends to\n"
-            + columns(("", "workers", *_COMPACTIONS.values(), "ours ÷"), *compactions),
+            + grid(found, workers(COMPACTORS, "compactors", _COMPACTING), _COMPACTIONS),
             "; ".join([*dict.fromkeys(found["versions"].values()), f"PostgreSQL {found['postgres']}"]),
         ]
     )
@@ -96,21 +90,13 @@ def text(found: Figures) -> str:
 
 def panes(found: Figures) -> list[Pane]:
     """Rates by the number of workers."""
+    labels = {side.name: side.label for side in _SIDES}
+    merging = {side.name: side.label for side in _COMPACTING}
+    appends = lines(found, labels, "commits_per_s_{}_{}", WRITERS)
+    compactions = lines(found, merging, "compactions_per_s_{}_{}", COMPACTORS)
     return [
-        Pane(
-            title,
-            "workers",
-            f"{what.split('_')[0]} a second",
-            [
-                Line(side.label, {count: found.get(f"{what}_{side.name}_{count}") for count in counts})
-                for side in sides
-            ],
-            yscale="log",
-        )
-        for what, counts, sides, title in (
-            ("commits_per_s", WRITERS, _SIDES, "Appends to one table"),
-            ("compactions_per_s", COMPACTORS, _COMPACTING, "Compactions of one table, beside appends"),
-        )
+        Pane("Appends to one table", "workers", "commits a second", appends, yscale="log"),
+        Pane("Compactions beside appends", "workers", "compactions a second", compactions, yscale="log"),
     ]
 
 

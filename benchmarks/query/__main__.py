@@ -18,7 +18,7 @@ from statistics import median
 from benchmarks.harness.command import Benchmark, Figures, Tell
 from benchmarks.harness.place import own_place
 from benchmarks.harness.processes import Remote, remotes
-from benchmarks.harness.report import Line, Pane, columns, median_ratio, turned
+from benchmarks.harness.report import Line, Pane, grid, median_ratio, turned
 from benchmarks.query.lake import Lake, make
 from benchmarks.query.sides import SIDES, Wanted, asked
 
@@ -123,22 +123,15 @@ def _compare(engines: Mapping[str, Remote], plan: Plan) -> None:
 
 
 def text(found: Figures) -> str:
-    head = [cell for kind in KINDS for cell in (f"{_KINDS[kind]}: ms", "ours ÷")]
-    rows = [
-        (
-            label,
-            *(
-                figure
-                for kind in KINDS
-                for figure in (found[_ms(kind, name)], found.get(f"{kind}_vs_{name}"))
-            ),
-            found[f"peak_memory_bytes_{name}"] / 1e6,
-        )
-        for name, label in _LABELS.items()
-    ]
+    # our own figures have no name at their end
+    ours = {f"{kind}_ms_dormouse": found[f"{kind}_ms"] for kind in KINDS}
+    heads: dict[str, str] = {}
+    for kind, label in _KINDS.items():
+        heads |= {f"{label}: ms": f"{kind}_ms_{{}}", f"{label}: ours ÷": f"{kind}_vs_{{}}"}
+    heads["peak bytes"] = "peak_memory_bytes_{}"
     return (
         f"{found['rows']:,} rows in {found['files']:,} files of {found['leaves']:,} leaves; "
-        f"medians of {found['rounds']} rounds\n" + columns(("", *head, "peak MB"), *rows)
+        f"medians of {found['rounds']} rounds\n" + grid({**found, **ours}, _LABELS, heads)
     )
 
 
