@@ -98,7 +98,9 @@ class Dormouse(Peer):
 
             def step(number: int) -> int:
                 leaf, job = leaves[partitions[number]], uuid4().hex
-                inputs = [reference.filename for reference in opened.files.file_references_in([leaf])]
+                names = [reference.filename for reference in opened.files.file_references_in([leaf])]
+                # the first partition has what is appended meanwhile, too
+                inputs = [name for name in names if name.startswith(f"{table}/{partitions[number]}-")]
                 if len(inputs) != FILES_PER_COMPACTION:
                     raise RuntimeError(f"a partition has {len(inputs)} files to compact")
                 output = f"{table}/{job}.parquet"
