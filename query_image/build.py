@@ -50,7 +50,7 @@ def files(root: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def pins(root: Path) -> list[str]:
-    """All that is needed, with the versions of requirements.txt; what is installed says who needs what."""
+    """All that is needed, with the versions of requirements.txt; what is installed says what needs what."""
     wanted = packages.closure([*packages.requirements(root, *EXTRAS), *BESIDE])
     return packages.pins((root / "requirements.txt").read_text("utf-8"), wanted)
 

@@ -57,7 +57,7 @@ def parameters(idle_session_seconds: int) -> dict[str, str]:
 
 
 class DatabaseStack(InstanceStack):
-    """Roles log in with IAM tokens over TLS; whoever is not let in does not come near."""
+    """Roles log in with IAM tokens over TLS; a role that is not let in does not come near."""
 
     def __init__(self, scope: Construct, settings: DeploymentSettings, network: NetworkStack) -> None:
         super().__init__(scope, "database", settings, description="database", stateful=True)

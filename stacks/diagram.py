@@ -1,4 +1,4 @@
-"""Draws the stacks of an instance as Mermaid, from their templates: what is there, who calls or uses what."""
+"""Draws the stacks of an instance as Mermaid, from their templates: what is there, and what uses what."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PAGE = """# The stacks
 
 What `config/prod.toml` deploys. `make docs` draws it from the synthesized templates, and a test compares.
 Arrows go from what calls or reads to what is called or read, as rules, state machines and policies say;
-dotted ones to where messages go that nobody could handle.
+dotted ones to where messages go that could not be handled.
 
 ```mermaid
 {diagram}```
@@ -85,7 +85,7 @@ def _box(stack: str, resources: Mapping[Place, Any]) -> Iterator[str]:
 
 
 class _Graph:
-    """Who refers to what; by way of roles, policies and mappings, which are not drawn."""
+    """What refers to what; by way of roles, policies and mappings, which are not drawn."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class _Graph:
             for source, target, line in self._arrows_of((stack, name), one):
                 if source != target and self._is_shown(source) and self._is_shown(target):
                     found.add((source, target, line))
-        # who polls a queue is called by it
+        # a lambda that polls a queue is called by it
         found -= {(target, source, line) for source, target, line in found if self._is_polled(source)}
         return [f"{_id(*source)} {line} {_id(*target)}" for source, target, line in sorted(found)]
 

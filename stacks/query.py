@@ -1,6 +1,6 @@
 """The query service: `dormouse serve` on Fargate, behind an internal load balancer.
 
-What costs while nobody asks is in `awake`, which is there while the parameter `Running` is true: `dormouse
+What costs without a query is in `awake`, which is there while the parameter `Running` is true: `dormouse
 pause` and `resume` update the stack with nothing but another value of it. What is free stays, and with it the
 name, the token and the security groups that clients know.
 """

@@ -167,7 +167,7 @@ def remove_list(objects: ObjectStore, run_id: str) -> None:
 
 
 def remove_old_lists(objects: ObjectStore, days_max: float = LIST_DAYS_MAX) -> int:
-    """Removes lists of runs that nobody reported; gives how many."""
+    """Removes lists of runs that were never reported; gives how many."""
     oldest = datetime.now(UTC) - timedelta(days=days_max)
     old = [name for name, _ in objects.list(FOLDER) if (at := _created_at(objects, name)) and at < oldest]
     return len(old) - len(objects.delete(old))
@@ -175,7 +175,7 @@ def remove_old_lists(objects: ObjectStore, days_max: float = LIST_DAYS_MAX) -> i
 
 def encode(run: RunList) -> bytes:
     tables = [{"table": one.table, "table_id": one.table_id, "jobs": list(one.jobs)} for one in run.tables]
-    # the time comes early: whoever looks for old lists reads no more than that
+    # the time comes early: a search for old lists reads no more than that
     head = {"version": VERSION, "run_id": run.run_id, "kind": run.kind}
     return json.dumps({**head, "created_at": run.created_at.isoformat(), "tables": tables}).encode()
 

@@ -173,7 +173,7 @@ class ServerlessDatabase(_Database):
     """`serverless`, or `fixed`."""
 
     min_acu: Annotated[Acu, Field(ge=0)] = setting(0)
-    """The least capacity; with 0 the database pauses itself when nobody is connected."""
+    """The least capacity; with 0 the database pauses itself when no client is connected."""
 
     max_acu: Annotated[Acu, Field(ge=1)] = setting(4)
     """The most capacity."""
@@ -310,7 +310,7 @@ class MonitoringSettings(Section):
     """Dashboard, alarms and a budget."""
 
     email: str | None = setting(None, change="replacement", pattern=pattern("email"))
-    """Who gets the alarms, once they confirm; left out, the topic has no subscriber until you add one."""
+    """The address for alarms, once confirmed; left out, the topic has no subscriber until you add one."""
 
     budget_usd_month: float | None = setting(None, gt=0)
     """The monthly budget whose excess is reported; left out, there is no budget."""
@@ -333,10 +333,10 @@ class DeploymentSettings(Section):
     """The name of the instance, one of its own in the account and region."""
 
     account: str | None = setting(None, change="replacement", pattern=pattern("account"))
-    """The AWS account; left out, that of whoever deploys."""
+    """The AWS account; left out, that of the deployer's credentials."""
 
     region: str | None = setting(None, change="replacement", pattern=pattern("region"))
-    """The AWS region; left out, that of whoever deploys."""
+    """The AWS region; left out, that of the deployer's credentials."""
 
     architecture: Literal["arm64", "x86_64"] = setting("arm64")
     """The processors of lambdas and of EMR."""

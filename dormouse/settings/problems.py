@@ -127,7 +127,7 @@ def _in_file(loc: tuple[Any, ...]) -> tuple[Path, str | None]:
 
 
 def _allowed(path: Path, kind: str | None) -> str:
-    """What may stand there; empty when nobody knows."""
+    """What may stand there; empty when that is not known."""
     key, name = ("", path[0]) if len(path) == 1 or not tables_of(path[0]) else path[:2]
     depth = len(path) - (1 if key == "" else 2)
     for table in tables_of(key):

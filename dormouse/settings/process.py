@@ -65,7 +65,7 @@ class Settings(BaseSettings):
     """Over how many commit queues the tables are spread; the same for all processes of an instance."""
 
     commit_queue_messages_max: int = Field(default=10_000, ge=2)
-    """The high mark: with more messages in the queue, whoever makes work for the committer waits."""
+    """The high mark: with more messages in the queue, work for the committer waits."""
 
     commit_queue_age_seconds_max: float = Field(default=60, gt=0)
     """The high mark of the age of the queue's oldest message."""

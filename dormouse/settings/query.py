@@ -71,7 +71,7 @@ class QuerySettings(Section):
     """How long one query may take, with its answer; tasks that end let answers end for as long."""
 
     client_cidrs: tuple[ClientCidr, ...] = setting((), strict=False)
-    """The private networks whose machines may call it, at any address within. Nobody else may."""
+    """The private networks whose machines may call it, at any address within. No others may."""
 
     client_security_groups: tuple[SecurityGroupId, ...] = setting((), strict=False)
     """The security groups whose machines may call it."""

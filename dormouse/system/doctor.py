@@ -19,7 +19,7 @@ NODE_LEAST = 20
 BOOTSTRAP_LEAST = 6
 BUCKET = "cdk-hnb659fds-assets-{account}-{region}"
 OWN_KEY = "alias/aws/s3"
-"""Of S3, which whoever may read an object may use."""
+"""Of S3, which a role that may read an object may use."""
 
 POOR_ZONES = frozenset({"use1-az3"})
 """Ids of zones that lack services an instance needs; their names differ from account to account."""
@@ -50,6 +50,11 @@ class Check:
     mend: str = ""
     """What to do; empty when it is ok."""
 
+    @classmethod
+    def of(cls, name: str, fine: str, trouble: str | None, mend: str) -> Check:
+        """Wrong where there is trouble."""
+        return cls(name, "wrong", trouble, mend) if trouble else cls(name, "ok", fine)
+
 
 def examine(
     settings: DeploymentSettings,
@@ -77,12 +82,8 @@ def examine(
 def _machine(root: Path) -> Iterator[Check]:
     node = _output(["node", "--version"])
     number = re.match(r"v(\d+)", node or "")
-    if node is None or number is None:
-        yield Check("node", "wrong", "there is no Node", INSTALL_NODE)
-    elif int(number[1]) < NODE_LEAST:
-        yield Check("node", "wrong", f"Node {node}, which is too old for the CDK", INSTALL_NODE)
-    else:
-        yield Check("node", "ok", f"Node {node}")
+    old = f"Node {node}, which is too old for the CDK" if number and int(number[1]) < NODE_LEAST else None
+    yield Check.of("node", f"Node {node}", old if number else "there is no Node", INSTALL_NODE)
     yield _cdk(root)
 
 
@@ -95,12 +96,10 @@ def _cdk(root: Path) -> Check:
             "cdk", "wrong", "there is no package.json that pins it", "run this in Dormouse's checkout"
         )
     command = root / "node_modules/.bin/cdk"
-    if not command.exists():
-        return Check("cdk", "wrong", f"the CDK {pin} is not installed", "run npm ci")
     found = (_output([str(command), "--version"], root) or "").split(" ")[0]
-    if found != pin:
-        return Check("cdk", "wrong", f"the CDK {found or 'that does not start'}, not {pin}", "run npm ci")
-    return Check("cdk", "ok", f"the CDK {pin}")
+    other = f"the CDK {found or 'that does not start'}, not {pin}" if found != pin else None
+    trouble = other if command.exists() else f"the CDK {pin} is not installed"
+    return Check.of("cdk", f"the CDK {pin}", trouble, "run npm ci")
 
 
 def _packages(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
@@ -108,34 +107,27 @@ def _packages(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
     if settings.compaction or settings.maintenance:
         parts.add("runs")
     folders = [root / f"build/lambdas/{name}-{settings.architecture}" for name in sorted(parts)]
-    missing = [folder.name for folder in folders if not folder.is_dir()]
-    if missing:
-        yield Check("lambdas", "wrong", f"not built: {', '.join(missing)}", "run make lambdas")
-    else:
-        yield Check("lambdas", "ok", f"{len(folders)} packages are built")
+    missing = ", ".join(folder.name for folder in folders if not folder.is_dir())
+    trouble = f"not built: {missing}" if missing else None
+    yield Check.of("lambdas", f"{len(folders)} packages are built", trouble, "run make lambdas")
     if settings.compaction:
         archive = root / f"build/emr/dormouse-{settings.architecture}.tgz"
-        if archive.exists():
-            yield Check("emr package", "ok", f"{archive.name} is built")
-        else:
-            mend = f"run make emr-package ARCHITECTURE={settings.architecture}"
-            yield Check("emr package", "wrong", f"{archive.name} is not built", mend)
+        trouble = None if archive.exists() else f"{archive.name} is not built"
+        mend = f"run make emr-package ARCHITECTURE={settings.architecture}"
+        yield Check.of("emr package", f"{archive.name} is built", trouble, mend)
 
 
 def _image(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
     """What a deploy needs to build the image of the query service."""
     if settings.query is None or settings.query.image is not None:
         return
-    if (root / "build/query-image/Dockerfile").exists():
-        yield Check("query image", "ok", "build/query-image is made")
-    else:
-        yield Check("query image", "wrong", "build/query-image is not made", "run make query-image")
+    is_made = (root / "build/query-image/Dockerfile").exists()
+    trouble = None if is_made else "build/query-image is not made"
+    yield Check.of("query image", "build/query-image is made", trouble, "run make query-image")
     version = _output(["docker", "version", "--format", "{{.Server.Version}}"])
-    if version is None:
-        mend = "install and start Docker, or name an image in ECR in query.image"
-        yield Check("docker", "wrong", "there is no Docker that runs, to build the query image with", mend)
-    else:
-        yield Check("docker", "ok", f"Docker {version}")
+    mend = "install and start Docker, or name an image in ECR in query.image"
+    trouble = "there is no Docker that runs, to build the query image with" if version is None else None
+    yield Check.of("docker", f"Docker {version}", trouble, mend)
 
 
 class _Account:
@@ -184,10 +176,8 @@ class _Account:
             yield Check("bootstrap", "wrong", "the CDK is not bootstrapped here", run)
             return
         version = found["Parameter"]["Value"]
-        fine = version.isdigit() and int(version) >= BOOTSTRAP_LEAST
-        what = f"version {version}"
-        old = Check("bootstrap", "wrong", f"{what}, but {BOOTSTRAP_LEAST} is needed", run)
-        yield Check("bootstrap", "ok", what) if fine else old
+        fine, what = version.isdigit() and int(version) >= BOOTSTRAP_LEAST, f"version {version}"
+        yield Check.of("bootstrap", what, None if fine else f"{what}, but {BOOTSTRAP_LEAST} is needed", run)
 
     def _bucket(self) -> Iterator[Check]:
         """Spark reads its archive from it; with a customer's key, its role would need rights to that."""
@@ -256,11 +246,9 @@ class _Account:
         offers = self.aws.call(
             "rds", "describe_orderable_db_instance_options", DBInstanceClass=name, MaxRecords=20, **wanted
         )["OrderableDBInstanceOptions"]
-        if offers:
-            yield Check("instance class", "ok", name)
-        else:
-            what = f"{name} is not offered with {database.engine_version} in {self.aws.region}"
-            yield Check("instance class", "wrong", what, "name another class, version or region")
+        lacking = f"{name} is not offered with {database.engine_version} in {self.aws.region}"
+        mend = "name another class, version or region"
+        yield Check.of("instance class", name, None if offers else lacking, mend)
 
     def _vpc(self) -> Iterator[Check]:
         network = self.settings.network
@@ -303,11 +291,8 @@ class _Account:
         )
         for subnet, table in zip(network.subnet_ids, network.route_table_ids, strict=False):
             real = used.get(subnet, main)
-            if real != table:
-                what = f"{subnet} has the route table {real}, not {table}"
-                yield Check("route table", "wrong", what, "correct network.route_table_ids")
-            else:
-                yield Check("route table", "ok", f"{table} of {subnet}")
+            other = f"{subnet} has the route table {real}, not {table}" if real != table else None
+            yield Check.of("route table", f"{table} of {subnet}", other, "correct network.route_table_ids")
 
     def _endpoint(self, endpoints: list[Any]) -> Check:
         gateways = [one for one in endpoints if one.get("VpcEndpointType") == "Gateway"]
@@ -361,11 +346,7 @@ class _Account:
         limit = int(found["Quota"]["Value"])
         counted = f"{what}: {needed:,} needed{f', {used:,} in use' if used else ''}, {limit:,} allowed"
         mend = f"ask for more in Service Quotas ({service}, {code}), or lower the settings"
-        yield (
-            Check("quota", "ok", counted)
-            if used + needed <= limit
-            else Check("quota", "wrong", counted, mend)
-        )
+        yield Check.of("quota", counted, None if used + needed <= limit else counted, mend)
 
     def _clusters(self) -> int:
         return len(self.aws.all("rds", "describe_db_clusters", "DBClusters"))

@@ -1,8 +1,8 @@
 """Runs on EMR on EC2: as steps of a cluster that is shared, or on a cluster of their own.
 
 EMR has no tokens that make these requests idempotent. So a run is looked for by its name before it is
-submitted, and again after: of two that were submitted at once the earlier one stays, and the other is ended
-by whoever made it.
+submitted, and again after: of two that were submitted at once the earlier one stays, and the submitter of the
+other ends it.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _earliest_step(cluster: str, name: str, aws: Aws) -> str | None:
 
 
 def _age(found: Any) -> tuple[datetime, str]:
-    """Both who look see the same one as the earlier."""
+    """Both submitters see the same one as the earlier."""
     made = found.get("Status", {}).get("Timeline", {}).get("CreationDateTime")
     return made or _EARLIEST, str(found["Id"])
 

@@ -59,8 +59,8 @@ def query_state(instance: DeployedInstance) -> str | None:
 class SwitchQuery:
     """Lets the query service run or sleep, and waits for it. One that is gone is as good as asleep.
 
-    An update that fails is undone by CloudFormation, which looks as if nobody had asked: so this step knows
-    the update that it follows, by when it began.
+    An update that fails is undone by CloudFormation, which looks as if it had never been asked for: so this
+    step knows the update that it follows, by when it began.
     """
 
     instance: DeployedInstance

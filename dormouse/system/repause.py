@@ -46,7 +46,7 @@ def repause(aws: Aws, cluster: str, parameter: str) -> Repaused:
 
 
 def _let_run(aws: Aws, cluster: str, desired: str | None) -> Repaused:
-    """Starts the cluster again if it was stopped while somebody resumed, who may have gone since."""
+    """Starts the cluster again if it was stopped during a resume, which may have ended since."""
     status = cluster_status(aws, cluster)
     if desired != "running" or status not in {STOPPING, *ASLEEP}:
         return Repaused(desired, status, ended=True)

@@ -34,19 +34,17 @@ def rule_name(rule: str) -> str:
 
 def rule_state(instance: DeployedInstance, rule: str) -> str | None:
     """ENABLED or DISABLED; None if it is not there."""
-    found = instance.aws.look("events", "describe_rule", Name=rule)
-    return None if found is None else str(found["State"])
+    return (instance.aws.look("events", "describe_rule", Name=rule) or {}).get("State")
 
 
 def mapping_state(instance: DeployedInstance, uuid: str) -> str | None:
     """None if it is not there."""
-    found = instance.aws.look("lambda", "get_event_source_mapping", UUID=uuid)
-    return None if found is None else str(found["State"])
+    return (instance.aws.look("lambda", "get_event_source_mapping", UUID=uuid) or {}).get("State")
 
 
 @dataclass(frozen=True)
 class WriteDesiredState:
-    """First of all, so that whatever acts on the desired state helps, and does not hinder."""
+    """First of all, so that what acts on the desired state helps, and does not hinder."""
 
     instance: DeployedInstance
     wanted: DesiredState

@@ -114,7 +114,7 @@ class EmrEc2(Construct):
             function.allow(
                 ["iam:PassRole"], [role.role_arn], {"StringEquals": {"iam:PassedToService": service}}
             )
-        # Of the account: EMR makes it with the first cluster, if whoever makes that may.
+        # Of the account: EMR makes it with the first cluster, if its maker may.
         function.allow(
             ["iam:CreateServiceLinkedRole"],
             [self._stack.format_arn(service="iam", region="", resource="role", resource_name=_CLEANUP_ROLE)],

@@ -21,7 +21,7 @@ ERRORS_HOUR_MAX = 2
 THROTTLES_HOUR_MAX = 10
 ACU_PERCENT_MAX = 90
 DEADLOCKS_SECOND_MAX = 0.02
-"""About one a minute: a few are tried again, and nobody notices."""
+"""About one a minute: a few are tried again, unnoticed."""
 
 QUERY_ERRORS_MAX = 5
 """In five minutes, twice in a row."""

@@ -57,7 +57,7 @@ class Endpoints(Construct):
                 private_dns_enabled=True,
                 open=False,
             )
-            # Whoever broke into a task could else take data out with credentials of another account.
+            # An intruder in a task could else take data out with credentials of another account.
             endpoint.add_to_policy(
                 iam.PolicyStatement(
                     principals=[iam.AnyPrincipal()],
