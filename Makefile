@@ -19,11 +19,11 @@ demo: .venv/.installed ## A year of flights through the whole pipeline, checked 
 
 .PHONY: test
 test: .venv/.installed ## All tests but the slow tier
-	@$(BIN)/python -m pytest -m "not slow" -n $(TESTS_AT_ONCE) --dist loadfile
+	@$(BIN)/python -m pytest -m "not slow" -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder
 
 .PHONY: test-all
 test-all: .venv/.installed ## All tests
-	@$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile
+	@$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder
 
 .PHONY: deploy-local
 deploy-local: .venv/.installed ## Deploy into an emulator on this machine, use it, destroy it; five minutes

@@ -27,10 +27,18 @@ from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
 from tests.aws_server import aws_server
 from tests.databases import Databases, name_of
+from tests.run_folder import RunFolder
 
 BUCKET = "dormouse-test"
 _names = itertools.count(1)
 
+LONGEST = (
+    "test_demo", "test_spark_session", "test_spark_ingest", "test_app", "test_spark_run",
+    "test_embedded_postgres", "test_model", "test_terminated", "test_embedded_sharing", "test_options",
+    "test_cli", "test_objects", "test_run_folder", "test_invariants", "test_migrate_lambda", "test_ingest",
+    "test_async_commits", "test_many_workers", "test_resume", "test_ingest_crash", "test_templates",
+    "test_s3",
+)  # fmt: skip
 # a Java of the tests lives for seconds: let it compile in a hurry, and trust Spark's jars
 HURRY = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
@@ -39,6 +47,16 @@ os.environ |= {"SPARK_SUBMIT_OPTS": HURRY, "SPARK_LAUNCHER_OPTS": HURRY}
 # How long an example takes is the machine's; what was found is told in the failure.
 settings.register_profile("dormouse", deadline=None, database=None, print_blob=True)
 settings.load_profile("dormouse")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(RunFolder(), "run folder")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long files come first: at the end, no worker waits for another."""
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 
 
 def pytest_runtest_setup() -> None:

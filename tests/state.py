@@ -117,7 +117,17 @@ def at_once(*works: Callable[[], Any]) -> list[Any]:
     return outcomes
 
 
-def wait_until(condition: Callable[[], Any], seconds_max: float = 10) -> None:
+@contextmanager
+def case(value: object) -> Iterator[None]:
+    """Says in a failure which of the test's values failed."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"with {value!r}")
+        raise
+
+
+def wait_until(condition: Callable[[], Any], seconds_max: float = 60) -> None:
     """Asks until it is so."""
     pause = threading.Event()
     for _ in range(int(seconds_max / 0.005)):

@@ -14,7 +14,7 @@ from dormouse.files import reads
 from dormouse.files.store import FileReferenceStore
 from dormouse.postgres import ConnectionSupplier
 
-REFERENCES = 30_000
+REFERENCES = 10_000
 
 
 def test_an_empty_store(store: FileReferenceStore) -> None:

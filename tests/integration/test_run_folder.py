@@ -1,0 +1,131 @@
+"""What a run of tests leaves behind is found, or removed, however the run ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.run_folder import PREFIX, ROOT, processes_of
+
+CONFTEST = """
+from tests.run_folder import RunFolder
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(RunFolder(seconds_max=1))
+"""
+AT_WORK = """
+import os, pathlib, subprocess, tempfile, time
+
+def test_it():
+    folder = tempfile.mkdtemp()
+    subprocess.Popen(["sleep", "1000"])
+    pathlib.Path({told!r}).write_text(f"{{os.getpid()}} {{os.environ['DORMOUSE_TEST_RUN']}}")
+    time.sleep({seconds})
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts pytest, with what is given as its test."""
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "temporary").mkdir()
+
+    started = []
+
+    def start(body: str, workers: int = 0) -> subprocess.Popen[str]:
+        (tmp_path / "test_it.py").write_text(body)
+        options = ["-p", "xdist", "-n", str(workers), "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pytest", *options, str(tmp_path)],
+            cwd=ROOT,
+            env=os.environ | {"TMPDIR": str(tmp_path / "temporary"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def at_work(told: Path) -> tuple[int, Path]:
+    """The process of the test that is at work, and the folder of its run."""
+    soon(lambda: told.exists() and " " in told.read_text())
+    pid, folder = told.read_text().split()
+    assert Path(folder).exists()
+    assert processes_of(Path(folder)) != []
+    return int(pid), Path(folder)
+
+
+def soon(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)  # to look at all processes is work
+
+
+def is_gone(folder: Path) -> bool:
+    return not folder.exists() and processes_of(folder) == []
+
+
+@pytest.mark.parametrize(("how", "workers"), [(signal.SIGKILL, 0), (signal.SIGKILL, 1), (signal.SIGINT, 1)])
+def test_a_run_that_is_killed_leaves_nothing(
+    run: Callable[..., subprocess.Popen[str]], tmp_path: Path, how: signal.Signals, workers: int
+) -> None:
+    process = run(AT_WORK.format(told=str(tmp_path / "told"), seconds=1000), workers)
+    _, folder = at_work(tmp_path / "told")
+    process.send_signal(how)
+    process.communicate(timeout=120)
+    soon(lambda: is_gone(folder))
+
+
+def test_a_worker_that_is_killed_leaves_nothing(
+    run: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = run(AT_WORK.format(told=str(tmp_path / "told"), seconds=1000), 1)
+    worker, folder = at_work(tmp_path / "told")
+    os.kill(worker, signal.SIGKILL)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "sleep 1000" in out.partition("left behind")[2]
+    assert is_gone(folder)
+
+
+def test_a_run_whose_tests_leave_a_process_fails(
+    run: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = run(AT_WORK.format(told=str(tmp_path / "told"), seconds=0))
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "1 passed" in out
+    left = out.partition("left behind")[2].splitlines()
+    assert [line for line in left if line.startswith("process") and line.endswith("sleep 1000")], out
+    assert is_gone(Path((tmp_path / "told").read_text().split()[1]))
+
+
+def test_what_a_run_without_its_watchdog_has_left_goes_with_the_next(
+    run: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = run(AT_WORK.format(told=str(tmp_path / "told"), seconds=1000))
+    _, folder = at_work(tmp_path / "told")
+    children = psutil.Process(process.pid).children()
+    (watchdog,) = (one for one in children if "tests.run_folder" in one.cmdline())
+    watchdog.kill()
+    process.kill()
+    another = run("def test_it(): pass")
+    another.communicate(timeout=120)
+    assert another.returncode == 0
+    assert is_gone(folder)
+    assert list((tmp_path / "temporary").glob(f"{PREFIX}*")) == []
