@@ -14,9 +14,9 @@ from typing import Any, Generic, TypeVar
 from aws_lambda_powertools import Logger, Tracer
 from aws_lambda_powertools.metrics.provider.cloudwatch_emf.cloudwatch import AmazonCloudWatchEMFProvider
 
+from dormouse.backoff import backoff_seconds
 from dormouse.errors import DormouseError, InstanceError, InvalidInput
 from dormouse.postgres import ConnectionSupplier
-from dormouse.postgres.backoff import backoff_seconds
 from dormouse.settings.lambdas import DatabaseEnvironment, Environment, load_environment
 from dormouse.settings.metrics import DIMENSION, NAMESPACE, UNITS
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import ssl
 import time
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from dormouse import errors
+from dormouse.backoff import backoff_seconds
 from dormouse.errors import BatchFailed, DormouseError, InstanceError, InstanceForbidden, InvalidInput
 
 CONNECT_SECONDS_MAX = 10.0
@@ -77,7 +77,7 @@ class Http:
             raise InstanceError(f"the client of {self.url} is closed: connect again")
         give_up_at = time.monotonic() + RETRY_SECONDS_MAX
         for attempt in range(1, ATTEMPTS_MAX + 1):
-            wait = _BACKOFF_SECONDS * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)  # noqa: S311
+            wait = backoff_seconds(attempt, _BACKOFF_SECONDS, RETRY_SECONDS_MAX)
             try:
                 with self.named_failures():
                     response = self._send(method, path, body, accept)

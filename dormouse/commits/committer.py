@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 
+from dormouse.backoff import backoff_seconds
 from dormouse.commits.backpressure import LOOKS_TO_BELIEVE
 from dormouse.commits.handling import RECEIVES_MAX, CommitterMetrics, Handled, Handler, Tally
 from dormouse.commits.outcomes import CommitOutcome, forget_rejected, text_of
 from dormouse.commits.queue import CommitQueue, Message
 from dormouse.commits.table_cache import Tables
 from dormouse.errors import DormouseError, InvalidInput
-from dormouse.postgres.backoff import backoff_seconds
 
 logger = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import psycopg
 
+from dormouse.backoff import backoff_seconds
 from dormouse.commits.requests import AddFiles, CommitRequest, ReplaceFileReferences
 from dormouse.errors import (
     AttemptAbandoned,
@@ -26,7 +27,6 @@ from dormouse.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.model.file_reference import FileWithReferences, ReplaceFileReferencesRequest
 from dormouse.model.table import TableRecord
 from dormouse.model.text import narrow_id
-from dormouse.postgres.backoff import backoff_seconds
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_statement

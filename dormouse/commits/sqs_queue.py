@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
+from dormouse.backoff import backoff_seconds
 from dormouse.commits.queue import Message, QueueDepth, check_hidden
 from dormouse.errors import (
     CommitQueueError,
@@ -21,7 +22,6 @@ from dormouse.errors import (
     InvalidInput,
     not_installed,
 )
-from dormouse.postgres.backoff import backoff_seconds
 
 BATCH_MESSAGES_MAX = 10
 BATCH_BYTES_MAX = 2**20

@@ -17,8 +17,8 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
+from dormouse.backoff import backoff_seconds
 from dormouse.errors import ConnectionsExhausted, InstanceError
-from dormouse.postgres.backoff import backoff_seconds
 from dormouse.postgres.opening import Connection, Unavailable, connect, describe, is_alive, parameters
 from dormouse.postgres.pool import Pool, PoolClosed, PoolTimeout
 from dormouse.postgres.queries import load

@@ -13,7 +13,7 @@ from contextlib import suppress
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from dormouse.postgres.backoff import backoff_seconds
+from dormouse.backoff import backoff_seconds
 from dormouse.postgres.opening import Connection, Unavailable
 
 logger = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ from psycopg import errors, sql
 from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
+from dormouse.backoff import backoff_seconds
 from dormouse.errors import (
     CommitFailed,
     CommitOutcomeUnknown,
@@ -21,7 +22,6 @@ from dormouse.errors import (
     InstanceReadOnly,
     TooManyRetries,
 )
-from dormouse.postgres.backoff import backoff_seconds
 from dormouse.postgres.connection import SCAN_SETTINGS, Isolation, Supplier
 from dormouse.postgres.opening import is_alive
 from dormouse.postgres.queries import Query

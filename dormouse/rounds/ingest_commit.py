@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dormouse.backoff import backoff_seconds
 from dormouse.context import TableContext
 from dormouse.errors import CommitFailed, CommitOutcomeUnknown, DormouseError, InvalidCommitRequest
 from dormouse.files.attempts import WriteAttempt
@@ -136,7 +136,7 @@ def _ask(context: TableContext, attempt: WriteAttempt, ingest_id: str, unknown: 
             applied = context.store.is_applied(commit_id(ingest_id))
         except (DormouseError, OSError) as error:
             logger.info("ingest %s: asking what became of its commit: %s", ingest_id, error)
-            time.sleep(random.uniform(0, min(ASK_WAIT_SECONDS_MAX, 0.1 * 2**number)))  # noqa: S311
+            time.sleep(backoff_seconds(number, 0.1, ASK_WAIT_SECONDS_MAX))
             continue
         if not applied:
             raise CommitFailed(

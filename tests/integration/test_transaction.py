@@ -13,10 +13,10 @@ import pytest
 from counters import Connection, increment, value
 from psycopg.pq import TransactionStatus
 
+from dormouse.backoff import BACKOFF_SECONDS_MAX, backoff_seconds
 from dormouse.errors import CommitFailed, ConnectionsExhausted, InstanceReadOnly, TooManyRetries
 from dormouse.postgres import ConnectionSupplier, Isolation, Retries, run_statement, run_transaction
 from dormouse.postgres import transaction as transaction_module
-from dormouse.postgres.backoff import BACKOFF_SECONDS_MAX, backoff_seconds
 
 
 def test_the_work_is_committed_and_its_result_returned(counted: ConnectionSupplier) -> None:
