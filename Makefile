@@ -38,10 +38,11 @@ query-image: .venv/.installed ## What the image of the query service is built fr
 	@$(BIN)/python -m query_image.build
 
 .PHONY: lint
-lint: .venv/.installed ## ruff and mypy --strict
+lint: .venv/.installed ## ruff, mypy --strict, and vulture for what nothing uses
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy --strict
+	@$(BIN)/vulture
 
 .PHONY: format
 format: .venv/.installed ## Format the code

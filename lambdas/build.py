@@ -23,7 +23,6 @@ from dormouse.errors import DormouseError, not_installed
 from packages import ARCHITECTURES, PYTHON, ROOT, Architecture, native
 
 PACKAGES = ("commit", "compaction", "garbage", "maintenance", "migrate", "pause", "runs")
-SIZE_BYTES_MAX = 60 * 1024 * 1024
 LIBRARIES = tuple(
     sorted(packages.closure([*packages.requirements(ROOT), "aws-lambda-powertools[tracer]"], {"botocore"}))
 )

@@ -53,13 +53,6 @@ class KeyQuantiles:
         start, end = self._span(field, within or Range())
         return keys.reach[end] - keys.reach[start]
 
-    def quantile(self, field: str, fraction: float, within: Range | None = None) -> KeyValue | None:
-        """A value of `field` that about this fraction of the rows within the range lie below."""
-        start, end = self._span(field, within or Range())
-        if start == end:
-            return None
-        return self._decoded(field, self._keys[field].keys[self._at(field, fraction, start, end)])
-
     def rank(self, field: str, value: KeyValue, within: Range | None = None) -> float:
         """About which fraction of the rows within the range have a `field` below the value."""
         keys = self._keys[field]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,24 +191,6 @@ class PartitionTree(Collection[Partition]):
             return Partition(self.node_id(node), parent_id, region)
         left_id, right_id = ("" if child == NONE else self.node_id(child) for child in children)
         return Partition(self.node_id(node), parent_id, region, (left_id, right_id), self.split_of(node))
-
-    def leaf_of(self, key: Mapping[str, KeyValue]) -> Partition:
-        """The leaf whose region has the key; `PartitionNotFound` when a partial tree lacks it."""
-        node = self.root_node
-        while (children := self.children(node)) is not None:
-            split = self.split_of(node)
-            node = children[0 if compare(key[split.field], split.point) < 0 else 1]
-            if node == NONE:
-                raise PartitionNotFound(f"a partial tree has no leaf of the key {key!r}")
-        return self._partition(node, self.region_of(node))
-
-    def ancestors(self, partition_id: str) -> Iterator[Partition]:
-        """The parent, its parent, … up to the root."""
-        node = self.node(partition_id)
-        if node is None:
-            raise PartitionNotFound(f"partition {partition_id!r} does not exist")
-        while (node := self.parent(node)) != NONE:
-            yield self._partition(node, self.region_of(node))
 
     def key_order_groups(self, leaves: Iterable[Partition]) -> list[list[Partition]]:
         """Leaves in groups, such that every key of a group sorts before every key of the next.

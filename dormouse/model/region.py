@@ -165,10 +165,6 @@ class Region(Mapping[str, Range]):
         """Whether the row keys of `key` lie in the region."""
         return all(item.contains(key[name]) for name, item in self._ranges.items())
 
-    def covers(self, other: Region) -> bool:
-        """Whether all of `other` lies in this region."""
-        return all(other.range(name).intersect(item) == other.range(name) for name, item in self.items())
-
     def split(self, field: Field, point: KeyValue) -> tuple[Region, Region]:
         """The region below `point` and the one from it on; `InvalidRange` when one would be empty."""
         whole = self.range(field.name)

@@ -44,10 +44,6 @@ class Scan:
     filename: str
     slices: tuple[KeyRanges, ...]
 
-    @property
-    def is_whole(self) -> bool:
-        return not all(self.slices)
-
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:

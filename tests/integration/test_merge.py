@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from data_files import merge_plan, write_object
+from trees import quantile
 
 from dormouse.data.arrow_schema import arrow_schema, conform
 from dormouse.data.merge import merge_sorted
@@ -97,7 +98,7 @@ def test_the_facts_tell_the_smallest_and_largest_key_and_have_the_sketches(tmp_p
     quantiles = merge(SCHEMA, [FileSketches.from_bytes(facts.sketches)])
     assert quantiles.row_count("name") == 4_000
     assert (quantiles.min("id"), quantiles.max("id")) == (-(1 << 63), (1 << 63) - 1)
-    assert quantiles.quantile("name", 0.5) == keys[2_000][0]
+    assert quantile(quantiles, "name", 0.5) == keys[2_000][0]
 
 
 def test_the_merge_streams_and_sorts_nothing(tmp_path: Path) -> None:

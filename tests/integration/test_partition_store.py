@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from state import CountingSupplier, at_once, query
+from trees import ancestors
 
 from dormouse.catalog import Catalog
 from dormouse.context import TableContext
@@ -197,7 +198,7 @@ def test_a_table_can_begin_with_leaves(new_table: NewTable, points: list[int]) -
     spans = [(leaf.region.range("key").min, leaf.region.range("key").max) for leaf in tree.leaves]
     assert spans == list(itertools.pairwise(edges))
     assert len(tree) == 2 * len(points) + 1
-    assert max(sum(1 for _ in tree.ancestors(leaf.partition_id)) for leaf in tree.leaves) <= 7
+    assert max(sum(1 for _ in ancestors(tree, leaf.partition_id)) for leaf in tree.leaves) <= 7
     assert epochs(table)[0][2] == [leaf.partition_id for leaf in tree.leaves] or len(points) > 1
     assert sorted(epochs(table)[0][2]) == sorted(leaf.partition_id for leaf in tree.leaves)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from data_files import SKETCHES, add_file, keys_in
 from state import assign, at_once
+from trees import ancestors
 
 from dormouse.context import TableContext
 from dormouse.model.partition_tree import Partition
@@ -127,7 +128,7 @@ def test_references_come_down_one_level_a_round(new_table: NewTable, monkeypatch
     depths = []
     while not depths or split(table).references_pushed:
         partitions = {r.partition_id for r in table.store.file_references()}
-        depths.append({len(list(tree.ancestors(partition))) for partition in partitions})
+        depths.append({len(list(ancestors(tree, partition))) for partition in partitions})
     assert depths == [{1}, {2}, {3}]
     assert {r.filename for r in table.store.file_references()} == {name}
     assert all_keys(table) == Counter(range(40))

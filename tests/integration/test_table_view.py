@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trees import leaf_of
 
 from dormouse.catalog import Catalog
 from dormouse.context import TableContext
@@ -73,7 +74,7 @@ def again(table: TableContext) -> TableContext:
 
 
 def leaf(table: TableContext, key: int) -> str:
-    return table.partitions.tree().leaf_of({"key": key}).partition_id
+    return leaf_of(table.partitions.tree(), {"key": key}).partition_id
 
 
 def add(table: TableContext, key: int, name: str, **facts: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from state import CountingSupplier, at_once
+from trees import leaf_of
 
 import dormouse
 from dormouse.catalog import Catalog
@@ -178,7 +179,7 @@ def test_readers_that_race_with_splits_see_the_tree_of_an_epoch_exactly(new_tabl
         rng, store = random.Random(side), PartitionStore(table.supplier, table.table)
         for _ in range(25):
             point = rng.randrange(1, 10**6) * side
-            leaf = store.tree().leaf_of({"key": point})
+            leaf = leaf_of(store.tree(), {"key": point})
             with suppress(InvalidRange, PartitionNotActive):
                 store.split(leaf.partition_id, point)
 

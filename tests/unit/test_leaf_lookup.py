@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trees import leaf_of
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.leaf_lookup import LeafLookup
@@ -65,7 +66,7 @@ def test_every_row_is_given_the_leaf_that_the_tree_gives(case: tuple[PartitionTr
     tree, batch = case
     lookup = pickle.loads(pickle.dumps(LeafLookup(tree)))  # noqa: S301
     found = [lookup.leaf_ids[i] for i in lookup.indexes(batch).to_pylist()]
-    assert found == [tree.leaf_of(row).partition_id for row in batch.to_pylist()]
+    assert found == [leaf_of(tree, row).partition_id for row in batch.to_pylist()]
 
 
 def _tree(points: list[Any], data_type: DataType = STRING) -> PartitionTree:

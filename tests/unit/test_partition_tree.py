@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from trees import ancestors, leaf_of
 
 from dormouse.cli.console import partition_tree
 from dormouse.errors import InvalidRange, PartitionNotFound
@@ -61,7 +62,7 @@ def key(x: int, y: int) -> dict[str, Any]:
 def test_every_key_lies_in_one_leaf_and_is_found_there(tree: PartitionTree) -> None:
     for x, y in GRID:
         (leaf,) = [p for p in tree.leaves if p.region.contains(key(x, y))]
-        assert tree.leaf_of(key(x, y)) == leaf
+        assert leaf_of(tree, key(x, y)) == leaf
 
 
 @given(trees(), st.integers(0, 4), st.integers(0, 4))
@@ -77,7 +78,7 @@ def test_groups_are_in_key_order_and_hold_every_leaf_once(tree: PartitionTree) -
     groups = tree.key_order_groups(tree.leaves)
     assert sorted(p.partition_id for g in groups for p in g) == sorted(p.partition_id for p in tree.leaves)
     place = {p.partition_id: n for n, group in enumerate(groups) for p in group}
-    places = [place[tree.leaf_of(key(x, y)).partition_id] for x, y in sorted(GRID)]
+    places = [place[leaf_of(tree, key(x, y)).partition_id] for x, y in sorted(GRID)]
     assert places == sorted(places)
 
 
@@ -92,7 +93,7 @@ def test_a_tree_split_on_the_first_key_alone_has_groups_of_one() -> None:
 @given(trees())
 def test_ancestors_lead_to_the_root(tree: PartitionTree) -> None:
     for leaf in tree.leaves:
-        chain = [leaf, *tree.ancestors(leaf.partition_id)]
+        chain = [leaf, *ancestors(tree, leaf.partition_id)]
         assert chain[-1] == tree.root
         assert all(child.partition_id in parent.child_ids for child, parent in itertools.pairwise(chain))
 
@@ -165,7 +166,7 @@ def check_is(tree: PartitionTree, partitions: dict[str, Partition]) -> None:
             assert tree.split_of(node) == partition.split
             assert [tree.parent(child) for child in children] == [node, node]
     for x, y in GRID:
-        assert tree.leaf_of(key(x, y)) == next(p for p in leaves if p.region.contains(key(x, y)))
+        assert leaf_of(tree, key(x, y)) == next(p for p in leaves if p.region.contains(key(x, y)))
 
 
 @settings(deadline=None)
@@ -200,10 +201,10 @@ def test_a_partial_tree_answers_like_the_whole_one_within_its_ranges(
     assert tree.leaf_count == len(list(model.leaves_in(region)))
     for at in GRID:
         if region.contains(key(*at)):
-            assert tree.leaf_of(key(*at)) == model.leaf_of(key(*at))
-        elif not model.leaf_of(key(*at)).region.overlaps(region):
+            assert leaf_of(tree, key(*at)) == leaf_of(model, key(*at))
+        elif not leaf_of(model, key(*at)).region.overlaps(region):
             with pytest.raises(PartitionNotFound, match="partial"):
-                tree.leaf_of(key(*at))
+                leaf_of(tree, key(*at))
     missing = [n for p in tree for n in tree.children(tree.node(p.partition_id) or 0) or () if n == -1]
     assert bool(missing) == arrays.is_partial == (len(tree) < len(model))
 
@@ -219,7 +220,7 @@ def test_readers_of_an_epoch_do_not_see_what_is_added_meanwhile() -> None:
             tree = PartitionTree.of(arrays, arrays.epoch)
             assert (len(tree), tree.leaf_count) == (2 * tree.epoch + 1, tree.epoch + 1)
             # each epoch divides the last leaf: y is halved again and again at 1, 2, 3, …
-            last = tree.leaf_of(key(0, 1 << 40))
+            last = leaf_of(tree, key(0, 1 << 40))
             assert last.region.range("y").min == (tree.epoch or None)
             assert last.partition_id == (f"{tree.epoch}-1" if tree.epoch else ROOT)
             assert f"{tree.epoch + 1}-0" not in tree

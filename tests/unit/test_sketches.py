@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trees import quantile
 
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.data.quantiles import KeyQuantiles
@@ -88,10 +89,10 @@ def test_a_later_string_key_is_sketched_in_its_own_order() -> None:
 def test_a_range_has_its_own_quantiles() -> None:
     quantiles = merge(LONGS, [_file(np.arange(100_000))])
     within = Range(20_000, 30_000)
-    assert quantiles.quantile("key", 0.5, within) == pytest.approx(25_000, abs=300)
+    assert quantile(quantiles, "key", 0.5, within) == pytest.approx(25_000, abs=300)
     assert quantiles.rank("key", 25_000, within) == pytest.approx(0.5, abs=0.03)
     assert quantiles.split_point("key", within) == pytest.approx(25_000, abs=300)
-    assert quantiles.quantile("key", 0.5, Range(200_000, None)) is None
+    assert quantile(quantiles, "key", 0.5, Range(200_000, None)) is None
 
 
 @settings(max_examples=200, deadline=None)
@@ -122,7 +123,7 @@ def test_one_odd_row_among_a_million_equal_ones_still_divides() -> None:
 def test_strings_and_bytes_come_back_as_they_were() -> None:
     schema = Schema([Field("s", STRING), Field("b", BYTES)])
     quantiles = _one(schema, ["", "\x00", "a", "ß", "\uffff", "\U0001f42d"], [b"", b"\xff", b"\x00"] * 2)
-    assert [quantiles.quantile("s", i / 6) for i in range(6)] == [
+    assert [quantile(quantiles, "s", i / 6) for i in range(6)] == [
         "",
         "\x00",
         "a",
@@ -139,8 +140,8 @@ def test_bytes_of_a_container_give_the_same_quantiles() -> None:
     again = FileSketches.from_bytes(file.to_bytes())
     assert (again.row_count, again.stride) == (file.row_count, file.stride)
     before, after = merge(LONGS, [file]), merge(LONGS, [again])
-    assert [before.quantile("key", i / 100) for i in range(100)] == [
-        after.quantile("key", i / 100) for i in range(100)
+    assert [quantile(before, "key", i / 100) for i in range(100)] == [
+        quantile(after, "key", i / 100) for i in range(100)
     ]
     assert len(file.to_bytes()) < 60_000
 
@@ -167,5 +168,5 @@ def test_rows_out_of_order_are_noticed() -> None:
 
 def test_no_files_have_no_quantiles() -> None:
     nothing = merge(LONGS, [])
-    assert nothing.min("key") is nothing.quantile("key", 0.5) is nothing.split_point("key") is None
+    assert nothing.min("key") is quantile(nothing, "key", 0.5) is nothing.split_point("key") is None
     assert nothing.row_count("key") == 0
