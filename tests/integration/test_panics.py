@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from data_files import rows_of, write_object
-from datafusion import SessionContext
+from datafusion import DataFrame, SessionContext
 
 from dormouse.context import TableContext
 from dormouse.data.leaf_sorter import LeafSorter
@@ -27,43 +27,57 @@ class PanicException(BaseException):
 
 
 @pytest.fixture
-def panics(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Makes a method of DataFusion's sessions panic."""
+def panics(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str], None]:
+    """Makes a method of a class of DataFusion's panic."""
 
     def panic(*args: Any, **options: Any) -> None:
         raise PanicException("index out of bounds")
 
-    return lambda method: monkeypatch.setattr(SessionContext, method, panic)
+    return lambda kind, method: monkeypatch.setattr(kind, method, panic)
 
 
-@pytest.mark.parametrize("method", ["register_parquet", "sql"])
+@pytest.mark.parametrize(
+    ("kind", "method"), [(SessionContext, "read_parquet"), (DataFrame, "sort"), (DataFrame, "execute_stream")]
+)
 def test_of_the_merge_of_spilled_rows(
-    new_table: Callable[..., TableContext], panics: Callable[[str], None], method: str
+    new_table: Callable[..., TableContext], panics: Callable[[type, str], None], kind: type, method: str
 ) -> None:
     table = new_table()
     [batch] = rows_of(table, [2, 1]).to_batches()
-    panics(method)
+    panics(kind, method)
     with LeafSorter(table.schema, 1, by_leaf=False, memory_bytes=1) as sorter:
         sorter.add(batch, pa.array([0, 0], pa.int32()))
         with pytest.raises(JobFailed, match="index out of bounds"):
             list(sorter.sorted_batches())
 
 
+@pytest.mark.parametrize(
+    ("kind", "method", "error"),
+    [
+        (SessionContext, "read_parquet", InvalidData),
+        (DataFrame, "write_parquet_with_options", JobFailed),
+        (DataFrame, "sort", JobFailed),
+    ],
+)
 def test_of_a_compaction(
     new_table: Callable[..., TableContext],
-    panics: Callable[[str], None],
+    panics: Callable[[type, str], None],
     tmp_path: Path,
+    kind: type,
+    method: str,
+    error: type[Exception],
 ) -> None:
     table = new_table()
     write_object(table.objects, table.schema, "file", rows_of(table, [1]))
-    panics("sql")
-    with pytest.raises(InvalidData, match=r"file.*index out of bounds"):
+    panics(kind, method)
+    with pytest.raises(error, match=r"index out of bounds") as found:
         merge_sorted(
             [table.objects.uri("file")], table.schema, tmp_path / "out", now_ms=0, store=table.objects
         )
+    assert error is JobFailed or "file" in str(found.value)
 
 
-def test_of_a_statement(new_table: Callable[..., TableContext], panics: Callable[[str], None]) -> None:
-    panics("sql_with_options")
+def test_of_a_statement(new_table: Callable[..., TableContext], panics: Callable[[type, str], None]) -> None:
+    panics(SessionContext, "sql_with_options")
     with pytest.raises(InvalidQuery, match="index out of bounds"):
         sql({"t": new_table()}, "select 1")

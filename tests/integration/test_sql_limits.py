@@ -20,6 +20,7 @@ from dormouse.model.types import LONG, STRING
 from dormouse.postgres import ConnectionSupplier
 from dormouse.query import explain_sql, sql, statements
 from dormouse.query.statement_text import JOINS_MAX
+from dormouse.tables import Tables
 
 SCHEMA = Schema([Field("k", LONG)], [], [Field("v", STRING)])
 LEAVES = 40
@@ -239,8 +240,10 @@ def test_only_tables_that_a_statement_can_mean_are_loaded(
     for name in ("one", "two", "three"):
         instance.create_table(name, SCHEMA)
     loaded: list[str] = []
-    context: Callable[..., object] = instance._context
-    monkeypatch.setattr(instance, "_context", lambda record: loaded.append(record.name) or context(record))
+    context: Callable[..., object] = Tables.context
+    monkeypatch.setattr(
+        Tables, "context", lambda self, record: loaded.append(record.name) or context(self, record)
+    )
     assert tuples(instance.sql("select count(*) from two a join two b using (k)")) == [(0,)]
     assert loaded == ["two"]
     assert set(instance.explain_sql('select * from "three", one')) == {"one", "three"}
