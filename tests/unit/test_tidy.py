@@ -292,3 +292,16 @@ def names_in_strings(path: Path) -> frozenset[str]:
             if all(word.isidentifier() for word in words) and max(map(len, words), default=0) > 3:
                 patterns.add("".join(r"\w+" if part is None else re.escape(str(part)) for part in parts))
     return frozenset(patterns)
+
+
+def test_documents_name_files_that_there_are() -> None:
+    """Each `files/store.py` of a document is the end of a file's path; `x.py` stands for any."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    known = [f"/{name}" for name in listed.stdout.splitlines()]
+    wrong = [
+        f"{document.relative_to(ROOT)} names {name}"
+        for document in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
+        for name in re.findall(r"`([\w./-]+\.(?:py|sql|toml))`", document.read_text("utf-8"))
+        if name not in {"x.py", "x.sql"} and not any(path.endswith(f"/{name}") for path in known)
+    ]
+    assert wrong == []
