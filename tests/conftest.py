@@ -45,11 +45,13 @@ HURRY = (
 )
 os.environ |= {"SPARK_SUBMIT_OPTS": HURRY, "SPARK_LAUNCHER_OPTS": HURRY}
 # How long an example takes is the machine's; what was found is told in the failure.
-settings.register_profile("dormouse", deadline=None, database=None, print_blob=True)
-settings.load_profile("dormouse")
+settings.register_profile("thorough", deadline=None, database=None, print_blob=True, max_examples=300)
+settings.register_profile("fast tier", settings.get_profile("thorough"), max_examples=50)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Examples are other ones in each run: the fast tier tries fewer, the whole of the tests many."""
+    settings.load_profile("fast tier" if config.option.markexpr == "not slow" else "thorough")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(RunFolder(), "run folder")
 

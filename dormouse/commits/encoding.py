@@ -193,4 +193,4 @@ MESSAGES = {kind_of(shape): shape for shape in get_args(Message)}
 _ENCODER = msgspec.json.Encoder()
 _MESSAGES = msgspec.json.Decoder(Message)
 _HEADS = msgspec.json.Decoder(Head)
-_NOT_ASCII = re.compile("[^\0-\x7f]")
+_NOT_ASCII = re.compile("[^\0-\x7f]+")

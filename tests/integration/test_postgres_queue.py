@@ -19,8 +19,8 @@ from dormouse.postgres import ConnectionSupplier, Isolation
 
 
 def expire(lender: ConnectionSupplier, number: int) -> None:
-    """As when the visibility timeout of all messages has passed."""
-    text = "update commit_message set visible_at = clock_timestamp() - interval '1 hour' where queue = %s"
+    """As when the visibility timeout of all messages has just passed."""
+    text = "update commit_message set visible_at = clock_timestamp() where queue = %s"
     query(lender, text, number)
 
 
@@ -180,9 +180,10 @@ def test_threads_share_a_queue_at_every_isolation_level(
 
 
 def test_a_sender_can_be_part_of_a_transaction(
-    queue: PostgresQueue, lender: ConnectionSupplier, number: int
+    queue: PostgresQueue, lender: ConnectionSupplier, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that ends long after it sent is found as well."""
+    monkeypatch.setattr(module, "_LOOK_EVERYWHERE_SECONDS", 0.2)
     with lender.connection() as conn:
         conn.execute("begin")
         queue.send(["undone"], conn=conn)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dormouse.errors import InvalidInput
@@ -334,7 +334,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.dictionaries(KEYS, VALUES, max_size=8))
 def test_a_document_is_settings_or_invalid_input_in_lines(content: dict[str, Any]) -> None:
     try:
@@ -344,7 +343,6 @@ def test_a_document_is_settings_or_invalid_input_in_lines(content: dict[str, Any
         assert all(line.startswith("settings: ") for line in str(error).split("\n"))
 
 
-@settings(max_examples=100, deadline=None)
 @given(content=st.binary(max_size=200))
 def test_bytes_are_settings_or_invalid_input(
     content: bytes, tmp_path_factory: pytest.TempPathFactory

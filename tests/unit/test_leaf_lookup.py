@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trees import leaf_of
 
@@ -60,7 +60,6 @@ def _trees_and_rows(draw: st.DrawFn) -> tuple[PartitionTree, pa.RecordBatch]:
     return PartitionTree(schema, nodes + leaves), pa.RecordBatch.from_arrays(columns, list(schema.names))
 
 
-@settings(max_examples=300, deadline=None)
 @given(_trees_and_rows())
 def test_every_row_is_given_the_leaf_that_the_tree_gives(case: tuple[PartitionTree, pa.RecordBatch]) -> None:
     tree, batch = case

@@ -72,7 +72,6 @@ def test_the_leaves_of_a_region_are_those_that_overlap_it(tree: PartitionTree, x
     assert found == [p.partition_id for p in tree.leaves if p.region.overlaps(region)]
 
 
-@settings(max_examples=200)
 @given(trees())
 def test_groups_are_in_key_order_and_hold_every_leaf_once(tree: PartitionTree) -> None:
     groups = tree.key_order_groups(tree.leaves)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dormouse.model.file_reference import FileReference, FileWithReferences
@@ -144,7 +144,6 @@ def read(one: QueryPlan, rows: Mapping[str, list[Row]]) -> Iterator[list[tuple[s
         ]
 
 
-@settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 2**32), in_key_order=st.booleans(), known=st.booleans())
 def test_every_wanted_row_is_read_once(seed: int, in_key_order: bool, known: bool) -> None:
     """Over random k-d trees, files referenced anywhere in them, and random ranges."""
@@ -168,7 +167,6 @@ def test_every_wanted_row_is_read_once(seed: int, in_key_order: bool, known: boo
     assert made_plan.summary.files == len(made_plan.filenames)
 
 
-@settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 2**32), leaves_max=st.integers(1, 4))
 def test_the_pages_of_a_plan_read_what_the_whole_plan_reads(seed: int, leaves_max: int) -> None:
     """Each row once, all of a page before all of the next, and together they count what the whole counts."""
@@ -271,7 +269,6 @@ def test_a_plan_says_what_it_reads() -> None:
     assert (summary.files, summary.files_pruned, summary.byte_count) == (0, 1, 0)
 
 
-@settings(max_examples=300)
 @given(seed=st.integers(0, 2**32))
 def test_ranges_combine_like_sets(seed: int) -> None:
     """Of rows: the intersection has those of both, the union at least those of either."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trees import quantile
 
@@ -95,7 +95,6 @@ def test_a_range_has_its_own_quantiles() -> None:
     assert quantile(quantiles, "key", 0.5, Range(200_000, None)) is None
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=30), st.integers(-3, 3), st.integers(-3, 4))
 def test_a_split_point_leaves_keys_on_both_sides_exactly_when_it_can(
     keys: list[int], low: int, high: int
