@@ -56,7 +56,7 @@ class RunFolder:
             return
         deadline = time.monotonic() + self._seconds_max
         while (left := self._left_behind()) and time.monotonic() < deadline:
-            time.sleep(0.5)
+            time.sleep(0.2)
         self._left = left
         if self._left and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -95,7 +95,10 @@ def remove(folder: Path) -> None:
         with suppress(psutil.Error):
             # PostgreSQL takes its shared memory with it, when it is asked
             one.send_signal(signal.SIGQUIT if one.name() == "postgres" else signal.SIGKILL)
-    psutil.wait_procs(left, timeout=SECONDS_MAX / 4)
+    # not until their parents have heard of it, which may wait for this process
+    deadline = time.monotonic() + SECONDS_MAX / 4
+    while any(_belongs_to(one, str(folder)) for one in left) and time.monotonic() < deadline:
+        time.sleep(0.02)
     for one in processes_of(folder):
         with suppress(psutil.Error):
             one.kill()

@@ -2,12 +2,57 @@
 
 from __future__ import annotations
 
-import signal
+import json
 import subprocess
 import sys
-import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+
+PREPARED = """
+import json, os, signal, sys
+import dormouse.cli.failures, dormouse_command
+
+for line in sys.stdin:
+    script, ignored, folder = json.loads(line)
+    if not os.fork():
+        break
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+else:
+    sys.exit()
+signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
+for number, name in enumerate(["in", "out", "err"]):
+    os.dup2(os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT), number)
+exec(script)
+"""
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Iterator[subprocess.Popen[str]]:
+    """A process that has imported what the scripts import; runs each in a fork, at the top level."""
+    command = [sys.executable, "-c", PREPARED]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(60) == 0
+
+
+@pytest.fixture
+def run(prepared: subprocess.Popen[str], tmp_path: Path) -> Run:
+    """Runs a script; gives its exit code, and what it wrote to stdout and stderr."""
+
+    def run_script(script: str, *, ignored: bool = False) -> tuple[int, str, str]:
+        assert prepared.stdin is not None and prepared.stdout is not None
+        prepared.stdin.write(json.dumps([script, ignored, str(tmp_path)]) + "\n")
+        prepared.stdin.flush()
+        code = int(prepared.stdout.readline())
+        return code, (tmp_path / "out").read_text(), (tmp_path / "err").read_text()
+
+    return run_script
+
 
 SCRIPT = """
 import signal, sys, time
@@ -27,7 +72,7 @@ def tidy_slowly():
     try:
         send()
     finally:
-        time.sleep(0.5)
+        time.sleep(0.15)
         print("tidy", flush=True)
 
 try:
@@ -36,18 +81,11 @@ try:
             {body}
             time.sleep(30)
         except KeyboardInterrupt as error:
-            time.sleep(0.3)
+            time.sleep(0.15)
             sys.exit(exit_code_of(error))
 finally:
-    time.sleep(0.3)
+    time.sleep(0.15)
 """
-
-
-def run(body: str, name: str) -> subprocess.CompletedProcess[str]:
-    script = SCRIPT.format(name=name, body=textwrap.dedent(body))
-    return subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
-    )
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
@@ -55,10 +93,9 @@ def run(body: str, name: str) -> subprocess.CompletedProcess[str]:
     ("body", "out"), [("send()", ""), ("lost(1)", ""), ("lost(3)", ""), ("tidy_slowly()", "tidy\n")]
 )
 def test_a_signal_ends_the_command_whatever_becomes_of_its_exception(
-    body: str, out: str, name: str, code: int
+    run: Run, body: str, out: str, name: str, code: int
 ) -> None:
-    done = run(body, name)
-    assert (done.returncode, done.stdout, done.stderr) == (code, out, "")
+    assert run(SCRIPT.format(name=name, body=body)) == (code, out, "")
 
 
 COMMAND = """
@@ -71,7 +108,7 @@ def work():
     with interrupts_once():
         try:
             os.kill(os.getpid(), signal.{at_work})
-            time.sleep(0.3)
+            time.sleep(0.15)
         except KeyboardInterrupt as error:
             return exit_code_of(error)
     return 0
@@ -97,16 +134,8 @@ sys.exit(dormouse_command.main())
     ],
 )
 def test_a_command_that_was_started_with_ctrl_c_ignored_goes_on_until_sigterm(
-    ignored: bool, loading: str, at_work: str, out: str, code: int
+    run: Run, ignored: bool, loading: str, at_work: str, out: str, code: int
 ) -> None:
     """As `nohup`, cron and a shell's background jobs start it."""
-    disposition = signal.SIG_IGN if ignored else signal.SIG_DFL
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND.format(loading=loading, at_work=at_work)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, disposition),
-    )
-    assert (done.returncode, done.stdout) == (code, out), done.stderr
+    done = run(COMMAND.format(loading=loading, at_work=at_work), ignored=ignored)
+    assert done[:2] == (code, out), done[2]

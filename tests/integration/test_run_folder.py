@@ -20,14 +20,14 @@ from tests.run_folder import RunFolder
 
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(RunFolder(seconds_max=1))
+        config.pluginmanager.register(RunFolder(seconds_max=0.3))
 """
 AT_WORK = """
 import os, pathlib, subprocess, tempfile, time
 
 def test_it():
     folder = tempfile.mkdtemp()
-    subprocess.Popen(["sleep", "1000"])
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
     pathlib.Path({told!r}).write_text(f"{{os.getpid()}} {{os.environ['DORMOUSE_TEST_RUN']}}")
     time.sleep({seconds})
 """
@@ -50,6 +50,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
             env=os.environ | {"TMPDIR": str(tmp_path / "temporary"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
         started.append(process)
         return process
@@ -73,20 +74,23 @@ def soon(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.2)  # to look at all processes is work
+        time.sleep(0.05)  # to look at all processes is work
 
 
 def is_gone(folder: Path) -> bool:
     return not folder.exists() and processes_of(folder) == []
 
 
-@pytest.mark.parametrize(("how", "workers"), [(signal.SIGKILL, 0), (signal.SIGKILL, 1), (signal.SIGINT, 1)])
+@pytest.mark.parametrize(
+    ("how", "workers"),
+    [pytest.param(signal.SIGKILL, 0, marks=pytest.mark.slow), (signal.SIGKILL, 1), (signal.SIGINT, 1)],
+)
 def test_a_run_that_is_killed_leaves_nothing(
     run: Callable[..., subprocess.Popen[str]], tmp_path: Path, how: signal.Signals, workers: int
 ) -> None:
     process = run(AT_WORK.format(told=str(tmp_path / "told"), seconds=1000), workers)
     _, folder = at_work(tmp_path / "told")
-    process.send_signal(how)
+    os.killpg(process.pid, how) if how == signal.SIGINT else process.kill()  # as a terminal sends Ctrl-C
     process.communicate(timeout=120)
     soon(lambda: is_gone(folder))
 
