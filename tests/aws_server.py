@@ -31,26 +31,41 @@ def aws_server() -> Iterator[str]:
 
 def main() -> None:
     from moto.server import ThreadedMotoServer
+    from moto.sqs.models import Queue
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     assert server._server is not None
-    server._server.app = one_at_a_time(server._server.app)
+    turn = threading.Lock()
+    server._server.app = one_at_a_time(server._server.app, turn)
+    Queue.wait_for_messages = out_of_turn(Queue.wait_for_messages, turn)  # type: ignore[method-assign]
     print("http://{}:{}".format(*server.get_host_and_port()), flush=True)
     sys.stdin.read()
     server.stop()
 
 
-def one_at_a_time(app: Callable[..., Any]) -> Callable[..., Any]:
+def one_at_a_time(app: Callable[..., Any], turn: threading.Lock) -> Callable[..., Any]:
     """S3 puts on a condition atomically; moto checks first and puts later, and requests can meet there."""
-    lock = threading.Lock()
 
     def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-        with lock:
+        with turn:
             return list(app(environ, start_response))
 
     return serve
+
+
+def out_of_turn(wait: Callable[..., None], turn: threading.Lock) -> Callable[..., None]:
+    """A request that waits for messages holds up no others, as those that send them."""
+
+    def waited(queue: Any, seconds: float) -> None:
+        turn.release()
+        try:
+            wait(queue, seconds)
+        finally:
+            turn.acquire()
+
+    return waited
 
 
 if __name__ == "__main__":

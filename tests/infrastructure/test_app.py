@@ -17,7 +17,7 @@ from app import main
 from stacks.instance import new_app
 from tests.assembly import ROOT
 
-RunHere = Callable[[str | None], tuple[int, str]]
+RunHere = Callable[..., tuple[int, str]]
 PACKAGES = ("commit", "compaction", "garbage", "maintenance", "migrate", "pause", "runs")
 SAYS_WHERE = ".metadata.json"
 """Traces of where in the CDK something was made, for its own messages; they have its temporary folder."""
@@ -78,9 +78,10 @@ def run_here(
     monkeypatch.setattr(sys, "argv", ["app.py"])
     monkeypatch.chdir(built)
 
-    def run_with(config: str | None) -> tuple[int, str]:
-        if config is not None:
-            app.node.set_context("config", config)
+    def run_with(config: str | None, **more: str) -> tuple[int, str]:
+        context = more if config is None else {"config": config, **more}
+        for name, value in context.items():
+            app.node.set_context(name, value)
         code = main()
         out, err = capfd.readouterr()
         assert out == ""
@@ -143,10 +144,11 @@ def test_an_image_that_is_not_made_is_told_how_to_make_it(
     )
 
 
-def test_to_be_destroyed_an_instance_needs_nothing_built(built: Path, tmp_path: Path) -> None:
+def test_to_be_destroyed_an_instance_needs_nothing_built(
+    built: Path, tmp_path: Path, run_here: RunHere
+) -> None:
     shutil.rmtree(built / "build")
-    context = json.dumps({"config": "config/minimal.toml", "packages": "none"})
-    assert run(built, built, tmp_path / "out", None, CDK_CONTEXT_JSON=context) == (0, "")
+    assert run_here("config/minimal.toml", packages="none") == (0, "")
     assert (tmp_path / "out" / "dormouse-minimal-commit.template.json").exists()
 
 

@@ -55,7 +55,7 @@ class CloudFormation:
                 """Nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Taker)
-        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=[0.01])
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/answer?signature=x"
 

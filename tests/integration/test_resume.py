@@ -118,13 +118,14 @@ def _interrupted_at(number: int, monkeypatch: pytest.MonkeyPatch, act: Callable[
     return False
 
 
+@pytest.mark.parametrize(("first", "every"), [(3, 7), pytest.param(0, 1, marks=pytest.mark.slow)])
 def test_a_pause_and_a_resume_may_be_interrupted_at_every_call(
-    deployed: Deployed, monkeypatch: pytest.MonkeyPatch
+    deployed: Deployed, monkeypatch: pytest.MonkeyPatch, first: int, every: int
 ) -> None:
     """Before a call is after the one before: nothing is kept in the process. Run again, each ends well."""
     clock = FakeClock().clock
     done = {"pause": 0, "resume": 0}
-    for number in range(1_000):
+    for number in range(first, 1_000, every):
         again = False
         for verb, act, goal in (("pause", pause, PAUSED), ("resume", resume, AWAKE)):
             cut = _interrupted_at(number, monkeypatch, lambda act=act: act(deployed.find(), clock=clock))  # type: ignore[misc]
@@ -134,4 +135,4 @@ def test_a_pause_and_a_resume_may_be_interrupted_at_every_call(
             assert deployed.state() == goal, (verb, number)
         if not again:
             break
-    assert done["pause"] > 30 and done["resume"] > 20
+    assert done["pause"] > 30 // every and done["resume"] > 20 // every
