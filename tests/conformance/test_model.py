@@ -389,7 +389,7 @@ def compare(new_table: Callable[..., TableContext], layout: str, isolation: str,
 def test_the_store_does_what_the_model_does(
     new_table: Callable[..., TableContext], layout: str, isolation: str
 ) -> None:
-    compare(new_table, layout, isolation, derandomize=True, max_examples=6, stateful_step_count=25)
+    compare(new_table, layout, isolation, derandomize=True, max_examples=3, stateful_step_count=25)
 
 
 @pytest.mark.slow

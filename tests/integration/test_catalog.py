@@ -217,11 +217,11 @@ def test_a_drop_waits_for_readers_and_holds_up_no_other_table(
     assert [t.name for t in catalog.tables()] == ["other"]
 
 
-def test_200_tables(catalog: Catalog, supplier: ConnectionSupplier) -> None:
-    for n in range(200):
+def test_60_tables(catalog: Catalog, supplier: ConnectionSupplier) -> None:
+    for n in range(60):
         create(catalog, f"t{n}")
-    assert len(catalog.tables()) == 200
-    for n in range(200):
+    assert len(catalog.tables()) == 60
+    for n in range(60):
         catalog.drop(f"t{n}")
     assert tables_of_postgresql(supplier) == []
 

@@ -12,6 +12,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.commits import apply as applying
+from dormouse.commits import committer as committer_module
 from dormouse.commits.committer import Committer
 from dormouse.commits.outcomes import CommitOutcome
 from dormouse.commits.requests import (
@@ -30,6 +31,11 @@ from tests.commits import add, assignment, compaction, replacement
 from tests.state import file, live, query, ref, replace, split, wait_until
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+
+
+@pytest.fixture(autouse=True)
+def _stops_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committer_module, "WAIT_SECONDS", 0.1)
 
 
 @pytest.fixture

@@ -263,9 +263,9 @@ def test_stage_one_and_commits_with_an_id_do_not_wait_for_each_other(table: Tabl
 def test_stage_one_costs_what_was_unreferenced_and_not_the_table(table: TableContext) -> None:
     """On many files, it finds the removals since the last run, and their files, by index."""
     store, number = table.store, table.table.table_id
-    store.add_files(ref(f"f{n}", f"p{n % 100}") for n in range(20_000))
-    store.assign_job_ids(assign(f"j{n}", f"p{n % 100}", f"f{n}") for n in range(3_000))
-    store.replace_file_references(replace(f"j{n}", [f"f{n}"], None, f"p{n % 100}") for n in range(3_000))
+    store.add_files(ref(f"f{n}", f"p{n % 100}") for n in range(10_000))
+    store.assign_job_ids(assign(f"j{n}", f"p{n % 100}", f"f{n}") for n in range(1_500))
+    store.replace_file_references(replace(f"j{n}", [f"f{n}"], None, f"p{n % 100}") for n in range(1_500))
     store.stamp_unreferenced()
     remove(store, "f4000", partition_id="p0")
     query(table.supplier, f"analyze file_reference_{number}, file_{number}, removed_reference")

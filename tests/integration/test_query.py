@@ -217,7 +217,7 @@ ROWS = st.lists(st.fixed_dictionaries(VALUES), min_size=1, max_size=30)
 _tables = count()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=settings.default.max_examples // 4, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_region_of_any_tree_gives_what_duckdb_gives(new_lake: NewLake, data: st.DataObject) -> None:
     """Random keys of all types, splits on random keys before and after the files, files over many leaves."""

@@ -104,7 +104,7 @@ def test_a_client_that_vanishes_while_it_waits_takes_no_place() -> None:
 def test_a_client_that_stalls_is_cut_off_and_little_is_held_for_it() -> None:
     source = Endless(text="x" * 1_000)
     with (
-        serving(instance(source), client_stall_seconds_max=1) as url,
+        serving(instance(source), client_stall_seconds_max=0.3) as url,
         connected(url, receive_bytes=4096) as sock,
     ):
         sock.sendall(sql_request())
@@ -237,7 +237,7 @@ def test_a_body_is_bounded_while_it_is_read() -> None:
 
 
 def test_a_body_that_does_not_come_is_not_waited_for() -> None:
-    with serving(instance(Endless()), client_stall_seconds_max=0.5) as url:
+    with serving(instance(Endless()), client_stall_seconds_max=0.2) as url:
         with connected(url) as sock:
             sock.sendall(sql_request()[:-5])
             assert sock.recv(1000).startswith(b"HTTP/1.1 408 ")

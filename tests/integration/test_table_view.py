@@ -313,7 +313,7 @@ def test_plans_are_right_while_leaves_are_divided_and_files_replaced(
     for reader in readers:
         reader.start()
     try:
-        for n in range(1, 25):
+        for n in range(1, 13):
             for key in range(7):
                 compact(table, key, [f"{key}-{n - 1}"], f"{key}-{n}")
             split(table, 7, 10_000 - n)

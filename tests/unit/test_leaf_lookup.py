@@ -93,14 +93,15 @@ def test_repeated_and_distinct_keys_are_ranked_alike() -> None:
         assert lookup.indexes(batch).to_pylist() == [n // 10 for n in rows]
 
 
-def test_a_tree_of_132_000_leaves_is_small_and_looked_up() -> None:
-    arrays = balanced_arrays(132_000)
-    assert arrays.byte_size < 25_000_000
+@pytest.mark.parametrize("leaves", [13_200, pytest.param(132_000, marks=pytest.mark.slow)])
+def test_a_large_tree_is_small_and_looked_up(leaves: int) -> None:
+    arrays = balanced_arrays(leaves)
+    assert arrays.byte_size < 190 * leaves
     lookup = LeafLookup(PartitionTree.of(arrays, 0))
-    batch = pa.record_batch({"key": pa.array([-5, 0, 1, 65_999, 131_999, 1 << 40])})
-    assert len(lookup.leaf_ids) == 132_000
-    assert lookup.indexes(batch).to_pylist() == [0, 0, 1, 65_999, 131_999, 131_999]
-    assert len(pickle.dumps(lookup)) < 10_000_000
+    batch = pa.record_batch({"key": pa.array([-5, 0, 1, leaves // 2, leaves - 1, 1 << 40])})
+    assert len(lookup.leaf_ids) == leaves
+    assert lookup.indexes(batch).to_pylist() == [0, 0, 1, leaves // 2, leaves - 1, leaves - 1]
+    assert len(pickle.dumps(lookup)) < 76 * leaves
 
 
 def test_a_tree_of_one_partition_has_every_row() -> None:

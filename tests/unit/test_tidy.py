@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import subprocess
 import sys
@@ -71,6 +72,16 @@ def module_name(path: Path) -> str:
 
 
 MODULES = {module_name(path): path for path in python_files("dormouse")}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees_stay() -> Iterator[None]:
+    """The collector would walk all trees again and again, and free nothing."""
+    gc.disable()
+    yield
+    tree.cache_clear()
+    statements.cache_clear()
+    gc.enable()
 
 
 @cache
