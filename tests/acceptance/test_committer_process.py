@@ -20,7 +20,8 @@ from tests.state import live, query, wait_until
 
 DORMOUSE = str(Path(sys.executable).with_name("dormouse"))
 SECONDS_MAX = 120
-ROUNDS, PRODUCERS, COMPACTIONS = 3, 2, 50
+IGNORING = ["sh", "-c", 'trap \'\' INT; exec "$0" "$@"']
+ROUNDS, PRODUCERS, COMPACTIONS = 2, 2, 50
 APPLIED = "select count(*) from applied_commit"
 
 
@@ -32,10 +33,13 @@ def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
 
 
 @contextmanager
-def committer(dsn: str, tmp_path: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """A committer that has said that it runs."""
+def committer(
+    dsn: str, tmp_path: Path, *options: str, ignored: bool = False
+) -> Iterator[subprocess.Popen[str]]:
+    """A committer that has said that it runs, started with SIGINT ignored or not."""
     command = [DORMOUSE, "committer", "--batch", "20", *options]
     command += ["--dsn", dsn, "--objects", (tmp_path / "objects").as_uri()]
+    command = [*IGNORING, *command] if ignored else command
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
@@ -83,10 +87,16 @@ def test_killed_committers_lose_nothing_and_apply_everything_once(
     assert query(instance._supplier, "select count(*) from rejected_commit") == [(0,)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_in_order(instance: Instance, dsn: str, tmp_path: Path, number: int) -> None:
-    """It finishes what it holds, acknowledges it, and says what it did."""
-    with committer(dsn, tmp_path, "--json") as process:
+@pytest.mark.parametrize(("number", "ignored"), [(signal.SIGTERM, True), (signal.SIGINT, False)])
+def test_a_signal_ends_it_in_order(
+    instance: Instance, dsn: str, tmp_path: Path, number: int, ignored: bool
+) -> None:
+    """It finishes what it holds, acknowledges it, and says what it did; an ignored SIGINT ends nothing."""
+    with committer(dsn, tmp_path, "--json", ignored=ignored) as process:
+        if ignored:
+            process.send_signal(signal.SIGINT)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.5)
         instance.submit([add("t", f"f{n}") for n in range(200)])
         wait_until(lambda: applied(instance) > 0, SECONDS_MAX)
         process.send_signal(number)

@@ -24,6 +24,7 @@ from dormouse.settings.service import load_service_settings
 
 DORMOUSE = str(Path(sys.executable).with_name("dormouse"))
 SECONDS_MAX = 120
+IGNORING = ["sh", "-c", 'trap \'\' INT; exec "$0" "$@"']
 ROWS = 100_000
 
 
@@ -44,9 +45,12 @@ def objects(dsn: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @contextmanager
-def served(dsn: str, objects: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process, and the URL that it told."""
+def served(
+    dsn: str, objects: str, *options: str, ignored: bool = False
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process, started with SIGINT ignored or not, and the URL that it told."""
     command = [DORMOUSE, "serve", "--port", "0", "--json", "--dsn", dsn, "--objects", objects, *options]
+    command = [*IGNORING, *command] if ignored else command
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -70,9 +74,17 @@ def refused(*options: str) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_signal_lets_what_runs_end(dsn: str, objects: str, number: int) -> None:
-    with served(dsn, objects) as (process, url):
+@pytest.mark.parametrize(
+    ("number", "ignored"),
+    [(signal.SIGTERM, True), pytest.param(signal.SIGINT, False, marks=pytest.mark.slow)],
+)
+def test_a_signal_lets_what_runs_end(dsn: str, objects: str, number: int, ignored: bool) -> None:
+    """Started with SIGINT ignored, as in a shell's background, it goes on until SIGTERM."""
+    with served(dsn, objects, ignored=ignored) as (process, url):
+        if ignored:
+            process.send_signal(signal.SIGINT)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.5)
         with httpx.stream("POST", f"{url}/v1/tables/t/query", json={}) as found:
             parts = found.iter_bytes()
             received = len(next(parts))
