@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -177,6 +178,17 @@ def kind_of(shape: type[Message] | Message) -> str:
 def converted(value: object, wanted: type[T]) -> T:
     """A request as its message, or the other way round. Raises ValueError, which names the field."""
     return msgspec.convert(value, wanted, from_attributes=True, builtin_types=(bytes, datetime))
+
+
+def prepare(shapes: Iterable[type]) -> None:
+    """Has msgspec look at the fields of dataclasses that `converted` makes, and of those within them.
+
+    It would do so at the first conversion of each, and a second thread that converts meanwhile finds half
+    of what it knows of them, and ends the process by a segmentation fault (0.22.0). Done while a module is
+    imported, one thread does it.
+    """
+    for shape in shapes:
+        msgspec.json.Decoder(shape)
 
 
 def _name_file(parts: tuple[_Part, ...], filename: str) -> None:

@@ -154,6 +154,7 @@ CommitRequest: TypeAlias = (
     | SplitPartition
 )
 _REQUESTS: dict[str, type[CommitRequest]] = {request.kind: request for request in get_args(CommitRequest)}
+encoding.prepare(request for request in _REQUESTS.values() if request is not SplitPartition)
 
 
 @dataclass(frozen=True, slots=True)

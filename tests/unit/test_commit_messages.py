@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -56,6 +58,39 @@ REPLACEMENTS = (
     ),
     ReplaceFileReferencesRequest(job_id="k", partition_id="0-2", input_filenames=("c",), new_reference=None),
 )
+
+FIRST_TOGETHER = """
+import os, sys, threading
+from dormouse.commits.requests import decode, encode
+
+def read(start):
+    start.wait()
+    encode(decode(sys.argv[1]).request)
+
+codes = []
+for _ in range(25):
+    if child := os.fork():
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        continue
+    sys.setswitchinterval(1e-6)
+    start = threading.Barrier(4)
+    threads = [threading.Thread(target=read, args=(start,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os._exit(0)
+print(*codes)
+"""
+"""Threads of a process that has read no message yet read the same one at once; in 25 such processes."""
+
+
+def test_threads_may_read_a_process_s_first_messages_at_once() -> None:
+    """A committer's threads do; it ended more than one process of four with a segmentation fault."""
+    message = encode(ReplaceFileReferences(**NAMED, requests=REPLACEMENTS))
+    command = [sys.executable, "-c", FIRST_TOGETHER, message]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["0"] * 25
 
 
 @pytest.mark.parametrize(
