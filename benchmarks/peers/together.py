@@ -98,13 +98,13 @@ def run_together(tasks: Sequence[Task], seconds: float, grace_seconds: float) ->
             _check(_answer(pipe, START_SECONDS_MAX))
         start = time.monotonic() + _TOGETHER_SECONDS
         for pipe in pipes:
-            pipe.send(start)
+            _send(pipe, start)
         patience = seconds + grace_seconds + START_SECONDS_MAX
         answers: dict[int, Tally] = {}
         # helpers come last, and are told that the others are done
         for number in sorted(range(len(tasks)), key=lambda n: tasks[n].helper):
             if tasks[number].helper:
-                pipes[number].send(None)
+                _send(pipes[number], None)
             answers[number] = _check(_answer(pipes[number], patience))
         return [answers[number] for number in range(len(tasks))]
 
@@ -157,8 +157,13 @@ def _end(worker: Any) -> None:
         worker.join()
 
 
+def _send(pipe: Connection, message: float | None) -> None:
+    with suppress(ConnectionError):  # it died, and its answer says so
+        pipe.send(message)
+
+
 def _answer(pipe: Connection, seconds_max: float) -> Tally:
-    with suppress(EOFError):
+    with suppress(EOFError, ConnectionError):
         if pipe.poll(seconds_max):
             tally: Tally = pipe.recv()
             return tally
