@@ -21,7 +21,7 @@ import pytest
 import dormouse as dm
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.model.file_reference import FileReference, FileWithReferences
-from tests.serving import ARROW, CSV, JSON_LINES, SCHEMA, serving
+from tests.serving import ARROW, CSV, JSON_LINES, SCHEMA, http_get, http_post, serving
 
 NOON = datetime(2024, 1, 1, 12, tzinfo=UTC)
 
@@ -61,7 +61,7 @@ def url(instance: dm.Instance) -> Iterator[str]:
 
 
 def ask(url: str, accept: str = JSON_LINES, *, table: str = "flights", **body: Any) -> httpx.Response:
-    found = httpx.post(f"{url}/v1/tables/{table}/query", json=body, headers={"accept": accept}, timeout=60)
+    found = http_post(f"{url}/v1/tables/{table}/query", json=body, headers={"accept": accept}, timeout=60)
     assert found.status_code == 200, found.text
     return found
 
@@ -140,7 +140,7 @@ def test_conditions_mean_what_they_mean_to_the_facade(
     expected = table.query(same, ["time", "carrier"], limit=1_500).read_all()
     assert expected.num_rows
     assert pa.ipc.open_stream(ask(url, ARROW, **body).content).read_all().equals(expected)
-    planned = httpx.post(f"{url}/v1/tables/flights/plan", json={"where": where})
+    planned = http_post(f"{url}/v1/tables/flights/plan", json={"where": where})
     assert planned.json() == asdict(table.explain(same))
 
 
@@ -181,7 +181,7 @@ def test_conditions_mean_what_they_mean_to_the_facade(
     ],
 )
 def test_a_query_that_cannot_be_is_one_clear_line(url: str, body: Any, kind: str, word: str) -> None:
-    found = httpx.post(f"{url}/v1/tables/flights/query", json=body)
+    found = http_post(f"{url}/v1/tables/flights/query", json=body)
     problem = found.json()
     assert (found.status_code, problem["type"]) == (400, f"urn:dormouse:{kind}")
     assert word in problem["detail"]
@@ -204,7 +204,7 @@ def test_a_query_that_cannot_be_is_one_clear_line(url: str, body: Any, kind: str
 )
 def test_a_body_that_is_no_json_is_one_clear_line(url: str, content: bytes, word: str) -> None:
     headers = {"content-type": "application/json"}
-    found = httpx.post(f"{url}/v1/tables/flights/query", content=content, headers=headers)
+    found = http_post(f"{url}/v1/tables/flights/query", content=content, headers=headers)
     assert (found.status_code, found.json()["type"]) == (400, "urn:dormouse:invalid-input")
     assert word in found.json()["detail"]
 
@@ -215,9 +215,9 @@ def test_long_lists_and_long_statements_are_answered_or_refused(url: str) -> Non
     assert ask(url, where=many, limit=1).status_code == 200
     assert ask(url, where={"time": list(range(100_000))}, limit=1).text.count("\n") == 1
     for statement in ("+1" * 400_000, "(" * 500_000, " union all select 1" * 20_000, " and 1=1" * 50_000):
-        found = httpx.post(f"{url}/v1/sql", json={"statement": f"select 1{statement}"}, timeout=60)
+        found = http_post(f"{url}/v1/sql", json={"statement": f"select 1{statement}"}, timeout=60)
         assert found.status_code in {200, 400}, found.text
-    assert httpx.get(f"{url}/health").status_code == 200
+    assert http_get(f"{url}/health").status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -244,44 +244,44 @@ def test_what_is_not_there_is_a_problem(url: str, method: str, path: str, status
 
 
 def test_health_is_told_without_a_body(url: str) -> None:
-    head, get = httpx.head(f"{url}/health"), httpx.get(f"{url}/health")
+    head, get = httpx.head(f"{url}/health"), http_get(f"{url}/health")
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-length"] == get.headers["content-length"]
 
 
 def test_a_long_name_is_cut(url: str) -> None:
-    detail = httpx.get(f"{url}/v1/tables/{'x' * 1_000}").json()["detail"]
+    detail = http_get(f"{url}/v1/tables/{'x' * 1_000}").json()["detail"]
     assert "xxx…' does not exist" in detail
     assert len(detail) < 250
 
 
 def test_formats_that_there_are_not_are_refused(url: str) -> None:
-    found = httpx.post(f"{url}/v1/sql", json={"statement": "select 1"}, headers={"accept": "image/png"})
+    found = http_post(f"{url}/v1/sql", json={"statement": "select 1"}, headers={"accept": "image/png"})
     assert (found.status_code, found.json()["type"]) == (406, "urn:dormouse:not-acceptable")
     assert all(media_type in found.json()["detail"] for media_type in (ARROW, CSV, JSON_LINES))
 
 
 def test_sql_and_what_it_would_read(url: str, instance: dm.Instance) -> None:
     statement = "select carrier, count(*) as n from flights where carrier < 'B' group by carrier order by 1"
-    found = httpx.post(f"{url}/v1/sql", json={"statement": statement})
+    found = http_post(f"{url}/v1/sql", json={"statement": statement})
     assert [json.loads(line) for line in found.text.splitlines()] == instance.sql(
         statement
     ).read_all().to_pylist()
-    plans = httpx.post(f"{url}/v1/sql/plan", json={"statement": statement}).json()["tables"]
+    plans = http_post(f"{url}/v1/sql/plan", json={"statement": statement}).json()["tables"]
     assert plans == {name: asdict(plan) for name, plan in instance.explain_sql(statement).items()}
     for bad in ("drop table flights", "selec", "select * from nix", "select nix from flights", "\x00", ""):
-        refused = httpx.post(f"{url}/v1/sql", json={"statement": bad})
+        refused = http_post(f"{url}/v1/sql", json={"statement": bad})
         assert (refused.status_code, refused.json()["type"]) == (400, "urn:dormouse:invalid-query")
 
 
 def test_tables_are_described(url: str, instance: dm.Instance) -> None:
-    names = [table["name"] for table in httpx.get(f"{url}/v1/tables").json()["tables"]]
+    names = [table["name"] for table in http_get(f"{url}/v1/tables").json()["tables"]]
     assert names == ["empty", "flights"]
-    found = httpx.get(f"{url}/v1/tables/flights").json()
+    found = http_get(f"{url}/v1/tables/flights").json()
     assert dm.Schema.from_json(found["schema"]) == SCHEMA
     assert dm.TableProperties(**found["properties"]) == instance.table("flights").properties
     assert "counts" not in found
-    counted = httpx.get(f"{url}/v1/tables/flights?counts=true").json()["counts"]
+    counted = http_get(f"{url}/v1/tables/flights?counts=true").json()["counts"]
     assert counted == asdict(instance.table("flights").status())
 
 
@@ -289,7 +289,7 @@ def paged(url: str, path: str, items: str, **query: Any) -> list[dict[str, Any]]
     found: list[dict[str, Any]] = []
     after: dict[str, str] = {}
     while True:
-        page = httpx.get(f"{url}/v1/tables/{path}", params={**query, **after}).json()
+        page = http_get(f"{url}/v1/tables/{path}", params={**query, **after}).json()
         assert len(page[items]) <= query["limit"]
         found += page[items]
         if page["next"] is None:
@@ -338,5 +338,5 @@ def test_files_come_in_pages(url: str, instance: dm.Instance, layout: str) -> No
     assert {(one["byte_count"], one["row_count"], one["unreferenced_at"]) for one in found} == {
         (n, n, None) for n in range(7)
     }
-    assert httpx.get(f"{url}/v1/tables/{name}/files?after=%00").json() == {"files": [], "next": None}
+    assert http_get(f"{url}/v1/tables/{name}/files?after=%00").json() == {"files": [], "next": None}
     instance.drop_table(name)

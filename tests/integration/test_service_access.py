@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import dormouse as dm
 from dormouse.settings.service import load_service_settings
-from tests.serving import eventually, serving
+from tests.serving import eventually, http_get, serving
 
 TOKEN = "s3cret-token"  # noqa: S105
 
@@ -41,15 +41,15 @@ def test_a_token_is_demanded_of_all_but_health(
         for given in (None, "s3cret", "s3cret-tokens", "x", "é"):
             headers = {} if given is None else {"authorization": f"Bearer {given}".encode()}
             for path in ("/v1/tables", "/metrics", "/health/ready", "/nix"):
-                found = httpx.get(f"{url}{path}", headers=headers)
+                found = http_get(f"{url}{path}", headers=headers)
                 assert (found.status_code, found.json()["type"]) == (401, "urn:dormouse:unauthorized")
                 assert found.headers["www-authenticate"].startswith("Bearer")
-        assert httpx.get(f"{url}/health").status_code == 200
+        assert http_get(f"{url}/health").status_code == 200
         basic = {"authorization": "Basic s3cret-token"}
-        assert httpx.get(f"{url}/v1/tables", headers=basic).status_code == 401
+        assert http_get(f"{url}/v1/tables", headers=basic).status_code == 401
         right = {"authorization": "bearer s3cret-token", "host": "anything.example"}
-        assert httpx.get(f"{url}/v1/tables", headers=right).status_code == 200
-        assert httpx.get(f"{url}/health/ready", headers=right).json() == {"status": "ready"}
+        assert http_get(f"{url}/v1/tables", headers=right).status_code == 200
+        assert http_get(f"{url}/health/ready", headers=right).json() == {"status": "ready"}
     assert "s3cret" not in caplog.text
     assert "GET /v1/tables 200 rows=0" in caplog.text
 
@@ -62,7 +62,7 @@ def test_a_token_is_demanded_of_all_but_health(
     ],
 )  # fmt: skip
 def test_without_a_token_only_this_machine_may_be_meant(url: str, host: str, status: int) -> None:
-    assert httpx.get(f"{url}/v1/tables", headers={"host": host}).status_code == status
+    assert http_get(f"{url}/v1/tables", headers={"host": host}).status_code == status
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,6 @@ def test_a_database_that_goes_away_and_comes_back(
             conn.execute(f'alter database "{name}" with allow_connections false')
             conn.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", (name,))
             assert statuses() == {503}
-            assert httpx.get(f"{url}/health").status_code == 200
+            assert http_get(f"{url}/health").status_code == 200
             conn.execute(f'alter database "{name}" with allow_connections true')
             eventually(lambda: statuses() == {200})

@@ -25,6 +25,8 @@ from tests.serving import (
     Stuck,
     connected,
     eventually,
+    http_get,
+    http_post,
     metric,
     request,
     running,
@@ -97,7 +99,7 @@ def test_a_client_that_vanishes_while_it_waits_takes_no_place() -> None:
         source.may_end.set()
         assert b"200 OK" in first.recv(1000)
         eventually(lambda: idle(url))
-        assert httpx.post(f"{url}/v1/sql", json=STATEMENT).status_code == 200
+        assert http_post(f"{url}/v1/sql", json=STATEMENT).status_code == 200
         first.close()
 
 
@@ -137,19 +139,19 @@ def test_too_many_queries_at_once_are_refused_and_the_next_is_answered() -> None
     with serving(instance(source), queries_max=1, queue_seconds_max=0.1) as url, connected(url) as sock:
         sock.sendall(sql_request())
         assert source.begun.wait(SECONDS_MAX)
-        refused = httpx.post(f"{url}/v1/sql", json=STATEMENT)
+        refused = http_post(f"{url}/v1/sql", json=STATEMENT)
         assert (refused.status_code, refused.json()["type"]) == (429, "urn:dormouse:too-many-queries")
         assert int(refused.headers["retry-after"]) >= 1
         source.may_end.set()
         assert b"200 OK" in sock.recv(1000)
-        eventually(lambda: httpx.post(f"{url}/v1/sql", json=STATEMENT).status_code == 200)
+        eventually(lambda: http_post(f"{url}/v1/sql", json=STATEMENT).status_code == 200)
 
 
 @pytest.mark.parametrize(("limit", "word"), [("rows_max", "10 rows"), ("bytes_max", "10 bytes")])
 def test_an_answer_that_is_too_large_from_the_start_is_a_problem(limit: str, word: str) -> None:
     source = Endless()
     with serving(instance(source), **{limit: 10}) as url:
-        found = httpx.post(f"{url}/v1/sql", json=STATEMENT)
+        found = http_post(f"{url}/v1/sql", json=STATEMENT)
         assert (found.status_code, found.json()["type"]) == (413, "urn:dormouse:answer-too-large")
         assert word in found.json()["detail"]
         assert source.closed.wait(SECONDS_MAX)
@@ -207,7 +209,7 @@ def test_an_answer_that_fails_on_its_way_breaks_off(
 def test_a_query_that_takes_too_long_before_its_first_row_is_a_problem() -> None:
     source = Stuck()
     with serving(instance(source), seconds_max=0.2) as url:
-        found = httpx.post(f"{url}/v1/sql", json=STATEMENT)
+        found = http_post(f"{url}/v1/sql", json=STATEMENT)
         assert (found.status_code, found.json()["type"]) == (504, "urn:dormouse:query-time-over")
         source.may_end.set()
         assert source.closed.wait(SECONDS_MAX)
@@ -219,16 +221,16 @@ def test_an_unexpected_failure_tells_the_client_nothing() -> None:
         raise RuntimeError("a secret")
 
     with serving(SimpleNamespace(sql=fail, check_reachable=fail)) as url:
-        found = httpx.post(f"{url}/v1/sql", json=STATEMENT)
+        found = http_post(f"{url}/v1/sql", json=STATEMENT)
         assert (found.status_code, found.json()["type"]) == (500, "urn:dormouse:internal-error")
         assert "secret" not in found.text
-        assert httpx.get(f"{url}/health/ready").status_code == 503
-        assert httpx.get(f"{url}/health").json() == {"status": "ok"}
+        assert http_get(f"{url}/health/ready").status_code == 503
+        assert http_get(f"{url}/health").json() == {"status": "ok"}
 
 
 def test_a_body_is_bounded_while_it_is_read() -> None:
     with serving(instance(Endless()), body_bytes_max=1_000) as url:
-        large = httpx.post(f"{url}/v1/sql", json={"statement": "x" * 1_000})
+        large = http_post(f"{url}/v1/sql", json={"statement": "x" * 1_000})
         assert (large.status_code, large.json()["type"]) == (413, "urn:dormouse:body-too-large")
         with connected(url) as sock:
             head = request("/v1/sql", b"").replace(b"content-length: 0", b"transfer-encoding: chunked")
@@ -272,7 +274,7 @@ def test_what_is_not_http_gets_one_clear_answer(garbage: bytes) -> None:
             sock.sendall(sql_request() + garbage)
             assert sock.recv(100).startswith(b"HTTP/1.1 200 OK")
         eventually(lambda: idle(url))
-        assert httpx.get(f"{url}/health").status_code == 200
+        assert http_get(f"{url}/health").status_code == 200
 
 
 def test_what_follows_a_request_of_two_lengths_is_not_read() -> None:
@@ -290,7 +292,7 @@ def test_a_body_that_is_encoded_is_refused() -> None:
     with serving(instance(Endless())) as url:
         for encoding, status in (("gzip", 415), ("br, identity", 415), ("Identity", 400)):
             headers = {"content-type": "application/json", "content-encoding": encoding}
-            found = httpx.post(f"{url}/v1/sql", content=b"{}", headers=headers)
+            found = http_post(f"{url}/v1/sql", content=b"{}", headers=headers)
             assert found.status_code == status
 
 
@@ -327,7 +329,7 @@ def test_an_error_of_dormouse_has_its_name_and_status() -> None:
     with serving(SimpleNamespace(sql=fail, check_reachable=None)) as url:
         for kind, status in errors.items():
             raised.append(kind("a\nline\udcff"))
-            found = httpx.post(f"{url}/v1/sql", json=STATEMENT)
+            found = http_post(f"{url}/v1/sql", json=STATEMENT)
             assert found.status_code == status
             assert found.headers["content-type"] == "application/problem+json"
             assert found.json()["detail"] == "a line\udcff"
