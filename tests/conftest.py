@@ -15,6 +15,7 @@ from uuid import uuid4
 import boto3
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from dormouse.catalog import Catalog
 from dormouse.context import TableContext
@@ -33,11 +34,16 @@ BUCKET = "dormouse-test"
 _names = itertools.count(1)
 
 LONGEST = (
-    "test_demo", "test_spark_session", "test_spark_ingest", "test_app", "test_spark_run",
+    "test_spark_ingest", "test_demo", "test_spark_session", "test_app", "test_spark_run",
     "test_embedded_postgres", "test_model", "test_terminated", "test_embedded_sharing", "test_options",
     "test_cli", "test_objects", "test_run_folder", "test_invariants", "test_migrate_lambda", "test_ingest",
     "test_async_commits", "test_many_workers", "test_resume", "test_ingest_crash", "test_templates",
     "test_s3",
+)  # fmt: skip
+# these use Spark in their own process: one worker runs them all, with one Java
+SPARK = (
+    "test_spark_ingest", "test_spark_run", "test_spark_compaction", "test_key_order_spark", "test_s3",
+    "test_demo_lineitem",
 )  # fmt: skip
 # a Java of the tests lives for seconds: let it compile in a hurry, and trust Spark's jars
 HURRY = (
@@ -54,6 +60,19 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("fast tier" if config.option.markexpr == "not slow" else "thorough")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(RunFolder(), "run folder")
+
+
+class OneJava(LoadFileScheduling):
+    """Each file is run by one worker, and so are all that use Spark in their own process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "Spark" if Path(file).stem in SPARK else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return OneJava(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -157,6 +176,14 @@ def new_table(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) -
         return TableContext(dsn, supplier, objects, record)
 
     return create
+
+
+@pytest.fixture(scope="session")
+def spark() -> Any:
+    """A session of Spark in the tests' own process, which lives as long as that."""
+    from dormouse.spark.session import spark_session
+
+    return spark_session(cores=2, driver_memory="1g")
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,7 @@
-"""`dormouse demo`, for real: killed, run again, interrupted, two at once, on flights and on lineitem."""
+"""`dormouse demo`, for real: killed, run again, interrupted, two at once."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -20,7 +19,6 @@ import pytest
 
 import dormouse as dm
 from dormouse.demo.checks import compare
-from dormouse.demo.lineitem import scale_of
 
 DORMOUSE = str(Path(sys.executable).with_name("dormouse"))
 SECONDS_MAX = 240
@@ -116,20 +114,6 @@ def test_the_demo_leaves_the_table_and_no_scratch_files(demo: Finished) -> None:
         assert status.leaves > 8
     on_disk = {path.name for path in (demo.folder / "objects" / "data" / "t1").rglob("*.parquet")}
     assert on_disk == set()  # the killed demo's
-
-
-def test_lineitem_in_a_database_of_ones_own(tmp_path: Path, dsn: str) -> None:
-    """--rows, --json, --remove and DORMOUSE_DSN at once."""
-    process = start(tmp_path / "lake", "--rows", "5000", "--json", "--remove", dsn=dsn)
-    out, err = process.communicate(timeout=SECONDS_MAX)
-    assert (process.returncode, err) == (0, "")
-    report = json.loads(out)
-    assert report["rows"] == 5_000
-    assert report["steps"][-1]["rows"] == 5_000
-    assert [answer["matches_duckdb"] for answer in report["answers"]] == [True] * 5
-    assert report["answers"][3]["rows"] == 5_000
-    assert any("pushed down" in step["step"] for step in report["steps"])
-    assert not (tmp_path / "lake").exists()
 
 
 INTERRUPT, TERMINATE = (signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")
@@ -241,9 +225,3 @@ def test_the_check_sees_every_kind_of_difference() -> None:
     assert "row 1" in str(difference([[1, 3, 2]], [1, 2, 3]))
     assert str(difference([[1, 2]], [1, 2, 3])).startswith("fewer rows")
     assert str(difference([[1, 2], [3, 4]], [1, 2, 3])).startswith("more rows")
-
-
-@pytest.mark.parametrize("rows", [1, 1_000, 6_001_215, 100_000_000])
-def test_the_scale_factor_gives_enough_rows_and_few_too_many(rows: int) -> None:
-    lines = scale_of(rows) * 6_000_000
-    assert rows < lines < max(rows * 1.2, 10_000)

@@ -71,7 +71,7 @@ def keys(table: Any) -> list[int]:
     return found
 
 
-def test_every_verb(connect: Connect, tmp_path: Path) -> None:
+def test_every_verb(connect: Connect, tmp_path: Path, spark: object) -> None:
     instance = connect()
     table = instance.create_table("t", SCHEMA, split_points=[100_000], properties=PROPERTIES)
     assert table.ingest(rows(0, 600)).rows == 600

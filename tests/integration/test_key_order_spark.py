@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from test_key_order import SCHEMAS, as_arrow, keys
-
-from dormouse.spark.session import spark_session
-
-
-@pytest.fixture(scope="session")
-def spark() -> Any:
-    return spark_session(cores=1, driver_memory="1g")
 
 
 def test_spark_sorts_as_python_does(spark: Any) -> None:

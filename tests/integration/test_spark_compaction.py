@@ -19,15 +19,9 @@ from dormouse.model.types import LONG
 from dormouse.rounds import engine
 from dormouse.rounds.compaction import CompactionReport, compact
 from dormouse.spark import compaction_tasks as on_spark
-from dormouse.spark.session import spark_session
 
 NewTable = Callable[..., TableContext]
 PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return spark_session(cores=2, driver_memory="1g")
 
 
 def compact_on(spark: SparkSession, table: TableContext, **options: Any) -> CompactionReport:

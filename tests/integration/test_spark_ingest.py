@@ -31,14 +31,8 @@ from dormouse.spark import ingest as spark_ingest
 from dormouse.spark import shuffle
 from dormouse.spark.hashing import keys_of_partitions
 from dormouse.spark.ingest import ingest_with_spark
-from dormouse.spark.session import spark_session
 
 NewTable = Callable[..., TableContext]
-
-
-@pytest.fixture(scope="session")
-def spark() -> SparkSession:
-    return spark_session(cores=2, driver_memory="1g")
 
 
 @pytest.fixture

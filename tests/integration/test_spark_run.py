@@ -26,17 +26,11 @@ from dormouse.postgres import ConnectionSupplier
 from dormouse.schedules import runs
 from dormouse.spark import compaction_tasks as on_spark
 from dormouse.spark import run
-from dormouse.spark.session import spark_session
 
 HOUR = 3600.0
 PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}
 HOSTILE = "DROP_TABLE-select--" + "x" * 109
 NewTable = Callable[..., TableContext]
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return spark_session(cores=2, driver_memory="1g")
 
 
 @pytest.fixture

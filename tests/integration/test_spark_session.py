@@ -75,7 +75,7 @@ print(json.dumps({
 """
 
 INTERRUPTED = """
-import os, sys, time
+import json, os, sys, time
 from dormouse.spark.session import spark_session
 from dormouse.spark.tasks import run_action, run_tasks
 
@@ -87,7 +87,10 @@ def slow(stream):
 def nap(n):
     time.sleep(1000)
 
-spark = spark_session(cores=2, driver_memory="1g")
+spark = spark_session()
+names = ["spark.master", "spark.driver.memory", "spark.sql.shuffle.partitions"]
+found = [spark.conf.get(name) for name in names] + [spark.sparkContext.defaultParallelism]
+print(json.dumps(found), flush=True)
 for blocked in (
     lambda: run_action(spark, lambda: spark.range(10).mapInArrow(slow, "id long").collect()),
     lambda: list(run_tasks(spark, nap, range(5))),
@@ -133,7 +136,13 @@ def check(done: subprocess.CompletedProcess[str], tmp_path: Path) -> dict[str, A
     return report
 
 
-@pytest.mark.parametrize(("java", "tasks"), [("of the machine", 7), ("of the wheel", 2)])
+@pytest.mark.parametrize(
+    ("java", "tasks"),
+    [
+        ("of the machine", 7),  # on a machine without one, it is the wheel's
+        pytest.param("of the wheel", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_spark_runs_python_quietly_and_leaves_nothing(
     tmp_path: Path, environment: dict[str, str], java: str, tasks: int
 ) -> None:
@@ -174,7 +183,7 @@ def interrupted(environment: dict[str, str], tmp_path: Path) -> Iterator[subproc
     with subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED],
         cwd=tmp_path / "here",
-        env=environment,
+        env=environment | {"DORMOUSE_SPARK_MASTER": "local[3]", "DORMOUSE_SPARK_DRIVER_MEMORY": "700m"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -187,9 +196,15 @@ def interrupted(environment: dict[str, str], tmp_path: Path) -> Iterator[subproc
         process.kill()
 
 
-def test_ctrl_c_reaches_us_and_java_ends_when_we_are_killed(interrupted: subprocess.Popen[str]) -> None:
-    """Each Ctrl-C is a KeyboardInterrupt, after which the same session works; Java does not outlive us."""
+def test_the_environment_is_heeded_ctrl_c_reaches_us_and_java_ends_when_we_are_killed(
+    interrupted: subprocess.Popen[str],
+) -> None:
+    """The environment says the master and the memory.
+
+    Each Ctrl-C is a KeyboardInterrupt, after which the same session works; Java does not outlive us.
+    """
     assert interrupted.stdout
+    assert json.loads(interrupted.stdout.readline()) == ["local[3]", "700m", "12", 3]
     for _ in range(2):
         assert interrupted.stdout.readline() == "running\n"
         time.sleep(1)  # until the job has begun; earlier is right as well, only less of a test
@@ -200,29 +215,6 @@ def test_ctrl_c_reaches_us_and_java_ends_when_we_are_killed(interrupted: subproc
     assert "java" in java.name()
     interrupted.kill()
     java.wait(timeout=WAIT_SECONDS_MAX)
-
-
-SETTINGS = """
-import json
-from dormouse.spark.session import spark_session
-spark = spark_session()
-names = ["spark.master", "spark.driver.memory", "spark.sql.shuffle.partitions"]
-print(json.dumps([spark.conf.get(name) for name in names] + [spark.sparkContext.defaultParallelism]))
-"""
-
-
-def test_the_environment_says_the_master_and_the_memory(environment: dict[str, str]) -> None:
-    chosen = {"DORMOUSE_SPARK_MASTER": "local[3]", "DORMOUSE_SPARK_DRIVER_MEMORY": "700m"}
-    done = subprocess.run(
-        [sys.executable, "-c", SETTINGS],
-        env=environment | chosen,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_SECONDS_MAX,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == ["local[3]", "700m", "12", 3]
 
 
 def test_a_master_that_is_none_is_refused_before_java_starts(monkeypatch: pytest.MonkeyPatch) -> None:
