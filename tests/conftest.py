@@ -8,11 +8,13 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import boto3
+import botocore.session
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
@@ -53,6 +55,8 @@ os.environ |= {"SPARK_SUBMIT_OPTS": HURRY, "SPARK_LAUNCHER_OPTS": HURRY}
 # How long an example takes is the machine's; what was found is told in the failure.
 settings.register_profile("thorough", deadline=None, database=None, print_blob=True, max_examples=300)
 settings.register_profile("fast tier", settings.get_profile("thorough"), max_examples=50)
+# What a client of AWS is made from is read once, and not by each session anew.
+botocore.session.create_loader = cache(botocore.session.create_loader)
 
 
 def pytest_configure(config: pytest.Config) -> None:
