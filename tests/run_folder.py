@@ -62,8 +62,11 @@ class RunFolder:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _left_behind(self) -> list[str]:
-        """Not the helper that Python starts for its own processes, and that ends with this one."""
-        lines = [f"process {one.pid}: {_command(one)}" for one in processes_of(self.folder)]
+        """Not what ends with this process: the helper of Python's own processes, and Spark's Java."""
+        javas = [one for one in psutil.Process().children() if one.name() == "java"]
+        ending = {one.pid for java in javas for one in (java, *java.children(recursive=True))}
+        left = (one for one in processes_of(self.folder) if one.pid not in ending)
+        lines = [f"process {one.pid}: {_command(one)}" for one in left]
         return [line for line in lines if "multiprocessing.resource_tracker" not in line]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
