@@ -87,7 +87,9 @@ def test_killed_committers_lose_nothing_and_apply_everything_once(
     assert query(instance._supplier, "select count(*) from rejected_commit") == [(0,)]
 
 
-@pytest.mark.parametrize(("number", "ignored"), [(signal.SIGTERM, True), (signal.SIGINT, False)])
+@pytest.mark.parametrize(
+    ("number", "ignored"), [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGINT, False)]
+)
 def test_a_signal_ends_it_in_order(
     instance: Instance, dsn: str, tmp_path: Path, number: int, ignored: bool
 ) -> None:

@@ -198,3 +198,11 @@ def test_the_lock_names_no_host() -> None:
     version = json.loads((ROOT / "package.json").read_text("utf-8"))["devDependencies"]["aws-cdk"]
     assert "resolved" not in lock or "https://registry.npmjs.org/" in lock
     assert json.loads(lock)["packages"]["node_modules/aws-cdk"]["version"] == version
+
+
+@pytest.mark.slow
+def test_a_process_of_its_own_reads_its_context_from_the_environment(built: Path, tmp_path: Path) -> None:
+    shutil.rmtree(built / "build")
+    context = json.dumps({"config": "config/minimal.toml", "packages": "none"})
+    assert run(built, built, tmp_path / "out", None, CDK_CONTEXT_JSON=context) == (0, "")
+    assert (tmp_path / "out" / "dormouse-minimal-commit.template.json").exists()
