@@ -9,14 +9,20 @@ with dm.local("./lake") as instance:
     print(table.query(where={"id": dm.Range(1, 100)}).read_all())
 """
 
-from dormouse.embedded.local import local
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from dormouse import errors as errors
 from dormouse.errors import DormouseError
-from dormouse.instance import Instance, connect
-from dormouse.model.properties import TableProperties
-from dormouse.model.region import Range, Region
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, MAP, STRING, TIMESTAMP
-from dormouse.table import Table
+
+if TYPE_CHECKING:
+    from dormouse.embedded.local import local
+    from dormouse.instance import Instance, connect
+    from dormouse.model.properties import TableProperties
+    from dormouse.model.region import Range, Region
+    from dormouse.model.schema import Field, Schema
+    from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, MAP, STRING, TIMESTAMP
+    from dormouse.table import Table
 
 __version__ = "0.1.0"
 
@@ -41,3 +47,29 @@ __all__ = [
     "connect",
     "local",
 ]
+
+_TYPES = "dormouse.model.types"
+_HOMES = {
+    "Field": "dormouse.model.schema",
+    "Instance": "dormouse.instance",
+    "Range": "dormouse.model.region",
+    "Region": "dormouse.model.region",
+    "Schema": "dormouse.model.schema",
+    "Table": "dormouse.table",
+    "TableProperties": "dormouse.model.properties",
+    "connect": "dormouse.instance",
+    "local": "dormouse.embedded.local",
+}
+"""Where the names stand that are loaded when they are first asked for; what is not listed is a type."""
+
+
+def __getattr__(name: str) -> object:
+    # Every process that imports any module of the package would pay for PostgreSQL's client and pydantic.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES.get(name, _TYPES)), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

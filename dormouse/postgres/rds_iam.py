@@ -17,7 +17,6 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dormouse.errors import InstanceError, InvalidInput
-from dormouse.settings.section import CONNECT_SECONDS_MAX
 
 SCHEME = "rds-iam"
 CA_BUNDLE = Path(__file__).with_name("rds-ca-bundle.pem")
@@ -31,6 +30,8 @@ def to_conninfo(dsn: str) -> str:
     """The DSN as libpq knows it, with the region in place of the password; any other DSN as it is."""
     if not dsn.startswith(f"{SCHEME}://"):
         return dsn
+    from dormouse.settings.section import CONNECT_SECONDS_MAX  # loads the models of a deployment's settings
+
     parts = urlsplit(dsn)
     query = dict(parse_qsl(parts.query))
     region, by_proxy = query.pop("region", ""), query.pop("proxy", "false") == "true"

@@ -339,11 +339,11 @@ def test_the_program_starts_without_heavy_libraries() -> None:
 def test_an_interrupt_that_a_library_makes_another_error_of_is_one(tmp_path: Path) -> None:
     """As DuckDB does, which raises RuntimeError("Query interrupted")."""
     (tmp_path / "interrupted.py").write_text(
-        "import os, signal, sys, dormouse\n"
+        "import os, signal, sys, dormouse.embedded.local\n"
         "def opened(*args, **options):\n"
         "    try:\n        os.kill(os.getpid(), signal.SIGINT)\n"
         "    except KeyboardInterrupt:\n        raise RuntimeError('Query interrupted') from None\n"
-        "sys.modules['dormouse.embedded.local'].local = opened  # the package names the function alike\n"
+        "dormouse.embedded.local.local = opened\n"
         "from dormouse.cli import main\n"
         "sys.argv[1:] = ['table', 'create', 't', '--row-key', 'id:long']\n"
         "sys.exit(main())\n"

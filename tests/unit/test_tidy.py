@@ -234,6 +234,26 @@ print(*sorted(set({HEAVY!r}) & set(sys.modules)))
     assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", [])
 
 
+def test_the_package_loads_its_parts_when_they_are_asked_for() -> None:
+    script = """
+import sys, dormouse
+print(*sorted({"psycopg", "pydantic", "msgspec", "dormouse.instance"} & set(sys.modules)))
+for name in dormouse.__all__:
+    exec(f"from dormouse import {name}")
+    assert name in dir(dormouse)
+dormouse.errors.InvalidInput
+try:
+    dormouse.instances
+except AttributeError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "\nmodule 'dormouse' has no attribute 'instances'\n"
+
+
 def test_files_are_short() -> None:
     paths = [*python_files(*CODE), *PACKAGE.rglob("*.sql")]
     lines = {str(path.relative_to(ROOT)): len(path.read_text("utf-8").splitlines()) for path in paths}
