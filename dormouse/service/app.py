@@ -18,11 +18,10 @@ from dormouse import __version__
 from dormouse.errors import DormouseError
 from dormouse.instance import Instance
 from dormouse.service.access_log import AccessLog
-from dormouse.service.bodies import BodyRefused
 from dormouse.service.documents import ProblemDocument
 from dormouse.service.health import Readiness
 from dormouse.service.metrics import Metrics
-from dormouse.service.problems import http_problem, invalid_request, problem_of
+from dormouse.service.problems import problem_of
 from dormouse.service.routes import Service, health, queries, tables
 from dormouse.service.running import Runner
 from dormouse.service.security import Guard
@@ -33,6 +32,7 @@ logger = logging.getLogger("dormouse.service")
 LOOKUPS_MAX = 16
 """How many requests that are no queries (tables, partitions, files) ask the database at once."""
 
+_EXPECTED = (DormouseError, RequestValidationError, HTTPException)
 _DESCRIPTION = (
     "Queries over the tables of a Dormouse instance. They see what was committed before they start. Rows are "
     "streamed as JSON lines, Arrow or CSV; errors are problem documents (RFC 9457)."
@@ -73,31 +73,16 @@ def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
     app.state.service, app.state.settings = here, settings
     for router in (health, tables, queries):
         app.include_router(router)
-    _tell_errors(app)
+    for kind in (*_EXPECTED, Exception):
+        app.add_exception_handler(kind, _problem)
     app.openapi = lambda: _described(app, secured=settings.secret is not None)  # type: ignore[method-assign]
     return app
 
 
-def _tell_errors(app: FastAPI) -> None:
-    async def dormouse_error(request: Request, error: Any) -> Response:
-        return problem_of(error).response()
-
-    async def unfit(request: Request, error: Any) -> Response:
-        return invalid_request(list(error.errors())).response()
-
-    async def http_error(request: Request, error: Any) -> Response:
-        if isinstance(error, BodyRefused):
-            return problem_of(error.error).response()
-        return http_problem(error.status_code, None, error.headers).response()
-
-    async def unexpected(request: Request, error: Exception) -> Response:
+async def _problem(request: Request, error: Exception) -> Response:
+    if not isinstance(error, _EXPECTED):
         logger.error("a request failed", exc_info=error)
-        return problem_of(error).response()
-
-    app.add_exception_handler(DormouseError, dormouse_error)
-    app.add_exception_handler(RequestValidationError, unfit)
-    app.add_exception_handler(HTTPException, http_error)
-    app.add_exception_handler(Exception, unexpected)
+    return problem_of(error).response()
 
 
 def _described(app: FastAPI, *, secured: bool) -> dict[str, Any]:

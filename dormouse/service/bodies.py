@@ -8,20 +8,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi.routing import APIRoute
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from dormouse.errors import InvalidInput
-from dormouse.service.problems import BodyTooLarge, BodyTooSlow, UnsupportedMediaType
-
-
-class BodyRefused(HTTPException):
-    """What was wrong with a body, past FastAPI, which takes any other error for one of its own."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(400)
-        self.error = error
+from dormouse.service.problems import BodyRefused, Refused
 
 
 class JsonRequest(Request):
@@ -41,12 +32,17 @@ class JsonRequest(Request):
         media_type = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type != "application/json":
             raise BodyRefused(
-                UnsupportedMediaType("the body must be JSON, with content-type: application/json")
+                Refused(
+                    "unsupported-media-type", "the body must be JSON, with content-type: application/json"
+                )
             )
         if self.headers.get("content-encoding", "").strip().lower() not in {"", "identity"}:
-            raise BodyRefused(UnsupportedMediaType("the body must come as it is, without content-encoding"))
-        too_large = BodyTooLarge(
-            f"the body is larger than the {settings.body_bytes_max:,} bytes that are allowed"
+            raise BodyRefused(
+                Refused("unsupported-media-type", "the body must come as it is, without content-encoding")
+            )
+        too_large = Refused(
+            "body-too-large",
+            f"the body is larger than the {settings.body_bytes_max:,} bytes that are allowed",
         )
         if int(self.headers.get("content-length", 0)) > settings.body_bytes_max:
             raise BodyRefused(too_large)
@@ -60,7 +56,9 @@ class JsonRequest(Request):
                         raise BodyRefused(too_large)
         except TimeoutError:
             raise BodyRefused(
-                BodyTooSlow(f"the body did not come within {settings.client_stall_seconds_max:g} s")
+                Refused(
+                    "body-too-slow", f"the body did not come within {settings.client_stall_seconds_max:g} s"
+                )
             ) from None
         return bytes(found)
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from dormouse.data.export import Csv, JsonLines, Writer, WriterOfArrow
-from dormouse.service.problems import NotAcceptable
+from dormouse.service.problems import Refused
 
 JSON_LINES = "application/x-ndjson"
 ARROW = "application/vnd.apache.arrow.stream"
@@ -80,7 +80,7 @@ _FORMATS: dict[str, type[Format]] = {JSON_LINES: _JsonLines, ARROW: _Arrow, CSV:
 
 
 def preferred_format(accept: str) -> Format:
-    """Writes the media type that `Accept` gives the most weight, the first of equals; `NotAcceptable`.
+    """Writes the media type that `Accept` gives the most weight, the first of equals; `Refused`.
 
     RFC 9110, section 12.5.1.
     """
@@ -88,7 +88,7 @@ def preferred_format(accept: str) -> Format:
     best = max(_FORMATS, key=lambda media_type: _weight(media_type, ranges))
     if not _weight(best, ranges):
         offered = ", ".join(_FORMATS)
-        raise NotAcceptable(f"there is {offered}; none of them is accepted by {accept[:200]!r}")
+        raise Refused("not-acceptable", f"there is {offered}; none of them is accepted by {accept[:200]!r}")
     return _FORMATS[best]()
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from dormouse.errors import (
@@ -42,70 +44,34 @@ _STATUSES: tuple[tuple[type[DormouseError], int], ...] = (
 )
 
 
+_REFUSALS = {
+    "answer-too-large": (413, "The answer has more rows or bytes than are allowed."),
+    "body-too-large": (413, "The body of the request is larger than is allowed."),
+    "body-too-slow": (408, "The body of the request did not come in time."),
+    "misdirected-request": (421, "The request is for another host."),
+    "not-acceptable": (406, "There is no answer in any of the media types that are accepted."),
+    "query-time-over": (504, "The query took too long."),
+    "service-ends": (503, "The service is being stopped."),
+    "too-many-queries": (429, "Too many queries run at once."),
+    "unauthorized": (401, "The request has no valid token."),
+    "unsupported-media-type": (415, "The body of the request is not JSON."),
+}
+
+
 class Refused(DormouseError):
-    """What the service refuses by itself."""
+    """What the service refuses by itself; `kind` is one of the table above."""
 
-    status = 400
-
-
-class TooManyQueries(Refused):
-    """Too many queries run at once."""
-
-    status = 429
+    def __init__(self, kind: str, detail: str) -> None:
+        self.kind = kind
+        super().__init__(detail)
 
 
-class QueryTimeOver(Refused):
-    """The query took too long."""
+class BodyRefused(HTTPException):
+    """What was wrong with a body, past FastAPI, which takes any other error for one of its own."""
 
-    status = 504
-
-
-class ServiceEnds(Refused):
-    """The service is being stopped."""
-
-    status = 503
-
-
-class AnswerTooLarge(Refused):
-    """The answer has more rows or bytes than are allowed."""
-
-    status = 413
-
-
-class BodyTooLarge(Refused):
-    """The body of the request is larger than is allowed."""
-
-    status = 413
-
-
-class BodyTooSlow(Refused):
-    """The body of the request did not come in time."""
-
-    status = 408
-
-
-class NotAcceptable(Refused):
-    """There is no answer in any of the media types that are accepted."""
-
-    status = 406
-
-
-class UnsupportedMediaType(Refused):
-    """The body of the request is not JSON."""
-
-    status = 415
-
-
-class Unauthorized(Refused):
-    """The request has no valid token."""
-
-    status = 401
-
-
-class MisdirectedRequest(Refused):
-    """The request is for another host."""
-
-    status = 421
+    def __init__(self, error: DormouseError) -> None:
+        super().__init__(400)
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,17 +85,10 @@ class Problem:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def document(self) -> dict[str, Any]:
-        return {
-            "type": f"urn:dormouse:{self.kind}",
-            "title": self.title,
-            "status": self.status,
-            "detail": self.detail,
-        }
-
-    @property
     def text(self) -> str:
-        return json.dumps(self.document)  # ASCII: also lone surrogates of the input can be told
+        said = {"title": self.title, "status": self.status, "detail": self.detail}
+        # ASCII: also lone surrogates of the input can be told
+        return json.dumps({"type": f"urn:dormouse:{self.kind}", **said})
 
     def response(self) -> Response:
         return Response(self.text, self.status, headers=dict(self.headers), media_type=MEDIA_TYPE)
@@ -137,16 +96,22 @@ class Problem:
 
 def problem_of(error: BaseException) -> Problem:
     """What a client is told of an error; of one that is not ours, nothing but that there was one."""
-    if not isinstance(error, DormouseError):
-        return Problem(500, "internal-error", "The service failed.", "the service's log says why")
-    status = _status(error)
-    return Problem(
-        status,
-        _CAPITAL.sub("-", type(error).__name__).lower(),
-        (type(error).__doc__ or "").splitlines()[0],
-        shortened(str(error)),
-        _headers(status),
-    )
+    match error:
+        case BodyRefused():
+            return problem_of(error.error)
+        case HTTPException():
+            return http_problem(error.status_code, headers=error.headers)
+        case RequestValidationError():
+            return problem_of(InvalidInput(_unfit(error.errors())))
+        case Refused():
+            kind, (status, title) = error.kind, _REFUSALS[error.kind]
+        case DormouseError():
+            kind = _CAPITAL.sub("-", type(error).__name__).lower()
+            status = next((status for known, status in _STATUSES if isinstance(error, known)), 500)
+            title = (type(error).__doc__ or "").splitlines()[0]
+        case _:
+            return Problem(500, "internal-error", "The service failed.", "the service's log says why")
+    return Problem(status, kind, title, shortened(str(error)), _headers(status))
 
 
 def http_problem(status: int, detail: str | None = None, headers: Mapping[str, str] | None = None) -> Problem:
@@ -156,12 +121,10 @@ def http_problem(status: int, detail: str | None = None, headers: Mapping[str, s
     return Problem(status, kind, f"{phrase}.", shortened(detail or phrase), headers or {})
 
 
-def invalid_request(errors: list[Any]) -> Problem:
-    """Of a request that does not fit its description: where, and what is wrong there."""
-    details = [f"{_place(error['loc'])}: {error['msg']}" for error in errors[:5]]
-    if len(errors) > len(details):
-        details.append(f"and {len(errors) - len(details)} more")
-    return problem_of(InvalidInput("; ".join(details)))
+def _unfit(errors: Sequence[Any]) -> str:
+    """Where a request does not fit its description, and what is wrong there."""
+    details = [f"{'.'.join(str(part)[:80] for part in error['loc'])}: {error['msg']}" for error in errors[:5]]
+    return "; ".join(details + ([f"and {len(errors) - 5} more"] if len(errors) > 5 else []))
 
 
 def shortened(text: str) -> str:
@@ -174,17 +137,7 @@ def _cut(name: re.Match[str]) -> str:
     return f"{name[0][:NAME_LENGTH_MAX]}…{quote}"
 
 
-def _status(error: DormouseError) -> int:
-    if isinstance(error, Refused):
-        return error.status
-    return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
-
-
 def _headers(status: int) -> dict[str, str]:
     if status == 401:
         return {"WWW-Authenticate": 'Bearer realm="dormouse"'}
     return {"Retry-After": str(RETRY_AFTER_SECONDS)} if status in {429, 503} else {}
-
-
-def _place(location: tuple[Any, ...]) -> str:
-    return ".".join(str(part)[:80] for part in location)

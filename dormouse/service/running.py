@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from dormouse.errors import DormouseError
 from dormouse.service.metrics import Metrics
-from dormouse.service.problems import Problem, QueryTimeOver, ServiceEnds, TooManyQueries, problem_of
+from dormouse.service.problems import Problem, Refused, problem_of
 from dormouse.service.work import Piece, Work
 from dormouse.settings.service import ServiceSettings
 
@@ -48,14 +48,15 @@ class Slots:
         self.taken = 0
 
     async def take(self) -> None:
-        """Raises `TooManyQueries` when none becomes free in time."""
+        """Raises `Refused` when none becomes free in time."""
         self.waiting += 1
         try:
             await asyncio.wait_for(self._free.acquire(), self._wait_seconds_max)
         except TimeoutError:
-            raise TooManyQueries(
+            raise Refused(
+                "too-many-queries",
                 f"{self._count} queries run at once, and none ended within {self._wait_seconds_max:g} s; "
-                "try again later"
+                "try again later",
             ) from None
         finally:
             self.waiting -= 1
@@ -127,7 +128,7 @@ class Answer(Response):
         except asyncio.CancelledError:
             if not connection.begun:
                 await connection.send_problem(
-                    problem_of(ServiceEnds("the service is being stopped; ask again"))
+                    problem_of(Refused("service-ends", "the service is being stopped; ask again"))
                 )
             raise
         finally:
@@ -193,7 +194,9 @@ class Answer(Response):
     async def _failed(self, error: Exception, connection: Sending) -> str:
         if isinstance(error, TimeoutError):
             seconds = self.runner.settings.seconds_max
-            error = QueryTimeOver(f"the query took longer than the {seconds:g} s that are allowed")
+            error = Refused(
+                "query-time-over", f"the query took longer than the {seconds:g} s that are allowed"
+            )
         if not isinstance(error, DormouseError):
             logger.error("a query failed", exc_info=error)
         problem = problem_of(error)

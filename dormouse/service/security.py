@@ -10,7 +10,7 @@ from pathlib import Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dormouse.errors import InvalidInput
-from dormouse.service.problems import MisdirectedRequest, Unauthorized, problem_of
+from dormouse.service.problems import Refused, problem_of
 from dormouse.settings.service import is_loopback
 
 OPEN_PATHS = frozenset({"/health", "/docs", "/openapi.json"})
@@ -38,11 +38,11 @@ class Guard:
         if self._authorization is None:
             host = _only(scope, b"host")
             if host is None or not self._is_ours(host.decode("latin-1")):
-                return MisdirectedRequest("the header host names another host than this one")
+                return Refused("misdirected-request", "the header host names another host than this one")
             return None
         if scope["path"] in OPEN_PATHS or self._has_token(_only(scope, b"authorization")):
             return None
-        return Unauthorized("give the service's token: Authorization: Bearer TOKEN")
+        return Refused("unauthorized", "give the service's token: Authorization: Bearer TOKEN")
 
     def _has_token(self, given: bytes | None) -> bool:
         scheme, _, token = (given or b"").partition(b" ")

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from dormouse.model.values import json_value
 from dormouse.service.formats import Format, pieces
-from dormouse.service.problems import AnswerTooLarge
+from dormouse.service.problems import Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +31,17 @@ class Limits:
     bytes_max: int | None = None
 
     def check(self, rows: int, byte_count: int) -> None:
-        """Raises `AnswerTooLarge`."""
+        """Raises `Refused`."""
         if self.rows_max is not None and rows > self.rows_max:
-            raise AnswerTooLarge(
+            raise Refused(
+                "answer-too-large",
                 f"the answer has more than the {self.rows_max:,} rows that are allowed; ask for less, "
-                "or give a limit"
+                "or give a limit",
             )
         if self.bytes_max is not None and byte_count > self.bytes_max:
-            raise AnswerTooLarge(
-                f"the answer has more than the {self.bytes_max:,} bytes that are allowed; ask for less"
+            raise Refused(
+                "answer-too-large",
+                f"the answer has more than the {self.bytes_max:,} bytes that are allowed; ask for less",
             )
 
 
