@@ -46,7 +46,7 @@ def _query_lines(
     if live.get("query_sleeps"):
         ways = 0.0
     elif prices is not None:
-        ways = prices.balancer_hour + told.endpoints * prices.endpoint_hour
+        ways = prices["balancer_hour"] + told.endpoints * prices["endpoint_hour"]
     cost = 0.0 if tasks == 0 else None
     if tasks and prices is not None:
         architecture = live.get("architecture", "arm64")
@@ -63,7 +63,7 @@ def _database_hour(prices: Prices | None, live: Mapping[str, Any]) -> float | No
     parts = [prices.aurora_hour(one) for one in instances if one != "db.serverless"]
     if len(parts) < len(instances):
         acu = live.get("acu")
-        parts.append(None if acu is None else acu * prices.acu_hour)
+        parts.append(None if acu is None else acu * prices["acu_hour"])
     return _sum(parts)
 
 
@@ -72,8 +72,8 @@ def _proxy_hour(prices: Prices | None, live: Mapping[str, Any]) -> float | None:
     if prices is None or instances is None:
         return None
     if "db.serverless" in instances:
-        return max(PROXY_ACU_LEAST, live.get("acu") or 0.0) * prices.proxy_acu_hour
-    return float(sum(vcpus(one) for one in instances) * prices.proxy_vcpu_hour)
+        return max(PROXY_ACU_LEAST, live.get("acu") or 0.0) * prices["proxy_acu_hour"]
+    return float(sum(vcpus(one) for one in instances) * prices["proxy_vcpu_hour"])
 
 
 def _runs_hour(prices: Prices | None, live: Mapping[str, Any]) -> float | None:
@@ -87,7 +87,7 @@ def _runs_hour(prices: Prices | None, live: Mapping[str, Any]) -> float | None:
 
 
 def _storage_hour(prices: Prices | None, price: str, gb: float | None) -> float | None:
-    return None if prices is None or gb is None else gb * float(getattr(prices, price)) / HOURS_MONTH
+    return None if prices is None or gb is None else gb * prices[price] / HOURS_MONTH
 
 
 def _sum(parts: list[float | None]) -> float | None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dormouse.errors import DormouseError
-from dormouse.settings.deployment import DeploymentSettings, EmrServerlessCompaction, FixedDatabase
+from dormouse.settings.deployment import DeploymentSettings, FixedDatabase
+from dormouse.settings.engines import EmrServerlessCompaction
 from dormouse.settings.resources import state_parameter
 from dormouse.system.aws import Aws, AwsRefused, open_session
 

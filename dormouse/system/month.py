@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from dormouse.errors import InvalidInput
-from dormouse.settings.deployment import DeploymentSettings, EmrServerlessCompaction, ServerlessDatabase
+from dormouse.settings.deployment import DeploymentSettings, ServerlessDatabase
+from dormouse.settings.engines import EmrServerlessCompaction
 from dormouse.settings.query import FREE_DISK_GB
 from dormouse.system.prices import Prices, known_regions, prices_of, vcpus
 
@@ -147,8 +148,8 @@ class _Month:
         ]
         if self.settings.monitoring is not None:
             alarms = alarm_count(self.settings)
-            shown = _Item("dashboard", 1, self.prices.dashboard_month, kept=True)
-            watched = _Item(f"{alarms} alarms", alarms, self.prices.alarm_month, kept=True)
+            shown = _Item("dashboard", 1, self.prices["dashboard_month"], kept=True)
+            watched = _Item(f"{alarms} alarms", alarms, self.prices["alarm_month"], kept=True)
             items.append(("monitoring", iter((watched, shown))))
         for stack, each in items:
             for what, quantity, price, kept in each:
@@ -160,7 +161,7 @@ class _Month:
         database, assumed = self.settings.database, self.assumed
         if isinstance(database, ServerlessDatabase):
             acu = max(ACU_LEAST, database.min_acu + assumed.load * (database.max_acu - database.min_acu))
-            least, what, price = max(ACU_LEAST, database.min_acu), f"{acu:.3g} ACU", self.prices.acu_hour
+            least, what, price = max(ACU_LEAST, database.min_acu), f"{acu:.3g} ACU", self.prices["acu_hour"]
         else:
             acu, least, what = 1.0, 1.0, f"db.{database.instance_class}"
             price = self._priced(what, self.prices.aurora_hour(what))
@@ -178,12 +179,12 @@ class _Month:
 
     def _database(self) -> Iterator[_Item]:
         database, prices, gb = self.settings.database, self.prices, self.assumed.database_gb
-        yield _Item(f"Aurora storage, {gb:g} GB", gb, prices.aurora_gb_month, kept=True)
+        yield _Item(f"Aurora storage, {gb:g} GB", gb, prices["aurora_gb_month"], kept=True)
         accesses = self.assumed.requests_million * self.assumed.io_per_request
-        yield _Item(f"Aurora I/O, {accesses:g} million", accesses, prices.aurora_io_million)
+        yield _Item(f"Aurora I/O, {accesses:g} million", accesses, prices["aurora_io_million"])
         # As much as the database is free; the backups of more than a day are about as large as it is.
         if (days := database.backup_days) > 1:
-            yield _Item(f"Aurora backups of {days} days", gb, prices.aurora_backup_gb_month, kept=True)
+            yield _Item(f"Aurora backups of {days} days", gb, prices["aurora_backup_gb_month"], kept=True)
         if database.proxy:  # which nothing takes away
             yield _Item("RDS Proxy", HOURS_MONTH, self._proxy_hour(), kept=True)
 
@@ -191,16 +192,16 @@ class _Month:
         database, prices = self.settings.database, self.prices
         if isinstance(database, ServerlessDatabase):
             acu = self.instances * database.max_acu * self.assumed.load
-            return max(PROXY_ACU_LEAST, acu) * prices.proxy_acu_hour
-        return self.instances * vcpus(database.instance_class) * prices.proxy_vcpu_hour
+            return max(PROXY_ACU_LEAST, acu) * prices["proxy_acu_hour"]
+        return self.instances * vcpus(database.instance_class) * prices["proxy_vcpu_hour"]
 
     def _storage(self) -> Iterator[_Item]:
         prices, assumed = self.prices, self.assumed
-        yield _Item(f"S3, {assumed.data_gb:g} GB of data", assumed.data_gb, prices.s3_gb_month, kept=True)
+        yield _Item(f"S3, {assumed.data_gb:g} GB of data", assumed.data_gb, prices["s3_gb_month"], kept=True)
         payloads = assumed.payload_gb
-        yield _Item(f"S3, {payloads:g} GB of payloads", payloads, prices.s3_gb_month, kept=True)
+        yield _Item(f"S3, {payloads:g} GB of payloads", payloads, prices["s3_gb_month"], kept=True)
         # A commit adds about one object, which a compaction and a query or two read.
-        request = prices.s3_put_thousand + 3 * prices.s3_get_thousand
+        request = prices["s3_put_thousand"] + 3 * prices["s3_get_thousand"]
         yield _Item("S3 requests", assumed.requests_million * 1_000, request)
 
     def _commit(self) -> Iterator[_Item]:
@@ -210,7 +211,7 @@ class _Month:
         # Each message is sent, received and deleted, in tens; a mapping polls with five long polls of 20 s.
         polls = commit.queues * 5 * SECONDS_MONTH / 20 / 1e6
         queues = f"SQS, {commit.queues} queue{'s' * (commit.queues > 1)}"
-        yield _Item(queues, requests * 3 / 10 + polls, self.prices.sqs_request_million)
+        yield _Item(queues, requests * 3 / 10 + polls, self.prices["sqs_request_million"])
         batches = max(requests * 1e6 / min(commit.batch_size, 100), 1)
         yield _Item(f"Lambda, {batches:,.0f} batches", batches, self._call(commit.memory_mb))
 
@@ -224,14 +225,14 @@ class _Month:
         yield _Item(f"Lambda, every {every} minutes", calls, self._call(scheduled.memory_mb))
         if runs:
             transitions = calls * 3 + self.assumed.run_hours * 3_600 / 30 * 2
-            price = self.prices.transition_thousand / 1_000
+            price = self.prices["transition_thousand"] / 1_000
             yield _Item(f"Step Functions, {transitions:,.0f} transitions", transitions, price)
 
     def _call(self, memory_mb: int) -> float:
         """Of a lambda, which takes a second."""
         arm = self.settings.architecture == "arm64"
-        second = self.prices.lambda_arm_gb_second if arm else self.prices.lambda_x86_gb_second
-        return self.prices.lambda_request_million / 1e6 + memory_mb / 1_024 * second
+        second = self.prices["lambda_arm_gb_second"] if arm else self.prices["lambda_x86_gb_second"]
+        return self.prices["lambda_request_million"] / 1e6 + memory_mb / 1_024 * second
 
     def _runs(self) -> Iterator[_Item]:
         compaction, assumed = self.settings.compaction, self.assumed
@@ -243,7 +244,7 @@ class _Month:
             yield _Item(f"EMR Serverless, {used:,.0f} vCPU hours", used, hour)
             return
         kind = compaction.instance_types[0]
-        hour = self._priced(kind, self.prices.ec2_hour(kind)) + 64 * self.prices.ebs_gb_month / HOURS_MONTH
+        hour = self._priced(kind, self.prices.ec2_hour(kind)) + 64 * self.prices["ebs_gb_month"] / HOURS_MONTH
         # The primary node comes on top; a cluster that waits for steps idles after each run.
         nodes = 1 + max(1.0, assumed.run_share * compaction.instances_max)
         yield _Item(f"EMR on EC2, {nodes:.3g} × {kind}", assumed.run_hours * nodes, hour)
@@ -254,30 +255,30 @@ class _Month:
         if query is None:
             return
         hour = prices.fargate_hour(self.settings.architecture, query.cpu, query.memory_mb)
-        hour += (query.disk_gb - FREE_DISK_GB) * prices.fargate_disk_gb_hour
+        hour += (query.disk_gb - FREE_DISK_GB) * prices["fargate_disk_gb_hour"]
         size = f"{query.cpu / 1_024:g} vCPU, {query.memory_gb:g} GB"
         yield _Item(f"Fargate, {query.tasks_min} × {size}", query.tasks_min * HOURS_MONTH, hour)
-        balancer = prices.balancer_hour + prices.lcu_hour
+        balancer = prices["balancer_hour"] + prices["lcu_hour"]
         yield _Item("load balancer, with one capacity unit", HOURS_MONTH, balancer)
         if query.endpoints != "existing":
             ways, hours = f"{QUERY_ENDPOINTS} interface endpoints", QUERY_ENDPOINTS * HOURS_MONTH
-            yield _Item(ways, hours, prices.endpoint_hour)
-        yield _Item("private hosted zone, its name", 1, prices.zone_month, kept=True)
-        yield _Item("Secrets Manager, its token", 1, prices.secret_month, kept=True)
+            yield _Item(ways, hours, prices["endpoint_hour"])
+        yield _Item("private hosted zone, its name", 1, prices["zone_month"], kept=True)
+        yield _Item("Secrets Manager, its token", 1, prices["secret_month"], kept=True)
 
     def _common(self) -> Iterator[_Item]:
         prices, gb = self.prices, self.assumed.log_gb
         keys = key_count(self.settings)
-        yield _Item(f"{keys} KMS keys", keys, prices.kms_key_month, kept=True)
+        yield _Item(f"{keys} KMS keys", keys, prices["kms_key_month"], kept=True)
         # Bucket keys and data key reuse leave about one request for a hundred uses.
         requests = self.assumed.requests_million * 100 / 100
-        yield _Item("KMS requests", requests, prices.kms_request_ten_thousand)
-        yield _Item("Secrets Manager, the master password", 1, prices.secret_month, kept=True)
-        yield _Item(f"CloudWatch logs, {gb:g} GB written", gb, prices.log_gb)
+        yield _Item("KMS requests", requests, prices["kms_request_ten_thousand"])
+        yield _Item("Secrets Manager, the master password", 1, prices["secret_month"], kept=True)
+        yield _Item(f"CloudWatch logs, {gb:g} GB written", gb, prices["log_gb"])
         months = self.settings.database.log_days / 30
-        yield _Item("CloudWatch logs kept", gb * months, prices.log_gb_month, kept=True)
+        yield _Item("CloudWatch logs kept", gb * months, prices["log_gb_month"], kept=True)
         if self.settings.commit or self.settings.compaction:
-            yield _Item(f"{METRICS} CloudWatch metrics", METRICS, prices.metric_month)
+            yield _Item(f"{METRICS} CloudWatch metrics", METRICS, prices["metric_month"])
 
 
 def key_count(settings: DeploymentSettings) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from functools import cache
@@ -20,58 +21,27 @@ _SIZES = {"medium": 0.5, "large": 1, "xlarge": 2}
 
 @dataclass(frozen=True)
 class Prices:
-    """USD; the unit stands last in each name."""
+    """USD by the names of prices.toml, in which the unit stands last."""
 
-    region: str
     date: date
     source: str
-    aurora_large_hour: dict[str, float]
-    """By family of instances, in us-east-1."""
-    ec2_xlarge_hour: dict[str, float]
+    usd: Mapping[str, float]
+    """What the region charges for everything that no instance is of."""
+
+    aurora_large_hour: Mapping[str, float]
     """By family of instances, in us-east-1."""
 
-    lambda_request_million: float
-    lambda_arm_gb_second: float
-    lambda_x86_gb_second: float
-    sqs_request_million: float
-    kms_key_month: float
-    kms_request_ten_thousand: float
-    secret_month: float
-    alarm_month: float
-    metric_month: float
-    dashboard_month: float
-    zone_month: float
-    fargate_disk_gb_hour: float
-    transition_thousand: float
-    emr_share_of_ec2: float
+    ec2_xlarge_hour: Mapping[str, float]
+    """By family of instances, in us-east-1."""
 
-    aurora_instance_factor: float
-    acu_hour: float
-    aurora_gb_month: float
-    aurora_io_million: float
-    aurora_backup_gb_month: float
-    proxy_vcpu_hour: float
-    proxy_acu_hour: float
-    ec2_factor: float
-    ebs_gb_month: float
-    emr_arm_vcpu_hour: float
-    emr_arm_gb_hour: float
-    emr_x86_vcpu_hour: float
-    emr_x86_gb_hour: float
-    s3_gb_month: float
-    s3_put_thousand: float
-    s3_get_thousand: float
-    log_gb: float
-    log_gb_month: float
-    balancer_hour: float
-    lcu_hour: float
-    endpoint_hour: float
+    def __getitem__(self, name: str) -> float:
+        return self.usd[name]
 
     def aurora_hour(self, instance_class: str) -> float | None:
         """Of `r8g.xlarge`, with or without `db.`; None when the file has no price of it."""
         family, size = _parts(instance_class)
         price = self.aurora_large_hour.get(family)
-        return None if price is None or size is None else price * size * self.aurora_instance_factor
+        return None if price is None or size is None else price * size * self["aurora_instance_factor"]
 
     def ec2_hour(self, instance_type: str) -> float | None:
         """Of the instance with EMR on it; None when the file has no price of it."""
@@ -79,21 +49,21 @@ class Prices:
         price = self.ec2_xlarge_hour.get(family)
         if price is None or size is None:
             return None
-        return price * size / 2 * self.ec2_factor * (1 + self.emr_share_of_ec2)
+        return price * size / 2 * self["ec2_factor"] * (1 + self["emr_share_of_ec2"])
 
     def emr_vcpu_hour(self, architecture: str) -> float:
         """Of EMR Serverless, with the 4 GB that go with a vCPU."""
-        if architecture == "arm64":
-            return self.emr_arm_vcpu_hour + 4 * self.emr_arm_gb_hour
-        return self.emr_x86_vcpu_hour + 4 * self.emr_x86_gb_hour
+        vcpu, gb = self._emr(architecture)
+        return vcpu + 4 * gb
 
     def fargate_hour(self, architecture: str, cpu: int, memory_mb: int) -> float:
         """Of a task, without its disk; `cpu` is in units of which a vCPU has 1,024."""
-        if architecture == "arm64":
-            vcpu, gb = self.emr_arm_vcpu_hour, self.emr_arm_gb_hour
-        else:
-            vcpu, gb = self.emr_x86_vcpu_hour, self.emr_x86_gb_hour
+        vcpu, gb = self._emr(architecture)
         return (cpu * vcpu + memory_mb * gb) / 1_024 / EMR_OF_FARGATE
+
+    def _emr(self, architecture: str) -> tuple[float, float]:
+        kind = "arm" if architecture == "arm64" else "x86"
+        return self[f"emr_{kind}_vcpu_hour"], self[f"emr_{kind}_gb_hour"]
 
 
 def prices_of(region: str) -> Prices:
@@ -104,14 +74,8 @@ def prices_of(region: str) -> Prices:
             f"there are no prices of the region {region}: they are known of {', '.join(known_regions())}; "
             "name one of these with --region for an estimate"
         )
-    return Prices(
-        region=region,
-        **content["about"],
-        aurora_large_hour=content["aurora_large_hour"],
-        ec2_xlarge_hour=content["ec2_xlarge_hour"],
-        **content["everywhere"],
-        **content["regions"][region],
-    )
+    families = {name: content[name] for name in ("aurora_large_hour", "ec2_xlarge_hour")}
+    return Prices(**content["about"], usd=content["everywhere"] | content["regions"][region], **families)
 
 
 def known_regions() -> list[str]:
