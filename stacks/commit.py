@@ -6,9 +6,10 @@ import aws_cdk as cdk
 from aws_cdk import aws_lambda_event_sources as event_sources
 from constructs import Construct
 
-from dormouse.settings.deployment import VISIBILITY_SECONDS_MAX, CommitSettings
+from dormouse.settings.deployment import CommitSettings
 from dormouse.settings.lambdas import CommitEnvironment
 from dormouse.settings.resources import CommitResources
+from dormouse.settings.section import VISIBILITY_SECONDS_MAX
 from stacks.constructs.database_function import DatabaseFunction
 from stacks.constructs.queue import Queue
 from stacks.database import RUN_ROLE

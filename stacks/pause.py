@@ -9,9 +9,10 @@ from aws_cdk import aws_lambda_event_sources as event_sources
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
-from dormouse.settings.deployment import VISIBILITY_FACTOR, PauseSettings
+from dormouse.settings.deployment import PauseSettings
 from dormouse.settings.lambdas import PauseEnvironment
 from dormouse.settings.resources import PauseResources, state_parameter
+from dormouse.settings.section import VISIBILITY_FACTOR
 from stacks.constructs.function import Function
 from stacks.constructs.queue import Queue
 from stacks.foundation import Foundation

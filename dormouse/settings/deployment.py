@@ -12,18 +12,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dormouse.settings.engines import (
-    CompactionSettings,
-    EmrServerlessCompaction,
-    EmrStepsCompaction,
-    EmrTransientCompaction,
-)
+from dormouse.settings.engines import CompactionSettings
 from dormouse.settings.query import QuerySettings
 from dormouse.settings.section import (
     CONNECT_SECONDS_MAX,
-    LAMBDA_SECONDS_MAX,
     VISIBILITY_FACTOR,
-    VISIBILITY_SECONDS_MAX,
     Acu,
     EveryMinutes,
     Id,
@@ -42,15 +35,6 @@ from dormouse.settings.section import (
     setting,
     tag_problems,
 )
-
-__all__ = [
-    "CONNECT_SECONDS_MAX", "LAMBDA_SECONDS_MAX", "VISIBILITY_FACTOR", "VISIBILITY_SECONDS_MAX",
-    "CommitSettings", "CompactionSettings", "DatabaseSettings", "DeploymentSettings",
-    "EmrServerlessCompaction",
-    "EmrStepsCompaction", "EmrTransientCompaction", "FixedDatabase", "GarbageSettings", "MaintenanceSettings",
-    "MonitoringSettings", "NetworkSettings", "PauseSettings", "QuerySettings", "ServerlessDatabase",
-    "StorageSettings",
-]  # fmt: skip
 
 RECEIVES_LEAST = 50
 ZONES_MAX = 3

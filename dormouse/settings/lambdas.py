@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dormouse.errors import InvalidInput
-from dormouse.settings.process import PREFIX, problem
+from dormouse.settings.process import PREFIX, load
 
 _OF_THE_SERVICE = {"region", "function_name"}
 NonEmpty = Annotated[str, Field(min_length=1)]
@@ -174,10 +174,7 @@ E = TypeVar("E", bound=Environment)
 
 def load_environment(model: type[E]) -> E:
     """The environment as it is now; raises InvalidInput that names the bad and missing variables."""
-    try:
-        return model()
-    except ValidationError as error:
-        raise InvalidInput("; ".join(problem(one) for one in error.errors())) from None
+    return load(model, {})
 
 
 def _text(value: Any) -> str:

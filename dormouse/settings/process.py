@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AliasChoices, BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -16,6 +16,7 @@ from dormouse.errors import InvalidInput
 PREFIX = "DORMOUSE_"
 _SPARK_MASTER = r"local(\[(\*|[1-9]\d*)(, ?\d+)?\])?|(spark|k8s)://\S+|yarn"
 _SPARK_MEMORY_BYTES_MIN = 512 * 1024**2
+S = TypeVar("S", bound=BaseSettings)
 
 
 def _none_if_empty(value: Any) -> Any:
@@ -122,10 +123,16 @@ class Settings(BaseSettings):
 
 def load_settings(**overrides: Any) -> Settings:
     """The settings of the environment, but for the overrides; raises InvalidInput that names the bad ones."""
+    return load(Settings, overrides)
+
+
+def load(model: type[S], overrides: Mapping[str, Any]) -> S:
+    """Settings of any kind; raises InvalidInput, one line for all that is bad or missing."""
     try:
-        return Settings(**overrides)
+        return model(**overrides)
     except ValidationError as error:
-        raise InvalidInput("; ".join(problem(one) for one in error.errors())) from None
+        prefix = model.model_config["env_prefix"]
+        raise InvalidInput("; ".join(_problem(one, prefix) for one in error.errors())) from None
 
 
 def _queue_urls(commit_queue: str | None) -> tuple[str, ...]:
@@ -139,9 +146,10 @@ def environment() -> Mapping[str, str]:
     return dict(os.environ)
 
 
-def problem(error: Any) -> str:
-    """One line for an error of pydantic."""
-    name = str(error["loc"][0]) if error["loc"] else "settings"
-    variable = name if name.isupper() else f"{PREFIX}{name.upper()}"
+def _problem(error: Any, prefix: str) -> str:
     reason = error["msg"].removeprefix("Value error, ")
-    return f"the setting {name.removeprefix(PREFIX).lower()} ({variable}) is not valid: {reason}"
+    if not error["loc"]:
+        return str(reason)
+    name = str(error["loc"][0])
+    variable = name if name.isupper() else f"{prefix}{name.upper()}"
+    return f"the setting {name.removeprefix(prefix).lower()} ({variable}) is not valid: {reason}"

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dormouse.errors import InvalidInput
-from dormouse.settings.process import PREFIX, Optional
+from dormouse.settings.process import PREFIX, Optional, load
 
 SERVICE_PREFIX = f"{PREFIX}SERVICE_"
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
@@ -120,16 +120,4 @@ def is_loopback(host: str) -> bool:
 
 def load_service_settings(**overrides: Any) -> ServiceSettings:
     """The settings of the environment, but for overrides that are not None; InvalidInput names bad ones."""
-    given = {name: value for name, value in overrides.items() if value is not None}
-    try:
-        return ServiceSettings(**given)
-    except ValidationError as error:
-        raise InvalidInput("; ".join(_problem(one) for one in error.errors())) from None
-
-
-def _problem(error: Any) -> str:
-    reason = str(error["msg"]).removeprefix("Value error, ")
-    if not error["loc"]:
-        return reason
-    name = str(error["loc"][0])
-    return f"the setting {name} ({SERVICE_PREFIX}{name.upper()}) is not valid: {reason}"
+    return load(ServiceSettings, {name: value for name, value in overrides.items() if value is not None})

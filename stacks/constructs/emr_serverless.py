@@ -8,7 +8,7 @@ from aws_cdk import aws_emrserverless as emrserverless
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
-from dormouse.settings.deployment import EmrServerlessCompaction
+from dormouse.settings.engines import EmrServerlessCompaction
 from stacks.assets import Architecture
 from stacks.constructs.database_function import let_out_to_s3
 from stacks.constructs.emr_release import RELEASE

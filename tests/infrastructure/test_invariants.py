@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dormouse.commits.pointers import OBJECT_PREFIX
-from dormouse.settings.deployment import VISIBILITY_FACTOR, VISIBILITY_SECONDS_MAX
+from dormouse.settings.section import VISIBILITY_FACTOR, VISIBILITY_SECONDS_MAX
 from tests.assembly import CONFIGURATIONS, Assembly, Resource
 from tests.template import allowed, flat
 
