@@ -2,14 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from dormouse.data.quantiles import KeyQuantiles
 from dormouse.errors import PartitionNotFound
-from dormouse.model.keys import KeyValue
+from dormouse.model.keys import KeyValue, encode_value
 from dormouse.model.partition_tree import Partition, PartitionTree
-from dormouse.model.region import Range, compare
-from dormouse.model.tree_arrays import NONE
+from dormouse.model.region import Range, Region, compare
+from dormouse.model.schema import Schema
+from dormouse.model.tree_arrays import NONE, PartitionRow, TreeArrays
+from dormouse.query.key_ranges import KeyRanges
+
+
+def tree_of(schema: Schema, partitions: Iterable[Partition]) -> PartitionTree:
+    """A tree of these partitions, at epoch 0."""
+    arrays = TreeArrays(schema)
+    arrays.extend((_row(schema, partition) for partition in partitions), 0)
+    return PartitionTree(arrays, 0)
+
+
+def _row(schema: Schema, partition: Partition) -> PartitionRow:
+    if partition.split is None:
+        return PartitionRow(partition.partition_id, 0)
+    field = schema.field(partition.split.field)
+    point, split_key = encode_value(field.type, partition.split.point), schema.row_key_index(field.name)
+    return PartitionRow(partition.partition_id, 0, 0, split_key, point, *partition.child_ids)
+
+
+def partitions_of(tree: PartitionTree) -> list[Partition]:
+    """All partitions, parents before children, and left before right."""
+    found, stack = [], [tree.root_node]
+    while stack:
+        node = stack.pop()
+        found.append(tree[tree.node_id(node)])
+        stack += [child for child in reversed(tree.children(node) or ()) if child != NONE]
+    return found
+
+
+def leaves_in(tree: PartitionTree, region: Region) -> list[Partition]:
+    """The leaves that overlap a region, left before right."""
+    return [leaf for leaf in tree.leaves if overlap(leaf.region, region)]
+
+
+def overlap(one: Region, other: Region) -> bool:
+    """Whether two regions have keys in common."""
+    return all(one.range(name).intersect(item) is not None for name, item in other.items())
+
+
+def holds(ranges: KeyRanges, key: Mapping[str, KeyValue]) -> bool:
+    """Whether a row of these keys is in the ranges."""
+    return all(any(item.contains(key[name]) for item in items) for name, items in ranges.items())
 
 
 def leaf_of(tree: PartitionTree, key: Mapping[str, KeyValue]) -> Partition:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,9 @@ from dormouse.errors import InvalidKey, InvalidRange, PartitionNotFound
 from dormouse.model.keys import KeyValue, check_key, encode_value, min_value
 from dormouse.model.region import Range, Region, compare
 from dormouse.model.schema import Schema
-from dormouse.model.tree_arrays import NONE, PartitionRow, TreeArrays
+from dormouse.model.tree_arrays import NONE, TreeArrays
 
 ROOT = "root"
-_EVERYTHING = Range()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,28 +38,16 @@ class Partition:
         return not self.child_ids
 
 
-class PartitionTree(Collection[Partition]):
-    """The partitions of a table at one epoch: `for partition in tree`, or `tree[partition_id]`.
+class PartitionTree:
+    """The partitions of a table at one epoch, which the arrays know: `tree[partition_id]`.
 
-    A light view of arrays that all epochs share: partitions are made when asked for. Whoever walks far does
-    it by node, which is a partition's row number in the arrays, the same at every epoch.
+    A light view of arrays that all epochs share: partitions are made when asked for. What walks far does it
+    by node, which is a partition's row number in the arrays, the same at every epoch.
 
     A partial tree lacks some partitions: as a child, one of these is the node -1, and has the id "".
     """
 
-    def __init__(self, schema: Schema, partitions: Iterable[Partition], epoch: int = 0) -> None:
-        arrays = TreeArrays(schema)
-        arrays.extend((_row(schema, partition, epoch) for partition in partitions), epoch)
-        self._look_at(arrays, epoch)
-
-    @classmethod
-    def of(cls, arrays: TreeArrays, epoch: int) -> PartitionTree:
-        """The tree at an epoch that the arrays know."""
-        tree = cls.__new__(cls)
-        tree._look_at(arrays, epoch)
-        return tree
-
-    def _look_at(self, arrays: TreeArrays, epoch: int) -> None:
+    def __init__(self, arrays: TreeArrays, epoch: int) -> None:
         self.arrays = arrays
         self.schema = arrays.schema
         self.epoch = epoch
@@ -129,77 +116,39 @@ class PartitionTree(Collection[Partition]):
         return (len(self) + 1) // 2
 
     def __getitem__(self, partition_id: str) -> Partition:
-        partition = self.get(partition_id)
-        if partition is None:
-            raise PartitionNotFound(f"partition {partition_id!r} does not exist")
-        return partition
-
-    def __contains__(self, partition: object) -> bool:
-        """Whether it is one of the partitions, or the id of one."""
-        if isinstance(partition, Partition):
-            return self.get(partition.partition_id) == partition
-        return isinstance(partition, str) and self.node(partition) is not None
-
-    def get(self, partition_id: str) -> Partition | None:
         node = self.node(partition_id)
-        return None if node is None else self._partition(node, self.region_of(node))
-
-    def __iter__(self) -> Iterator[Partition]:
-        """Parents before children, and left before right."""
-        return (self._partition(node, Region(ranges)) for node, ranges in self._walk(Region()))
+        if node is None:
+            raise PartitionNotFound(f"partition {partition_id!r} does not exist")
+        return self._partition(node)
 
     def __len__(self) -> int:
         return self.arrays.count_at(self.epoch)
 
     @property
     def root(self) -> Partition:
-        return self._partition(self.root_node, Region())
+        return self._partition(self.root_node)
 
     @property
     def leaves(self) -> tuple[Partition, ...]:
         """The leaves in the order of the tree: left before right. Made anew each time: mind large trees."""
-        return tuple(self.leaves_in(Region()))
+        return tuple(map(self._partition, self.leaf_nodes()))
 
-    def leaves_in(self, region: Region) -> Iterator[Partition]:
-        """The leaves that overlap a region, left before right."""
-        for node, ranges in self._walk(region):
-            if self.children(node) is None:
-                yield self._partition(node, Region(ranges))
-
-    def _walk(self, wanted: Region) -> Iterator[tuple[int, dict[str, Range]]]:
-        """The partitions that overlap a region, parents first, each with its own region."""
-        if not wanted.overlaps(wanted):
-            return
-        stack: list[tuple[int, dict[str, Range]]] = [(self.root_node, {})]
-        while stack:
-            node, ranges = stack.pop()
-            yield node, ranges
-            children = self.children(node)
-            if children is None:
-                continue
-            (left, right), split = children, self.split_of(node)
-            item, whole = wanted.range(split.field), ranges.get(split.field, _EVERYTHING)
-            if right != NONE and _reaches(item, split.point):
-                stack.append((right, {**ranges, split.field: Range(split.point, whole.max)}))
-            if left != NONE and (item.min is None or compare(item.min, split.point) < 0):
-                stack.append((left, {**ranges, split.field: Range(whole.min, split.point)}))
-
-    def _partition(self, node: int, region: Region) -> Partition:
-        parent, children = self.arrays.parent[node], self.children(node)
+    def _partition(self, node: int) -> Partition:
+        parent, children, region = self.arrays.parent[node], self.children(node), self.region_of(node)
         parent_id = None if parent == NONE else self.node_id(parent)
         if children is None:
             return Partition(self.node_id(node), parent_id, region)
         left_id, right_id = ("" if child == NONE else self.node_id(child) for child in children)
         return Partition(self.node_id(node), parent_id, region, (left_id, right_id), self.split_of(node))
 
-    def key_order_groups(self, leaves: Iterable[Partition]) -> list[list[Partition]]:
-        """Leaves in groups, such that every key of a group sorts before every key of the next.
+    def key_order_groups(self, leaves: Iterable[int]) -> list[list[int]]:
+        """Leaves, by node, in groups such that every key of a group sorts before every key of the next.
 
         Leaves that were split on a later row key interleave in key order: they share a group, and its rows
         must be merged. A tree split on the first row key alone gives groups of one.
         """
-        spans = sorted(((*_key_span(self.schema, leaf), leaf) for leaf in leaves), key=lambda span: span[0])
-        groups: list[list[Partition]] = []
+        spans = sorted((*_key_span(self.schema, self.region_of(leaf)), leaf) for leaf in leaves)
+        groups: list[list[int]] = []
         reach: tuple[Any, ...] = ()
         for lower, upper, leaf in spans:
             if groups and lower < reach:
@@ -266,27 +215,12 @@ def _check_points(schema: Schema, points: Sequence[KeyValue]) -> None:
         previous = point
 
 
-def _key_span(schema: Schema, leaf: Partition) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Bounds of the leaf's keys in key order: every key lies in [lower, upper)."""
+def _key_span(schema: Schema, region: Region) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Bounds of a leaf's keys in key order: every key lies in [lower, upper)."""
     lower, upper = [], []
     for field in schema.row_keys:
-        item = leaf.region.range(field.name)
+        item = region.range(field.name)
         lower.append(encode_value(field.type, min_value(field.type) if item.min is None else item.min))
         upper.append((1, b"") if item.max is None else (0, encode_value(field.type, item.max)))
     # only the first field's maximum is exclusive as a bound of the whole key
     return tuple((0, value) for value in lower), (upper[0],)
-
-
-def _reaches(item: Range, point: KeyValue) -> bool:
-    """Whether a range has values from a point on."""
-    order = 1 if item.max is None else compare(item.max, point)
-    return order > 0 or (order == 0 and item.max_inclusive)
-
-
-def _row(schema: Schema, partition: Partition, epoch: int) -> PartitionRow:
-    if partition.split is None:
-        return PartitionRow(partition.partition_id, 0)
-    field, (left_id, right_id) = schema.field(partition.split.field), partition.child_ids
-    point = encode_value(field.type, partition.split.point)
-    split_key = schema.row_key_index(field.name)
-    return PartitionRow(partition.partition_id, 0, epoch, split_key, point, left_id, right_id)

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dormouse.errors import InvalidKey, InvalidQuery, InvalidRange
+from dormouse.errors import InvalidQuery, InvalidRange
 from dormouse.model.keys import KeyValue, check_key, min_value
-from dormouse.model.schema import Field, Schema
+from dormouse.model.schema import Field
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class Range:
 
     def intersect(self, other: Range) -> Range | None:
         """What both have, or None."""
-        lower = max((self, other), key=_min_order)
-        upper = min((self, other), key=_max_order)
+        lower = max((self, other), key=start_of)
+        upper = min((self, other), key=end_of)
         both = Range(lower.min, upper.max, lower.min_inclusive, upper.max_inclusive)
         return None if both._is_empty() else both
 
@@ -78,29 +78,14 @@ def _after(value: Any, limit: Any, inclusive: bool) -> bool:
     return order > 0 or (inclusive and order == 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Bound:
-    """An end of a range; sorts like the position it stands for."""
-
-    value: Any
-    unbounded: int
-    tie: int
-
-    def __lt__(self, other: _Bound) -> bool:
-        if self.unbounded or other.unbounded:
-            return self.unbounded < other.unbounded
-        return (compare(self.value, other.value) or self.tie - other.tie) < 0
-
-    def __gt__(self, other: _Bound) -> bool:
-        return other < self
+def start_of(item: Range) -> tuple[Any, ...]:
+    """Where a range begins; sorts like the position it stands for."""
+    return (0,) if item.min is None else (1, item.min, not item.min_inclusive)
 
 
-def _min_order(item: Range) -> _Bound:
-    return _Bound(item.min, -1 if item.min is None else 0, 0 if item.min_inclusive else 1)
-
-
-def _max_order(item: Range) -> _Bound:
-    return _Bound(item.max, 1 if item.max is None else 0, 1 if item.max_inclusive else 0)
+def end_of(item: Range) -> tuple[Any, ...]:
+    """Where a range ends, as `start_of`."""
+    return (1,) if item.max is None else (0, item.max, item.max_inclusive)
 
 
 class Region(Mapping[str, Range]):
@@ -134,32 +119,6 @@ class Region(Mapping[str, Range]):
     def range(self, name: str) -> Range:
         """The range of a row key; unbounded when the region does not name it."""
         return self._ranges.get(name, Range())
-
-    def checked(self, schema: Schema) -> Region:
-        """Itself, when it is a region of the schema; `InvalidQuery` or `InvalidRange` otherwise."""
-        checked = {}
-        for name, item in self._ranges.items():
-            if name not in schema.row_key_names:
-                keys = ", ".join(schema.row_key_names)
-                raise InvalidQuery(f"{name!r} is not a row key; the row keys are {keys}")
-            try:
-                checked[name] = item.checked(schema.field(name))
-            except InvalidKey as error:
-                raise InvalidQuery(str(error)) from None
-        return Region(checked)
-
-    def intersect(self, other: Region) -> Region | None:
-        """What both have, or None."""
-        ranges = dict(self._ranges)
-        for name, item in other.items():
-            both = self.range(name).intersect(item)
-            if both is None:
-                return None
-            ranges[name] = both
-        return Region(ranges)
-
-    def overlaps(self, other: Region) -> bool:
-        return all(self.range(name).intersect(item) is not None for name, item in other.items())
 
     def contains(self, key: Mapping[str, KeyValue]) -> bool:
         """Whether the row keys of `key` lie in the region."""

@@ -65,7 +65,7 @@ class PartitionStore(Leaves):
     def cached(self) -> PartitionTree | None:
         """The tree at the newest epoch that is known here, without asking the database."""
         arrays = self._trees.get(self._table.table_id)
-        return None if arrays is None else PartitionTree.of(arrays, arrays.epoch)
+        return None if arrays is None else PartitionTree(arrays, arrays.epoch)
 
     def is_asked_again(self) -> bool:
         """Whether a tree that is not cached was asked for before, and would be kept."""
@@ -82,7 +82,7 @@ class PartitionStore(Leaves):
         """
         arrays = self._trees.get(self._table.table_id)
         if arrays is not None and epoch <= arrays.epoch and arrays.agrees(epoch, made_at):
-            return PartitionTree.of(arrays, epoch)
+            return PartitionTree(arrays, epoch)
         if conn is not None:
             return self._read(conn, epoch, made_at)
         return self._reading(lambda conn: self._read(conn, epoch, made_at))
@@ -115,7 +115,7 @@ class PartitionStore(Leaves):
             if made_at is not None:
                 arrays.note(epoch, made_at)
             self._trees.put(table_id, arrays)
-        return PartitionTree.of(arrays, epoch)
+        return PartitionTree(arrays, epoch)
 
     def _extend(self, arrays: TreeArrays, changes: list[PartitionRow], epoch: int) -> None:
         try:

@@ -78,7 +78,7 @@ class TreeReader:
             return None
         arrays, epoch = TreeArrays(self._table.schema), rows[0][-1]
         arrays.extend((PartitionRow(*row[:-1]) for row in rows), epoch)
-        return PartitionTree.of(arrays, epoch)
+        return PartitionTree(arrays, epoch)
 
     def _pages(self, conn: psycopg.Connection[Any], epoch: int) -> Iterator[PartitionColumns]:
         after = ""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dormouse.model.keys import KeyValue
-from dormouse.model.region import Range, Region
+from dormouse.model.region import Range, end_of, start_of
 
 Ranges = tuple[Range, ...]
 
@@ -21,10 +21,6 @@ class KeyRanges(Mapping[str, Ranges]):
 
     def __init__(self, ranges: Mapping[str, Iterable[Range]] | None = None) -> None:
         self._ranges = {name: _disjoint(items) for name, items in (ranges or {}).items()}
-
-    @staticmethod
-    def of(region: Region) -> KeyRanges:
-        return KeyRanges({name: (item,) for name, item in region.items() if item != Range()})
 
     def __getitem__(self, name: str) -> Ranges:
         return self._ranges[name]
@@ -84,9 +80,6 @@ class KeyRanges(Mapping[str, Ranges]):
         gone = set(names)
         return KeyRanges._known({name: items for name, items in self.items() if name not in gone})
 
-    def contains(self, key: Mapping[str, KeyValue]) -> bool:
-        return all(any(item.contains(key[name]) for item in items) for name, items in self.items())
-
     @staticmethod
     def _known(ranges: dict[str, Ranges]) -> KeyRanges:
         """Of ranges that are disjoint and ascend already."""
@@ -106,9 +99,9 @@ def united(parts: Sequence[KeyRanges]) -> KeyRanges:
 
 def _disjoint(items: Iterable[Range]) -> Ranges:
     merged: list[Range] = []
-    for item in sorted(items, key=_start):
+    for item in sorted(items, key=start_of):
         if merged and merged[-1].intersect(item) is not None:
-            merged[-1] = _hull(merged[-1], max(merged[-1], item, key=_end))
+            merged[-1] = _hull(merged[-1], max(merged[-1], item, key=end_of))
         else:
             merged.append(item)
     return tuple(merged)
@@ -120,7 +113,7 @@ def _common(left: Ranges, right: Ranges) -> Iterator[Range]:
         both = left[i].intersect(right[j])
         if both is not None:
             yield both
-        if _end(left[i]) < _end(right[j]):
+        if end_of(left[i]) < end_of(right[j]):
             i += 1
         else:
             j += 1
@@ -128,11 +121,3 @@ def _common(left: Ranges, right: Ranges) -> Iterator[Range]:
 
 def _hull(first: Range, last: Range) -> Range:
     return Range(first.min, last.max, first.min_inclusive, last.max_inclusive)
-
-
-def _start(item: Range) -> tuple[Any, ...]:
-    return (0,) if item.min is None else (1, item.min, not item.min_inclusive)
-
-
-def _end(item: Range) -> tuple[Any, ...]:
-    return (1,) if item.max is None else (0, item.max, item.max_inclusive)

@@ -186,7 +186,7 @@ class _Planner:
         self.tree = tree = page.tree
         self.wanted = page.wanted
         leaves = [node for node in page.wanted if tree.children(node) is None]
-        groups = _key_order_groups(tree, leaves) if page.in_key_order else [leaves]
+        groups = tree.key_order_groups(leaves) if page.in_key_order and len(leaves) > 1 else [leaves]
         self.group_of = {leaf: number for number, group in enumerate(groups) for leaf in group}
         self.leaves_below = Counter(node for leaf in leaves for node in _upwards(tree, leaf))
         self._corners: dict[int, tuple[bytes, bytes]] = {}
@@ -345,15 +345,6 @@ def _walk(tree: PartitionTree, ranges: KeyRanges) -> Iterator[tuple[int, KeyRang
                 stack.append((children[1], above, split.point if split.field == first else start))
             if below is not None:
                 stack.append((children[0], below, start))
-
-
-def _key_order_groups(tree: PartitionTree, leaves: Sequence[int]) -> list[list[int]]:
-    """Leaves in groups as `PartitionTree.key_order_groups` has them, by node."""
-    if len(leaves) == 1:
-        return [list(leaves)]
-    nodes = {tree.node_id(leaf): leaf for leaf in leaves}
-    groups = tree.key_order_groups(tree[name] for name in nodes)
-    return [[nodes[leaf.partition_id] for leaf in group] for group in groups]
 
 
 def _covers(item: Range, region: Range) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from state import CountingSupplier, at_once
-from trees import leaf_of
+from trees import leaf_of, leaves_in, overlap, partitions_of
 
 import dormouse
 from dormouse.catalog import Catalog
@@ -65,7 +65,7 @@ def sharing(table: TableContext, cache: TreeCache) -> PartitionStore:
 
 
 def nodes_of(tree: PartitionTree) -> dict[str, Partition]:
-    return {partition.partition_id: partition for partition in tree}
+    return {partition.partition_id: partition for partition in partitions_of(tree)}
 
 
 def test_of_a_tree_that_is_known_only_what_changed_is_read(
@@ -230,13 +230,13 @@ def test_a_walk_finds_what_the_tree_has_in_the_ranges_and_no_more(table: TableCo
     for _ in range(60):
         ranges = {name: some_range(rng, name) for name in rng.sample(list(VALUES), rng.randrange(5))}
         region = Region(ranges)
-        expected = {p.partition_id: p for p in tree if p.region.overlaps(region)}
+        expected = {p.partition_id: p for p in partitions_of(tree) if overlap(p.region, region)}
         with table.supplier.connection() as conn:
             found = table.partitions.walk(conn, ranges, len(expected))
             assert table.partitions.walk(conn, ranges, len(expected) - 1) is None
         assert found is not None and found.epoch == tree.epoch
         assert nodes_of(found).keys() == expected.keys()
-        assert list(found.leaves_in(region)) == list(tree.leaves_in(region))
+        assert list(found.leaves) == leaves_in(tree, region)
         for partition_id, partition in expected.items():
             node = found.node(partition_id)
             assert node is not None
@@ -255,7 +255,7 @@ def test_a_walk_is_one_statement_on_the_connection_given(
     with table.supplier.connection() as conn:
         walked = PartitionStore(counting, table.table).walk(conn, {"i": Range(3, 4)})
     assert walked is not None
-    assert ([p.partition_id for p in walked], walked.epoch) == (["root", "1-0"], 1)
+    assert ([p.partition_id for p in partitions_of(walked)], walked.epoch) == (["root", "1-0"], 1)
     assert (counting.lent, statements) == (0, [("walk", 2)])
 
 

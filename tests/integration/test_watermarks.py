@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from state import assign, at_once, live, query, ref, replace, transaction
 from test_compaction_jobs import basic, size_ratio
+from trees import partitions_of
 
 import dormouse as dm
 from dormouse.context import TableContext
@@ -77,7 +78,7 @@ class History:
     def add(self) -> None:
         """Also to partitions that were divided: who plans an ingest may not know."""
         tree = self.table.partitions.tree()
-        partition = self.chance.choice(list(tree))
+        partition = self.chance.choice(partitions_of(tree))
         files = [self.name() for _ in range(self.chance.randint(1, 5))]
         self.table.store.add_files(
             ref(name, partition.partition_id, self.chance.randint(1, 50)) for name in files

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trees import leaf_of
+from trees import leaf_of, tree_of
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.leaf_lookup import LeafLookup
@@ -57,7 +57,7 @@ def _trees_and_rows(draw: st.DrawFn) -> tuple[PartitionTree, pa.RecordBatch]:
         pa.array(draw(st.lists(_VALUES[f.type], min_size=rows, max_size=rows)), arrow_type(f.type))
         for f in schema.row_keys
     ]
-    return PartitionTree(schema, nodes + leaves), pa.RecordBatch.from_arrays(columns, list(schema.names))
+    return tree_of(schema, nodes + leaves), pa.RecordBatch.from_arrays(columns, list(schema.names))
 
 
 @given(_trees_and_rows())
@@ -71,7 +71,7 @@ def test_every_row_is_given_the_leaf_that_the_tree_gives(case: tuple[PartitionTr
 def _tree(points: list[Any], data_type: DataType = STRING) -> PartitionTree:
     schema = Schema([Field("key", data_type)])
     ids = itertools.count()
-    return PartitionTree(schema, tree_from_split_points(schema, points, lambda: f"p{next(ids)}"))
+    return tree_of(schema, tree_from_split_points(schema, points, lambda: f"p{next(ids)}"))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_repeated_and_distinct_keys_are_ranked_alike() -> None:
 def test_a_large_tree_is_small_and_looked_up(leaves: int) -> None:
     arrays = balanced_arrays(leaves)
     assert arrays.byte_size < 190 * leaves
-    lookup = LeafLookup(PartitionTree.of(arrays, 0))
+    lookup = LeafLookup(PartitionTree(arrays, 0))
     batch = pa.record_batch({"key": pa.array([-5, 0, 1, leaves // 2, leaves - 1, 1 << 40])})
     assert len(lookup.leaf_ids) == leaves
     assert lookup.indexes(batch).to_pylist() == [0, 0, 1, leaves // 2, leaves - 1, leaves - 1]

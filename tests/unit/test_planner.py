@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trees import holds, tree_of
 
 from dormouse.model.file_reference import FileReference, FileWithReferences
 from dormouse.model.keys import KeyValue, encode_key
@@ -39,7 +40,7 @@ VALUES: dict[str, list[Any]] = {
 Row = dict[str, KeyValue]
 
 
-def tree_of(rng: random.Random, splits: int) -> PartitionTree:
+def random_tree(rng: random.Random, splits: int) -> PartitionTree:
     """A tree with random splits on random row keys."""
     partitions = {"root": Partition("root", None, Region())}
     for number in range(splits):
@@ -49,7 +50,7 @@ def tree_of(rng: random.Random, splits: int) -> PartitionTree:
         if inside:
             made = split_partition(SCHEMA, leaf, Split(name, rng.choice(inside)), f"{number}l", f"{number}r")
             partitions |= {p.partition_id: p for p in made}
-    return PartitionTree(SCHEMA, partitions.values())
+    return tree_of(SCHEMA, partitions.values())
 
 
 def rows_of(rng: random.Random, count: int) -> list[Row]:
@@ -140,7 +141,7 @@ def read(one: QueryPlan, rows: Mapping[str, list[Row]]) -> Iterator[list[tuple[s
             (scan.filename, n)
             for scan in group
             for n, row in enumerate(rows[scan.filename])
-            if any(part.contains(row) for part in scan.slices)
+            if any(holds(part, row) for part in scan.slices)
         ]
 
 
@@ -148,7 +149,7 @@ def read(one: QueryPlan, rows: Mapping[str, list[Row]]) -> Iterator[list[tuple[s
 def test_every_wanted_row_is_read_once(seed: int, in_key_order: bool, known: bool) -> None:
     """Over random k-d trees, files referenced anywhere in them, and random ranges."""
     rng = random.Random(seed)
-    tree, ranges = tree_of(rng, rng.randrange(8)), ranges_of(rng)
+    tree, ranges = random_tree(rng, rng.randrange(8)), ranges_of(rng)
     made = [file_of(rng, tree, f"f{n}", known) for n in range(4)]
     files = [file for file, _ in made]
     rows = {file.filename: rows for file, rows in made}
@@ -159,7 +160,7 @@ def test_every_wanted_row_is_read_once(seed: int, in_key_order: bool, known: boo
         (file.filename, n)
         for file, file_rows in made
         for n, row in enumerate(file_rows)
-        if within(tree, file, row) and ranges.contains(row)
+        if within(tree, file, row) and holds(ranges, row)
     ]
     spans = [[tuple(rows[f][n].values()) for f, n in group] for group in groups if group]
     assert all(max(a) < min(b) for a, b in pairwise(spans))
@@ -171,7 +172,7 @@ def test_every_wanted_row_is_read_once(seed: int, in_key_order: bool, known: boo
 def test_the_pages_of_a_plan_read_what_the_whole_plan_reads(seed: int, leaves_max: int) -> None:
     """Each row once, all of a page before all of the next, and together they count what the whole counts."""
     rng = random.Random(seed)
-    tree, ranges = tree_of(rng, rng.randrange(10)), ranges_of(rng)
+    tree, ranges = random_tree(rng, rng.randrange(10)), ranges_of(rng)
     made = [file_of(rng, tree, f"f{n}", known=rng.random() < 0.5) for n in range(4)]
     files, rows = [file for file, _ in made], {file.filename: rows for file, rows in made}
     pages = []
@@ -203,7 +204,7 @@ def simple(partition_id: str, *, only: bool, **facts: Any) -> FileWithReferences
 
 def two_leaves() -> PartitionTree:
     made = split_partition(SCHEMA, Partition("root", None, Region()), Split("a", 0), "left", "right")
-    return PartitionTree(SCHEMA, made)
+    return tree_of(SCHEMA, made)
 
 
 ALL = whole_page(two_leaves(), KeyRanges())
@@ -276,9 +277,9 @@ def test_ranges_combine_like_sets(seed: int) -> None:
     one, other = ranges_of(rng), ranges_of(rng)
     both, either = one.intersect(other), united([one, other])
     for row in rows_of(rng, 50):
-        assert both.contains(row) is (one.contains(row) and other.contains(row))
-        assert either.contains(row) or not (one.contains(row) or other.contains(row))
-        assert not (both.is_empty and both.contains(row))
+        assert holds(both, row) is (holds(one, row) and holds(other, row))
+        assert holds(either, row) or not (holds(one, row) or holds(other, row))
+        assert not (both.is_empty and holds(both, row))
 
 
 def test_a_list_of_thousands_of_keys_is_planned_on_thousands_of_leaves_without_their_product() -> None:
@@ -297,7 +298,7 @@ def test_a_list_of_thousands_of_keys_is_planned_on_thousands_of_leaves_without_t
         )
         done.append(parent)
         todo += [(left, low, middle), (right, middle, high)]
-    tree = PartitionTree(SCHEMA, done)
+    tree = tree_of(SCHEMA, done)
     ranges = KeyRanges({"a": [Range.exactly(n) for n in range(0, 2_048, 2)]})
     groups = plan(whole_page(tree, ranges), planned(simple("root", only=True))).groups
     assert len(groups) == 1_024
