@@ -3,7 +3,6 @@
 from dormouse.postgres.connection import (
     ConnectionSupplier,
     Isolation,
-    OneShotConnectionSupplier,
     Supplier,
 )
 from dormouse.postgres.migrate import MIGRATIONS, Migration, migrate
@@ -23,7 +22,6 @@ __all__ = [
     "ConnectionSupplier",
     "Isolation",
     "Migration",
-    "OneShotConnectionSupplier",
     "Queries",
     "Query",
     "Retries",

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from enum import StrEnum
-from itertools import count
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -17,7 +16,6 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
-from dormouse.backoff import backoff_seconds
 from dormouse.errors import ConnectionsExhausted, InstanceError
 from dormouse.postgres.opening import Connection, Unavailable, connect, describe, is_alive, parameters
 from dormouse.postgres.pool import Pool, PoolClosed, PoolTimeout
@@ -174,55 +172,6 @@ class ConnectionSupplier:
         if self._pool is not None:
             _inherited.append(self._pool)
         self._pool, self._lock = None, threading.Lock()
-
-
-class OneShotConnectionSupplier:
-    """Opens a connection per call and keeps nothing, so that an idle database can pause itself."""
-
-    def __init__(
-        self,
-        dsn: str,
-        *,
-        wait_seconds_max: float = 30,
-        application_name: str = "dormouse",
-        read_only: bool = False,
-        isolation: Isolation = Isolation.READ_COMMITTED,
-    ) -> None:
-        self._conninfo = session_conninfo(
-            dsn, application_name=application_name, read_only=read_only, isolation=isolation
-        )
-        self._wait_seconds_max = wait_seconds_max
-        self._reached_before = False
-        self._closed = False
-
-    @contextmanager
-    def connection(self) -> Iterator[psycopg.Connection[TupleRow]]:
-        conn = self._connect()
-        try:
-            yield conn
-        finally:
-            conn.close()
-
-    def close(self) -> None:
-        self._closed = True
-
-    def _connect(self) -> Connection:
-        deadline = time.monotonic() + self._wait_seconds_max
-        for attempt in count(1):
-            if self._closed:
-                break
-            try:
-                conn = connect(self._conninfo, reached_before=self._reached_before)
-            except Unavailable as error:
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    raise error.after(self._wait_seconds_max) from None
-                logger.info("attempt %d: %s", attempt, error)
-                time.sleep(min(backoff_seconds(attempt), remaining))
-            else:
-                self._reached_before = True
-                return conn
-        raise InstanceError("the instance is closed")
 
 
 def session_conninfo(dsn: str, *, application_name: str, read_only: bool, isolation: Isolation) -> str:

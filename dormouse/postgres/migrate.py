@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import psycopg
 from psycopg.rows import TupleRow
 
 from dormouse.errors import InstanceError, InstanceReadOnly, InstanceTooNew, NotAnInstance
-from dormouse.postgres.connection import OneShotConnectionSupplier, Supplier
+from dormouse.postgres.connection import ConnectionSupplier, Supplier
 from dormouse.postgres.copied import settle
 from dormouse.postgres.queries import load
 
@@ -59,11 +59,11 @@ def migrate(dsn_or_supplier: str | Supplier, folder: Path = MIGRATIONS) -> list[
     have to write and may not, NotAnInstance when the schema `dormouse` is somebody else's, and InstanceError
     when a migration fails or an applied one was edited.
     """
+    if isinstance(dsn_or_supplier, str):
+        with closing(ConnectionSupplier(dsn_or_supplier)) as supplier:
+            return migrate(supplier, folder)
     migrations = read_migrations(folder)
-    supplier = dsn_or_supplier
-    if isinstance(supplier, str):
-        supplier = OneShotConnectionSupplier(supplier)
-    with supplier.connection() as conn:
+    with dsn_or_supplier.connection() as conn:
         applied = _applied(conn)
         if applied is not None and not _pending(applied, migrations) and _in_place(applied):
             return []

@@ -14,10 +14,8 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from dormouse.errors import ConnectionsExhausted, InstanceError, InvalidInput
-from dormouse.postgres import ConnectionSupplier, Isolation, OneShotConnectionSupplier, Supplier, opening
+from dormouse.postgres import ConnectionSupplier, Isolation, Supplier, opening
 from dormouse.postgres import connection as connection_module
-
-SUPPLIERS: list[Callable[..., Supplier]] = [ConnectionSupplier, OneShotConnectionSupplier]
 
 
 def backend_pid(supplier: Supplier) -> int:
@@ -63,21 +61,20 @@ def terminate(dsn: str, pid: int) -> None:
         conn.execute("select pg_terminate_backend(%s, 5000)", [pid])
 
 
-@pytest.mark.parametrize("kind", SUPPLIERS)
-def test_a_session_is_in_autocommit_and_utc_and_sees_our_schema(
-    kind: Callable[..., Supplier], dsn: str
-) -> None:
-    with closing(kind(dsn, application_name="sleepy")) as supplier, supplier.connection() as conn:
+def test_a_session_is_in_autocommit_and_utc_and_sees_our_schema(dsn: str) -> None:
+    with (
+        closing(ConnectionSupplier(dsn, application_name="sleepy")) as supplier,
+        supplier.connection() as conn,
+    ):
         names = ("search_path", "timezone", "application_name", "default_transaction_isolation")
         values = [conn.execute(f"show {name}").fetchone() for name in names]
         assert values == [("dormouse",), ("UTC",), ("sleepy",), ("read committed",)]
         assert conn.autocommit
 
 
-@pytest.mark.parametrize("kind", SUPPLIERS)
-def test_a_session_can_be_read_only_and_of_another_isolation(kind: Callable[..., Supplier], dsn: str) -> None:
+def test_a_session_can_be_read_only_and_of_another_isolation(dsn: str) -> None:
     with (
-        closing(kind(dsn, read_only=True, isolation=Isolation.REPEATABLE_READ)) as supplier,
+        closing(ConnectionSupplier(dsn, read_only=True, isolation=Isolation.REPEATABLE_READ)) as supplier,
         supplier.connection() as conn,
     ):
         assert conn.execute("show default_transaction_isolation").fetchone() == ("repeatable read",)
@@ -107,14 +104,6 @@ def test_connections_are_closed_when_idle(dsn: str) -> None:
             assert open_connections(dsn) == 2
         assert eventually(lambda: open_connections(dsn) == 0)
         assert backend_pid(supplier) > 0
-
-
-def test_a_one_shot_supplier_keeps_nothing(dsn: str) -> None:
-    with closing(OneShotConnectionSupplier(dsn)) as supplier:
-        with supplier.connection() as conn:
-            assert open_connections(dsn) == 1
-        assert conn.closed
-        assert eventually(lambda: open_connections(dsn) == 0)
 
 
 def test_fifty_threads_share_four_connections(dsn: str) -> None:
@@ -231,9 +220,8 @@ def test_a_child_forked_while_a_thread_opens_the_pool_is_not_stuck(dsn: str) -> 
         assert ends_well(child)
 
 
-@pytest.mark.parametrize("kind", SUPPLIERS)
-def test_a_closed_supplier_lends_no_more(kind: Callable[..., Supplier], dsn: str) -> None:
-    supplier = kind(dsn)
+def test_a_closed_supplier_lends_no_more(dsn: str) -> None:
+    supplier = ConnectionSupplier(dsn)
     backend_pid(supplier)
     supplier.close()
     supplier.close()
@@ -242,14 +230,11 @@ def test_a_closed_supplier_lends_no_more(kind: Callable[..., Supplier], dsn: str
         pass
 
 
-@pytest.mark.parametrize("kind", SUPPLIERS)
-def test_an_unreachable_server_is_reported_at_once_without_the_password(
-    kind: Callable[..., Supplier],
-) -> None:
+def test_an_unreachable_server_is_reported_at_once_without_the_password() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         dsn = f"postgresql://me:s3cret@127.0.0.1:{unused.getsockname()[1]}/lake"
-        supplier = kind(dsn, wait_seconds_max=30) if kind is ConnectionSupplier else kind(dsn)
+        supplier = ConnectionSupplier(dsn, wait_seconds_max=30)
         with (
             closing(supplier),
             pytest.raises(

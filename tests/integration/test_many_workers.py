@@ -26,12 +26,10 @@ from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import ConnectionsExhausted, InstanceError
 from dormouse.postgres import (
     ConnectionSupplier,
-    OneShotConnectionSupplier,
     Supplier,
     run_statement,
 )
 
-SUPPLIERS: list[Callable[..., Supplier]] = [ConnectionSupplier, OneShotConnectionSupplier]
 Restartable = tuple[str, Callable[[], None], Callable[[], str]]
 WAIT_SECONDS_MAX = 120.0
 """Far more than it takes: the machine may be busy."""
@@ -98,7 +96,7 @@ def do_at_once(suppliers: Sequence[Supplier]) -> None:
 
 
 def done(dsn: str) -> int:
-    with closing(OneShotConnectionSupplier(dsn)) as supplier, supplier.connection() as conn:
+    with closing(ConnectionSupplier(dsn)) as supplier, supplier.connection() as conn:
         (count,) = conn.execute("select count(*) from public.done").fetchone() or (0,)
         return int(count)
 
@@ -129,12 +127,6 @@ def test_300_threads_with_a_pool_each_of_which_none_is_closed_before_all_are_ser
     assert done(crowded_dsn) == 300
 
 
-def test_200_threads_without_a_pool(crowded_dsn: str) -> None:
-    with closing(OneShotConnectionSupplier(crowded_dsn, wait_seconds_max=WAIT_SECONDS_MAX)) as supplier:
-        do_at_once([supplier] * 200)
-    assert done(crowded_dsn) == 200
-
-
 def test_20_processes_of_25_threads_with_a_pool_of_8_each(crowded_dsn: str) -> None:
     command = [sys.executable, "-c", WORKER_PROCESSES, crowded_dsn]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=2 * WAIT_SECONDS_MAX, check=False)
@@ -142,9 +134,11 @@ def test_20_processes_of_25_threads_with_a_pool_of_8_each(crowded_dsn: str) -> N
     assert done(crowded_dsn) == 500
 
 
-@pytest.mark.parametrize("kind", SUPPLIERS)
-def test_a_full_server_is_waited_for(kind: Callable[..., Supplier], crowded_dsn: str) -> None:
-    with closing(kind(crowded_dsn, wait_seconds_max=WAIT_SECONDS_MAX)) as supplier, ExitStack() as stack:
+def test_a_full_server_is_waited_for(crowded_dsn: str) -> None:
+    with (
+        closing(ConnectionSupplier(crowded_dsn, wait_seconds_max=WAIT_SECONDS_MAX)) as supplier,
+        ExitStack() as stack,
+    ):
         take_all(crowded_dsn, stack)
         worker = threading.Thread(target=do, args=(supplier, 1))
         worker.start()
@@ -155,11 +149,8 @@ def test_a_full_server_is_waited_for(kind: Callable[..., Supplier], crowded_dsn:
     assert done(crowded_dsn) == 1
 
 
-@pytest.mark.parametrize("kind", SUPPLIERS)
-def test_when_the_bound_passes_it_is_one_clear_error_and_nothing_is_done(
-    kind: Callable[..., Supplier], crowded_dsn: str
-) -> None:
-    with closing(kind(crowded_dsn, wait_seconds_max=0.3)) as supplier:
+def test_when_the_bound_passes_it_is_one_clear_error_and_nothing_is_done(crowded_dsn: str) -> None:
+    with closing(ConnectionSupplier(crowded_dsn, wait_seconds_max=0.3)) as supplier:
         with ExitStack() as stack:
             take_all(crowded_dsn, stack)
             with pytest.raises(
@@ -272,13 +263,13 @@ def restartable(server_folder: Path) -> Iterator[Restartable]:
         yield dsn, stop, start
 
 
-@pytest.mark.parametrize("kind", SUPPLIERS)
-def test_a_server_that_is_restarted_is_waited_for_once_it_was_reached(
-    kind: Callable[..., Supplier], restartable: Restartable
-) -> None:
+def test_a_server_that_is_restarted_is_waited_for_once_it_was_reached(restartable: Restartable) -> None:
     dsn, stop, start = restartable
-    patient, hasty = kind(dsn, wait_seconds_max=WAIT_SECONDS_MAX), kind(dsn, wait_seconds_max=0.2)
-    with closing(patient), closing(hasty), closing(kind(dsn, wait_seconds_max=WAIT_SECONDS_MAX)) as stranger:
+    patient, hasty, stranger = (
+        ConnectionSupplier(dsn, wait_seconds_max=seconds)
+        for seconds in (WAIT_SECONDS_MAX, 0.2, WAIT_SECONDS_MAX)
+    )
+    with closing(patient), closing(hasty), closing(stranger):
         do(patient, 1)
         do(hasty, 2)
         stop()

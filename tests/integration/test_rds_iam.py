@@ -6,6 +6,7 @@ import shutil
 import ssl
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
@@ -18,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import InstanceError, InvalidInput
-from dormouse.postgres import ConnectionSupplier, OneShotConnectionSupplier, rds_iam
+from dormouse.postgres import ConnectionSupplier, rds_iam
 from dormouse.postgres.connection import Isolation, session_conninfo
 from dormouse.postgres.opening import describe
 from tests.tls import CertificateAuthority, TlsFront
@@ -154,8 +155,8 @@ def test_the_token_is_the_password_over_tls(
 ) -> None:
     monkeypatch.setattr(rds_iam, "_token", lambda *_: PASSWORD)
     dsn = f"rds-iam://app@localhost:{port}/postgres?region=eu-west-1&sslrootcert={authority.certificate}"
-    supplier = OneShotConnectionSupplier(dsn)
-    with supplier.connection() as conn:
+    supplier = ConnectionSupplier(dsn)
+    with closing(supplier), supplier.connection() as conn:
         row = conn.execute("select current_user::text, current_setting('search_path')").fetchone()
         assert conn.pgconn.ssl_in_use
     assert row == ("app", "dormouse")
@@ -170,7 +171,7 @@ def test_a_server_that_is_another_gets_no_token(
     host, more = ("localhost", "") if bundle == "amazon" else ("127.0.0.1", "")
     if bundle == "ours":
         more = f"&sslrootcert={quote(str(authority.certificate))}"
-    supplier = OneShotConnectionSupplier(f"rds-iam://app@{host}:{port}/postgres?region=eu-west-1{more}")
+    supplier = ConnectionSupplier(f"rds-iam://app@{host}:{port}/postgres?region=eu-west-1{more}")
     with pytest.raises(InstanceError, match="certificate") as caught, supplier.connection():
         pass
     assert PASSWORD not in str(caught.value)

@@ -21,7 +21,7 @@ from dormouse.errors import InstanceError, InvalidInput, ObjectNotFound
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.compaction_jobs import CompactionJobs
 from dormouse.objects import ObjectStore, open_store
-from dormouse.postgres import ConnectionSupplier, OneShotConnectionSupplier
+from dormouse.postgres import ConnectionSupplier
 from dormouse.schedules import runs
 
 PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}
@@ -179,7 +179,7 @@ def test_a_table_that_fails_or_is_dropped_holds_up_no_other(
 
 
 def test_a_database_that_is_away_fails_the_creation(objects: ObjectStore) -> None:
-    supplier = OneShotConnectionSupplier("postgresql://nobody@127.0.0.1:1/none", wait_seconds_max=0)
+    supplier = ConnectionSupplier("postgresql://nobody@127.0.0.1:1/none", wait_seconds_max=0)
     with pytest.raises(InstanceError):
         runs.create(supplier, objects, new_run(), jobs_max=1, run_seconds=1)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from data_files import SKETCHES, add_file, keys_in
 from state import assign, at_once
-from trees import ancestors
+from trees import ancestors, partitions_of
 
 from dormouse.context import TableContext
 from dormouse.model.partition_tree import Partition
@@ -223,7 +223,7 @@ def test_every_row_is_in_exactly_one_leaf_when_splitting_is_done(plane: TableCon
     leaves = plane.partitions.leaves()
     assert all_keys(plane) == expected
     assert partitions_of_references(plane) <= {leaf.partition_id for leaf in leaves}
-    assert {d.split.field for d in plane.partitions.tree() if d.split} == {"x", "y"}
+    assert {d.split.field for d in partitions_of(plane.partitions.tree()) if d.split} == {"x", "y"}
     # the estimates come from sketches: near the threshold they may err by a few rows
     for keys in (leaf_keys(plane, leaf) for leaf in leaves):
         assert keys, "a leaf was divided where it has no rows"

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 
 import psycopg
@@ -20,7 +20,6 @@ from state import wait_until
 from dormouse.errors import CommitOutcomeUnknown, TooManyRetries
 from dormouse.postgres import (
     ConnectionSupplier,
-    OneShotConnectionSupplier,
     Retries,
     run_statement,
     run_transaction,
@@ -32,9 +31,8 @@ def terminate(dsn: str, pid: int) -> None:
         conn.execute("select pg_terminate_backend(%s, 5000)", [pid])
 
 
-@pytest.mark.parametrize("kind", [ConnectionSupplier, OneShotConnectionSupplier])
 def test_a_connection_that_dies_during_the_work_is_replaced_and_the_work_done_once(
-    kind: Callable[[str], ConnectionSupplier], dsn: str, counted: ConnectionSupplier
+    dsn: str, counted: ConnectionSupplier
 ) -> None:
     retries = Retries()
     pids = []
@@ -46,7 +44,7 @@ def test_a_connection_that_dies_during_the_work_is_replaced_and_the_work_done_on
             terminate(dsn, conn.info.backend_pid)
         increment(conn, 2)
 
-    with closing(kind(dsn)) as supplier:
+    with closing(ConnectionSupplier(dsn)) as supplier:
         run_transaction(supplier, work, retries=retries)
     assert len(set(pids)) == 2
     assert (value(counted, 1), value(counted, 2), retries.count()) == (1, 1, 1)
@@ -201,12 +199,12 @@ def test_a_commit_whose_answer_is_lost_is_applied_and_not_repeated(
 def test_a_process_killed_in_its_transaction_leaves_nothing(dsn: str, counted: ConnectionSupplier) -> None:
     script = """
 import sys, time
-from dormouse.postgres import OneShotConnectionSupplier, run_transaction
+from dormouse.postgres import ConnectionSupplier, run_transaction
 def work(conn):
     conn.execute("update counter set n = n + 1")
     print("updated", flush=True)
     time.sleep(60)
-run_transaction(OneShotConnectionSupplier(sys.argv[1]), work)
+run_transaction(ConnectionSupplier(sys.argv[1]), work)
 """
     with subprocess.Popen([sys.executable, "-c", script, dsn], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
