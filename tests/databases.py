@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -49,6 +50,7 @@ class Databases:
 
     def __init__(self, server_dsn: str) -> None:
         self._server_dsn = server_dsn
+        self._server = psycopg.connect(server_dsn, autocommit=True)
         self._numbers = itertools.count(1)
         self._free: list[str] = []
         self.template = self.create("template0")
@@ -61,8 +63,7 @@ class Databases:
         """Makes a database, as a copy of the template named, and returns its DSN."""
         name = f"test_{next(self._numbers)}"
         text = sql.SQL("create database {} template {} strategy file_copy")
-        with psycopg.connect(self._server_dsn, autocommit=True) as conn:
-            conn.execute(text.format(sql.Identifier(name), sql.Identifier(template)))
+        self._server.execute(text.format(sql.Identifier(name), sql.Identifier(template)))
         return make_conninfo(self._server_dsn, dbname=name)
 
     @contextmanager
@@ -70,14 +71,13 @@ class Databases:
         """A migrated database without rows; the DSN."""
         dsn = self._free.pop() if self._free else self.create(name_of(self.template))
         yield dsn
-        if self._is_as_new(dsn):
+        if self._is_as_new(dsn) and self._is_left(dsn):
             self._free.append(dsn)
         else:
             self.drop(dsn)
 
     def drop(self, dsn: str) -> None:
-        with psycopg.connect(self._server_dsn, autocommit=True) as conn:
-            conn.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name_of(dsn))))
+        self._server.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name_of(dsn))))
 
     def _is_as_new(self, dsn: str) -> bool:
         """Ends its sessions, drops new tables, removes all rows; whether all else is as before."""
@@ -93,6 +93,16 @@ class Databases:
                 return (False,) not in ended and found == [(self._definitions,)]
         except psycopg.Error:
             return False
+
+    def _is_left(self, dsn: str) -> bool:
+        """A session ends a moment after its connection: the next test shall find none."""
+        deadline = time.monotonic() + 5
+        text = "select count(*) from pg_stat_activity where datname = %s"
+        while self._server.execute(text, (name_of(dsn),)).fetchall() != [(0,)]:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+        return True
 
     def _empty(self, conn: psycopg.Connection) -> None:
         tables = conn.execute(
