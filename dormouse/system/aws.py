@@ -107,13 +107,23 @@ class Aws:
     def all(self, service: str, operation: str, key: str, **parameters: Any) -> list[Any]:
         """The items of all pages; none of what is not there."""
         try:
-            with _clear(service, operation):
-                pages = self._client(service).get_paginator(operation).paginate(**parameters)
-                return [item for page in pages for item in page.get(key, ())]
+            return [
+                item for page in self.pages(service, operation, **parameters) for item in page.get(key, ())
+            ]
         except AwsRefused as refused:
             if refused.is_missing:
                 return []
             raise
+
+    def pages(self, service: str, operation: str, **parameters: Any) -> Iterator[Any]:
+        """The answers of AWS, as they come."""
+        with _clear(service, operation):
+            yield from self._client(service).get_paginator(operation).paginate(**parameters)
+
+    def parameter(self, name: str) -> str | None:
+        """The value of a parameter in SSM; None if it is not there."""
+        found = self.look("ssm", "get_parameter", Name=name)
+        return None if found is None else str(found["Parameter"]["Value"])
 
     @property
     def region(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -80,7 +80,7 @@ class StopDatabase:
     def name(self) -> str:
         return "wait until the database has stopped" if self.to_the_end else "stop the database"
 
-    def left(self, waited: float) -> Sequence[Left]:
+    def left(self, waited: float) -> Iterable[Left]:
         status = usable_status(self.instance)
         if status in ASLEEP or (status == STOPPING and not self.to_the_end):
             return []
@@ -96,7 +96,7 @@ class StartDatabase:
     seconds_max = DATABASE_SECONDS_MAX
     name = "start the database"
 
-    def left(self, waited: float) -> Sequence[Left]:
+    def left(self, waited: float) -> Iterable[Left]:
         cluster = usable(self.instance)
         name, status = cluster["DBClusterIdentifier"], cluster["Status"]
         if status in SERVES:

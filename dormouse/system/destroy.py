@@ -14,10 +14,10 @@ from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings import environment
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.system.aws import Aws, AwsRefused
+from dormouse.system.database import describe
 from dormouse.system.steps import SYSTEM_CLOCK, Clock, StepReport
 from dormouse.system.wind_down import Listed, physical_ids, wind_down
 
-DELETED_AT_ONCE = 1_000
 ATTEMPTS_MAX = 2
 COUNTED_MAX = 100_000
 CDK = ("npx", "--no-install", "cdk")
@@ -70,7 +70,7 @@ def doomed(settings: DeploymentSettings, session: Any) -> Doomed | None:
     found = [resource for resources in listed.values() for resource in resources]
     clusters = physical_ids(found, "AWS::RDS::DBCluster")
     keepers = [one["StackName"] for one in stacks if one.get("EnableTerminationProtection")]
-    keepers += [cluster for cluster in clusters if _is_protected(aws, cluster)]
+    keepers += [cluster for cluster in clusters if (describe(aws, cluster) or {}).get("DeletionProtection")]
     if keepers:
         why = f"as deployed it is protected ({', '.join(keepers)})"
         raise InvalidInput(_how_to_unprotect(settings.id, why))
@@ -137,8 +137,8 @@ def cdk_command(root: Path | None = None) -> list[str]:
 
 def empty(aws: Aws, bucket: str) -> None:
     """Deletes every version of every object; a bucket that is gone is empty."""
-    while batch := _some_versions(aws, bucket):
-        answer = aws.call("s3", "delete_objects", Bucket=bucket, Delete={"Objects": batch, "Quiet": True})
+    while versions := next(_versions(aws, bucket), None):
+        answer = aws.call("s3", "delete_objects", Bucket=bucket, Delete={"Objects": versions, "Quiet": True})
         if errors := answer.get("Errors"):
             first = errors[0]
             raise InstanceError(
@@ -146,32 +146,24 @@ def empty(aws: Aws, bucket: str) -> None:
             )
 
 
-def _some_versions(aws: Aws, bucket: str) -> list[dict[str, str]]:
+def _versions(aws: Aws, bucket: str) -> Iterator[list[dict[str, str]]]:
+    """Versions and delete markers, as many at once as can be deleted at once."""
     try:
-        page = aws.call("s3", "list_object_versions", Bucket=bucket, MaxKeys=DELETED_AT_ONCE)
+        for page in aws.pages("s3", "list_object_versions", Bucket=bucket):
+            if items := (*page.get("Versions", ()), *page.get("DeleteMarkers", ())):
+                yield [{"Key": one["Key"], "VersionId": one["VersionId"]} for one in items]
     except AwsRefused as refused:
-        if refused.code in _GONE:
-            return []
-        raise
-    items = (*page.get("Versions", ()), *page.get("DeleteMarkers", ()))
-    return [{"Key": one["Key"], "VersionId": one["VersionId"]} for one in items]
+        if refused.code not in _GONE:
+            raise
 
 
 def _count(aws: Aws, bucket: str) -> int:
     counted = 0
-    marks: dict[str, str] = {}
-    while counted < COUNTED_MAX:
-        try:
-            page = aws.call("s3", "list_object_versions", Bucket=bucket, **marks)
-        except AwsRefused as refused:
-            if refused.code in _GONE:
-                return counted
-            raise
-        counted += len(page.get("Versions", ())) + len(page.get("DeleteMarkers", ()))
-        if not page.get("IsTruncated"):
-            return counted
-        marks = {"KeyMarker": page["NextKeyMarker"], "VersionIdMarker": page["NextVersionIdMarker"]}
-    return COUNTED_MAX
+    for versions in _versions(aws, bucket):
+        counted += len(versions)
+        if counted >= COUNTED_MAX:
+            return COUNTED_MAX
+    return counted
 
 
 def _stacks(aws: Aws, instance_id: str) -> Iterator[dict[str, Any]]:
@@ -194,11 +186,6 @@ def _listed(aws: Aws, instance_id: str, stacks: tuple[str, ...]) -> Listed:
 def _resources(aws: Aws, stack: str) -> list[dict[str, Any]]:
     found = aws.all("cloudformation", "list_stack_resources", "StackResourceSummaries", StackName=stack)
     return [one for one in found if one["ResourceStatus"] != "DELETE_COMPLETE"]
-
-
-def _is_protected(aws: Aws, cluster: str) -> bool:
-    found = aws.look("rds", "describe_db_clusters", DBClusterIdentifier=cluster)
-    return found is not None and any(one.get("DeletionProtection") for one in found["DBClusters"])
 
 
 def _how_to_unprotect(instance_id: str, why: str) -> str:

@@ -98,12 +98,11 @@ class DrainCommits:
     seconds_max = float("inf")
     name = "let running commits end"
 
-    def left(self, waited: float) -> Sequence[Left]:
+    def left(self, waited: float) -> Iterator[Left]:
         if not queues(self.instance) or waited >= self.drain_seconds:
-            return []
-        if not (messages := in_flight(self.instance)) or waited >= self._invocation_seconds_max():
-            return []
-        return [Left(f"about {messages:,} commit requests are being applied")]
+            return
+        if (messages := in_flight(self.instance)) and waited < self._invocation_seconds_max():
+            yield Left(f"about {messages:,} commit requests are being applied")
 
     def _invocation_seconds_max(self) -> float:
         function = self.instance.resources.commit and self.instance.resources.commit.function
@@ -123,54 +122,35 @@ class DrainRuns:
     def seconds_max(self) -> float:
         return self.drain_seconds + REPORT_SECONDS + STEP_SECONDS_MAX
 
-    def left(self, waited: float) -> Sequence[Left]:
+    def left(self, waited: float) -> Iterator[Left]:
+        """A run that is cancelled is reported, and so gives jobs back, before its execution is stopped."""
         late, too_late = waited >= self.drain_seconds, waited >= self.drain_seconds + REPORT_SECONDS
-        spark = [*self._job_runs(late), *self._steps(late)]
-        return [
-            *spark,
-            *self._executions(too_late),
-        ]  # a run that is cancelled is reported, and so gives jobs back
+        yield from self._job_runs(late)
+        yield from self._steps(late)
+        yield from self._executions(too_late)
 
     def _job_runs(self, cancel: bool) -> Iterator[Left]:
-        aws, found = self.instance.aws, application(self.instance)
+        ask = partial(self.instance.aws.ask, "emr-serverless", "cancel_job_run", refusals=STATES_REFUSED)
         for run in job_runs(self.instance):
-            act = partial(
-                aws.ask,
-                "emr-serverless",
-                "cancel_job_run",
-                refusals=STATES_REFUSED,
-                applicationId=found,
-                jobRunId=run["id"],
-            )
+            act = partial(ask, applicationId=application(self.instance), jobRunId=run["id"])
             cancelled = not cancel or run["state"] == "CANCELLING"
             yield Left(f"job run {run['id']} is {run['state'].lower()}", None if cancelled else act)
 
     def _steps(self, cancel: bool) -> Iterator[Left]:
         """To cancel one ends its cluster, which has nothing else to do."""
-        aws = self.instance.aws
-        for cluster in clusters(self.instance):
-            end = (
-                partial(aws.ask, "emr", "terminate_job_flows", JobFlowIds=[cluster["Id"]]) if cancel else None
-            )
-            for one in aws.all(
-                "emr", "list_steps", "Steps", ClusterId=cluster["Id"], StepStates=list(STEPS_LIVE)
-            ):
-                yield Left(
-                    f"step {one['Id']} of cluster {cluster['Id']} is {one['Status']['State'].lower()}", end
-                )
+        aws, states = self.instance.aws, list(STEPS_LIVE)
+        for cluster in (one["Id"] for one in clusters(self.instance)):
+            end = partial(aws.ask, "emr", "terminate_job_flows", JobFlowIds=[cluster]) if cancel else None
+            for one in aws.all("emr", "list_steps", "Steps", ClusterId=cluster, StepStates=states):
+                yield Left(f"step {one['Id']} of cluster {cluster} is {one['Status']['State'].lower()}", end)
 
     def _executions(self, stop: bool) -> Iterator[Left]:
+        given = {"error": "Paused", "cause": "the instance was paused, and the run did not end in time"}
+        gone = frozenset({"ExecutionDoesNotExist"})
+        ask = partial(self.instance.aws.ask, "stepfunctions", "stop_execution", refusals=gone, **given)
         for arn in executions(self.instance):
-            act = partial(
-                self.instance.aws.ask,
-                "stepfunctions",
-                "stop_execution",
-                executionArn=arn,
-                error="Paused",
-                cause="the instance was paused, and the run did not end in time",
-                refusals=frozenset({"ExecutionDoesNotExist"}),
-            )
-            yield Left(f"execution {arn.rpartition(':')[2]} is running", act if stop else None)
+            act = partial(ask, executionArn=arn) if stop else None
+            yield Left(f"execution {arn.rpartition(':')[2]} is running", act)
 
 
 @dataclass(frozen=True)
@@ -184,22 +164,13 @@ class StopSpark:
     seconds_max = STEP_SECONDS_MAX
     name = "stop EMR"
 
-    def left(self, waited: float) -> Sequence[Left]:
-        return [*self._application(), *self._clusters()]
-
-    def _application(self) -> Iterator[Left]:
-        state = application_state(self.instance)
-        if state is None or state in APPLICATION_ASLEEP:
-            return
-        found = application(self.instance)
-        ask = partial(
-            self.instance.aws.ask,
-            "emr-serverless",
-            "stop_application",
-            refusals=STATES_REFUSED,
-            applicationId=found,
-        )
-        yield Left(f"application {found} is {state.lower()}", ask if state == "STARTED" else None)
+    def left(self, waited: float) -> Iterator[Left]:
+        state, found = application_state(self.instance), application(self.instance)
+        if state is not None and state not in APPLICATION_ASLEEP:
+            stop = partial(self.instance.aws.ask, "emr-serverless", "stop_application", applicationId=found)
+            ask = partial(stop, refusals=STATES_REFUSED) if state == "STARTED" else None
+            yield Left(f"application {found} is {state.lower()}", ask)
+        yield from self._clusters()
 
     def _clusters(self) -> Iterator[Left]:
         for one in clusters(self.instance, (*CLUSTERS_LIVE, *([CLUSTER_ENDING] if self.to_the_end else []))):

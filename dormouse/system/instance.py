@@ -33,12 +33,11 @@ class DeployedInstance:
     def desired(self) -> DesiredState:
         """The desired state, as it is now; running without the stack `pause`."""
         name = resources.state_parameter(self.id)
-        found = self.aws.look("ssm", "get_parameter", Name=name)
-        if found is None:
+        value = self.aws.parameter(name)
+        if value is None:
             if self.resources.pause is None:
                 return "running"
             raise InstanceError(f"the parameter {name} is gone: deploy {self.id} again")
-        value = found["Parameter"]["Value"]
         if value not in ("running", "paused"):
             raise InstanceError(f"the parameter {name} must be running or paused, not {value!r}")
         return cast(DesiredState, value)

@@ -7,7 +7,7 @@ and the endpoints (docs/decisions/0017).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,7 +78,7 @@ class SwitchQuery:
     def name(self) -> str:
         return f"{'start' if self.runs else 'stop'} the query service"
 
-    def left(self, waited: float) -> Sequence[Left]:
+    def left(self, waited: float) -> Iterable[Left]:
         found = stack(self.instance.aws, self.told.stack)
         if found is None:
             if self.runs:

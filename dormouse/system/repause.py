@@ -35,12 +35,12 @@ class Repaused:
 
 def repause(aws: Aws, cluster: str, parameter: str) -> Repaused:
     """Stops the cluster if it is wanted to sleep. It may be called at any time, and several times at once."""
-    desired = _desired(aws, parameter)
+    desired = aws.parameter(parameter)
     if desired != "paused":
         return _let_run(aws, cluster, desired)
     stop(aws, cluster)  # first of all: a state seen before may be over by now
     status = cluster_status(aws, cluster)
-    if (now := _desired(aws, parameter)) != "paused":
+    if (now := aws.parameter(parameter)) != "paused":
         return _let_run(aws, cluster, now)
     return Repaused(now, status, ended=status is None or status in ASLEEP)
 
@@ -54,8 +54,3 @@ def _let_run(aws: Aws, cluster: str, desired: str | None) -> Repaused:
         logger.warning("cluster %s is %s though it is wanted to run: starting it", cluster, status)
         start(aws, cluster)
     return Repaused(desired, status, ended=False)
-
-
-def _desired(aws: Aws, parameter: str) -> str | None:
-    found = aws.look("ssm", "get_parameter", Name=parameter)
-    return None if found is None else str(found["Parameter"]["Value"])

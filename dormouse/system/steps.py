@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -45,8 +45,8 @@ class Step(Protocol):
     def seconds_max(self) -> float:
         """After how long it fails."""
 
-    def left(self, waited: float) -> Sequence[Left]:
-        """What is not done, when the step has waited for so many seconds; empty when it is done."""
+    def left(self, waited: float) -> Iterable[Left]:
+        """What is not done, when the step has waited for so many seconds; nothing when it is done."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Run:
         said: tuple[str, ...] = ()
         for look in itertools.count():
             waited = self.clock.now() - began
-            left = step.left(waited)
+            left = list(step.left(waited))
             what = tuple(one.what for one in left)
             if not left:
                 break

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from dormouse.errors import InstanceError
 from dormouse.settings.resources import DesiredState, state_parameter
@@ -54,19 +55,14 @@ class WriteDesiredState:
     def name(self) -> str:
         return f"write the desired state: {self.wanted}"
 
-    def left(self, waited: float) -> Sequence[Left]:
-        if (now := self.instance.desired) == self.wanted:
-            return []
-        write = partial(
-            self.instance.aws.ask,
-            "ssm",
-            "put_parameter",
-            Name=state_parameter(self.instance.id),
-            Value=self.wanted,
-            Type="String",
-            Overwrite=True,
-        )
-        return [Left(f"the desired state is {now}", write)]
+    def left(self, waited: float) -> Iterator[Left]:
+        if (now := self.instance.desired) != self.wanted:
+            name = state_parameter(self.instance.id)
+            given: Any = {"Name": name, "Value": self.wanted, "Type": "String", "Overwrite": True}
+            yield Left(
+                f"the desired state is {now}",
+                partial(self.instance.aws.ask, "ssm", "put_parameter", **given),
+            )
 
 
 @dataclass(frozen=True)
@@ -83,20 +79,17 @@ class SwitchRules:
     def name(self) -> str:
         return f"{'enable' if self.enabled else 'disable'} {self.what}"
 
-    def left(self, waited: float) -> Sequence[Left]:
-        found = ((rule, rule_state(self.instance, rule)) for rule in self.rules)
-        return [self._left(rule, state) for rule, state in found if self._is_wrong(rule, state)]
-
-    def _is_wrong(self, rule: str, state: str | None) -> bool:
-        if state is None and self.enabled:
-            raise InstanceError(f"the rule {rule} is gone: deploy {self.instance.id} again, then resume it")
-        return state is not None and self.enabled == (state == "DISABLED")
-
-    def _left(self, rule: str, state: str | None) -> Left:
+    def left(self, waited: float) -> Iterator[Left]:
         operation = "enable_rule" if self.enabled else "disable_rule"
-        return Left(
-            f"{rule} is {str(state).lower()}", partial(self.instance.aws.ask, "events", operation, Name=rule)
-        )
+        for rule in self.rules:
+            state = rule_state(self.instance, rule)
+            if state is None and self.enabled:
+                raise InstanceError(
+                    f"the rule {rule} is gone: deploy {self.instance.id} again, then resume it"
+                )
+            if state is not None and self.enabled == (state == "DISABLED"):
+                ask = partial(self.instance.aws.ask, "events", operation, Name=rule)
+                yield Left(f"{rule} is {state.lower()}", ask)
 
 
 @dataclass(frozen=True)
@@ -111,22 +104,14 @@ class SwitchMappings:
     def name(self) -> str:
         return f"{'enable' if self.enabled else 'disable'} the mappings of the queues"
 
-    def left(self, waited: float) -> Sequence[Left]:
-        found = ((uuid, mapping_state(self.instance, uuid)) for uuid in mappings(self.instance))
-        return [self._left(uuid, state) for uuid, state in found if self._is_wrong(uuid, state)]
-
-    def _is_wrong(self, uuid: str, state: str | None) -> bool:
-        if state in (None, "Deleting") and self.enabled:
-            raise InstanceError(
-                f"the event source mapping {uuid} is gone: deploy {self.instance.id} again, then resume it"
-            )
-        return state not in (None, "Deleting") and SETTLED.get(str(state)) is not self.enabled
-
-    def _left(self, uuid: str, state: str | None) -> Left:
-        what = f"mapping {uuid} is {str(state).lower()}"
-        if state not in SETTLED:
-            return Left(what)
-        ask = partial(
-            self.instance.aws.ask, "lambda", "update_event_source_mapping", UUID=uuid, Enabled=self.enabled
-        )
-        return Left(what, ask)
+    def left(self, waited: float) -> Iterator[Left]:
+        change = partial(self.instance.aws.ask, "lambda", "update_event_source_mapping", Enabled=self.enabled)
+        for uuid in mappings(self.instance):
+            state = mapping_state(self.instance, uuid)
+            if state in (None, "Deleting"):
+                if self.enabled:
+                    again = f"deploy {self.instance.id} again, then resume it"
+                    raise InstanceError(f"the event source mapping {uuid} is gone: {again}")
+            elif SETTLED.get(str(state)) is not self.enabled:
+                ask = partial(change, UUID=uuid) if state in SETTLED else None
+                yield Left(f"mapping {uuid} is {str(state).lower()}", ask)

@@ -5,7 +5,7 @@ What there is comes from the stacks themselves: parameters, rules and all else m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,7 @@ class WakeDatabase(StartDatabase):
 
     name = "wake the database"
 
-    def left(self, waited: float) -> Sequence[Left]:
+    def left(self, waited: float) -> Iterable[Left]:
         cluster = describe(self.instance.aws, self.instance.cluster)
         if cluster is None or not {cluster["Status"], self._writer_status(cluster)} & WAKING:
             return []
