@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,9 +53,9 @@ class Check:
     """What to do; empty when it is ok."""
 
     @classmethod
-    def of(cls, name: str, fine: str, trouble: str | None, mend: str) -> Check:
-        """Wrong where there is trouble."""
-        return cls(name, "wrong", trouble, mend) if trouble else cls(name, "ok", fine)
+    def of(cls, name: str, fine: str, trouble: str | None, mend: str, result: Result = "wrong") -> Check:
+        """`result` where there is trouble."""
+        return cls(name, result, trouble, mend) if trouble else cls(name, "ok", fine)
 
 
 def examine(
@@ -136,49 +137,49 @@ class _Account:
         self.settings, self.aws = settings, aws
 
     def checks(self) -> Iterator[Check]:
-        looks: list[tuple[str, Callable[[], Iterator[Check]]]] = [
-            ("bootstrap", self._bootstrap),
-            ("state", self._state),
-            ("engine version", self._engine),
-            ("quotas of the database", lambda: self._quota(CLUSTERS, 1, self._clusters())),
-        ]
-        if self.settings.network.vpc_id is None:
-            looks.append(("quotas of the network", lambda: self._quota(VPCS, 1, self._vpcs())))
-            looks.append(("zones", self._zones))
-        else:
-            looks.append(("vpc", self._vpc))
-        if commit := self.settings.commit:
-            needed = commit.queues * commit.concurrency
-            looks.append(("quota of lambdas", lambda: self._quota(LAMBDA_CONCURRENCY, needed, 0)))
-        compaction = self.settings.compaction
-        if compaction:
-            looks.append(("bootstrap bucket", self._bucket))
-        if isinstance(compaction, EmrServerlessCompaction):
-            limit = compaction.vcpu_max
-            looks.append(("quota of EMR Serverless", lambda: self._quota(EMR_VCPU, limit, 0)))
-        if query := self.settings.query:
-            vcpus = -(-query.tasks_max * query.cpu // 1_024)
-            looks.append(("clients", self._clients))
-            looks.append(("quota of Fargate", lambda: self._quota(FARGATE_VCPU, vcpus, 0)))
-        for name, look in looks:
+        for name, look in self._looks():
             try:
                 yield from look()
             except AwsRefused as refused:
-                yield Check(
-                    name, "warning", f"not checked: {refused}", "ask for that right, or check by hand"
-                )
+                mend = "ask for that right, or check by hand"
+                yield Check(name, "warning", f"not checked: {refused}", mend)
             except DormouseError as error:
                 yield Check(name, "wrong", str(error), "mend it, then run this again")
 
+    def _looks(self) -> Iterator[tuple[str, Callable[[], Iterator[Check]]]]:
+        settings, aws = self.settings, self.aws
+        yield "bootstrap", self._bootstrap
+        yield "state", self._state
+        yield "engine version", self._engine
+        in_use = partial(aws.all, "rds", "describe_db_clusters", "DBClusters")
+        yield "quotas of the database", lambda: self._quota(CLUSTERS, 1, len(in_use()))
+        if settings.network.vpc_id is None:
+            vpcs = partial(aws.all, "ec2", "describe_vpcs", "Vpcs")
+            yield "quotas of the network", lambda: self._quota(VPCS, 1, len(vpcs()))
+            yield "zones", self._zones
+        else:
+            yield "vpc", self._vpc
+        if commit := settings.commit:
+            yield (
+                "quota of lambdas",
+                partial(self._quota, LAMBDA_CONCURRENCY, commit.queues * commit.concurrency),
+            )
+        if compaction := settings.compaction:
+            yield "bootstrap bucket", self._bucket
+        if isinstance(compaction, EmrServerlessCompaction):
+            yield "quota of EMR Serverless", partial(self._quota, EMR_VCPU, compaction.vcpu_max)
+        if query := settings.query:
+            yield "clients", self._clients
+            vcpus = -(-query.tasks_max * query.cpu // 1_024)
+            yield "quota of Fargate", partial(self._quota, FARGATE_VCPU, vcpus)
+
     def _bootstrap(self) -> Iterator[Check]:
-        found = self.aws.look("ssm", "get_parameter", Name=BOOTSTRAP)
-        run = f"run npx cdk bootstrap aws://{self.aws.account}/{self.aws.region}"
-        if found is None:
-            yield Check("bootstrap", "wrong", "the CDK is not bootstrapped here", run)
-            return
-        version = found["Parameter"]["Value"]
-        fine, what = version.isdigit() and int(version) >= BOOTSTRAP_LEAST, f"version {version}"
-        yield Check.of("bootstrap", what, None if fine else f"{what}, but {BOOTSTRAP_LEAST} is needed", run)
+        version = self.aws.parameter(BOOTSTRAP)
+        trouble = None if version else "the CDK is not bootstrapped here"
+        if version and not (version.isdigit() and int(version) >= BOOTSTRAP_LEAST):
+            trouble = f"version {version}, but {BOOTSTRAP_LEAST} is needed"
+        mend = f"run npx cdk bootstrap aws://{self.aws.account}/{self.aws.region}"
+        yield Check.of("bootstrap", f"version {version}", trouble, mend)
 
     def _bucket(self) -> Iterator[Check]:
         """Spark reads its archive from it; with a customer's key, its role would need rights to that."""
@@ -188,31 +189,24 @@ class _Account:
         except AwsRefused as refused:
             if refused.code == "NoSuchBucket":
                 return  # said by the bootstrap
-            if refused.code != "ServerSideEncryptionConfigurationNotFoundError":
-                raise
-            found = {"ServerSideEncryptionConfiguration": {"Rules": []}}
+            raise
         rules = found["ServerSideEncryptionConfiguration"]["Rules"]
-        defaults = (rule.get("ApplyServerSideEncryptionByDefault", {}) for rule in rules)
-        keys = [one["KMSMasterKeyID"] for one in defaults if one.get("KMSMasterKeyID")]
-        if others := [key for key in keys if not key.endswith(OWN_KEY)]:
-            what = (
-                f"{bucket} is encrypted with the key {others[0]}: Spark's role cannot read its archive there"
-            )
-            mend = "let the account use that key by way of S3, or bootstrap with an AWS managed key"
-            yield Check("bootstrap bucket", "warning", what, mend)
-        else:
-            yield Check("bootstrap bucket", "ok", f"{bucket} has no key of its own")
+        keys = [rule.get("ApplyServerSideEncryptionByDefault", {}).get("KMSMasterKeyID") for rule in rules]
+        others = [key for key in keys if key and not key.endswith(OWN_KEY)]
+        said = f"{bucket} is encrypted with the key {', '.join(others)}"
+        trouble = f"{said}: Spark's role cannot read its archive there" if others else None
+        mend = "let the account use that key by way of S3, or bootstrap with an AWS managed key"
+        fine = f"{bucket} has no key of its own"
+        yield Check.of("bootstrap bucket", fine, trouble, mend, "warning")
 
     def _state(self) -> Iterator[Check]:
-        found = self.aws.look("ssm", "get_parameter", Name=state_parameter(self.settings.id))
-        if found is None:
-            return
-        state = str(found["Parameter"]["Value"])
-        if state == "paused" and not self.settings.deploy_paused:
-            what = "the instance is paused: a deploy may switch schedules and queues on again"
-            yield Check("state", "warning", what, "resume it before, or set deploy_paused = true")
-        else:
-            yield Check("state", "ok", f"the instance is wanted {state}")
+        if (state := self.aws.parameter(state_parameter(self.settings.id))) is not None:
+            wakes = state == "paused" and not self.settings.deploy_paused
+            trouble = (
+                "the instance is paused: a deploy may switch schedules and queues on again" if wakes else None
+            )
+            mend = "resume it before, or set deploy_paused = true"
+            yield Check.of("state", f"the instance is wanted {state}", trouble, mend, "warning")
 
     def _zones(self) -> Iterator[Check]:
         """Those that an own VPC would be in: as named, else the first that `Fn::GetAZs` gives."""
@@ -226,42 +220,44 @@ class _Account:
             subnets = self.aws.all("ec2", "describe_subnets", "Subnets", Filters=default)
             names = sorted({one["AvailabilityZone"] for one in subnets} or ids)[: network.zones]
         for name in names:
-            if name not in ids:
+            if (zone := ids.get(name)) is None:
                 what = f"{name} is no zone of {self.aws.region} for this account"
                 yield Check("zone", "wrong", what, "correct network.availability_zones")
-            elif ids[name] in POOR_ZONES:
-                what = f"{name} is {ids[name]} in this account, which lacks services that are needed"
-                yield Check("zone", "warning", what, "name others in network.availability_zones")
             else:
-                yield Check("zone", "ok", f"{name}, {ids[name]}")
+                lacks = f"{name} is {zone} in this account, which lacks services that are needed"
+                trouble, mend = (
+                    lacks if zone in POOR_ZONES else None,
+                    "name others in network.availability_zones",
+                )
+                yield Check.of("zone", f"{name}, {zone}", trouble, mend, "warning")
 
     def _engine(self) -> Iterator[Check]:
-        database = self.settings.database
+        database, region = self.settings.database, self.aws.region
         wanted = {"Engine": "aurora-postgresql", "EngineVersion": database.engine_version}
-        if not self.aws.call("rds", "describe_db_engine_versions", **wanted)["DBEngineVersions"]:
-            what = f"Aurora PostgreSQL {database.engine_version} is not offered in {self.aws.region}"
-            yield Check("engine version", "wrong", what, "name another in database.engine_version")
+        found = self.aws.call("rds", "describe_db_engine_versions", **wanted)["DBEngineVersions"]
+        fine = f"Aurora PostgreSQL {database.engine_version}"
+        lacking = None if found else f"{fine} is not offered in {region}"
+        yield Check.of("engine version", fine, lacking, "name another in database.engine_version")
+        if not found:
             return
-        yield Check("engine version", "ok", f"Aurora PostgreSQL {database.engine_version}")
         name = f"db.{database.instance_class}" if isinstance(database, FixedDatabase) else "db.serverless"
-        offers = self.aws.call(
-            "rds", "describe_orderable_db_instance_options", DBInstanceClass=name, MaxRecords=20, **wanted
-        )["OrderableDBInstanceOptions"]
-        lacking = f"{name} is not offered with {database.engine_version} in {self.aws.region}"
-        mend = "name another class, version or region"
+        given = {"DBInstanceClass": name, "MaxRecords": 20, **wanted}
+        found = self.aws.call("rds", "describe_orderable_db_instance_options", **given)
+        lacking = f"{name} is not offered with {database.engine_version} in {region}"
+        offers, mend = found["OrderableDBInstanceOptions"], "name another class, version or region"
         yield Check.of("instance class", name, None if offers else lacking, mend)
 
     def _vpc(self) -> Iterator[Check]:
         network = self.settings.network
-        vpcs = self._in_vpc("describe_vpcs", "Vpcs", "vpc-id")
+        vpcs = self._in_vpc("describe_vpcs", "Vpcs")
         if not vpcs:
             yield Check("vpc", "wrong", f"there is no VPC {network.vpc_id} here", "correct network.vpc_id")
             return
-        subnets = {one["SubnetId"]: one for one in self._in_vpc("describe_subnets", "Subnets", "vpc-id")}
+        subnets = {one["SubnetId"]: one for one in self._in_vpc("describe_subnets", "Subnets")}
         yield from self._subnets(subnets)
-        tables = self._in_vpc("describe_route_tables", "RouteTables", "vpc-id")
+        tables = self._in_vpc("describe_route_tables", "RouteTables")
         yield from self._routes(tables)
-        endpoints = self._in_vpc("describe_vpc_endpoints", "VpcEndpoints", "vpc-id")
+        endpoints = self._in_vpc("describe_vpc_endpoints", "VpcEndpoints")
         yield self._endpoint([one for one in endpoints if one["ServiceName"].endswith(".s3")])
         if self.settings.query is not None:
             yield self._ways_of_tasks(endpoints)
@@ -269,27 +265,19 @@ class _Account:
     def _subnets(self, subnets: dict[str, Any]) -> Iterator[Check]:
         network = self.settings.network
         for subnet, zone in zip(network.subnet_ids, network.availability_zones, strict=True):
-            found = subnets.get(subnet)
-            if found is None:
+            if (found := subnets.get(subnet)) is None:
                 what = f"{subnet} is not a subnet of {network.vpc_id}"
                 yield Check("subnet", "wrong", what, "correct network.subnet_ids")
-            elif found["AvailabilityZone"] != zone:
-                what = f"{subnet} is in {found['AvailabilityZone']}, not {zone}"
-                yield Check("subnet", "wrong", what, "correct network.availability_zones")
             else:
-                yield Check("subnet", "ok", f"{subnet} in {zone}")
+                real, mend = found["AvailabilityZone"], "correct network.availability_zones"
+                trouble = f"{subnet} is in {real}, not {zone}" if real != zone else None
+                yield Check.of("subnet", f"{subnet} in {zone}", trouble, mend)
 
     def _routes(self, tables: list[Any]) -> Iterator[Check]:
         network = self.settings.network
-        used = {
-            link["SubnetId"]: table["RouteTableId"]
-            for table in tables
-            for link in table.get("Associations", ())
-            if "SubnetId" in link
-        }
-        main = next(
-            (t["RouteTableId"] for t in tables for a in t.get("Associations", ()) if a.get("Main")), None
-        )
+        links = [(table["RouteTableId"], link) for table in tables for link in table.get("Associations", ())]
+        used = {link["SubnetId"]: table for table, link in links if "SubnetId" in link}
+        main = next((table for table, link in links if link.get("Main")), None)
         for subnet, table in zip(network.subnet_ids, network.route_table_ids, strict=False):
             real = used.get(subnet, main)
             other = f"{subnet} has the route table {real}, not {table}" if real != table else None
@@ -331,11 +319,11 @@ class _Account:
             return Check("query endpoints", "warning", f"the VPC has none for {', '.join(missing)}", mend)
         return Check("query endpoints", "ok", named)
 
-    def _in_vpc(self, operation: str, key: str, name: str) -> list[Any]:
-        filters = [{"Name": name, "Values": [self.settings.network.vpc_id]}]
+    def _in_vpc(self, operation: str, key: str) -> list[Any]:
+        filters = [{"Name": "vpc-id", "Values": [self.settings.network.vpc_id]}]
         return self.aws.all("ec2", operation, key, Filters=filters)
 
-    def _quota(self, quota: tuple[str, str, str], needed: int, used: int) -> Iterator[Check]:
+    def _quota(self, quota: tuple[str, str, str], needed: int, used: int = 0) -> Iterator[Check]:
         service, code, what = quota
         try:
             found = self.aws.call("service-quotas", "get_service_quota", ServiceCode=service, QuotaCode=code)
@@ -348,12 +336,6 @@ class _Account:
         counted = f"{what}: {needed:,} needed{f', {used:,} in use' if used else ''}, {limit:,} allowed"
         mend = f"ask for more in Service Quotas ({service}, {code}), or lower the settings"
         yield Check.of("quota", counted, None if used + needed <= limit else counted, mend)
-
-    def _clusters(self) -> int:
-        return len(self.aws.all("rds", "describe_db_clusters", "DBClusters"))
-
-    def _vpcs(self) -> int:
-        return len(self.aws.all("ec2", "describe_vpcs", "Vpcs"))
 
 
 def _output(command: list[str], folder: Path | None = None) -> str | None:
