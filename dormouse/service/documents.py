@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dormouse.query.planner import PlanSummary
 from dormouse.query.where import LIMIT_MAX
 from dormouse.service.formats import ARROW, CSV, JSON_LINES
 from dormouse.service.problems import MEDIA_TYPE
@@ -153,20 +154,10 @@ class FilePage(_Answer):
     next: str | None
 
 
-class Plan(_Answer):
-    """What a query reads: `files_pruned` hold no wanted row, as their smallest and largest keys tell."""
-
-    partitions: int
-    partitions_total: int
-    files: int
-    files_pruned: int
-    byte_count: int
-
-
 class StatementPlan(_Answer):
     """What a statement reads of each table that it reads."""
 
-    tables: dict[str, Plan]
+    tables: dict[str, PlanSummary]
 
 
 class ProblemDocument(_Answer):

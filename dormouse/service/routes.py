@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 
 from dormouse.instance import Instance
 from dormouse.query.interruptible import Interruption
+from dormouse.query.planner import PlanSummary
 from dormouse.query.where_json import parse_where
 from dormouse.service import documents, wire
 from dormouse.service.bodies import JsonRoute
@@ -128,7 +129,7 @@ def list_files(here: Here, table: TableNamed, after: After = None, limit: Limit 
 
 @queries.post(
     "/tables/{table}/plan",
-    response_model=documents.Plan,
+    response_model=PlanSummary,
     responses=PLANS,
     summary="What a query would read",
 )

@@ -23,14 +23,7 @@ def table(found: Table, *, counts: bool) -> dict[str, Any]:
 
 
 def partition(found: Partition) -> dict[str, Any]:
-    return {
-        "partition_id": found.partition_id,
-        "parent_id": found.parent_id,
-        "child_ids": list(found.child_ids),
-        "is_leaf": found.is_leaf,
-        "region": json_value(found.region),
-        "split": json_value(found.split),
-    }
+    return {**json_value(found), "is_leaf": found.is_leaf}
 
 
 def file(schema: Schema, found: FileFacts) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dormouse.errors import InvalidInput
-from dormouse.settings.resources import QueryResources, Resources
+from dormouse.settings.resources import Resources
 from dormouse.system.month import HOURS_MONTH, PROXY_ACU_LEAST
-from dormouse.system.prices import Prices, prices_of, vcpus
+from dormouse.system.prices import Prices, known_regions, prices_of, vcpus
+
+ARCHITECTURE = "arm64"
+"""An instance does not tell its own; on x86_64 the same costs about a quarter more."""
 
 
 def hourly(resources: Resources, live: Mapping[str, Any], region: str) -> list[tuple[str, float | None]]:
@@ -16,78 +18,64 @@ def hourly(resources: Resources, live: Mapping[str, Any], region: str) -> list[t
 
     `live` may have `database` (its status, like "available" or "stopped"), `instances` (the classes of its
     instances, like "db.r8g.large" or "db.serverless"), `acu` (the sum of their capacities), `database_gb`,
-    `data_gb`, `vcpus` (of EMR Serverless workers now), `architecture` ("arm64" unless given), `hosts` (the
-    types of EMR's EC2 instances now), `query_tasks` (how many tasks of the query service run) and
-    `query_sleeps`. A region without prices gives None throughout, and no error.
+    `data_gb`, `vcpus` (of EMR Serverless workers now), `hosts` (the types of EMR's EC2 instances now),
+    `query_tasks` (how many tasks of the query service run) and `query_sleeps`. A region without prices gives
+    None throughout, and no error.
     """
-    try:
-        prices = prices_of(region)
-    except InvalidInput:
-        prices = None
-    lines: list[tuple[str, float | None]] = []
+    is_known = region in known_regions()
+    prices = prices_of(region if is_known else known_regions()[0])
+    return [(name, usd if is_known else None) for name, usd in _lines(resources, live, prices)]
+
+
+def _lines(
+    resources: Resources, live: Mapping[str, Any], prices: Prices
+) -> Iterator[tuple[str, float | None]]:
     if resources.database is not None:
-        lines.append(("database", _database_hour(prices, live)))
-        lines.append(("database storage", _storage_hour(prices, "aurora_gb_month", live.get("database_gb"))))
+        yield "database", _database_hour(prices, live)
+        yield "database storage", _storage_hour(live.get("database_gb"), prices["aurora_gb_month"])
         if resources.database.proxy is not None:
-            lines.append(("proxy", _proxy_hour(prices, live)))
+            yield "proxy", _proxy_hour(prices, live)
     if resources.storage is not None:
-        lines.append(("objects", _storage_hour(prices, "s3_gb_month", live.get("data_gb"))))
+        yield "objects", _storage_hour(live.get("data_gb"), prices["s3_gb_month"])
     if resources.compaction is not None:
-        lines.append(("runs", _runs_hour(prices, live)))
-    if resources.query is not None:
-        lines += _query_lines(resources.query, prices, live)
-    return lines
+        yield "runs", _runs_hour(prices, live.get("vcpus"), live.get("hosts"))
+    if (query := resources.query) is not None:
+        tasks, task = live.get("query_tasks"), prices.fargate_hour(ARCHITECTURE, query.cpu, query.memory_mb)
+        yield "query tasks", None if tasks is None else tasks * task
+        ways = prices["balancer_hour"] + query.endpoints * prices["endpoint_hour"]
+        yield "load balancer and endpoints", 0.0 if live.get("query_sleeps") else ways
 
 
-def _query_lines(
-    told: QueryResources, prices: Prices | None, live: Mapping[str, Any]
-) -> list[tuple[str, float | None]]:
-    tasks, ways = live.get("query_tasks"), None
-    if live.get("query_sleeps"):
-        ways = 0.0
-    elif prices is not None:
-        ways = prices["balancer_hour"] + told.endpoints * prices["endpoint_hour"]
-    cost = 0.0 if tasks == 0 else None
-    if tasks and prices is not None:
-        architecture = live.get("architecture", "arm64")
-        cost = tasks * prices.fargate_hour(architecture, told.cpu, told.memory_mb)
-    return [("query tasks", cost), ("load balancer and endpoints", ways)]
-
-
-def _database_hour(prices: Prices | None, live: Mapping[str, Any]) -> float | None:
+def _database_hour(prices: Prices, live: Mapping[str, Any]) -> float | None:
     if live.get("database") in ("stopped", "stopping"):
         return 0.0
-    instances = live.get("instances")
-    if prices is None or instances is None:
+    instances, acu = live.get("instances"), live.get("acu")
+    if instances is None:
         return None
     parts = [prices.aurora_hour(one) for one in instances if one != "db.serverless"]
     if len(parts) < len(instances):
-        acu = live.get("acu")
         parts.append(None if acu is None else acu * prices["acu_hour"])
     return _sum(parts)
 
 
-def _proxy_hour(prices: Prices | None, live: Mapping[str, Any]) -> float | None:
+def _proxy_hour(prices: Prices, live: Mapping[str, Any]) -> float | None:
     instances = live.get("instances")
-    if prices is None or instances is None:
+    if instances is None:
         return None
     if "db.serverless" in instances:
         return max(PROXY_ACU_LEAST, live.get("acu") or 0.0) * prices["proxy_acu_hour"]
     return float(sum(vcpus(one) for one in instances) * prices["proxy_vcpu_hour"])
 
 
-def _runs_hour(prices: Prices | None, live: Mapping[str, Any]) -> float | None:
-    workers, hosts = live.get("vcpus"), live.get("hosts")
-    if not workers and not hosts:
-        return None if workers is None and hosts is None else 0.0
-    if prices is None:
+def _runs_hour(prices: Prices, workers: float | None, hosts: list[str] | None) -> float | None:
+    if workers is None and hosts is None:
         return None
-    vcpu = prices.emr_vcpu_hour(live.get("architecture", "arm64"))
-    return _sum([(workers or 0.0) * vcpu, *(prices.ec2_hour(host) for host in hosts or ())])
+    usd = (workers or 0.0) * prices.emr_vcpu_hour(ARCHITECTURE)
+    return _sum([usd, *(prices.ec2_hour(host) for host in hosts or ())])
 
 
-def _storage_hour(prices: Prices | None, price: str, gb: float | None) -> float | None:
-    return None if prices is None or gb is None else gb * prices[price] / HOURS_MONTH
+def _storage_hour(gb: float | None, price: float) -> float | None:
+    return None if gb is None else gb * price / HOURS_MONTH
 
 
 def _sum(parts: list[float | None]) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from dormouse.errors import InstanceError
@@ -66,15 +67,6 @@ class Status:
 
     usd_hour: tuple[tuple[str, float | None], ...]
     """What costs how much an hour now; None where it is not known."""
-
-    @property
-    def awake(self) -> list[str]:
-        """What runs or could begin to."""
-        on = [name for name, state in self.schedules.items() if state not in ("DISABLED", GONE)]
-        on += [name for name, state in self.mappings.items() if state not in ("Disabled", GONE)]
-        runs = ["EMR"] if self.spark is not None and _is_awake(self.spark) else []
-        runs += ["query service"] if self.query not in (None, "asleep", GONE) else []
-        return [*([] if self.database in {STOPPING, *ASLEEP} else ["database"]), *runs, *on]
 
 
 def status(instance: DeployedInstance) -> Status:
@@ -164,21 +156,28 @@ def _spark(instance: DeployedInstance) -> str | None:
 
 
 def _live(instance: DeployedInstance, cluster: Any, runs: bool) -> dict[str, Any]:
-    """What `cost.hourly` wants to know; what cannot be found out is left out."""
+    """What `cost.hourly` wants to know of all but the query service; what cannot be found out is left out."""
     measured = _measured(instance)
-    classes = _instance_classes(instance) if cluster else []
-    serverless = classes.count("db.serverless")
-    serves = drain.application(instance) is not None
-    live = {
+    filters = [{"Name": "db-cluster-id", "Values": [instance.cluster]}]
+    members = (
+        instance.aws.all("rds", "describe_db_instances", "DBInstances", Filters=filters) if cluster else []
+    )
+    classes = [one["DBInstanceClass"] for one in members]
+    live: dict[str, Any] = {
         "database": str(cluster["Status"]) if cluster else "stopped",
         "instances": classes,
-        "acu": measured["acu"] * serverless if "acu" in measured else None,
-        "database_gb": measured["database_bytes"] / GB if "database_bytes" in measured else None,
-        "data_gb": measured["data_bytes"] / GB if "data_bytes" in measured else None,
-        "vcpus": 0 if serves and not runs else None,
-        "hosts": None if serves else _hosts(instance),
     }
-    return {name: value for name, value in live.items() if value is not None}
+    if drain.application(instance) is None:
+        live["hosts"] = _hosts(instance)
+    elif not runs:
+        live["vcpus"] = 0
+    if "acu" in measured:
+        live["acu"] = measured["acu"] * classes.count("db.serverless")
+    return live | {
+        f"{what}_gb": measured[f"{what}_bytes"] / GB
+        for what in ("database", "data")
+        if f"{what}_bytes" in measured
+    }
 
 
 def _query_live(instance: DeployedInstance, state: str | None) -> dict[str, Any]:
@@ -189,62 +188,41 @@ def _query_live(instance: DeployedInstance, state: str | None) -> dict[str, Any]
     if state in ("asleep", GONE):
         return {"query_tasks": 0, "query_sleeps": True}
     try:
-        found = instance.aws.call("ecs", "describe_services", cluster=told.cluster, services=[told.service])[
-            "services"
-        ]
+        found = instance.aws.call("ecs", "describe_services", cluster=told.cluster, services=[told.service])
     except InstanceError:
         return {}
-    return {"query_tasks": sum(one["runningCount"] for one in found if one["status"] != "INACTIVE")}
-
-
-def _instance_classes(instance: DeployedInstance) -> list[str]:
-    filters = [{"Name": "db-cluster-id", "Values": [instance.cluster]}]
-    found = instance.aws.all("rds", "describe_db_instances", "DBInstances", Filters=filters)
-    return [one["DBInstanceClass"] for one in found]
+    live = (one for one in found["services"] if one["status"] != "INACTIVE")
+    return {"query_tasks": sum(one["runningCount"] for one in live)}
 
 
 def _hosts(instance: DeployedInstance) -> list[str]:
     """The types of the EC2 instances that EMR has now."""
-    return [
-        one["InstanceType"]
-        for cluster in drain.clusters(instance)
-        for one in instance.aws.all(
-            "emr", "list_instances", "Instances", ClusterId=cluster["Id"], InstanceStates=["RUNNING"]
-        )
-    ]
+    running = partial(instance.aws.all, "emr", "list_instances", "Instances", InstanceStates=["RUNNING"])
+    clusters = drain.clusters(instance)
+    return [one["InstanceType"] for cluster in clusters for one in running(ClusterId=cluster["Id"])]
 
 
 def _measured(instance: DeployedInstance) -> dict[str, float]:
     """The newest values that CloudWatch has; none when it may not be asked."""
     storage, now = instance.resources.storage, datetime.now(UTC)
-    by_cluster = [{"Name": "DBClusterIdentifier", "Value": instance.cluster}]
+    cluster = {"DBClusterIdentifier": instance.cluster}
     queries = [
-        _query("acu", "AWS/RDS", "ServerlessDatabaseCapacity", by_cluster, _MINUTES),
-        _query("database_bytes", "AWS/RDS", "VolumeBytesUsed", by_cluster, _MINUTES),
+        _query("acu", "AWS/RDS", "ServerlessDatabaseCapacity", cluster, _MINUTES),
+        _query("database_bytes", "AWS/RDS", "VolumeBytesUsed", cluster, _MINUTES),
     ]
     if storage is not None:
-        bucket = [
-            {"Name": "BucketName", "Value": storage.data_bucket},
-            {"Name": "StorageType", "Value": "StandardStorage"},
-        ]
+        bucket = {"BucketName": storage.data_bucket, "StorageType": "StandardStorage"}
         queries.append(_query("data_bytes", "AWS/S3", "BucketSizeBytes", bucket, _DAY))
+    given = {"MetricDataQueries": queries, "StartTime": now - timedelta(days=3), "EndTime": now}
     try:
-        found = instance.aws.call(
-            "cloudwatch",
-            "get_metric_data",
-            MetricDataQueries=queries,
-            StartTime=now - timedelta(days=3),
-            EndTime=now,
-            ScanBy="TimestampDescending",
-        )
+        found = instance.aws.call("cloudwatch", "get_metric_data", ScanBy="TimestampDescending", **given)
     except InstanceError:
         return {}
     results = found["MetricDataResults"]
     return {one["Id"]: float(one["Values"][0]) for one in results if one["Values"]}
 
 
-def _query(
-    name: str, namespace: str, metric: str, dimensions: list[dict[str, str]], period: int
-) -> dict[str, Any]:
-    measured = {"Namespace": namespace, "MetricName": metric, "Dimensions": dimensions}
+def _query(name: str, namespace: str, metric: str, dimensions: dict[str, str], period: int) -> dict[str, Any]:
+    of = [{"Name": name, "Value": value} for name, value in dimensions.items()]
+    measured = {"Namespace": namespace, "MetricName": metric, "Dimensions": of}
     return {"Id": name, "MetricStat": {"Metric": measured, "Period": period, "Stat": "Average"}}

@@ -91,7 +91,6 @@ def test_a_dry_run_says_what_it_would_do(deployed: Deployed) -> None:
 def test_status_tells_whether_it_runs_where_it_is_and_what_it_costs(deployed: Deployed) -> None:
     found = status(deployed.find())
     assert (found.query, found.query_url, found.summary) == ("running", TOLD.url, "running")
-    assert "query service" in found.awake
     assert dict(found.usd_hour)["load balancer and endpoints"] == pytest.approx(0.0252 + 4 * 0.011)
     pause(deployed.find(), wait=True, clock=FakeClock().clock)
     found = status(deployed.find())
