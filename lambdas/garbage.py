@@ -7,7 +7,7 @@ from typing import Any
 from dormouse.objects import open_store
 from dormouse.schedules.garbage import KIND, collect
 from dormouse.schedules.work import Schedule
-from dormouse.settings.lambdas import GarbageEnvironment
+from dormouse.settings.lambdas import DatabaseEnvironment
 from dormouse.settings.metrics import FILES_DELETED, ORPHANED_BYTES
 from lambdas.services import called, database, tracer
 
@@ -15,7 +15,7 @@ from lambdas.services import called, database, tracer
 @tracer.capture_lambda_handler(capture_response=False)
 def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
     """Answers {"skipped": true}, or how many tables were looked at and files deleted."""
-    with called(GarbageEnvironment, "garbage", context) as call:
+    with called(DatabaseEnvironment, "garbage", context) as call:
         objects = open_store(call.environment.objects)
         schedule = Schedule(objects, KIND)
         turn = schedule.turn()

@@ -10,7 +10,7 @@ from dormouse.objects import open_store
 from dormouse.schedules import runs
 from dormouse.schedules.upkeep import KIND, keep_up
 from dormouse.schedules.work import Schedule
-from dormouse.settings.lambdas import MaintenanceEnvironment
+from dormouse.settings.lambdas import DatabaseEnvironment
 from dormouse.settings.metrics import TABLES_TO_SPLIT
 from lambdas.services import called, database, tracer
 
@@ -23,7 +23,7 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
 
     Called by anything but a state machine, it lists nothing to split.
     """
-    with called(MaintenanceEnvironment, "maintenance", context) as call:
+    with called(DatabaseEnvironment, "maintenance", context) as call:
         objects = open_store(call.environment.objects)
         execution = event.get("execution")
         run_id = runs.run_id_for(execution) if execution else None

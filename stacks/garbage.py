@@ -5,7 +5,7 @@ from __future__ import annotations
 from constructs import Construct
 
 from dormouse.settings.deployment import GarbageSettings
-from dormouse.settings.lambdas import GarbageEnvironment
+from dormouse.settings.lambdas import DatabaseEnvironment
 from dormouse.settings.resources import ScheduledResources
 from stacks.constructs.database_function import DatabaseFunction
 from stacks.constructs.schedule import Schedule
@@ -26,7 +26,7 @@ class GarbageStack(InstanceStack):
             description="Deletes files that nothing refers to",
             memory_mb=garbage.memory_mb,
             timeout_seconds=garbage.timeout_seconds,
-            environment=GarbageEnvironment,
+            environment=DatabaseEnvironment,
             database_role=RUN_ROLE,
             object_actions=["s3:DeleteObject", "s3:GetObject", "s3:PutObject"],
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from constructs import Construct
 
 from dormouse.settings.deployment import MaintenanceSettings
-from dormouse.settings.lambdas import MaintenanceEnvironment
+from dormouse.settings.lambdas import DatabaseEnvironment
 from dormouse.settings.resources import RunResources
 from stacks.compaction import CompactionStack
 from stacks.constructs.database_function import DatabaseFunction
@@ -36,7 +36,7 @@ class MaintenanceStack(InstanceStack):
             description="Rolls the days of the removal log, and looks for partitions to split",
             memory_mb=maintenance.memory_mb,
             timeout_seconds=maintenance.timeout_seconds,
-            environment=MaintenanceEnvironment,
+            environment=DatabaseEnvironment,
             database_role=OWNER_ROLE,
             object_actions=["s3:DeleteObject", "s3:GetObject", "s3:PutObject"],
         )

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from dormouse.query.planner import PlanSummary
 from dormouse.query.where import LIMIT_MAX
 from dormouse.service.formats import ARROW, CSV, JSON_LINES
-from dormouse.service.problems import MEDIA_TYPE
+from dormouse.service.problems import MEDIA_TYPE, REFUSALS
 
 _WHERE = {
     "carrier": ["AA", "UA"],
@@ -169,15 +169,10 @@ class ProblemDocument(_Answer):
     detail: str = Field(examples=["unknown column 'carier'; did you mean 'carrier'?"])
 
 
-_WHEN = {
+_WHEN = dict(REFUSALS.values()) | {
     400: "The request is not valid; `detail` says what to change.",
-    401: "The request has no valid token.",
     404: "There is no such table.",
-    406: "There is no answer in a format that is accepted.",
-    408: "The body did not come in time.",
     413: "The body, or the answer, is larger than is allowed.",
-    415: "The body is not JSON.",
-    421: "The request is for another host.",
     429: "Too many queries run at once; try again later.",
     503: "The database or the object store cannot be reached, or a file was collected meanwhile; try again.",
     504: "The query took longer than is allowed, before its first row.",

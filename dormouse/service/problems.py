@@ -44,7 +44,7 @@ _STATUSES: tuple[tuple[type[DormouseError], int], ...] = (
 )
 
 
-_REFUSALS = {
+REFUSALS = {
     "answer-too-large": (413, "The answer has more rows or bytes than are allowed."),
     "body-too-large": (413, "The body of the request is larger than is allowed."),
     "body-too-slow": (408, "The body of the request did not come in time."),
@@ -104,7 +104,7 @@ def problem_of(error: BaseException) -> Problem:
         case RequestValidationError():
             return problem_of(InvalidInput(_unfit(error.errors())))
         case Refused():
-            kind, (status, title) = error.kind, _REFUSALS[error.kind]
+            kind, (status, title) = error.kind, REFUSALS[error.kind]
         case DormouseError():
             kind = _CAPITAL.sub("-", type(error).__name__).lower()
             status = next((status for known, status in _STATUSES if isinstance(error, known)), 500)

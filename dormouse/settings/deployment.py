@@ -1,7 +1,7 @@
 """The settings of a deployed instance: one TOML file, read by `config_file.load`.
 
 Each field says what a change of it needs: `deploy`, a `cdk deploy`; `replacement`, a new resource in place of
-the old; `nothing`, as it is read when it is used. docs/reference/deployment-settings.md is made from here.
+the old. docs/reference/deployment-settings.md is made from here.
 """
 
 from __future__ import annotations
@@ -149,6 +149,15 @@ class _Database(Section):
     proxy: bool = setting(False)
     """An RDS Proxy in front; its connections keep a serverless database awake."""
 
+    @property
+    def pause_after_seconds(self) -> int | None:
+        """After how long without connections it pauses itself; None when it never does."""
+        return None
+
+    @property
+    def pauses_itself(self) -> bool:
+        return self.pause_after_seconds is not None
+
 
 class ServerlessDatabase(_Database):
     """Aurora Serverless v2: capacity follows the load."""
@@ -174,13 +183,8 @@ class ServerlessDatabase(_Database):
             yield "proxy", "it keeps the database awake: set min_acu to 0.5 or more, or proxy to false"
 
     @property
-    def pauses_itself(self) -> bool:
-        return self.min_acu == 0
-
-    @property
     def pause_after_seconds(self) -> int | None:
-        """None when it does not pause itself."""
-        return (self.auto_pause_seconds or 300) if self.pauses_itself else None
+        return (self.auto_pause_seconds or 300) if self.min_acu == 0 else None
 
 
 class FixedDatabase(_Database):
@@ -191,14 +195,6 @@ class FixedDatabase(_Database):
 
     instance_class: InstanceClass = setting("r8g.large")
     """The class of the writer and the readers, without `db.`"""
-
-    @property
-    def pauses_itself(self) -> bool:
-        return False
-
-    @property
-    def pause_after_seconds(self) -> int | None:
-        return None
 
 
 DatabaseSettings = Annotated[ServerlessDatabase | FixedDatabase, Field(discriminator="kind")]

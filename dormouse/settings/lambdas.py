@@ -44,7 +44,7 @@ class Environment(BaseSettings):
 
 
 class DatabaseEnvironment(Environment):
-    """Of every lambda that works on the database."""
+    """Of every lambda that works on the database; of `garbage` and `maintenance`, all of it."""
 
     dsn: NonEmpty = Field(repr=False)  # it may hold a password
     """The instance's PostgreSQL."""
@@ -66,10 +66,6 @@ class CommitEnvironment(DatabaseEnvironment):
     """How long a batch is held for requests whose inputs are not there yet, before SQS hides them again."""
 
 
-class GarbageEnvironment(DatabaseEnvironment):
-    """Of `garbage`."""
-
-
 class CompactionEnvironment(DatabaseEnvironment):
     """Of `compaction.create` and `compaction.report`."""
 
@@ -78,10 +74,6 @@ class CompactionEnvironment(DatabaseEnvironment):
 
     run_minutes_max: int = Field(default=360, ge=1)
     """How long a run may take; its jobs are its own for so long."""
-
-
-class MaintenanceEnvironment(DatabaseEnvironment):
-    """Of `maintenance`."""
 
 
 class MigrateEnvironment(Environment):

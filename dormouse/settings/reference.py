@@ -29,8 +29,6 @@ The last column says what a change needs:
   instance, beside the old one. The network cannot be replaced while the database is in it: deploy another
   instance, and restore a backup there. A new e-mail address has to confirm its subscription, and a new
   engine of compaction takes the place of the old when no run is under way.
-- _nothing_: it is read when it is used. No setting is, so far: what runs has its settings from its last
-  deploy.
 """
 
 

@@ -30,7 +30,7 @@ STORING = frozenset(
 )  # fmt: skip
 """Families of EC2 with disks of their own, and no d that says so: of any generation, then of one."""
 
-Change = Literal["deploy", "replacement", "nothing"]
+Change = Literal["deploy", "replacement"]
 
 
 def setting(default: Any = ..., *, change: Change = "deploy", **limits: Any) -> Any:

@@ -199,24 +199,26 @@ def _refusal(error: Any, wanted: str) -> InstanceError:
     return AwsRefused(code, f"AWS refuses {wanted}: {said or code}")
 
 
+_PROBLEMS: dict[str, tuple[type[InstanceError | InvalidInput], str]] = {
+    "NoRegionError": (InvalidInput, "no AWS region is given: use --region, or set AWS_REGION"),
+    "InvalidRegionError": (InvalidInput, "{} Use one like eu-west-1"),
+    "ProfileNotFound": (InvalidInput, "{}: see 'aws configure list-profiles'"),
+    "(NoCredentials|PartialCredentials)Error": (
+        InstanceError,
+        "there are no AWS credentials: log in, set AWS_PROFILE, or give --profile",
+    ),
+    "(EndpointConnection|ConnectTimeout|ReadTimeout|ConnectionClosed)Error": (
+        InstanceError,
+        "AWS cannot be reached, check the region and the network: {}",
+    ),
+    ".*(Credential|Token|SSO|Login).*": (InstanceError, "AWS gives no credentials, log in again: {}"),
+}
+"""What is said of an error of botocore, by its class; the first that fits."""
+
+
 def _problem(error: Any, service: str) -> Exception:
-    kind, said = type(error).__name__, " ".join(str(error).split())
-    usage = {
-        "NoRegionError": "no AWS region is given: use --region, or set AWS_REGION",
-        "InvalidRegionError": f"{said} Use one like eu-west-1",
-        "ProfileNotFound": f"{said}: see 'aws configure list-profiles'",
-    }
-    if kind in usage:
-        return InvalidInput(usage[kind])
-    if kind in ("NoCredentialsError", "PartialCredentialsError"):
-        return InstanceError("there are no AWS credentials: log in, set AWS_PROFILE, or give --profile")
-    if kind in (
-        "EndpointConnectionError",
-        "ConnectTimeoutError",
-        "ReadTimeoutError",
-        "ConnectionClosedError",
-    ):
-        return InstanceError(f"AWS cannot be reached, check the region and the network: {said}")
-    if re.search("Credential|Token|SSO|Login", kind):
-        return InstanceError(f"AWS gives no credentials, log in again: {said}")
+    said = " ".join(str(error).split())
+    for pattern, (kind, words) in _PROBLEMS.items():
+        if re.fullmatch(pattern, type(error).__name__):
+            return kind(words.format(said))
     return InstanceError(f"a request to {service} failed: {said}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -83,7 +82,7 @@ def _submit_alone(
     environment: RunsEnvironment, run_id: str, step: dict[str, Any], aws: Aws
 ) -> tuple[str, str]:
     name = own_cluster_name(environment, run_id)
-    cluster = _earliest(_clusters_of_late(name, aws)) or _start(environment, name, [step], aws)
+    cluster = _first(_clusters_of_late(name, aws)) or _start(environment, name, [step], aws)
     step_id = _earliest_step(cluster, step["Name"], aws)
     if step_id is None:
         raise InstanceError(f"the EMR cluster {cluster} ({name}) has no step {step['Name']}")
@@ -96,7 +95,7 @@ def _submit_step(environment: RunsEnvironment, step: dict[str, Any], aws: Aws) -
         if found := _earliest_step(one["Id"], step["Name"], aws):
             return one["Id"], found
     for tried in range(1, TRIES_MAX + 1):
-        cluster = _earliest(_clusters(name, aws)) or _start(environment, name, [], aws)
+        cluster = _first(_clusters(name, aws)) or _start(environment, name, [], aws)
         try:
             [added] = aws.call("emr", "add_job_flow_steps", JobFlowId=cluster, Steps=[step])["StepIds"]
         except AwsRefused as refused:
@@ -118,7 +117,7 @@ def _start(environment: RunsEnvironment, name: str, steps: list[dict[str, Any]],
     }
     request = {**template, "Name": name, "Instances": instances, "Steps": steps}
     made = str(aws.call("emr", "run_job_flow", **request)["JobFlowId"])
-    kept = _earliest(_clusters(name, aws)) or made
+    kept = _first(_clusters(name, aws)) or made
     if kept != made:
         logger.warning("cluster %s was made beside %s, and is ended", made, kept)
         aws.call("emr", "terminate_job_flows", JobFlowIds=[made])
@@ -134,25 +133,27 @@ def _settle_step(cluster: str, added: str, name: str, aws: Aws) -> str:
 
 
 def _clusters(name: str, aws: Aws) -> list[Any]:
-    """Those that take steps."""
-    found = aws.all("emr", "list_clusters", "Clusters", ClusterStates=list(USABLE))
-    return [one for one in found if one["Name"] == name]
+    """Those that take steps, the earliest first."""
+    return _named(name, aws.all("emr", "list_clusters", "Clusters", ClusterStates=list(USABLE)))
 
 
 def _clusters_of_late(name: str, aws: Aws) -> list[Any]:
-    """As `_clusters`, with those that have ended, the earliest first."""
+    """As `_clusters`, with those that have ended."""
     since = datetime.now(UTC) - FOUND_WITHIN
     ended = aws.all("emr", "list_clusters", "Clusters", ClusterStates=list(ENDED), CreatedAfter=since)
-    return sorted([*_clusters(name, aws), *(one for one in ended if one["Name"] == name)], key=_age)
-
-
-def _earliest(clusters: Sequence[Any]) -> str | None:
-    return min(clusters, key=_age)["Id"] if clusters else None
+    return _named(name, [*_clusters(name, aws), *ended])
 
 
 def _earliest_step(cluster: str, name: str, aws: Aws) -> str | None:
-    found = [one for one in aws.all("emr", "list_steps", "Steps", ClusterId=cluster) if one["Name"] == name]
-    return min(found, key=_age)["Id"] if found else None
+    return _first(_named(name, aws.all("emr", "list_steps", "Steps", ClusterId=cluster)))
+
+
+def _named(name: str, found: list[Any]) -> list[Any]:
+    return sorted((one for one in found if one["Name"] == name), key=_age)
+
+
+def _first(found: list[Any]) -> str | None:
+    return str(found[0]["Id"]) if found else None
 
 
 def _age(found: Any) -> tuple[datetime, str]:

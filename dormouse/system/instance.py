@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from types import NoneType
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, cast
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from dormouse.errors import InstanceError, InvalidInput, NotAnInstance
 from dormouse.settings import resources
-from dormouse.settings.resources import Described, DesiredState, Resources
+from dormouse.settings.resources import DesiredState, Resources
 from dormouse.system.aws import Aws, AwsRefused
 
 ID = re.compile(r"[a-z](-?[a-z0-9]){1,19}")
 NAMES_MAX = 20
-_TYPES = get_type_hints(Resources)
+_MODELS = {stack: TypeAdapter(cast(Any, field.annotation)) for stack, field in Resources.model_fields.items()}
 
 
 @dataclass(frozen=True)
@@ -82,12 +81,11 @@ def find(instance_id: str, session: Any) -> DeployedInstance:
 
 
 def _parsed(instance_id: str, told: dict[str, str]) -> Resources:
-    found: dict[str, Described] = {}
+    found = {}
     for stack, text in told.items():
         if stack in Resources.model_fields:
-            [model] = [one for one in get_args(_TYPES[stack]) if one is not NoneType]
             try:
-                found[stack] = model.model_validate_json(text)
+                found[stack] = _MODELS[stack].validate_json(text)
             except ValidationError:
                 where = resources.resources_parameter(instance_id, stack)
                 raise InstanceError(
