@@ -62,9 +62,9 @@ class RunFolder:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _left_behind(self) -> list[str]:
-        """Not what ends with this process: the helper of Python's own processes, and Spark's Java."""
-        javas = [one for one in psutil.Process().children() if one.name() == "java"]
-        ending = {one.pid for java in javas for one in (java, *java.children(recursive=True))}
+        """Not what ends with this process: the helper of Python's own processes, Spark's Java, CDK's node."""
+        ours = [one for one in psutil.Process().children() if one.name() in {"java", "node"}]
+        ending = {one.pid for each in ours for one in (each, *each.children(recursive=True))}
         left = (one for one in processes_of(self.folder) if one.pid not in ending)
         lines = [f"process {one.pid}: {_command(one)}" for one in left]
         return [line for line in lines if "multiprocessing.resource_tracker" not in line]
