@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dormouse.model.partition_tree import Split
+from dormouse.model.region import Range
 from dormouse.query.planner import PlanSummary
 from dormouse.query.where import LIMIT_MAX
 from dormouse.service.formats import ARROW, CSV, JSON_LINES
@@ -101,22 +103,6 @@ class TableDescription(_Answer):
     counts: dict[str, Any] | None = None
 
 
-class KeyRange(_Answer):
-    """The values of one row key from `min` to `max`; null is unbounded."""
-
-    min: Any
-    max: Any
-    min_inclusive: bool
-    max_inclusive: bool
-
-
-class PartitionSplit(_Answer):
-    """How a partition was divided: rows whose `field` is below `point` went left."""
-
-    field: str
-    point: Any
-
-
 class PartitionDocument(_Answer):
     """A node of the partition tree."""
 
@@ -124,8 +110,8 @@ class PartitionDocument(_Answer):
     parent_id: str | None
     child_ids: list[str]
     is_leaf: bool
-    region: dict[str, KeyRange]
-    split: PartitionSplit | None
+    region: dict[str, Range]
+    split: Split | None
 
 
 class PartitionPage(_Answer):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -83,13 +83,6 @@ class Run:
 
     clock: Clock = SYSTEM_CLOCK
 
-    def all(self, steps: Iterable[Step]) -> Iterator[StepReport]:
-        """What became of each; the first of them must write the desired state."""
-        for number, step in enumerate(steps):
-            if number:
-                self.check()
-            yield self.step(step)
-
     def step(self, step: Step) -> StepReport:
         """Raises InstanceError if it does not end in time, or if somebody wanted otherwise meanwhile."""
         began = self.clock.now()
@@ -120,11 +113,16 @@ class Run:
     def reports(
         self, steps: Iterable[Step], ended: Callable[[StepReport], None], *, dry_run: bool = False
     ) -> list[StepReport]:
-        """What became of each step, or with `dry_run` would; `ended` is told of each as it ends."""
-        reports = []
-        for report in map(would, steps) if dry_run else self.all(steps):
-            reports.append(report)
-            ended(report)
+        """What became of each step, or with `dry_run` would; `ended` is told of each as it ends.
+
+        The first of them must write the desired state.
+        """
+        reports: list[StepReport] = []
+        for step in steps:
+            if reports and not dry_run:
+                self.check()
+            reports.append(would(step) if dry_run else self.step(step))
+            ended(reports[-1])
         return reports
 
     def check(self) -> None:
