@@ -74,18 +74,10 @@ class Protocol(H11Protocol):
             self.transport.abort()  # in the middle of an answer nothing can be said
             return
         body = http_problem(400, "this is not HTTP/1.1 as RFC 9112 has it").text.encode("ascii")
-        headers = [
-            (b"content-type", MEDIA_TYPE.encode("ascii")),
-            (b"content-length", str(len(body)).encode("ascii")),
-            (b"connection", b"close"),
-        ]
-        events: list[Any] = [
-            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
-            h11.Data(data=b"" if self.conn.is_head else body),
-            h11.EndOfMessage(),
-        ]
-        for event in events:
-            self.transport.write(self.conn.send(event) or b"")
+        head = f"content-type: {MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode("ascii"))
+        if not self.conn.is_head:
+            self.transport.write(body)
         self.transport.close()
 
     def _too_slow(self) -> None:

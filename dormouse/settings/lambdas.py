@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, Json, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dormouse.errors import InvalidInput
@@ -129,15 +129,8 @@ class RunsEnvironment(Environment):
     cluster_name: NonEmpty | None = None
     """The name of the clusters of EMR on EC2."""
 
-    cluster_template: NonEmpty | None = None
+    cluster_template: Json[dict[str, Any]] | None = None
     """The request of RunJobFlow without Name and Steps, as JSON."""
-
-    @field_validator("cluster_template")
-    @classmethod
-    def _is_json(cls, value: str | None) -> str | None:
-        if value is not None and not isinstance(json.loads(value), dict):
-            raise ValueError("it must be a JSON object")
-        return value
 
     @model_validator(mode="after")
     def _has_what_its_engine_needs(self) -> Self:

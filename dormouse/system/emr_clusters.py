@@ -7,7 +7,6 @@ other ends it.
 
 from __future__ import annotations
 
-import json
 import logging
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -110,7 +109,7 @@ def _submit_step(environment: RunsEnvironment, step: dict[str, Any], aws: Aws) -
 
 def _start(environment: RunsEnvironment, name: str, steps: list[dict[str, Any]], aws: Aws) -> str:
     """Makes a cluster; when another made one of the same name at once, the earlier one is taken."""
-    template = json.loads(environment.cluster_template or "{}")
+    template = environment.cluster_template or {}
     instances = {
         **template.get("Instances", {}),
         "KeepJobFlowAliveWhenNoSteps": environment.engine != TRANSIENT,

@@ -37,15 +37,24 @@ def pause(
     usable_status(instance)
     if drain_seconds is None:
         drain_seconds = told.drain_seconds
-    lasting = _lasting(instance, rule_name(told.rule))
-    drained = next(number for number, step in enumerate(lasting) if isinstance(step, StopSpark))
-    before, after = lasting[:drained], lasting[drained:]
+    query, keeper = instance.resources.query, (rule_name(told.rule),)
+    before: list[Step] = [
+        WriteDesiredState(instance, "paused"),
+        *([SwitchQuery(instance, query, False)] if query else []),
+        SwitchRules(instance, schedules(instance), False, "the schedules"),
+        SwitchMappings(instance, False),
+    ]
+    after: list[Step] = [
+        StopSpark(instance),
+        StopDatabase(instance),
+        SwitchRules(instance, keeper, True, "the rule that keeps the database asleep"),
+    ]
     steps = [*before, DrainCommits(instance, drain_seconds), DrainRuns(instance, drain_seconds), *after]
     steps += [StopDatabase(instance, to_the_end=True)] if wait else []
     run = Run("paused", lambda: instance.desired, tell, clock)
     reports = run.reports(steps, ended, dry_run=dry_run)
     if not dry_run:
-        reports.append(verify(instance, lasting, "asleep", "pause"))
+        reports.append(verify(instance, [*before, *after], "asleep", "pause"))
         ended(reports[-1])
     return Report(instance.id, instance.desired, usable_status(instance), tuple(reports), dry_run)
 
@@ -57,17 +66,3 @@ def verify(instance: DeployedInstance, steps: Sequence[Step], goal: str, verb: s
             f"{instance.id} is not {goal}: {'; '.join(undone)}; somebody undid it meanwhile: {verb} it again"
         )
     return StepReport("verify", "done")
-
-
-def _lasting(instance: DeployedInstance, keeper: str) -> list[Step]:
-    """The steps whose work must still be done at the end."""
-    query = instance.resources.query
-    return [
-        WriteDesiredState(instance, "paused"),
-        *([SwitchQuery(instance, query, False)] if query else []),
-        SwitchRules(instance, schedules(instance), False, "the schedules"),
-        SwitchMappings(instance, False),
-        StopSpark(instance),
-        StopDatabase(instance),
-        SwitchRules(instance, (keeper,), True, "the rule that keeps the database asleep"),
-    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -72,50 +72,40 @@ class Status:
 def status(instance: DeployedInstance) -> Status:
     """Raises InstanceError when AWS cannot be asked; a cost that cannot be found out is None."""
     cluster = describe(instance.aws, instance.cluster)
-    database = str(cluster["Status"]) if cluster else GONE
-    rules = {rule: rule_state(instance, rule) or GONE for rule in schedules(instance)}
-    switched = {uuid: mapping_state(instance, uuid) or GONE for uuid in mappings(instance)}
-    desired, runs, spark = instance.desired, _runs(instance), _spark(instance)
-    told, query = instance.resources.query, query_state(instance)
+    runs, told, query = _runs(instance), instance.resources.query, query_state(instance)
     live = {**_live(instance, cluster, bool(runs)), **_query_live(instance, query)}
-    usd = hourly(instance.resources, live, instance.region)
-    return Status(
+    found = Status(
         instance=instance.id,
         account=instance.account,
         region=instance.region,
-        desired=desired,
-        summary=_summary(desired, database, rules, switched, spark, query),
-        database=database,
-        schedules=rules,
-        mappings=switched,
+        desired=instance.desired,
+        summary="",
+        database=str(cluster["Status"]) if cluster else GONE,
+        schedules={rule: rule_state(instance, rule) or GONE for rule in schedules(instance)},
+        mappings={uuid: mapping_state(instance, uuid) or GONE for uuid in mappings(instance)},
         queues=tuple(_queues(instance)),
         runs=runs,
-        spark=spark,
+        spark=_spark(instance),
         query=query,
         query_url=told.url if told else None,
-        usd_hour=tuple(usd),
+        usd_hour=tuple(hourly(instance.resources, live, instance.region)),
     )
+    return replace(found, summary=_summary(found))
 
 
-def _summary(
-    desired: str,
-    database: str,
-    rules: dict[str, str],
-    switched: dict[str, str],
-    spark: str | None,
-    query: str | None,
-) -> str:
-    off = [*(state == "DISABLED" for state in rules.values()), *(s == "Disabled" for s in switched.values())]
-    if desired == "paused":
-        quiet = all(off) and not (spark and _is_awake(spark)) and query in (None, "asleep", GONE)
-        if quiet and database in ASLEEP:
+def _summary(found: Status) -> str:
+    off = [state == "DISABLED" for state in found.schedules.values()]
+    off += [state == "Disabled" for state in found.mappings.values()]
+    if found.desired == "paused":
+        is_quiet = not (found.spark and _is_awake(found.spark)) and found.query in (None, "asleep", GONE)
+        if all(off) and is_quiet and found.database in ASLEEP:
             return "paused"
-        if quiet and database == STOPPING:
+        if all(off) and is_quiet and found.database == STOPPING:
             return "paused; AWS is still stopping the database"
         return "should be paused, but is not wholly: pause it again"
-    if database in SERVES and not any(off) and query in (None, "running"):
+    if found.database in SERVES and not any(off) and found.query in (None, "running"):
         return "running"
-    if database == GONE:
+    if found.database == GONE:
         return "should be running, but its database is gone"
     return "should be running, but is not wholly: resume it again"
 

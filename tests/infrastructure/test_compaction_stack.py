@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -52,7 +51,7 @@ def test_spark_unpacks_the_archive_by_its_name(environment: RunsEnvironment) -> 
 
 @pytest.mark.parametrize("name", ON_EC2)
 def test_emr_would_take_the_request_for_a_cluster(name: str, environment: RunsEnvironment) -> None:
-    template = json.loads(environment.cluster_template or "")
+    template = environment.cluster_template or {}
     request = {**template, "Name": environment.cluster_name, "Steps": []}
     service = botocore.session.get_session().get_service_model("emr")
     shape = service.operation_model("RunJobFlow").input_shape
@@ -70,7 +69,7 @@ def test_emr_would_take_the_request_for_a_cluster(name: str, environment: RunsEn
 
 @pytest.mark.parametrize("name", ON_EC2)
 def test_only_a_cluster_for_steps_waits_for_more(name: str, environment: RunsEnvironment) -> None:
-    template = json.loads(environment.cluster_template or "")
+    template = environment.cluster_template or {}
     settings = CONFIGURATIONS[name]().compaction
     assert template["Instances"]["KeepJobFlowAliveWhenNoSteps"] is (name == "steps")
     if isinstance(settings, EmrStepsCompaction):
@@ -87,7 +86,7 @@ def test_clusters_are_encrypted(name: str, environment: RunsEnvironment, synthes
     assert encryption["EnableAtRestEncryption"] is True
     assert at_rest["LocalDiskEncryptionConfiguration"]["EnableEbsEncryption"] is True
     assert at_rest["S3EncryptionConfiguration"]["EncryptionMode"] == "SSE-KMS"
-    template = json.loads(environment.cluster_template or "")
+    template = environment.cluster_template or {}
     assert template["SecurityConfiguration"] == security.name
     [spark] = template["Configurations"]
     for key in ("spark.authenticate", "spark.network.crypto.enabled", "spark.io.encryption.enabled"):
