@@ -6,7 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -174,11 +174,8 @@ class _Committing:
 
 @contextmanager
 def _committing(dsn: str, connections_max: int) -> Iterator[_Committing]:
-    supplier = ConnectionSupplier(dsn, connections_max=connections_max)
-    try:
+    with closing(ConnectionSupplier(dsn, connections_max=connections_max)) as supplier:
         yield _Committing(supplier, connections_max)
-    finally:
-        supplier.close()
 
 
 def _replace(store: FileReferenceStore, request: ReplaceFileReferencesRequest, commit_id: str) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from argparse import Namespace
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -19,10 +19,10 @@ from typing import Any
 
 import psutil
 
-from benchmarks.harness.command import Benchmark, Figures, Tell, at_least_one
+from benchmarks.harness.command import Benchmark, Figures, Tell, amount
 from benchmarks.harness.place import temporary_folder
 from benchmarks.harness.processes import Remote, remotes
-from benchmarks.harness.report import grid, median_ratio, turns
+from benchmarks.harness.report import Grid, median_ratio, turns, values
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import DOUBLE, LONG, STRING
 
@@ -39,8 +39,15 @@ SCHEMA = Schema(
 )
 _KEYS = ", ".join(SCHEMA.key_names)
 _SAMPLE_SECONDS = 0.02
+ROUNDS = "counted rounds, after one that warms up [5]"
 
-ROUNDS = {"type": at_least_one, "help": "counted rounds, after one that warms up [5]"}
+
+@dataclass(frozen=True)
+class Plan:
+    files: int = amount(12, help="[12]")
+    rows: int = amount(1_000_000, 60_000, help="of each file [1,000,000]")
+    rounds: int = amount(5, 3, help=ROUNDS)
+
 
 Action = Callable[[], int]
 """What is timed; gives the rows that it wrote."""
@@ -111,40 +118,20 @@ def _rows(seed: int, rows: int) -> Any:
     return table.sort_by([(name, "ascending") for name in SCHEMA.key_names])
 
 
-def measure(arguments: Namespace, _: Tell) -> Figures:
+def measure(plan: Plan, _: Tell) -> Figures:
     """Every side in a process of its own."""
-    rows, rounds = arguments.rows or (150_000 if arguments.quick else 1_000_000), arguments.rounds
-    rounds, total = rounds or (3 if arguments.quick else 5), arguments.files * rows
+    total = plan.files * plan.rows
     with temporary_folder() as folder:
-        make_files(folder, arguments.files, rows)
-        facts = {
-            "files": arguments.files,
-            "rows": total,
-            "input_bytes": folder_bytes(folder / "in"),
-            "rounds": rounds,
-        }
+        make_files(folder, plan.files, plan.rows)
+        size = folder_bytes(folder / "in")
+        facts = {"files": plan.files, "rows": total, "input_bytes": size, "rounds": plan.rounds}
         with remotes([partial(_opened, name, folder) for name in _SIDES]) as workers:
             sampled = {name: _Sampled(worker) for name, worker in zip(_SIDES, workers, strict=True)}
-            seconds, found = throughput({name: each.run for name, each in sampled.items()}, rounds, total)
+            runs = {name: each.run for name, each in sampled.items()}
+            seconds, found = throughput(runs, plan.rounds, total)
     peaks = {f"{name}_peak_memory_bytes": each.peak_bytes for name, each in sampled.items()}
-    ratios = {
-        f"vs_{name}": round(median_ratio(seconds[name], seconds["dormouse"]), 3)
-        for name in ("datafusion", "duckdb", "spark")
-    }
+    ratios = {f"vs_{name}": round(median_ratio(seconds[name], seconds["dormouse"]), 3) for name in _OTHERS}
     return {**facts, **found, **peaks, **ratios}
-
-
-def text(found: Figures) -> str:
-    heads = {
-        "rows/s": "{}_rows_per_second",
-        "seconds": "{}_seconds",
-        "peak bytes": "{}_peak_memory_bytes",
-        "ours ÷ theirs": "vs_{}",
-    }
-    return (
-        f"{found['files']} sorted files, {found['rows']:,} rows, {found['input_bytes'] / 1e6:,.0f} MB; "
-        f"medians of {found['rounds']} rounds\n" + grid(found, {side: side for side in _SIDES}, heads)
-    )
 
 
 class _Sampled:
@@ -268,19 +255,20 @@ def rows_in(folder: Path) -> int:
     return sum(pq.read_metadata(path).num_rows for path in folder.glob("*.parquet"))
 
 
-_SIDES = {"dormouse": _dormouse, "datafusion": _datafusion, "duckdb": _duckdb, "spark": _spark}
+_OTHERS = {"datafusion": _datafusion, "duckdb": _duckdb, "spark": _spark}
+_SIDES = {"dormouse": _dormouse, **_OTHERS}
 
+RATES = {"{}_rows_per_second": "rows/s", "{}_seconds": "seconds"}
 BENCHMARK = Benchmark(
     "compaction",
     __doc__,
+    Plan,
     measure,
-    text,
-    quick="small files; the same figures in under a minute",
-    options={
-        "--files": {"type": at_least_one, "default": 12, "help": "[12]"},
-        "--rows": {"type": at_least_one, "help": "of each file [1,000,000]"},
-        "--rounds": ROUNDS,
-    },
+    [
+        "{files} sorted files, {rows:,} rows, {input_bytes:,} bytes; medians of {rounds} rounds",
+        Grid({side: side for side in _SIDES}, {**RATES, "{}_peak_memory_bytes": "peak bytes"}),
+        values({f"vs_{side}": f"ours ÷ {side}'s" for side in _OTHERS}),
+    ],
 )
 
 if __name__ == "__main__":

@@ -7,16 +7,15 @@ embedded PostgreSQL with its durable defaults.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.committers import PRELOAD, Storm, committers
-from benchmarks.harness.command import Benchmark, Figures, Tell
+from benchmarks.harness.command import Benchmark, Figures, Tell, amount
 from benchmarks.harness.place import own_place
-from benchmarks.harness.report import Pane, grid, lines, turns
+from benchmarks.harness.report import Grid, Pane, turns
 from benchmarks.making import Tables, open_tables
 from benchmarks.state_tables import FILES_PER_JOB, StateTable
 
@@ -67,16 +66,12 @@ CASES = [
 
 @dataclass(frozen=True)
 class Plan:
-    leaves: int = 1_024
-    rounds: int = 3
+    leaves: int = amount(1_024, 256)
+    rounds: int = amount(3, 1)
 
 
-QUICK = Plan(leaves=256, rounds=1)
-
-
-def measure(arguments: Namespace, tell: Tell) -> Figures:
+def measure(plan: Plan, tell: Tell) -> Figures:
     """The storms of every case, in turns."""
-    plan = QUICK if arguments.quick else Plan()
     storms: dict[Case, list[Storm]] = {case: [] for case in CASES}
     with (
         own_place() as place,
@@ -138,56 +133,47 @@ def _check(tables: Tables, table: StateTable, storm: Storm) -> None:
         )
 
 
-_HEADS = {
-    "commits/s": "commits_per_s_{}",
-    "p50 ms": "p50_ms_{}",
-    "p99 ms": "p99_ms_{}",
-    "retries": "retries_{}",
-    "failed": "failed_{}",
+_CASES = {
+    Case(key, isolation, count).name: f"{variant.label}, {isolation}, {count} committers"
+    for isolation in ISOLATIONS
+    for key, variant in VARIANTS.items()
+    for count in COMMITTERS
 }
-
-
-def text(found: Figures) -> str:
-    cases = sorted(
-        CASES, key=lambda case: (list(ISOLATIONS).index(case.isolation), [*VARIANTS].index(case[0]))
-    )
-    labels = {
-        case.name: f"{VARIANTS[case.variant].label}, {case.isolation}, {case.committers} committers"
-        for case in cases
-    }
-    return "\n".join(
-        [
-            f"{found['leaves']:,} jobs of {FILES_PER_JOB} files that all leaves share, one by one; "
-            f"medians of {found['rounds']} rounds, retries and failures: sums",
-            f"committers are threads of {found['processes']} processes with {found['connections_max']} "
-            "connections each",
-            grid(found, labels, _HEADS),
-            *(f"failed: {error}" for error in found["errors"]),
-        ]
-    )
-
-
-def panes(found: Figures) -> list[Pane]:
-    """Commits a second by the number of committers, a line per layout."""
-    labels = {key: variant.label for key, variant in VARIANTS.items()}
-    return [
-        Pane(
-            isolation,
-            "committers at once",
-            "commits a second",
-            lines(found, labels, f"commits_per_s_{{}}_{{}}{end}", COMMITTERS),
-        )
-        for isolation, end in ISOLATIONS.items()
-    ]
-
+_STORMS = {
+    "commits_per_s_{}": "commits/s",
+    "p50_ms_{}": "p50 ms",
+    "p99_ms_{}": "p99 ms",
+    "retries_{}": "retries",
+    "failed_{}": "failed",
+}
 
 BENCHMARK = Benchmark(
     "contention",
     __doc__,
+    Plan,
     measure,
-    text,
-    panes,
-    quick="fewer leaves: the same figures in under a minute",
+    [
+        f"{{leaves:,}} jobs of {FILES_PER_JOB} files that all leaves share, one by one; "
+        "medians of {rounds} rounds, retries and failures: sums",
+        "committers are threads of {processes} processes with {connections_max} connections each",
+        Grid(_CASES, _STORMS),
+        "failed: {failed_jobs:,}",
+        "{errors}",
+    ],
+    only_json=[
+        "{leaves_serializable}",
+        *(f"{{retries_{variant}{end}}}" for variant in VARIANTS for end in ISOLATIONS.values()),
+    ],
+    panes=[
+        Pane(
+            isolation,
+            "committers at once",
+            "commits a second",
+            {count: count for count in COMMITTERS},
+            {f"commits_per_s_{key}_{{}}{end}": variant.label for key, variant in VARIANTS.items()},
+        )
+        for isolation, end in ISOLATIONS.items()
+    ],
     preload=PRELOAD,
 )
 

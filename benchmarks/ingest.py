@@ -8,14 +8,15 @@ tasks read themselves. Both write as many partitions, with zstd at level 1, and 
 from __future__ import annotations
 
 import shutil
-from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.compaction import (
+    RATES,
     ROUNDS,
     SCHEMA,
     Action,
@@ -25,9 +26,9 @@ from benchmarks.compaction import (
     throughput,
     timed,
 )
-from benchmarks.harness.command import Benchmark, Figures, Tell, at_least_one
+from benchmarks.harness.command import Benchmark, Figures, Tell, amount
 from benchmarks.harness.place import temporary_folder
-from benchmarks.harness.report import grid, median_ratio
+from benchmarks.harness.report import Grid, median_ratio, values
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,6 +37,12 @@ if TYPE_CHECKING:
 
 FILES = 8
 PARTITIONS = 16
+
+
+@dataclass(frozen=True)
+class Plan:
+    rows: int = amount(8_000_000, 320_000, help="in all [8,000,000]")
+    rounds: int = amount(5, 3, help=ROUNDS)
 
 
 def make_source(folder: Path, rows: int) -> None:
@@ -49,13 +56,12 @@ def make_source(folder: Path, rows: int) -> None:
         pq.write_table(pq.read_table(path).take(order), path, compression="zstd", row_group_size=250_000)
 
 
-def measure(arguments: Namespace, _: Tell) -> Figures:
+def measure(plan: Plan, _: Tell) -> Figures:
     """Every side in this process: all share the session."""
     import dormouse as dm
     from dormouse.spark.session import spark_session
 
-    rows = (arguments.rows or (320_000 if arguments.quick else 8_000_000)) // FILES * FILES
-    rounds = arguments.rounds or (3 if arguments.quick else 5)
+    rows = plan.rows // FILES * FILES
     with temporary_folder() as folder:
         make_source(folder, rows // FILES)
         spark = spark_session(driver_memory="3g")
@@ -67,13 +73,9 @@ def measure(arguments: Namespace, _: Tell) -> Figures:
                 "spark": _spark(spark, frame, folder / "spark"),
             }
             sides = {name: partial(timed, prepare) for name, prepare in prepared.items()}
-            seconds, found = throughput(sides, rounds, rows)
-        facts = {
-            "rows": rows,
-            "partitions": PARTITIONS,
-            "input_bytes": folder_bytes(folder / "in"),
-            "rounds": rounds,
-        }
+            seconds, found = throughput(sides, plan.rounds, rows)
+        size = folder_bytes(folder / "in")
+        facts = {"rows": rows, "partitions": PARTITIONS, "input_bytes": size, "rounds": plan.rounds}
     for side, key in (("dormouse", "vs_spark"), ("dormouse_paths", "vs_spark_paths")):
         found[key] = round(median_ratio(seconds["spark"], seconds[side]), 3)
     return {**facts, **found}
@@ -112,30 +114,21 @@ def _spark(spark: SparkSession, frame: DataFrame, output: Path) -> Callable[[], 
     return prepare
 
 
-def text(found: Figures) -> str:
-    labels = {
-        "dormouse": "Dormouse, from a DataFrame",
-        "dormouse_paths": "Dormouse, from paths",
-        "spark": "Spark's sort and write",
-    }
-    heads = {"rows/s": "{}_rows_per_second", "seconds": "{}_seconds"}
-    return "\n".join(
-        [
-            f"{found['rows']:,} rows, {found['input_bytes'] / 1e6:,.0f} MB of Parquet, into "
-            f"{found['partitions']} partitions; medians of {found['rounds']} rounds",
-            grid(found, labels, heads),
-            f"ours ÷ Spark's: {found['vs_spark']:.2f}, from paths {found['vs_spark_paths']:.2f}",
-        ]
-    )
-
-
+_SIDES = {
+    "dormouse": "Dormouse, from a DataFrame",
+    "dormouse_paths": "Dormouse, from paths",
+    "spark": "Spark's sort and write",
+}
 BENCHMARK = Benchmark(
     "ingest",
     __doc__,
+    Plan,
     measure,
-    text,
-    quick="few rows; the same figures in under a minute",
-    options={"--rows": {"type": at_least_one, "help": "in all [8,000,000]"}, "--rounds": ROUNDS},
+    [
+        "{rows:,} rows, {input_bytes:,} bytes, into {partitions} partitions; medians of {rounds} rounds",
+        Grid(_SIDES, RATES),
+        values({"vs_spark": "ours ÷ Spark's", "vs_spark_paths": "  from paths"}),
+    ],
 )
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -165,13 +165,8 @@ class Tables:
             conn.execute("checkpoint")
 
 
-@contextmanager
-def open_tables(dsn: str, objects: str) -> Iterator[Tables]:
-    tables = Tables(dsn, objects)
-    try:
-        yield tables
-    finally:
-        tables.close()
+def open_tables(dsn: str, objects: str) -> AbstractContextManager[Tables]:
+    return closing(Tables(dsn, objects))
 
 
 def _fill(conn: psycopg.Connection[Any], table: StateTable, wanted: _Wanted) -> None:

@@ -10,17 +10,17 @@ embedded PostgreSQL.
 from __future__ import annotations
 
 import time
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any
 
-from benchmarks.harness.command import LAYOUT, Benchmark, Figures, Tell
+from benchmarks.harness.command import Benchmark, Figures, Tell, amount, layout
 from benchmarks.harness.place import own_place
 from benchmarks.harness.processes import remote, resident_bytes
-from benchmarks.harness.report import Line, Pane, columns
+from benchmarks.harness.report import Grid, Pane
 from benchmarks.making import Tables, open_tables
 from benchmarks.state_tables import KEYS_PER_LEAF, StateTable, spread
 from dormouse.context import TableAddress, TableContext
@@ -29,9 +29,16 @@ from dormouse.model.file_reference import AssignJobIdRequest, FileReference, Rep
 
 SIZES = ((1_000, 10), (10_000, 10), (132_000, 10), (132_000, 50))
 """Leaves, and the files of each."""
-QUICK_SIZES = SIZES[:2]
 FULL_LEAVES, ABOVE_LEAVES, CHANGED_LEAVES, GARBAGE_FILES = 10, 100, 500, 5_000
 TAKEN_JOBS, TAKEN_AT_ONCE = 100, 10
+
+
+@dataclass(frozen=True)
+class Plan:
+    sizes: tuple[tuple[int, int], ...] = amount(SIZES, SIZES[:2])
+    layout: str = layout()
+
+
 Operation = Callable[[TableContext], object]
 
 
@@ -157,21 +164,20 @@ def alone(dsn: str, objects: str, table: StateTable) -> Iterator[Alone]:
         yield Alone(context)
 
 
-def measure(arguments: Namespace, tell: Tell) -> Figures:
+def measure(plan: Plan, tell: Tell) -> Figures:
     """Every operation in every table, one after another."""
-    sizes = QUICK_SIZES if arguments.quick else SIZES
     found: dict[str, dict[str, Any]] = {name: {} for name in measured()}
     with own_place() as place, open_tables(place.dsn, place.objects) as tables:
-        for leaves, files in sizes:
+        for leaves, files in plan.sizes:
             tell(f"a table of {leaves:,} leaves with {files} files each")
-            table = _table(tables, leaves, files, arguments.layout)
+            table = _table(tables, leaves, files, plan.layout)
             for name, figures in found.items():
                 tell(f"{leaves:,} leaves, {files} files each: {name}")
                 prepare(name, tables, table)
                 with remote(alone, tables.dsn, tables.objects, table) as process:
                     figures[f"{leaves}x{files}"] = process.call("run", name)
             tables.drop(table)
-    return summary(found, sizes)
+    return summary(found, plan.sizes)
 
 
 def _table(tables: Tables, leaves: int, files: int, layout: str) -> StateTable:
@@ -210,41 +216,34 @@ def summary(found: dict[str, dict[str, Any]], sizes: tuple[tuple[int, int], ...]
     }
 
 
-def text(found: Figures) -> str:
-    operations = found["operations"]
-    keys = list(next(iter(operations.values())))
-    rows = [
-        (
-            name,
-            *(f"{figures[key]['seconds']:.3f} ({figures[key]['rss_mb']:.0f})" for key in keys),
-            found["growth"][name],
-        )
-        for name, figures in operations.items()
-    ]
-    last = f"growth: {found['growth_to']} / {found['growth_from']}; rss_mb_max {found['rss_mb_max']}"
-    return columns(("seconds (MB resident)", *keys, "growth"), *rows) + f"\n{last}"
-
-
-def panes(found: Figures) -> list[Pane]:
-    """Seconds of each operation over the references of the table."""
-    lines = []
-    for name, figures in found["operations"].items():
-        sizes = [int(leaves) * int(files) for leaves, files in (key.split("x") for key in figures)]
-        seconds = [figure["seconds"] for figure in figures.values()]
-        points = dict(zip(sizes, seconds, strict=True))
-        lines.append(Line(name, points, "--" if name in WITH_SIZE else "-"))
-    return [Pane("Operations on a table's state", "references", "seconds", lines, yscale="log")]
-
+_NAMES = {f"{leaves}x{files}": leaves * files for leaves, files in SIZES}
+_COLUMNS = {f"operations.{{}}.{size}.seconds": f"{size}: s" for size in _NAMES}
+_COLUMNS |= {f"operations.{{}}.{size}.rss_mb": f"{size}: MB" for size in _NAMES}
+_OPERATIONS = {name: name for name in measured()}
 
 BENCHMARK = Benchmark(
     "scale",
     __doc__,
+    Plan,
     measure,
-    text,
-    panes,
-    quick="the two smallest sizes, in under a minute",
-    options={"--layout": LAYOUT},
-    preload=("benchmarks.scale",),
+    [
+        Grid(_OPERATIONS, {**_COLUMNS, "growth.{}": "growth"}, "seconds, and MB resident"),
+        "growth: {growth_to} / {growth_from}; of what may not grow {growth_max_of_the_rest}, "
+        "of all references counted {references_counted_growth}; rss_mb_max {rss_mb_max}",
+    ],
+    only_json=[Grid(_OPERATIONS, {f"operations.{{}}.{size}.answer": size for size in _NAMES})],
+    panes=[
+        Pane(
+            "Operations on a table's state",
+            "references",
+            "seconds",
+            _NAMES,
+            {f"operations.{name}.{{}}.seconds": name for name in _OPERATIONS if name not in WITH_SIZE},
+            {f"operations.{name}.{{}}.seconds": name for name in WITH_SIZE},
+            yscale="log",
+        )
+    ],
+    preload=("benchmarks.making", "dormouse.context"),
 )
 
 if __name__ == "__main__":

@@ -98,15 +98,17 @@ class StateTable:
         name = "all" if self.one_file_per_ingest else self.partition_id(leaf)
         return tuple(f"{ingest}{name}.parquet" for ingest in self.ingests())
 
-    def request(self, leaf: int) -> ReplaceFileReferencesRequest:
-        """What a compaction sends when it is done."""
-        partition, job_id = self.partition_id(leaf), self.job_id(leaf)
+    def request(
+        self, leaf: int, job_id: str | None = None, inputs: tuple[str, ...] | None = None
+    ) -> ReplaceFileReferencesRequest:
+        """What a compaction sends when it is done: the leaf's job, or another one of other files."""
+        partition, job_id = self.partition_id(leaf), job_id or self.job_id(leaf)
         name = f"{self.record.object_prefix}{job_id}/{partition}.parquet"
         file = new_file(name, partition, keys_between(leaf, leaf + 1), self.files_per_leaf)
         return ReplaceFileReferencesRequest(
             job_id=job_id,
             partition_id=partition,
-            input_filenames=self.inputs(leaf),
+            input_filenames=inputs or self.inputs(leaf),
             new_reference=file.references[0],
             new_file=file,
         )

@@ -3,55 +3,46 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 
+from benchmarks.harness.command import amount, layout
 from benchmarks.harness.place import Place
 from benchmarks.making import Tables
 from benchmarks.state_tables import StateTable
 from dormouse.postgres import ConnectionSupplier
 
 BATCHES = (1, 10, 100, 500, 1_000)
+PARTS = ("batches", "alone", "adding", "assigning", "creating_jobs", "idle_latency", "queue", "tables")
 
 
 @dataclass(frozen=True)
 class Plan:
     """How much is done, in each round where there are rounds."""
 
-    rounds: int = 3
-    jobs_of_batch: tuple[int, ...] = (1_500, 4_000, 10_000, 15_000, 15_000)
+    rounds: int = amount(3, 1)
+    jobs_of_batch: tuple[int, ...] = amount(
+        (1_500, 4_000, 10_000, 15_000, 15_000), (100, 300, 600, 1_000, 1_000)
+    )
     """By batch size, as in BATCHES."""
-    jobs_of_two: int = 15_000
+    jobs_of_two: int = amount(15_000, 1_000)
     """Two committers, by each of the large batch sizes."""
-    jobs_alone: int = 1_000
+    jobs_alone: int = amount(1_000, 100)
     """One by one, ours and pgbench's."""
-    jobs_of_eight: int = 2_400
-    jobs_of_queue: int = 15_000
-    add_commits: int = 10
-    files_per_commit: int = 10_000
-    assignments: int = 15_000
-    leaves: int = 65_536
-    tables: tuple[int, ...] = (1, 10, 1_000)
-    jobs_over_tables: int = 12_000
-    latencies: int = 300
-    profiled_batches: int = 20
-
-
-QUICK = Plan(
-    rounds=1,
-    jobs_of_batch=(200, 500, 1_000, 1_500, 2_000),
-    jobs_of_two=1_000,
-    jobs_alone=200,
-    jobs_of_eight=320,
-    jobs_of_queue=1_000,
-    add_commits=2,
-    assignments=1_500,
-    leaves=4_096,
-    jobs_over_tables=1_000,
-    latencies=50,
-    profiled_batches=6,
-)
+    jobs_of_eight: int = amount(2_400, 240)
+    jobs_of_queue: int = amount(15_000, 1_000)
+    add_commits: int = amount(10, 2)
+    files_per_commit: int = amount(10_000)
+    assignments: int = amount(15_000, 1_000)
+    leaves: int = amount(65_536, 4_096)
+    tables: tuple[int, ...] = amount((1, 10, 1_000))
+    jobs_over_tables: int = amount(12_000, 1_000)
+    latencies: int = amount(300, 30)
+    profiled_batches: int = amount(20, 6)
+    layout: str = layout()
+    only: Sequence[str] = amount(PARTS, action="append", choices=PARTS, help="a part; may be repeated")
+    profile: bool = amount(False, action="store_true", help="instead: where the time of a batch goes")
 
 
 @dataclass(frozen=True)
@@ -59,7 +50,10 @@ class Bench:
     place: Place
     tables: Tables
     plan: Plan
-    layout: str = "file_table"
+
+    @property
+    def layout(self) -> str:
+        return self.plan.layout
 
     @property
     def dsn(self) -> str:
@@ -70,14 +64,9 @@ class Bench:
         table = self.tables.make(name, leaves, self.layout, claimed_leaves=leaves)
         return table, iter(shuffled(table))
 
-    @contextmanager
-    def supplier(self) -> Iterator[ConnectionSupplier]:
+    def supplier(self) -> AbstractContextManager[ConnectionSupplier]:
         """One connection."""
-        supplier = ConnectionSupplier(self.dsn, connections_max=1)
-        try:
-            yield supplier
-        finally:
-            supplier.close()
+        return closing(ConnectionSupplier(self.dsn, connections_max=1))
 
     def check_applied(self, table: StateTable, expected: int) -> None:
         """RuntimeError unless all commits to it are there."""

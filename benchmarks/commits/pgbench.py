@@ -6,17 +6,16 @@ That look-up is not counted: pgbench tells how long the statement alone takes.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 
 from benchmarks.state_tables import StateTable
 from dormouse.files.commit import Commit
@@ -55,7 +54,7 @@ class Pgbench:
     def prepare(self, jobs: Sequence[int]) -> None:
         """Keeps the values of these jobs, numbered from 0, for pgbench to fetch."""
         listed = values_of(self._dsn, self._table, [[job] for job in jobs])
-        names = list(listed[0])
+        text, names = statement_of(self._table)
         with psycopg.connect(self._dsn, autocommit=True) as conn:
             columns = ", ".join(f"{name} text" for name in names)
             conn.execute(f"create table {self._values} (number integer primary key, {columns})")
@@ -63,12 +62,10 @@ class Pgbench:
                 for number, values in enumerate(listed):
                     copy.write_row([number, *(str(values[name]) for name in names)])
             conn.execute(f"vacuum analyze {self._values}")
-        record = self._table.record
-        text = as_script(layout(record.layout).on("replace", record.table_id).as_string(None))
-        fetched = ", ".join(names)
         self._script.write_text(
             "\\set i :i + 1\n\\set number :first + :i * :clients + :client_id\n"
-            f"select {fetched} from {self._values} where number = :number \\gset\n{text}\n"
+            f"select {', '.join(names)} from {self._values} where number = :number \\gset\n"
+            f"{as_script(text)}\n"
         )
 
     def run(self, first: int, jobs: int, clients: int = 1) -> Result:
@@ -76,16 +73,12 @@ class Pgbench:
         session = session_conninfo(
             self._dsn, application_name="pgbench", read_only=False, isolation=Isolation.READ_COMMITTED
         )
-        given = conninfo_to_dict(session)
         command = [
             str(pgbench_path()), "-n", "-r", "-M", "prepared", "-f", str(self._script),
             "-c", str(clients), "-j", str(min(clients, 2)), "-t", str(jobs // clients),
-            "-D", "i=-1", "-D", f"first={first}", "-D", f"clients={clients}",
-            "-h", str(given["host"]), "-p", str(given["port"]), "-U", str(given["user"]),
-            str(given["dbname"]),
+            "-D", "i=-1", "-D", f"first={first}", "-D", f"clients={clients}", session,
         ]  # fmt: skip
-        environment = {**os.environ, "PGOPTIONS": str(given["options"])}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"pgbench failed: {done.stderr.strip()[-2_000:]}")
         return read(done.stdout, jobs // clients * clients)
@@ -99,9 +92,15 @@ def pgbench_path() -> Path:
     return Path(spec.origin).parent / "pginstall18" / "bin" / "pgbench"
 
 
-def as_script(statement: str) -> str:
-    """A statement with pgbench's variables in place of named parameters."""
-    return _PLACEHOLDER.sub(lambda match: f":{match[1]}" if match[1] else "%", statement)
+def statement_of(table: StateTable) -> tuple[str, list[str]]:
+    """The store's replace statement, and the names of its parameters."""
+    text = layout(table.record.layout).on("replace", table.record.table_id).as_string(None)
+    return text, list(dict.fromkeys(name for name in _PLACEHOLDER.findall(text) if name))
+
+
+def as_script(statement: str, variable: Callable[[str], str] = ":{}".format) -> str:
+    """A statement with variables, pgbench's or others, in place of named parameters."""
+    return _PLACEHOLDER.sub(lambda match: variable(match[1]) if match[1] else "%", statement)
 
 
 def read(output: str, expected: int) -> Result:
@@ -127,20 +126,14 @@ class _Noting(FileReferenceStore):
 
 def values_of(dsn: str, table: StateTable, batches: Iterable[Sequence[int]]) -> list[Mapping[str, Any]]:
     """The values of the replace statement, by name, as the store would send them for each batch of jobs."""
-    statement = layout(table.record.layout).on("replace", table.record.table_id).as_string(None)
-    names = dict.fromkeys(name for name in _PLACEHOLDER.findall(statement) if name)
-    supplier = ConnectionSupplier(dsn, connections_max=1)
+    _, names = statement_of(table)
     found: list[Mapping[str, Any]] = []
-    try:
+    with closing(ConnectionSupplier(dsn, connections_max=1)) as supplier:
         store = _Noting(supplier, table.record)
         for jobs in batches:
+            commits = [Commit([table.request(job)], table.commit_id(job)) for job in jobs]
             try:
-                store.apply(
-                    "replace_file_references",
-                    [Commit([table.request(job)], table.commit_id(job)) for job in jobs],
-                )
+                store.apply("replace_file_references", commits)
             except _Noted as noted:
                 found.append({name: noted.args[0][name] for name in names})
-    finally:
-        supplier.close()
     return found

@@ -10,37 +10,41 @@ from __future__ import annotations
 
 import sys
 import time
-from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import dormouse as dm
 from benchmarks.concurrency.clients import Clients, Lookups, Target, clients, served
 from benchmarks.concurrency.ledger import Ledger, row, rows_of
-from benchmarks.concurrency.upkeep import Counts, prepare, upkeep
-from benchmarks.harness.command import Benchmark, Figures, Tell, at_least_one
+from benchmarks.concurrency.upkeep import COUNTS, Counts, prepare, upkeep
+from benchmarks.harness.command import Benchmark, Figures, Tell, amount
 from benchmarks.harness.place import own_place
-from benchmarks.harness.report import grid
+from benchmarks.harness.report import Grid, values
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`at_least` has happened before the end, up to `seconds_max`; `warm_seconds` are not timed."""
+    """`at_least` of each of the counts happened before the end, up to `seconds_max`.
 
-    clients: int = 100
-    processes: int = 4
-    leaves: int = 1_000
-    gc_delay_seconds: float = 2
-    warm_seconds: float = 5
-    idle_seconds: float = 20
-    seconds: float = 60
-    seconds_max: float = 300
-    at_least: dict[str, int] = field(default_factory=lambda: {"ingests": 10, "jobs": 10, "collected": 10})
+    `warm_seconds` are not timed.
+    """
 
-
-QUICK = Plan(warm_seconds=3, idle_seconds=5, seconds=12)
+    clients: int = amount(100, help="[100]")
+    processes: int = amount(4)
+    leaves: int = amount(1_000, help="[1000]")
+    gc_delay_seconds: float = amount(2)
+    warm_seconds: float = amount(5, 3)
+    idle_seconds: float = amount(20, 5)
+    seconds: float = amount(60, 12)
+    seconds_max: float = amount(300)
+    at_least: int = amount(10)
+    through: str = amount(
+        "service",
+        choices=("service", "library"),
+        help="`dormouse serve` and its client, or `table.query` in the clients' processes",
+    )
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ def _busy(them: Clients, plan: Plan, counts: Counts) -> Lookups:
     over, too_late = _over(plan.seconds), _over(plan.seconds_max)
 
     def done() -> bool:
-        happened = all(counts[name] >= number for name, number in plan.at_least.items())
+        happened = all(counts[name] >= plan.at_least for name in COUNTS)
         return too_late() or (over() and happened)
 
     return them.measure(done)
@@ -96,15 +100,15 @@ def _lost(target: Target, ledger: Ledger) -> int:
     return sum(((wanted - found) + (found - wanted)).values())
 
 
-def run(target: Target, plan: Plan, *, through: str = "service", tell: Tell = lambda _: None) -> Figures:
+def run(target: Target, plan: Plan, tell: Tell = lambda _: None) -> Figures:
     """Every figure, by name."""
     with dm.connect(target.dsn, target.objects):
         pass  # a service reads an instance, and makes none
-    with served(target) if through == "service" else nullcontext(target) as asked:
-        return figures(compare(asked, plan, tell), plan, through=through)
+    with served(target) if plan.through == "service" else nullcontext(target) as asked:
+        return figures(compare(asked, plan, tell), plan)
 
 
-def figures(outcome: Outcome, plan: Plan, *, through: str) -> Figures:
+def figures(outcome: Outcome, plan: Plan) -> Figures:
     """Every figure, by name; failures first."""
     idle, busy = outcome.idle, outcome.busy
     found: Figures = {
@@ -113,7 +117,7 @@ def figures(outcome: Outcome, plan: Plan, *, through: str) -> Figures:
         "stale_reads": busy.stale + idle.stale,
         "clients": plan.clients,
         "leaves": plan.leaves,
-        "through": through,
+        "through": plan.through,
         "lookups": len(busy.seconds),
     }
     for name, side in (("", busy), ("_idle", idle)):
@@ -122,50 +126,33 @@ def figures(outcome: Outcome, plan: Plan, *, through: str) -> Figures:
     for name, key in (("p99", "p99_ms"), ("lookups_per_second", "lookups_per_second")):
         before = found[f"{key}_idle"]
         found[f"{name}_vs_idle"] = round(found[key] / before, 2) if before else None
-    found |= {name: outcome.counts[name] for name in plan.at_least}
+    found |= {name: outcome.counts[name] for name in COUNTS}
     if examples := [*outcome.failures, *idle.examples, *busy.examples][:10]:
         found["examples"] = examples
     return found
 
 
-def measure(arguments: Namespace, tell: Tell) -> Figures:
-    plan = replace(QUICK if arguments.quick else Plan(), clients=arguments.clients, leaves=arguments.leaves)
+def measure(plan: Plan, tell: Tell) -> Figures:
     with own_place() as place:
-        return run(Target(place.dsn, place.objects), plan, through=arguments.through, tell=tell)
-
-
-def text(found: Figures) -> str:
-    asked = "dormouse serve" if found["through"] == "service" else "table.query"
-    labels = {"_idle": "idle", "": "all of it at once"}
-    heads = {"look-ups/s": "lookups_per_second{}", "p50 ms": "p50_ms{}", "p99 ms": "p99_ms{}"}
-    wrong = f"{found['errors']} errors, {found['wrong_rows']} wrong rows, {found['stale_reads']} stale reads"
-    return "\n".join(
-        [
-            f"{found['clients']} clients of {asked}, {found['leaves']:,} leaves; meanwhile "
-            f"{found['ingests']:,} ingests, {found['jobs']:,} jobs of compaction, "
-            f"{found['collected']:,} files collected",
-            grid(found, labels, heads),
-            f"{wrong} in {found['lookups']:,} look-ups",
-            *found.get("examples", ()),
-        ]
-    )
+        return run(Target(place.dsn, place.objects), plan, tell)
 
 
 BENCHMARK = Benchmark(
     "concurrency",
     __doc__,
+    Plan,
     measure,
-    text,
-    quick="fewer seconds: the same figures in a minute",
-    options={
-        "--clients": {"type": at_least_one, "default": 100, "help": "[100]"},
-        "--leaves": {"type": at_least_one, "default": 1_000, "help": "[1000]"},
-        "--through": {
-            "choices": ("service", "library"),
-            "default": "service",
-            "help": "`dormouse serve` and its client, or `table.query` in the clients' processes",
-        },
-    },
+    [
+        "{clients} clients of the {through}, {leaves:,} leaves; meanwhile {ingests:,} ingests, "
+        "{jobs:,} jobs of compaction, {collected:,} files collected",
+        Grid(
+            {"_idle": "idle", "": "all of it at once"},
+            {"lookups_per_second{}": "look-ups/s", "p50_ms{}": "p50 ms", "p99_ms{}": "p99 ms"},
+        ),
+        values({"lookups_per_second_vs_idle": "look-ups/s ÷ idle", "p99_vs_idle": "p99 ÷ idle"}),
+        "{errors} errors, {wrong_rows} wrong rows, {stale_reads} stale reads in {lookups:,} look-ups",
+        "{examples}",
+    ],
 )
 
 if __name__ == "__main__":

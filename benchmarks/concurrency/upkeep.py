@@ -22,20 +22,20 @@ LEAVES_AT_ONCE = 32
 """The writer stays with so many leaves for a while, so that they soon have enough files to be compacted."""
 
 INGESTS_IN_PLACE = 8
-_COUNTS = ("ingests", "jobs", "collected")
+COUNTS = ("ingests", "jobs", "collected")
 
 
 class Counts:
     """What was done so far: ingests, jobs of compaction, files collected."""
 
     def __init__(self) -> None:
-        self._numbers = FORKSERVER.RawArray("q", len(_COUNTS))
+        self._numbers = FORKSERVER.RawArray("q", len(COUNTS))
 
     def add(self, name: str, number: int) -> None:
-        self._numbers[_COUNTS.index(name)] += number
+        self._numbers[COUNTS.index(name)] += number
 
     def __getitem__(self, name: str) -> int:
-        return int(self._numbers[_COUNTS.index(name)])
+        return int(self._numbers[COUNTS.index(name)])
 
 
 def prepare(target: Target, ledger: Ledger, gc_delay_seconds: float) -> None:

@@ -54,9 +54,12 @@ class Remote:
             raise RuntimeError(f"another process failed:\n{found}")
         return found
 
-    def end(self) -> None:
-        """Closes the object; kills the process if that takes long."""
+    def close(self) -> None:
+        """Begins to close the object and its process."""
         self._pipe.close()
+
+    def end(self) -> None:
+        """Waits until the process has ended; kills it if that takes long."""
         self.process.join(_END_SECONDS_MAX)
         self.kill()
 
@@ -85,6 +88,8 @@ def remotes(openers: Sequence[Opener]) -> Iterator[list[Remote]]:
             each.kill()
         raise
     finally:
+        for each in made:
+            each.close()
         for each in made:
             each.end()
 

@@ -7,58 +7,35 @@ the others' catalogs; Delta's log is a folder's. Sides run in turns, with the re
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any
 
 import psycopg
 
 from benchmarks.harness.command import Benchmark, Figures, Tell
 from benchmarks.harness.place import own_place
-from benchmarks.harness.report import Pane, grid, lines
+from benchmarks.harness.report import Grid, Pane, median_ratio
 from benchmarks.peers.delta import Delta
 from benchmarks.peers.ducklake import DuckLake
-from benchmarks.peers.experiments import AT_WRITERS, COMPACTORS, QUICK, WRITERS, Plan, measure
-from benchmarks.peers.figures import figures
+from benchmarks.peers.experiments import AT_WRITERS, COMPACTORS, WRITERS, Measured, Plan, measure
 from benchmarks.peers.iceberg import Iceberg
 from benchmarks.peers.own import Dormouse, DormouseCommitter
 from benchmarks.peers.peer import Peer
-from benchmarks.peers.together import PRELOAD
+from benchmarks.peers.together import PRELOAD, Result
 
 _SIDES: tuple[type[Peer], ...] = (Dormouse, DormouseCommitter, DuckLake, Delta, Iceberg)
 _COMPACTING = (Dormouse, DuckLake, Delta)
 _CONNECTIONS = {"max_connections": "300"}  # DuckLake takes up to four a writer
-_APPENDS = {
-    "commits/s": "commits_per_s_{}",
-    "p50 ms": "p50_ms_{}",
-    "p99 ms": "p99_ms_{}",
-    "retries": "retries_{}",
-    "failed": "failed_{}",
-    "unended": "unfinished_{}",
-    "ours ÷": "vs_{}",
-    "queue ÷": "vs_{}_committer",
-}
-_GROWN = {
-    "commits/s when new": "commits_per_s_{}_new",
-    "later": "commits_per_s_{}_grown",
-    "after commits": "grown_commits_{}",
-}
-_COMPACTIONS = {
-    "compactions/s": "compactions_per_s_{}",
-    "failures": "compaction_failures_{}",
-    "appends/s": "appends_per_s_beside_{}",
-    "failed": "failed_appends_beside_{}",
-    "ours ÷": "compactions_vs_{}",
-}
 
 
-def run(arguments: Namespace, tell: Tell) -> Figures:
+def run(plan: Plan, tell: Tell) -> Figures:
     """Every side in turns, and what was measured with what."""
     with own_place(_CONNECTIONS) as place:
         peers = {side: side(place) for side in _SIDES}
         for peer in peers.values():
             peer.set_up()
         versions = {peer.name: peer.version() for peer in peers.values()}
-        plan = QUICK if arguments.quick else Plan()
         sides = measure([*peers.values()], [peers[side] for side in _COMPACTING], plan, tell)
         return {**figures(sides), "versions": versions, "postgres": _postgres_version(place.dsn)}
 
@@ -70,42 +47,131 @@ def _postgres_version(dsn: str) -> str:
     return str(found[0]) if found else ""
 
 
-def text(found: Figures) -> str:
-    def workers(counts: Sequence[int], what: str, sides: Sequence[type[Peer]]) -> dict[str, str]:
-        return {f"{side.name}_{n}": f"{side.label}, {n} {what}" for side in sides for n in counts}
-
-    return "\n\n".join(
-        [
-            "Appends to one table: medians of the rounds; retries, failures and what never ended are sums\n"
-            "(through the queue, a writer's latency is that of submitting)\n"
-            + grid(found, workers(WRITERS, "writers", _SIDES), _APPENDS),
-            f"The same table later, {AT_WRITERS} writers\n"
-            + grid(found, {side.name: side.label for side in _SIDES}, _GROWN),
-            "Compactions of four small files each, of one table that another writer appends to\n"
-            + grid(found, workers(COMPACTORS, "compactors", _COMPACTING), _COMPACTIONS),
-            "; ".join([*dict.fromkeys(found["versions"].values()), f"PostgreSQL {found['postgres']}"]),
-        ]
-    )
+Rounds = Sequence[Result]
 
 
-def panes(found: Figures) -> list[Pane]:
-    """Rates by the number of workers."""
-    labels = {side.name: side.label for side in _SIDES}
-    merging = {side.name: side.label for side in _COMPACTING}
-    appends = lines(found, labels, "commits_per_s_{}_{}", WRITERS)
-    compactions = lines(found, merging, "compactions_per_s_{}_{}", COMPACTORS)
-    return [
-        Pane("Appends to one table", "workers", "commits a second", appends, yscale="log"),
-        Pane("Compactions beside appends", "workers", "compactions a second", compactions, yscale="log"),
-    ]
+def _sum(counts: Iterable[int | None]) -> int | None:
+    """Nothing where none was counted."""
+    counted = [count for count in counts if count is not None]
+    return sum(counted) if counted else None
+
+
+def _median(figure: Callable[[Result], float]) -> Callable[[Rounds], float]:
+    return lambda rounds: round(median(map(figure, rounds)), 1)
+
+
+def _refused(rounds: Rounds) -> int:
+    return sum(result.refused for result in rounds)
+
+
+_RATE = _median(lambda result: result.per_second)
+_Meanings = Mapping[str, tuple[str, Callable[[Rounds], Any]]]
+"""By the key, with the side and the workers put in: the head of its column, and the figure of the rounds."""
+
+_FIGURES: dict[str, _Meanings] = {
+    "appends": {
+        "commits_per_s_{}_{}": ("commits/s", _RATE),
+        "p50_ms_{}_{}": ("p50 ms", _median(lambda result: result.percentile_ms(50))),
+        "p99_ms_{}_{}": ("p99 ms", _median(lambda result: result.percentile_ms(99))),
+        "retries_{}_{}": ("retries", lambda rounds: _sum(result.retries for result in rounds)),
+        "failed_{}_{}": ("failed", _refused),
+        "unfinished_{}_{}": ("unended", lambda rounds: _sum(result.unfinished for result in rounds)),
+    },
+    "new": {"commits_per_s_{}_new": ("commits/s when new", _RATE)},
+    "grown": {"commits_per_s_{}_grown": ("later", _RATE)},
+    "history": {"grown_commits_{}": ("after commits", lambda rounds: _sum(r.commits for r in rounds))},
+    "compactors": {
+        "compactions_per_s_{}_{}": ("compactions/s", _RATE),
+        "compaction_failures_{}_{}": ("failures", _refused),
+    },
+    "beside": {
+        "appends_per_s_beside_{}_{}": ("appends/s", _RATE),
+        "failed_appends_beside_{}_{}": ("failed", _refused),
+    },
+}
+
+
+def figures(sides: Mapping[str, Measured]) -> Figures:
+    """Ratios and failures of ours first, then the figures of each side."""
+    found: Figures = {}
+    for ours, end in _OURS.items():
+        for other in _OTHERS:
+            found[f"vs_{other}_{AT_WRITERS}{end}"] = _ratio("appends", sides[ours], sides[other])
+        found[f"failed{end}"] = _failed("appends", sides[ours])
+    for other in _OTHERS[:2]:
+        key = f"compactions_vs_{other}_{AT_WRITERS}"
+        found[key] = _ratio("compactors", sides["dormouse"], sides[other])
+    found["compaction_failures"] = _failed("compactors", sides["dormouse"])
+    for name, side in sides.items():
+        for (kind, workers), rounds in side.items():
+            for key, (_, figure) in _FIGURES[kind].items():
+                found[key.format(name, workers)] = figure(rounds)
+    return found
+
+
+def _ratio(kind: str, ours: Measured, theirs: Measured) -> float:
+    """The median over the rounds; no side counts as slower than one commit in the time."""
+    at = kind, AT_WRITERS
+    rates = [max(them.per_second, 1 / them.seconds) for them in theirs[at]]
+    return round(median_ratio([us.per_second for us in ours[at]], rates), 2)
+
+
+def _failed(kind: str, side: Measured) -> int:
+    return sum(_refused(rounds) for (of, _), rounds in side.items() if of == kind)
+
+
+_OURS = {"dormouse": "", "committer": "_committer"}
+_OTHERS = ("ducklake", "delta", "pyiceberg")
+_RATIOS = {
+    f"vs_{other}_{AT_WRITERS}{end}": f"{ours}: commits/s ÷ those of {other}, {AT_WRITERS} writers"
+    for ours, end in _OURS.items()
+    for other in _OTHERS
+} | {
+    f"compactions_vs_{other}_{AT_WRITERS}": f"compactions/s ÷ those of {other}, {AT_WRITERS} compactors"
+    for other in _OTHERS[:2]
+}
+
+
+def _grid(title: str, kinds: Sequence[str], sides: Sequence[type[Peer]], workers: Sequence[int]) -> Grid:
+    rows = {(side.name, n): f"{side.label}, {n}" for side in sides for n in workers}
+    return Grid(rows, {key: head for kind in kinds for key, (head, _) in _FIGURES[kind].items()}, title)
+
+
+def _pane(title: str, key: str, sides: Sequence[type[Peer]], workers: Sequence[int]) -> Pane:
+    lines = {key.format(side.name, "{}"): side.label for side in sides}
+    return Pane(title, "workers", "a second", {n: n for n in workers}, lines, yscale="log")
 
 
 BENCHMARK = Benchmark(
     "peers",
     __doc__,
+    Plan,
     run,
-    text,
-    panes,
+    [
+        _grid(
+            "Appends to one table, by writers: medians of the rounds; retries, failures and what never ended "
+            "are sums\n(through the queue, a writer's latency is that of submitting)",
+            ["appends"],
+            _SIDES,
+            WRITERS,
+        ),
+        _grid("\nThe same table later, by writers", ["new", "grown", "history"], _SIDES, [AT_WRITERS]),
+        _grid(
+            "\nCompactions of four small files each, by compactors, of one table that another appends to",
+            ["compactors", "beside"],
+            _COMPACTING,
+            COMPACTORS,
+        ),
+        Grid(_RATIOS, {"{}": ""}, "\nOurs ÷ theirs"),
+        "ours that failed: {failed} appends, {failed_committer} through the queue, "
+        "{compaction_failures} compactions",
+        Grid({side.name: side.label for side in _SIDES}, {"versions.{}": ""}, "\nPostgreSQL and versions"),
+        "PostgreSQL {postgres}",
+    ],
+    panes=[
+        _pane("Appends to one table", "commits_per_s_{}_{}", _SIDES, WRITERS),
+        _pane("Compactions beside appends", "compactions_per_s_{}_{}", _COMPACTING, COMPACTORS),
+    ],
     needed=(
         "psutil",
         "pyarrow",

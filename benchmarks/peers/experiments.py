@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
-from benchmarks.harness.command import Tell
+from benchmarks.harness.command import Tell, amount
 from benchmarks.harness.report import turns
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.together import Result, Task, run_together, summary
@@ -21,97 +22,68 @@ AT_WRITERS = 8
 class Plan:
     """How long everything takes. Workers that are not done some grace after their time are ended."""
 
-    rounds: int = 3
-    seconds: float = 4.0
-    seconds_elsewhere: float = 4.0
+    rounds: int = amount(3, 1)
+    seconds: float = amount(4.0, 1.0)
+    seconds_elsewhere: float = amount(4.0, 0.5)
     """With other numbers of writers than those where the sides are compared."""
-    seconds_grown: float = 4.0
-    grace_seconds: float = 6.0
-    grown_commits: int = 2_000
-    growth_seconds_max: float = 300.0
-    partitions: int = 48
+    seconds_grown: float = amount(4.0, 0.5)
+    grace_seconds: float = amount(6.0, 0.3)
+    grown_commits: int = amount(2_000, 100)
+    growth_seconds_max: float = amount(300.0, 0.5)
+    partitions: int = amount(48, 12)
     """That each compactor has: at most so many compactions."""
 
     def seconds_for(self, workers: int) -> float:
         return self.seconds if workers == AT_WRITERS else self.seconds_elsewhere
 
 
-QUICK = Plan(
-    rounds=1,
-    seconds=1.3,
-    seconds_elsewhere=0.5,
-    seconds_grown=0.6,
-    grace_seconds=0.3,
-    grown_commits=100,
-    growth_seconds_max=0.6,
-    partitions=12,
-)
+Measured = dict[tuple[str, int], list[Result]]
+"""Everything of one side, by kind and number of workers: the results of the rounds.
 
-
-@dataclass(frozen=True)
-class Grown:
-    """The same writers on a new table, and when it has had so many commits."""
-
-    new: Result
-    grown: Result
-    commits: int
-
-
-@dataclass(frozen=True)
-class Compactions:
-    """What the compactors did, and the writer that appended beside them."""
-
-    compactors: Result
-    appender: Result
-
-
-@dataclass
-class Measured:
-    """Everything of one side: results by round, by the number of workers."""
-
-    appends: dict[int, list[Result]] = field(default_factory=dict)
-    grown: Grown | None = None
-    compactions: dict[int, list[Compactions]] = field(default_factory=dict)
+The kinds are `appends`; `new`, `history` and `grown`; `compactors`, and the appends `beside` them.
+"""
 
 
 def measure(peers: Sequence[Peer], compacting: Sequence[Peer], plan: Plan, tell: Tell) -> dict[str, Measured]:
     """All sides, in turns: never two at the same time."""
-    sides = {peer.name: Measured() for peer in peers}
+    sides: dict[str, Measured] = {peer.name: defaultdict(list) for peer in peers}
     for writers in WRITERS:
         for number, peer in turns(peers, plan.rounds):
             tell(f"{peer.label}: {writers} writers, round {number + 1}")
-            result = append(peer, f"appends_{writers}_{number}", writers, plan)
-            sides[peer.name].appends.setdefault(writers, []).append(result)
+            table = f"appends_{writers}_{number}"
+            peer.create(table)
+            result = append(peer, table, writers, plan, plan.seconds_for(writers))
+            sides[peer.name]["appends", writers].append(result)
     for peer in peers:
         tell(f"{peer.label}: a table that grows")
-        sides[peer.name].grown = grow(peer, plan)
+        sides[peer.name] |= grow(peer, plan)
     for workers in COMPACTORS:
         for number, peer in turns(compacting, plan.rounds):
             tell(f"{peer.label}: {workers} compactors, round {number + 1}")
-            result_beside = compact(peer, f"compactions_{workers}_{number}", workers, plan)
-            sides[peer.name].compactions.setdefault(workers, []).append(result_beside)
+            for kind, result in compact(peer, f"compactions_{workers}_{number}", workers, plan).items():
+                sides[peer.name][kind, workers].append(result)
     return sides
 
 
-def append(peer: Peer, table: str, writers: int, plan: Plan) -> Result:
-    """So many writers on a new table."""
-    peer.create(table)
-    return _append(peer, table, writers, plan, plan.seconds_for(writers))
-
-
-def grow(peer: Peer, plan: Plan) -> Grown:
+def grow(peer: Peer, plan: Plan) -> Measured:
     """The writers' rate on a new table; then one writer commits until it has grown; then again."""
     peer.create("grown")
-    new = _append(peer, "grown", AT_WRITERS, plan, plan.seconds_grown)
+    new = append(peer, "grown", AT_WRITERS, plan, plan.seconds_grown)
     missing = max(plan.grown_commits - new.commits, 0)
     alone = [Task(partial(peer.appender, "grown", AT_WRITERS), steps_max=missing)]
     helpers = [Task(opener, helper=True) for opener in peer.committers("grown")]
     tallies = run_together(alone + helpers, plan.growth_seconds_max, plan.grace_seconds)
-    between = summary(tallies[:1], plan.growth_seconds_max).commits
-    return Grown(new, _append(peer, "grown", AT_WRITERS, plan, plan.seconds_grown), new.commits + between)
+    between = summary(tallies[:1], plan.growth_seconds_max)
+    grown = append(peer, "grown", AT_WRITERS, plan, plan.seconds_grown)
+    return {
+        ("new", AT_WRITERS): [new],
+        ("history", AT_WRITERS): [new, between],
+        ("grown", AT_WRITERS): [grown],
+    }
 
 
-def _append(peer: Peer, table: str, writers: int, plan: Plan, seconds: float) -> Result:
+def append(peer: Peer, table: str, writers: int, plan: Plan, seconds: float) -> Result:
+    """So many writers on a table."""
     before = peer.conflicts()
     tasks = [Task(partial(peer.appender, table, number)) for number in range(writers)]
     helpers = [Task(opener, helper=True) for opener in peer.committers(table)]
@@ -127,7 +99,7 @@ def _append(peer: Peer, table: str, writers: int, plan: Plan, seconds: float) ->
     return result if before is None or after is None else replace(result, retries=after - before)
 
 
-def compact(peer: Peer, table: str, workers: int, plan: Plan) -> Compactions:
+def compact(peer: Peer, table: str, workers: int, plan: Plan) -> dict[str, Result]:
     """So many compactors with partitions of their own, and one writer that appends meanwhile."""
     owners = {n: n // plan.partitions for n in range(workers * plan.partitions)}
     peer.create(table, len(owners))
@@ -139,4 +111,4 @@ def compact(peer: Peer, table: str, workers: int, plan: Plan) -> Compactions:
         tasks.append(Task(partial(peer.compactor, table, worker, own), steps_max=plan.partitions))
     appender = Task(partial(peer.appender, table, workers))
     tallies = run_together([*tasks, appender], seconds, plan.grace_seconds)
-    return Compactions(summary(tallies[:workers], seconds), summary(tallies[workers:], seconds))
+    return {"compactors": summary(tallies[:workers], seconds), "beside": summary(tallies[workers:], seconds)}

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import statistics
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from functools import partial
+from threading import Thread
 from typing import Any, NamedTuple
 
-from benchmarks.harness.processes import FORKSERVER, Opener
+from benchmarks.harness.processes import FORKSERVER, Opener, begin_together, remotes, wait_until
+from benchmarks.harness.report import percentile
 from benchmarks.peers.peer import Refused, Steps
 
-START_SECONDS_MAX = 120.0
-"""How long a worker may take to open its table."""
-_TOGETHER_SECONDS = 0.1
+_ANSWER_SECONDS_MAX = 120.0
 
 PRELOAD = (
     "benchmarks.peers.__main__",
@@ -42,7 +38,7 @@ class Task:
     """
 
     open: Opener
-    steps_max: int | None = None
+    steps_max: float = float("inf")
     helper: bool = False
 
 
@@ -65,7 +61,6 @@ class Tally:
     """1 when its last step did not end in time: it was still trying."""
     exhausted: bool = False
     """All its work was done."""
-    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -84,29 +79,28 @@ class Result:
     def per_second(self) -> float:
         return self.commits / self.seconds
 
-    def percentile(self, percent: int) -> float:
-        """Of the seconds of the steps that ended; the whole time when none did."""
-        if len(self.latencies) < 2:
-            return self.latencies[0] if self.latencies else self.seconds
-        return statistics.quantiles(self.latencies, n=100, method="inclusive")[percent - 1]
+    def percentile_ms(self, percent: int) -> float:
+        """Of the steps that ended; the whole time when none did."""
+        return 1_000 * percentile(self.latencies or (self.seconds,), percent)
 
 
 def run_together(tasks: Sequence[Task], seconds: float, grace_seconds: float) -> list[Tally]:
-    """Runs all tasks at once for so many seconds; a step that began may end in the grace after them."""
-    with _started(tasks, seconds, grace_seconds) as pipes:
-        for pipe in pipes:
-            _check(_answer(pipe, START_SECONDS_MAX))
-        start = time.monotonic() + _TOGETHER_SECONDS
-        for pipe in pipes:
-            _send(pipe, start)
-        patience = seconds + grace_seconds + START_SECONDS_MAX
-        answers: dict[int, Tally] = {}
-        # helpers come last, and are told that the others are done
-        for number in sorted(range(len(tasks)), key=lambda n: tasks[n].helper):
-            if tasks[number].helper:
-                _send(pipes[number], None)
-            answers[number] = _check(_answer(pipes[number], patience))
-        return [answers[number] for number in range(len(tasks))]
+    """Runs all tasks at once for so many seconds; a step that began may end in the grace after them.
+
+    Helpers come last among the tasks.
+    """
+    others_done = FORKSERVER.Event()
+    openers = [partial(_working, task, seconds, grace_seconds, others_done) for task in tasks]
+    found: list[Tally] = []
+    with remotes(openers) as workers:
+        begin_together(workers)
+        for task, worker in zip(tasks, workers, strict=True):
+            if task.helper:
+                others_done.set()
+            found.append(worker.result(seconds + grace_seconds + _ANSWER_SECONDS_MAX))
+            if found[-1].unfinished:
+                worker.kill()  # the step is in a library's hands and cannot be ended otherwise
+    return found
 
 
 def summary(tallies: Sequence[Tally], seconds: float) -> Result:
@@ -125,130 +119,60 @@ def summary(tallies: Sequence[Tally], seconds: float) -> Result:
     )
 
 
-@contextmanager
-def _started(tasks: Sequence[Task], seconds: float, grace_seconds: float) -> Iterator[list[Connection]]:
-    pairs = [FORKSERVER.Pipe() for _ in tasks]
-    workers = [
-        FORKSERVER.Process(target=_work, args=(theirs, task, seconds, grace_seconds), daemon=True)
-        for (_, theirs), task in zip(pairs, tasks, strict=True)
-    ]
-    try:
-        for worker, (_, theirs) in zip(workers, pairs, strict=True):
-            worker.start()
-            theirs.close()
-        yield [ours for ours, _ in pairs]
-    except BaseException:
-        for worker in workers:
-            if worker.pid is not None:
-                worker.kill()
-        raise
-    finally:
-        for worker, (ours, _) in zip(workers, pairs, strict=True):
-            ours.close()
-            _end(worker)
+class _Worker:
+    """A task in its process."""
 
+    def __init__(self, task: Task, steps: Steps, seconds: float, grace_seconds: float, over: Any) -> None:
+        self._task = task
+        self._steps = steps
+        self._seconds = seconds
+        self._grace_seconds = grace_seconds
+        self._others_done = over
+        self._tally = Tally()
+        self._error: Exception | None = None
 
-def _end(worker: Any) -> None:
-    if worker.pid is None:
-        return
-    worker.join(timeout=5)
-    if worker.is_alive():
-        worker.kill()
-        worker.join()
-
-
-def _send(pipe: Connection, message: float | None) -> None:
-    with suppress(ConnectionError):  # it died, and its answer says so
-        pipe.send(message)
-
-
-def _answer(pipe: Connection, seconds_max: float) -> Tally:
-    with suppress(EOFError, ConnectionError):
-        if pipe.poll(seconds_max):
-            tally: Tally = pipe.recv()
-            return tally
-        return Tally(error=f"no answer within {seconds_max:g} s")
-    return Tally(error="it died")
-
-
-def _check(tally: Tally) -> Tally:
-    if tally.error is not None:
-        raise RuntimeError(f"a measured worker failed: {tally.error}")
-    return tally
-
-
-def _work(pipe: Connection, task: Task, seconds: float, grace_seconds: float) -> None:
-    """A worker's process. It answers twice: when it is ready, and when it is done."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    answer = _Answer(pipe)
-    try:
-        with task.open() as steps:
-            pipe.send(Tally())
-            start = float(pipe.recv())
-            deadline = start + seconds
-            time.sleep(max(0.0, start - time.monotonic()))
-            if task.helper:
-                _step_while(lambda: not (pipe.poll() and steps.is_idle()), start, task, steps, answer.tally)
-            else:
-                answer.watch(steps, deadline + grace_seconds)
-                _step_while(lambda: time.monotonic() < deadline, start, task, steps, answer.tally)
-            answer.send()
-    except (EOFError, BrokenPipeError):
-        pass  # the benchmark ended
-    except Exception as error:  # whatever it is, the benchmark should say it
-        answer.tally.error = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-        answer.send()
-
-
-def _step_while(goes_on: Callable[[], bool], start: float, task: Task, steps: Steps, tally: Tally) -> None:
-    number = 0
-    while goes_on():
-        if task.steps_max is not None and number >= task.steps_max:
-            tally.exhausted = True
-            return
-        began = time.monotonic()
-        try:
-            commits = steps.step(number)
-        except Refused:
-            tally.refused += 1
-            continue
-        ended = time.monotonic()
-        if commits:
-            tally.done.append(Done(ended - start, ended - began, commits))
-            number += 1
-
-
-class _Answer:
-    """What a worker says in the end; or before, when its last step takes too long."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self.tally = Tally()
-        self._pipe = pipe
-        self._lock = threading.Lock()
-        self._sent = False
-        self._retries: Callable[[], int | None] = lambda: None
-
-    def watch(self, steps: Steps, deadline: float) -> None:
-        before = steps.retries()
+    def run(self, start: float) -> Tally:
+        """What was done; of a step that does not end in the grace, that it is unfinished."""
+        before = self._steps.retries()
+        wait_until(start)
+        # a thread of its own, for nothing else could tell of a step that does not end
+        stepping = Thread(target=self._step_all, args=(start,), daemon=True)
+        stepping.start()
+        stepping.join(None if self._task.helper else self._seconds + self._grace_seconds)
+        if self._error is not None:
+            raise self._error
         if before is not None:
-            self._retries = lambda: (steps.retries() or 0) - before
-        timer = threading.Timer(deadline - time.monotonic(), self._give_up)
-        timer.daemon = True
-        timer.start()
+            self._tally.retries = (self._steps.retries() or 0) - before
+        self._tally.unfinished = int(stepping.is_alive())
+        return self._tally
 
-    def send(self, *, unfinished: int = 0) -> None:
-        with self._lock:
-            if self._sent:
-                return
-            self._sent = True
-            self.tally.retries, self.tally.unfinished = self._retries(), unfinished
-            with suppress(BrokenPipeError):  # the benchmark ended
-                self._pipe.send(self.tally)
+    def _goes_on(self, start: float) -> bool:
+        if self._task.helper:
+            return not (self._others_done.is_set() and self._steps.is_idle())
+        return time.monotonic() < start + self._seconds
 
-    def _give_up(self) -> None:
-        if self._sent:
-            return
+    def _step_all(self, start: float) -> None:
+        number = 0
         try:
-            self.send(unfinished=1)
-        finally:
-            os._exit(0)  # the step is in a library's hands and cannot be ended otherwise
+            while self._goes_on(start):
+                if number >= self._task.steps_max:
+                    self._tally.exhausted = True
+                    return
+                began = time.monotonic()
+                try:
+                    commits = self._steps.step(number)
+                except Refused:
+                    self._tally.refused += 1
+                    continue
+                ended = time.monotonic()
+                if commits:
+                    self._tally.done.append(Done(ended - start, ended - began, commits))
+                    number += 1
+        except Exception as error:
+            self._error = error
+
+
+@contextmanager
+def _working(task: Task, seconds: float, grace_seconds: float, others_done: Any) -> Iterator[_Worker]:
+    with task.open() as steps:
+        yield _Worker(task, steps, seconds, grace_seconds, others_done)

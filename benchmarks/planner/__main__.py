@@ -8,15 +8,15 @@ for them. On an embedded PostgreSQL with its durable defaults.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
-from benchmarks.harness.command import Benchmark, Figures, Tell
+from benchmarks.harness.command import Benchmark, Figures, Tell, amount
 from benchmarks.harness.place import own_place
 from benchmarks.harness.processes import FORKSERVER, Remote, remote
-from benchmarks.harness.report import Line, Pane, columns, median_ratio, percentile, shown
+from benchmarks.harness.report import Grid, Pane, median_ratio, percentile
 from benchmarks.making import Tables, open_tables
 from benchmarks.planner.load import load
 from benchmarks.planner.planning import planning
@@ -31,36 +31,28 @@ LEAVES = {"1k": 1_000, "10k": 10_000, "132k": 132_000}
 class Plan:
     """How much is done; times in seconds."""
 
-    keys_seconds: float = 20
-    keys_min: int = 1_000
-    ranges_seconds: float = 10
-    ranges_min: int = 200
-    instances: int = 10
-    scans: int = 3
-    scanned: tuple[str, ...] = tuple(LEAVES)
-    sizes: tuple[str, ...] = tuple(LEAVES)
-    under_load: tuple[str, ...] = tuple(LEAVES)
+    keys_seconds: float = amount(20, 1.5)
+    keys_min: int = amount(1_000, 100)
+    ranges_seconds: float = amount(10, 1)
+    ranges_min: int = amount(200, 20)
+    instances: int = amount(10, 3)
+    scans: int = amount(3, 1)
+    scanned: Sequence[str] = amount(tuple(LEAVES), ("1k",))
+    under_load: Sequence[str] = amount(tuple(LEAVES), ("132k",))
+    only: Sequence[str] = amount(
+        tuple(LEAVES),
+        ("1k", "132k"),
+        action="append",
+        choices=tuple(LEAVES),
+        help="leaves of the tables; may be repeated",
+    )
 
 
-QUICK = Plan(
-    keys_seconds=2.5,
-    keys_min=100,
-    ranges_seconds=1,
-    ranges_min=20,
-    instances=3,
-    scans=1,
-    scanned=("1k",),
-    sizes=("1k", "132k"),
-    under_load=("132k",),
-)
-
-
-def measure(arguments: Namespace, tell: Tell) -> Figures:
+def measure(plan: Plan, tell: Tell) -> Figures:
     """A table of each size, one after another."""
-    plan = QUICK if arguments.quick else Plan()
     found: Figures = {"stale_reads": 0, "probes": 0, "files_per_leaf": FILES_PER_LEAF}
     with own_place() as place, open_tables(place.dsn, place.objects) as tables:
-        for size in arguments.only or plan.sizes:
+        for size in plan.only:
             leaves = LEAVES[size]
             tell(f"making {leaves:,} leaves")
             table = tables.make(
@@ -151,10 +143,13 @@ _WHAT = {
     "select_1": "  bare SQL: select 1",
 }
 _WHEN = {"": "alone", "_under_load": "with commits"}
+_RATIO = {
+    "plan_vs_look_up": "one key, bare SQL ÷ ours",
+    "plan_vs_select_1": "one key, `select 1` ÷ ours",
+}
 _SINGLE = {
     "plan_first_ms": "one key, the first plan of a process: ms",
     "plan_cold_ms": "one key, the first plan of an instance: ms",
-    "plan_vs_look_up": "one key, bare SQL ÷ ours",
     "scan_first_ms": "the whole table, until the first files: ms",
     "scan_all_ms": "the whole table, until the last: ms",
     "scan_scans": "  scans of files",
@@ -168,57 +163,45 @@ _SINGLE = {
 }
 
 
-def text(found: Figures) -> str:
-    pairs = [
-        (f"{what}, {when}", *(_pair(found, name, f"{size}{end}") for size in LEAVES))
-        for end, when in _WHEN.items()
-        for name, what in _WHAT.items()
-    ]
-    single = [
-        (what, *(shown(found.get(f"{name}_{size}")) for size in LEAVES)) for name, what in _SINGLE.items()
-    ]
-    rows = [row for row in (*pairs, *single) if any(row[1:])]
-    return "\n".join(
-        [
-            f"Planning tables of {found['files_per_leaf']} files a leaf: ms, p50 and p99",
-            columns(("leaves", *LEAVES.values()), *rows),
-            f"stale plans: {found['stale_reads']} of {found['probes']:,}",
-        ]
-    )
+def _rows(of: Mapping[str, str]) -> dict[Any, str]:
+    return {(name, end): f"{what}, {when}" for end, when in _WHEN.items() for name, what in of.items()}
 
 
-def _pair(found: Figures, name: str, end: str) -> str:
-    pair = [shown(found.get(f"{name}_{percentile}_ms_{end}")) for percentile in ("p50", "p99")]
-    return "  ".join(pair) if all(pair) else ""
+def _lines(which: str, end: str) -> dict[str, str]:
+    return {f"{name}_{which}_ms_{{}}{end}": f"{what}, {_WHEN[end]}" for name, what in _WHAT.items()}
 
 
-def panes(found: Figures) -> list[Pane]:
-    """The latency of a plan by the leaves of the table."""
-    made = []
-    for which in ("p50", "p99"):
-        lines = []
-        for name, what in _WHAT.items():
-            for end, when in _WHEN.items():
-                points = {n: found.get(f"{name}_{which}_ms_{size}{end}") for size, n in LEAVES.items()}
-                lines.append(Line(f"{what.strip()}, {when}", points, "--" if end else "-"))
-        made.append(Pane(which, "leaves", "milliseconds", lines, yscale="log"))
-    return made
-
+_SIZES = {f"{{}}_{size}": f"{leaves:,} leaves" for size, leaves in LEAVES.items()}
+_PERCENTILES = {
+    f"{{}}_{percentile}_ms_{size}{{}}": f"{leaves:,}: p50" if percentile == "p50" else "p99"
+    for size, leaves in LEAVES.items()
+    for percentile in ("p50", "p99")
+}
 
 BENCHMARK = Benchmark(
     "planner",
     __doc__,
+    Plan,
     measure,
-    text,
-    panes,
-    quick="under a minute: without 10,000 leaves, whole tables of 1,000 only",
-    options={
-        "--only": {
-            "action": "append",
-            "choices": list(LEAVES),
-            "help": "leaves of the tables; may be repeated",
-        }
-    },
+    [
+        "Planning tables of {files_per_leaf} files a leaf, by their leaves",
+        Grid(_rows(_WHAT), _PERCENTILES, "milliseconds"),
+        Grid(_rows(_RATIO), {f"{key}{{}}": head for key, head in _SIZES.items()}),
+        Grid(_SINGLE, _SIZES),
+        "stale plans: {stale_reads} of {probes:,}",
+    ],
+    panes=[
+        Pane(
+            which,
+            "leaves",
+            "milliseconds",
+            LEAVES,
+            _lines(which, ""),
+            _lines(which, "_under_load"),
+            yscale="log",
+        )
+        for which in ("p50", "p99")
+    ],
 )
 
 if __name__ == "__main__":

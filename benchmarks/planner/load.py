@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from threading import Event
 from typing import Any
@@ -21,7 +20,6 @@ from dormouse.commits.table_cache import Tables
 from dormouse.context import TableAddress, TableContext
 from dormouse.model.file_reference import (
     AssignJobIdRequest,
-    FileReference,
     FileWithReferences,
     ReplaceFileReferencesRequest,
 )
@@ -48,7 +46,7 @@ class Load:
         numbers = list(range(table.leaves))
         self._random.shuffle(numbers)
         self._waiting = deque(numbers)
-        self._now: dict[int, FileReference] = {}
+        self._now: dict[int, str] = {}
         """The file of each leaf that was compacted."""
         self._held: int | None = None
         """The leaf that the other process looks at."""
@@ -87,49 +85,34 @@ class Load:
     def _compact(self, leaves: Sequence[int]) -> list[Probe]:
         """One batch as the committer applies it; before it, an ingest and new jobs where there are none."""
         again = {leaf: self._ingested(leaf) for leaf in leaves if leaf in self._now}
-        requests = [self._job(leaf, again.get(leaf)) for leaf in leaves]
+        requests = {leaf: self._job(leaf, again.get(leaf)) for leaf in leaves}
         if again:
             added = tuple(file for files in again.values() for file in files)
+            claimed = [requests[leaf] for leaf in again]
             claims = tuple(
                 AssignJobIdRequest(
-                    job_id=request.job_id,
-                    partition_id=request.partition_id,
-                    filenames=request.input_filenames,
+                    job_id=each.job_id, partition_id=each.partition_id, filenames=each.input_filenames
                 )
-                for leaf, request in zip(leaves, requests, strict=True)
-                if leaf in again
+                for each in claimed
             )
             self._apply([AddFiles(commit_id=str(uuid4()), table=self._name, files=added)])
             self._apply([AssignJobIds(commit_id=str(uuid4()), table=self._name, requests=claims)])
         self._apply(
             [
                 ReplaceFileReferences(commit_id=str(uuid4()), table=self._name, requests=(request,))
-                for request in requests
+                for request in requests.values()
             ]
         )
         self.facts["commits"] += len(requests)
-        probes = []
-        for leaf, request in zip(leaves, requests, strict=True):
-            if request.new_reference is None:
-                raise RuntimeError("a compaction without a new file")
-            self._now[leaf] = request.new_reference
-            probes.append(Probe(leaf, request.new_reference.filename, request.input_filenames))
-        return probes
+        self._now |= {leaf: each.new_file.filename for leaf, each in requests.items() if each.new_file}
+        return [Probe(leaf, self._now[leaf], each.input_filenames) for leaf, each in requests.items()]
 
     def _job(self, leaf: int, ingested: Sequence[FileWithReferences] | None) -> ReplaceFileReferencesRequest:
-        request = self._table.request(leaf)
-        if ingested is None or request.new_reference is None or request.new_file is None:
-            return request
-        job_id = str(uuid4())
-        name = f"{self._table.record.object_prefix}{job_id}/{request.partition_id}.parquet"
-        reference = replace(request.new_reference, filename=name)
-        return replace(
-            request,
-            job_id=job_id,
-            input_filenames=(self._now[leaf].filename, *(file.filename for file in ingested)),
-            new_reference=reference,
-            new_file=replace(request.new_file, filename=name, references=(reference,)),
-        )
+        """The leaf's first job, or one of what the last one wrote and what was ingested since."""
+        if ingested is None:
+            return self._table.request(leaf)
+        inputs = (self._now[leaf], *(file.filename for file in ingested))
+        return self._table.request(leaf, str(uuid4()), inputs)
 
     def _ingested(self, leaf: int) -> list[FileWithReferences]:
         """As many new files that the leaf has as many as at first."""
@@ -149,7 +132,7 @@ class Load:
         middle = leaf * KEYS_PER_LEAF + KEYS_PER_LEAF // 2
         self._context.partitions.split(self._table.partition_id(leaf), middle)
         self.facts["splits"] += 1
-        self._check(Probe(leaf, self._now[leaf].filename, ()))
+        self._check(Probe(leaf, self._now[leaf], ()))
 
     def _check(self, probe: Probe) -> None:
         self.facts["probes"] += 1

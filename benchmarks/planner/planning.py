@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing
 from multiprocessing.connection import Connection
 from time import monotonic, perf_counter
 from typing import Any
@@ -136,10 +136,5 @@ class Planning:
         self._context = None
 
 
-@contextmanager
-def planning(dsn: str, objects: str, table: StateTable, probes: Connection) -> Iterator[Planning]:
-    made = Planning(dsn, objects, table, probes)
-    try:
-        yield made
-    finally:
-        made.close()
+def planning(*address: Any) -> AbstractContextManager[Planning]:
+    return closing(Planning(*address))

@@ -8,17 +8,16 @@ page cache is warm, and so is each engine, in a process of its own; rounds in tu
 from __future__ import annotations
 
 import random
-from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
-from benchmarks.harness.command import Benchmark, Figures, Tell
+from benchmarks.harness.command import Benchmark, Figures, Tell, amount
 from benchmarks.harness.place import own_place
 from benchmarks.harness.processes import Remote, remotes
-from benchmarks.harness.report import Line, Pane, grid, median_ratio, turned
+from benchmarks.harness.report import Grid, Pane, median_ratio, turned
 from benchmarks.query.lake import Lake, make
 from benchmarks.query.sides import SIDES, Wanted, asked
 
@@ -42,22 +41,19 @@ _LABELS = {
 class Plan:
     """How much is done. `repeats` are queries of each kind in a round."""
 
-    leaves: int = 100
-    ingests: int = 10
-    rows: int = 20_000_000
-    rounds: int = 7
-    repeats: tuple[int, ...] = (20, 10, 5, 2)
+    leaves: int = amount(100, 20)
+    ingests: int = amount(10)
+    rows: int = amount(20_000_000, 2_000_000)
+    rounds: int = amount(7, 3)
+    repeats: tuple[int, ...] = amount((20, 10, 5, 2), (5, 3, 2, 1))
 
-
-QUICK = Plan(leaves=20, rows=2_000_000, rounds=3, repeats=(5, 3, 2, 1))
 
 Times = dict[tuple[str, str], list[float]]
 """Seconds by the kind of query and the engine."""
 
 
-def measure(arguments: Namespace, tell: Tell) -> Figures:
+def measure(plan: Plan, tell: Tell) -> Figures:
     """Rounds in which every engine answers the same queries, in turns."""
-    plan = QUICK if arguments.quick else Plan()
     rounds: Times = defaultdict(list)
     singles: Times = defaultdict(list)
     with own_place() as place:
@@ -122,35 +118,33 @@ def _compare(engines: Mapping[str, Remote], plan: Plan) -> None:
             raise RuntimeError(f"{kind}: {', '.join(others)} answered differently than dormouse")
 
 
-def text(found: Figures) -> str:
-    # our own figures have no name at their end
-    ours = {f"{kind}_ms_dormouse": found[f"{kind}_ms"] for kind in KINDS}
-    heads: dict[str, str] = {}
-    for kind, label in _KINDS.items():
-        heads |= {f"{label}: ms": f"{kind}_ms_{{}}", f"{label}: ours ÷": f"{kind}_vs_{{}}"}
-    heads["peak bytes"] = "peak_memory_bytes_{}"
-    return (
-        f"{found['rows']:,} rows in {found['files']:,} files of {found['leaves']:,} leaves; "
-        f"medians of {found['rounds']} rounds\n" + grid({**found, **ours}, _LABELS, heads)
-    )
-
-
-def panes(found: Figures) -> list[Pane]:
-    """Milliseconds by the rows of the answer, a line an engine."""
-    lines = [
-        Line(label, {_KINDS[kind]: found[_ms(kind, name)] for kind in KINDS})
-        for name, label in _LABELS.items()
-    ]
-    return [Pane("An answer in key order", "what is asked for", "milliseconds", lines, yscale="log")]
-
+_ENGINES = {(f"_{name}".removesuffix("_dormouse"), name): label for name, label in _LABELS.items()}
+_OTHERS = {name: label for name, label in _LABELS.items() if name != "dormouse"}
 
 BENCHMARK = Benchmark(
     "query",
     __doc__,
+    Plan,
     measure,
-    text,
-    panes,
-    quick="fewer rows: the same figures in under a minute",
+    [
+        "{rows:,} rows in {files:,} files of {leaves:,} leaves; medians of {rounds} rounds",
+        Grid(
+            _ENGINES,
+            {f"{kind}_ms{{}}": f"{label}: ms" for kind, label in _KINDS.items()}
+            | {"peak_memory_bytes_{1}": "peak bytes"},
+        ),
+        Grid(_OTHERS, {f"{kind}_vs_{{}}": label for kind, label in _KINDS.items()}, "ours ÷ theirs"),
+    ],
+    panes=[
+        Pane(
+            "An answer in key order",
+            "what is asked for",
+            "milliseconds",
+            _KINDS,
+            {f"{{}}_ms{end}": label for (end, _), label in _ENGINES.items()},
+            yscale="log",
+        )
+    ],
     needed=("datafusion", "duckdb", "polars", "pyiceberg", "psycopg2"),
 )
 

@@ -69,6 +69,7 @@ def test_every_case_has_its_turn_in_each_round() -> None:
 def test_contention_counts_failures_of_every_case() -> None:
     storms = {case: [Storm(0.0, 2.0, [0.1] * 4, ["no"], 3)] for case in CASES}
     found = figures(storms, Plan(rounds=1))
+    assert found.keys() == CONTENTION.keys
     assert found["failed_jobs"] == len(CASES)
     for variant in VARIANTS:
         for suffix in ISOLATIONS.values():

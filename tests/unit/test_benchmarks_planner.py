@@ -12,7 +12,6 @@ import pytest
 from benchmarks.harness.processes import remote
 from benchmarks.making import open_tables
 from benchmarks.planner.__main__ import BENCHMARK, _named
-from benchmarks.planner.__main__ import text as as_table
 from benchmarks.planner.load import Load, load
 from benchmarks.planner.planning import planning
 from benchmarks.planner.probes import Probe, keys_of
@@ -42,7 +41,7 @@ def test_a_figure_is_named_by_size_then_by_load() -> None:
 
 
 def test_the_table_shows_what_was_measured() -> None:
-    shown = as_table(
+    shown = BENCHMARK.text(
         {
             "files_per_leaf": 10,
             "stale_reads": 0,

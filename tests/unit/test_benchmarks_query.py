@@ -6,15 +6,16 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from benchmarks.harness.report import turned
-from benchmarks.query.__main__ import BENCHMARK, KINDS, QUICK, Plan, figures, queries, text
+from benchmarks.harness.command import quick
+from benchmarks.harness.report import flat, turned
+from benchmarks.query.__main__ import BENCHMARK, KINDS, Plan, figures, queries
 from benchmarks.query.lake import KEY_STEP
 from benchmarks.query.sides import SIDES, Asked, Wanted, digest
 
 ROWS = pa.table({"key": [1, 2], "text": ["a", "bc"]})
 
 
-@pytest.mark.parametrize("plan", [Plan(), QUICK])
+@pytest.mark.parametrize("plan", [Plan(), quick(Plan)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_queries_lie_in_the_table_and_are_the_same_every_time(plan: Plan, kind: str) -> None:
     wanted = queries(plan, kind, 1)
@@ -54,7 +55,8 @@ def test_every_engine_is_compared_in_every_kind() -> None:
     rest = {"rows": 1, "files": 1, "leaves": 1, "rounds": 2} | {
         f"peak_memory_bytes_{name}": 1 for name in SIDES
     }
-    assert "2.5" in text({**found, **rest})
+    assert "2.5" in BENCHMARK.text({**found, **rest})
+    assert flat({**found, **rest}).keys() == BENCHMARK.keys
 
 
 def test_the_order_turns() -> None:

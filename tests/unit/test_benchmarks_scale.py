@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import scale
+from benchmarks.harness.report import flat
 from benchmarks.making import open_tables
 from dormouse.files.layout import LAYOUTS
 
@@ -26,7 +27,8 @@ def test_growth_is_from_the_smallest_table_to_the_largest_of_ten_files_a_leaf() 
     summed = scale.summary(found, sizes)
     assert summed["rss_mb_max"] == 70
     assert (summed["references_counted_growth"], summed["growth_max_of_the_rest"]) == (132, 2)
-    assert "132000x50" in scale.text(summed)
+    assert "132000x50" in scale.BENCHMARK.text(summed)
+    assert flat(summed).keys() <= scale.BENCHMARK.keys
 
 
 @pytest.mark.parametrize(

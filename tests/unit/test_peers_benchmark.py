@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.__main__ import _SIDES, BENCHMARK, text
-from benchmarks.peers.experiments import COMPACTORS, WRITERS, Compactions, Grown, Measured
-from benchmarks.peers.figures import figures
+from benchmarks.harness.report import flat
+from benchmarks.peers.__main__ import _SIDES, BENCHMARK, figures
+from benchmarks.peers.experiments import COMPACTORS, WRITERS, Measured
 from benchmarks.peers.together import Done, Result, Tally, summary
 
 NAMES = ("dormouse", "committer", "ducklake", "delta", "pyiceberg")
@@ -19,11 +19,15 @@ def result(commits: int, refused: int = 0) -> Result:
 
 
 def side(commits: int, *, compactions: int | None = None, refused: int = 0) -> Measured:
-    measured = Measured({writers: [result(commits, refused)] for writers in WRITERS})
-    measured.grown = Grown(result(commits), result(commits // 2), 2_000)
-    if compactions is not None:
-        both = Compactions(result(compactions, refused), result(7))
-        measured.compactions = {workers: [both] for workers in COMPACTORS}
+    measured: Measured = {("appends", writers): [result(commits, refused)] for writers in WRITERS}
+    measured |= {
+        ("new", 8): [result(commits)],
+        ("grown", 8): [result(commits // 2)],
+        ("history", 8): [result(1_500), result(500)],
+    }
+    for workers in COMPACTORS if compactions is not None else ():
+        measured["compactors", workers] = [result(compactions or 0, refused)]
+        measured["beside", workers] = [result(7)]
     return measured
 
 
@@ -58,7 +62,10 @@ def test_the_ratios_are_ours_to_theirs_and_the_failures_are_ours() -> None:
 
 
 def test_the_table_has_every_side() -> None:
-    shown = text({**figures(made_up()), "versions": {}, "postgres": "18"})
+    found = {**figures(made_up()), "versions": dict.fromkeys(NAMES, "1"), "postgres": "18"}
+    shown = BENCHMARK.text(found)
+    assert flat(found).keys() == BENCHMARK.keys
+    assert found["grown_commits_delta"] == 2_000
     assert [side.name for side in _SIDES] == list(NAMES)
     assert all(shown.count(side.label) >= 2 for side in _SIDES)
 
