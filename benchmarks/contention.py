@@ -16,8 +16,7 @@ from benchmarks.committers import PRELOAD, Storm, committers
 from benchmarks.harness.command import Benchmark, Figures, Tell, amount
 from benchmarks.harness.place import own_place
 from benchmarks.harness.report import Grid, Pane, turns
-from benchmarks.making import Tables, open_tables
-from benchmarks.state_tables import FILES_PER_JOB, StateTable
+from benchmarks.state_tables import FILES_PER_JOB, StateTable, Tables, open_tables
 
 PROCESSES = 4
 CONNECTIONS_MAX = 8

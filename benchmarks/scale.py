@@ -21,8 +21,7 @@ from benchmarks.harness.command import Benchmark, Figures, Tell, amount, layout
 from benchmarks.harness.place import own_place
 from benchmarks.harness.processes import remote, resident_bytes
 from benchmarks.harness.report import Grid, Pane
-from benchmarks.making import Tables, open_tables
-from benchmarks.state_tables import KEYS_PER_LEAF, StateTable, spread
+from benchmarks.state_tables import KEYS_PER_LEAF, StateTable, Tables, open_tables, spread
 from dormouse.context import TableAddress, TableContext
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.file_reference import AssignJobIdRequest, FileReference, ReplaceFileReferencesRequest
@@ -243,7 +242,7 @@ BENCHMARK = Benchmark(
             yscale="log",
         )
     ],
-    preload=("benchmarks.making", "dormouse.context"),
+    preload=("benchmarks.state_tables", "dormouse.context"),
 )
 
 if __name__ == "__main__":

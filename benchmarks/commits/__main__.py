@@ -15,7 +15,7 @@ from benchmarks.committers import PRELOAD
 from benchmarks.harness.command import Benchmark, Figures, Tell
 from benchmarks.harness.place import own_place
 from benchmarks.harness.report import Grid, Pane, values
-from benchmarks.making import open_tables
+from benchmarks.state_tables import open_tables
 
 _MEASURED = (
     replacing.by_batch,

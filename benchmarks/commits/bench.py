@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from benchmarks.harness.command import amount, layout
 from benchmarks.harness.place import Place
-from benchmarks.making import Tables
-from benchmarks.state_tables import StateTable
+from benchmarks.state_tables import StateTable, Tables
 from dormouse.postgres import ConnectionSupplier
 
 BATCHES = (1, 10, 100, 500, 1_000)

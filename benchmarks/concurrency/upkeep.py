@@ -14,7 +14,7 @@ import pyarrow as pa
 
 import dormouse as dm
 from benchmarks.concurrency.clients import Target
-from benchmarks.concurrency.ledger import RECENT, SCHEMA, Ledger, row
+from benchmarks.concurrency.ledger import KEYS_PER_LEAF, RECENT, SCHEMA, Ledger, row
 from benchmarks.harness.processes import FORKSERVER, remotes
 
 KEYS_PER_INGEST = 16
@@ -23,6 +23,7 @@ LEAVES_AT_ONCE = 32
 
 INGESTS_IN_PLACE = 8
 COUNTS = ("ingests", "jobs", "collected")
+Step = Callable[[dm.Table, Ledger, "Counts"], None]
 
 
 class Counts:
@@ -71,51 +72,41 @@ def upkeep(target: Target, ledger: Ledger, counts: Counts) -> Iterator[Callable[
 class _Work:
     """One of the three, at its table."""
 
-    def __init__(self, start: Callable[[], Iterator[None]], name: str, over: Event) -> None:
-        self._start = start
-        self._name = name
+    def __init__(self, step: Step, over: Event, *given: Any) -> None:
+        self._step = step
         self._over = over
+        self._given = given
 
     def run(self) -> list[str]:
         """Step by step until it is told to stop; then the failures, in words."""
         failures: list[str] = []
-        steps = self._start()
         while not self._over.is_set():
             try:
-                next(steps)
+                self._step(*self._given)
             except Exception as error:
-                failures.append(f"{self._name}: {type(error).__name__}: {error}")
-                if self._name == _write.__name__:
+                failures.append(f"{self._step.__name__}: {type(error).__name__}: {error}")
+                if self._step is _write:
                     break  # what was added is not known any more
-                steps = self._start()
         return failures
 
 
 @contextmanager
-def _working(
-    step: Callable[..., Iterator[None]], target: Target, ledger: Ledger, counts: Counts, over: Any
-) -> Iterator[_Work]:
+def _working(step: Step, target: Target, ledger: Ledger, counts: Counts, over: Any) -> Iterator[_Work]:
     with dm.connect(target.dsn, target.objects) as instance:
-        start = partial(step, instance.table(target.table), ledger, counts)
-        yield _Work(start, step.__name__, over)
+        yield _Work(step, over, instance.table(target.table), ledger, counts)
 
 
-def _write(table: dm.Table, ledger: Ledger, counts: Counts) -> Iterator[None]:
+def _write(table: dm.Table, ledger: Ledger, counts: Counts) -> None:
     """Ever larger versions of known keys."""
-    chance = random.Random(1)
-    per_leaf = ledger.keys // ledger.leaves
-    place = 0
-    while True:
-        leaves = [chance.randrange(ledger.leaves) for _ in range(LEAVES_AT_ONCE)]
-        for _ in range(INGESTS_IN_PLACE):
-            among = sorted({leaf * per_leaf + n for leaf in leaves for n in range(per_leaf)})
-            keys = chance.sample(among, min(KEYS_PER_INGEST, len(among)))
-            _ingest(table, ledger, keys)
-            counts.add("ingests", 1)
-            for key in keys:
-                ledger.recent[place % RECENT] = key
-                place += 1
-            yield
+    number = counts["ingests"]
+    chance = random.Random(number // INGESTS_IN_PLACE)
+    leaves = {chance.randrange(ledger.leaves) for _ in range(LEAVES_AT_ONCE)}
+    among = sorted(leaf * KEYS_PER_LEAF + n for leaf in leaves for n in range(KEYS_PER_LEAF))
+    keys = random.Random(number).sample(among, min(KEYS_PER_INGEST, len(among)))
+    _ingest(table, ledger, keys)
+    counts.add("ingests", 1)
+    for place, key in enumerate(keys, number * KEYS_PER_INGEST):
+        ledger.recent[place % RECENT] = key
 
 
 def _ingest(table: dm.Table, ledger: Ledger, keys: Any) -> None:
@@ -129,22 +120,18 @@ def _ingest(table: dm.Table, ledger: Ledger, keys: Any) -> None:
         ledger.acknowledged[key] = version
 
 
-def _compact(table: dm.Table, ledger: Ledger, counts: Counts) -> Iterator[None]:
-    while True:
-        report = table.compact(engine="local")
-        counts.add("jobs", report.jobs_run)
-        if report.errors:
-            raise RuntimeError("; ".join(report.errors))
-        if not report.jobs_run:
-            time.sleep(0.05)
-        yield
+def _compact(table: dm.Table, ledger: Ledger, counts: Counts) -> None:
+    report = table.compact(engine="local")
+    counts.add("jobs", report.jobs_run)
+    if report.errors:
+        raise RuntimeError("; ".join(report.errors))
+    if not report.jobs_run:
+        time.sleep(0.05)
 
 
-def _collect(table: dm.Table, ledger: Ledger, counts: Counts) -> Iterator[None]:
-    while True:
-        report = table.collect_garbage()
-        counts.add("collected", len(report.deleted_files))
-        if report.failed:
-            raise RuntimeError(f"not deleted: {report.failed[0]}")
-        time.sleep(0.1)
-        yield
+def _collect(table: dm.Table, ledger: Ledger, counts: Counts) -> None:
+    report = table.collect_garbage()
+    counts.add("collected", len(report.deleted_files))
+    if report.failed:
+        raise RuntimeError(f"not deleted: {report.failed[0]}")
+    time.sleep(0.1)

@@ -17,10 +17,9 @@ from benchmarks.harness.command import Benchmark, Figures, Tell, amount
 from benchmarks.harness.place import own_place
 from benchmarks.harness.processes import FORKSERVER, Remote, remote
 from benchmarks.harness.report import Grid, Pane, median_ratio, percentile
-from benchmarks.making import Tables, open_tables
 from benchmarks.planner.load import load
 from benchmarks.planner.planning import planning
-from benchmarks.state_tables import StateTable
+from benchmarks.state_tables import StateTable, Tables, open_tables
 
 FILES_PER_LEAF = 10
 COMMITS_PER_S = 1_000

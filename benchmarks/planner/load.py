@@ -13,7 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 from benchmarks.committers import apply_all
-from benchmarks.planner.probes import Probe, keys_of, planned
+from benchmarks.planner.planning import Probe, keys_of, planned
 from benchmarks.state_tables import KEYS_PER_LEAF, StateTable, keys_between, new_file
 from dormouse.commits.requests import AddFiles, AssignJobIds, CommitRequest, Envelope, ReplaceFileReferences
 from dormouse.commits.table_cache import Tables

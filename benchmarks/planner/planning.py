@@ -1,10 +1,14 @@
-"""The process that plans, and is measured; beside it, in turns, the bare SQL of a plan and `select 1`."""
+"""The process that plans, and is measured; beside it, in turns, the bare SQL of a plan and `select 1`.
+
+A plan is stale when it has not the new file of a commit acknowledged before it, or one of the old ones.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from time import monotonic, perf_counter
 from typing import Any
@@ -12,9 +16,11 @@ from typing import Any
 import psycopg
 
 from benchmarks.harness.processes import resident_bytes
-from benchmarks.planner.probes import keys_of, planned
 from benchmarks.state_tables import KEYS_PER_LEAF, StateTable
 from dormouse.context import TableAddress, TableContext
+from dormouse.model.region import Range
+from dormouse.query.key_ranges import KeyRanges
+from dormouse.query.table_view import plan_query
 
 RANGE_LEAVES = 10
 _LOOK_UP = (
@@ -23,6 +29,46 @@ _LOOK_UP = (
 )
 
 Milliseconds = list[float]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a plan of any key of a leaf must and must not have, while nothing else is committed to it."""
+
+    leaf: int
+    added: str
+    removed: tuple[str, ...]
+
+    def is_stale(self, filenames: Iterable[str]) -> bool:
+        found = set(filenames)
+        return self.added not in found or not found.isdisjoint(self.removed)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, walked to its end. Times in seconds."""
+
+    filenames: Sequence[str]
+    first: float
+    whole: float
+
+
+def keys_of(leaf: int, key: int, leaves: int = 0) -> KeyRanges:
+    """One key of a leaf; or all keys of some leaves, from this one on."""
+    at = leaf * KEYS_PER_LEAF
+    one = Range(at + key, at + key, max_inclusive=True)
+    return KeyRanges({"key": [Range(at, at + leaves * KEYS_PER_LEAF) if leaves else one]})
+
+
+def planned(context: TableContext, ranges: KeyRanges) -> Planned:
+    """Plans, keeping the filenames only."""
+    began = perf_counter()
+    filenames: list[str] = []
+    first = 0.0
+    for group in plan_query(context, ranges):
+        first = first or perf_counter() - began
+        filenames += [scan.filename for scan in group]
+    return Planned(filenames, first, perf_counter() - began)
 
 
 class Planning:

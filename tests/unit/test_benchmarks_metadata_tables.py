@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.making import SCHEMA, Tables, open_tables
-from benchmarks.state_tables import KEYS_PER_LEAF, StateTable, spread
+from benchmarks.state_tables import KEYS_PER_LEAF, SCHEMA, StateTable, Tables, open_tables, spread
 from dormouse.catalog import Catalog
 from dormouse.context import TableContext
 from dormouse.files.attempts import WriteAttempts

@@ -10,12 +10,10 @@ from threading import Event
 import pytest
 
 from benchmarks.harness.processes import remote
-from benchmarks.making import open_tables
 from benchmarks.planner.__main__ import BENCHMARK, _named
 from benchmarks.planner.load import Load, load
-from benchmarks.planner.planning import planning
-from benchmarks.planner.probes import Probe, keys_of
-from benchmarks.state_tables import KEYS_PER_LEAF
+from benchmarks.planner.planning import Probe, keys_of, planning
+from benchmarks.state_tables import KEYS_PER_LEAF, open_tables
 from dormouse.model.region import Range
 from dormouse.postgres import ConnectionSupplier
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import scale
 from benchmarks.harness.report import flat
-from benchmarks.making import open_tables
+from benchmarks.state_tables import open_tables
 from dormouse.files.layout import LAYOUTS
 
 
