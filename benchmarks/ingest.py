@@ -15,6 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import dormouse as dm
 from benchmarks.compaction import (
     RATES,
     ROUNDS,
@@ -29,11 +30,10 @@ from benchmarks.compaction import (
 from benchmarks.harness.command import Benchmark, Figures, Tell, amount
 from benchmarks.harness.place import temporary_folder
 from benchmarks.harness.report import Grid, median_ratio, values
+from dormouse.instance import Instance
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from dormouse.instance import Instance
 
 FILES = 8
 PARTITIONS = 16
@@ -58,7 +58,6 @@ def make_source(folder: Path, rows: int) -> None:
 
 def measure(plan: Plan, _: Tell) -> Figures:
     """Every side in this process: all share the session."""
-    import dormouse as dm
     from dormouse.spark.session import spark_session
 
     rows = plan.rows // FILES * FILES

@@ -8,6 +8,7 @@ the others' catalogs; Delta's log is a folder's. Sides run in turns, with the re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import version
 from statistics import median
 from typing import Any
 
@@ -35,9 +36,12 @@ def run(plan: Plan, tell: Tell) -> Figures:
         peers = {side: side(place) for side in _SIDES}
         for peer in peers.values():
             peer.set_up()
-        versions = {peer.name: peer.version() for peer in peers.values()}
         sides = measure([*peers.values()], [peers[side] for side in _COMPACTING], plan, tell)
-        return {**figures(sides), "versions": versions, "postgres": _postgres_version(place.dsn)}
+        return {**figures(sides), "versions": _versions(), "postgres": _postgres_version(place.dsn)}
+
+
+def _versions() -> dict[str, str]:
+    return {side.name: ", ".join(f"{name} {version(name)}" for name in side.packages) for side in _SIDES}
 
 
 def _postgres_version(dsn: str) -> str:

@@ -14,20 +14,13 @@ class Delta(Peer):
 
     name = "delta"
     label = "delta-rs"
-
-    def version(self) -> str:
-        import deltalake
-
-        return f"deltalake {deltalake.__version__}"
-
-    def set_up(self) -> None:
-        (self.place.folder / "delta").mkdir()
+    packages = ("deltalake",)
 
     def create(self, table: str, partitions: int = 1) -> None:
         from deltalake import DeltaTable
 
         schema = tiny_rows(0).schema
-        DeltaTable.create(self._address(table), schema, partition_by=["part"])
+        DeltaTable.create(self.folder / table, schema, partition_by=["part"])
 
     @contextmanager
     def appender(self, table: str, writer: int) -> Iterator[Steps]:
@@ -35,7 +28,7 @@ class Delta(Peer):
         from deltalake.exceptions import CommitFailedError
 
         rows = tiny_rows(-1 - writer)
-        opened = DeltaTable(self._address(table))
+        opened = DeltaTable(self.folder / table)
 
         def step(_: int) -> int:
             with refused_on(CommitFailedError):
@@ -50,14 +43,14 @@ class Delta(Peer):
 
         for number in range(FILES_PER_COMPACTION):
             rows = [small_rows(partition, worker, number) for partition, worker in partitions.items()]
-            write_deltalake(self._address(table), pa.concat_tables(rows), mode="append")
+            write_deltalake(self.folder / table, pa.concat_tables(rows), mode="append")
 
     @contextmanager
     def compactor(self, table: str, worker: int, partitions: range) -> Iterator[Steps]:
         from deltalake import DeltaTable
         from deltalake.exceptions import CommitFailedError
 
-        opened = DeltaTable(self._address(table))
+        opened = DeltaTable(self.folder / table)
 
         def step(number: int) -> int:
             opened.update_incremental()
@@ -70,6 +63,3 @@ class Delta(Peer):
             return 1
 
         yield Steps(step)
-
-    def _address(self, table: str) -> str:
-        return str(self.place.folder / "delta" / table)

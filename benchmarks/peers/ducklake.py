@@ -17,8 +17,6 @@ from benchmarks.peers.peer import (
     tiny_rows,
 )
 
-_DATABASE = "peer_ducklake"
-
 
 class DuckLake(Peer):
     """Its defaults: ten retries, after 100 ms and half as long again each time.
@@ -28,18 +26,10 @@ class DuckLake(Peer):
 
     name = "ducklake"
     label = "DuckLake on PostgreSQL"
-
-    def version(self) -> str:
-        import duckdb
-
-        with _loaded() as connection:
-            found = connection.execute(
-                "select extension_version from duckdb_extensions() where extension_name = 'ducklake'"
-            ).fetchone()
-        return f"DuckDB {duckdb.__version__}, ducklake {found[0]}"
+    packages = ("duckdb", "duckdb-extension-ducklake")
 
     def set_up(self) -> None:
-        self.place.create_database(_DATABASE)
+        super().set_up()
         with self._attached():
             pass
 
@@ -97,17 +87,16 @@ class DuckLake(Peer):
 
         with psycopg.connect(self.place.dsn, autocommit=True) as conn:
             found = conn.execute(
-                "select xact_rollback from pg_stat_database where datname = %s", [_DATABASE]
+                "select xact_rollback from pg_stat_database where datname = %s", [f"peer_{self.name}"]
             ).fetchone()
         return int(found[0]) if found else 0
 
     @contextmanager
     def _attached(self) -> Iterator[Any]:
         with _loaded() as connection:
-            target = f"ducklake:postgres:{self.place.database(_DATABASE)}"
-            folder = self.place.folder / "ducklake"
+            target = f"ducklake:postgres:{self.database}"
             connection.execute(
-                f"attach '{target}' as lake (data_path '{folder}/', data_inlining_row_limit 0)"
+                f"attach '{target}' as lake (data_path '{self.folder}/', data_inlining_row_limit 0)"
             )
             connection.execute("use lake")
             yield connection

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from benchmarks.peers.peer import Peer, Steps, refused_on, tiny_rows
-
-_DATABASE = "peer_iceberg"
 
 
 class Iceberg(Peer):
@@ -16,25 +15,21 @@ class Iceberg(Peer):
 
     name = "pyiceberg"
     label = "PyIceberg SqlCatalog on PostgreSQL"
-
-    def version(self) -> str:
-        import pyiceberg
-
-        return f"PyIceberg {pyiceberg.__version__}"
+    packages = ("pyiceberg",)
 
     def set_up(self) -> None:
-        self.place.create_database(_DATABASE)
-        self.place.iceberg(_DATABASE).create_namespace("peers")
+        super().set_up()
+        self._catalog().create_namespace("peers")
 
     def create(self, table: str, partitions: int = 1) -> None:
-        self.place.iceberg(_DATABASE).create_table(f"peers.{table}", schema=tiny_rows(0).schema)
+        self._catalog().create_table(f"peers.{table}", schema=tiny_rows(0).schema)
 
     @contextmanager
     def appender(self, table: str, writer: int) -> Iterator[Steps]:
         from pyiceberg.exceptions import CommitFailedException
 
         rows = tiny_rows(-1 - writer)
-        opened = self.place.iceberg(_DATABASE).load_table(f"peers.{table}")
+        opened = self._catalog().load_table(f"peers.{table}")
         retries = _count_warnings("pyiceberg.table")
 
         def step(_: int) -> int:
@@ -45,6 +40,9 @@ class Iceberg(Peer):
             return 1
 
         yield Steps(step, retries=lambda: len(retries))
+
+    def _catalog(self) -> Any:
+        return self.place.iceberg(f"peer_{self.name}")
 
 
 def _count_warnings(name: str) -> list[str]:

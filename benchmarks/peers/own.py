@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 from threading import Thread
 from time import sleep
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
+import dormouse as dm
 from benchmarks.harness.processes import Opener
 from benchmarks.peers.peer import FILES_PER_COMPACTION, Peer, Refused, Steps, refused_on, small_rows
-
-if TYPE_CHECKING:
-    from dormouse.commits.queue import CommitQueue
-    from dormouse.instance import Instance
-    from dormouse.model.file_reference import FileReference
-    from dormouse.table import Table
+from dormouse.commits.postgres_queue import PostgresQueue
+from dormouse.commits.queue import CommitQueue
+from dormouse.commits.requests import AddFiles
+from dormouse.errors import DISTRIBUTION, CommitFailed
+from dormouse.files.store import FileReferenceStore
+from dormouse.instance import Instance
+from dormouse.model.file_reference import (
+    AssignJobIdRequest,
+    FileReference,
+    ReplaceFileReferencesRequest,
+    group_by_file,
+)
+from dormouse.postgres import RETRIES, ConnectionSupplier
+from dormouse.table import Table
 
 _LOOK_SECONDS = 0.01
 
@@ -27,34 +34,22 @@ class Dormouse(Peer):
 
     name = "dormouse"
     label = "Dormouse, synchronous"
-
-    def version(self) -> str:
-        import dormouse as dm
-
-        return f"Dormouse {dm.__version__}"
+    packages = (DISTRIBUTION,)
 
     def set_up(self) -> None:
-        self.place.create_database(f"peer_{self.name}")
+        super().set_up()
         self.open().close()
 
     def open(self) -> Instance:
-        import dormouse as dm
-
-        return dm.connect(self._dsn, f"file://{self._folder}")
+        return dm.connect(self.database, f"file://{self.folder}")
 
     def create(self, table: str, partitions: int = 1) -> None:
-        import dormouse as dm
-
         schema = dm.Schema([dm.Field("part", dm.LONG)], [], [dm.Field("payload", dm.BYTES)])
         with self.open() as instance:
             instance.create_table(table, schema, split_points=range(1, partitions))
 
     @contextmanager
     def appender(self, table: str, writer: int) -> Iterator[Steps]:
-        from dormouse.errors import CommitFailed
-        from dormouse.files.store import FileReferenceStore
-        from dormouse.postgres.transaction import RETRIES
-
         with self.open() as instance:
             files: FileReferenceStore = instance.table(table).files
             leaf = _leaves(instance.table(table))[0]
@@ -74,24 +69,18 @@ class Dormouse(Peer):
             opened = instance.table(table)
             leaves = _leaves(opened)
             references = []
-            (self._folder / table).mkdir()
+            (self.folder / table).mkdir()
             for partition, worker in partitions.items():
                 for number in range(FILES_PER_COMPACTION):
-                    name, rows = (
-                        f"{table}/{partition}-{number}.parquet",
-                        small_rows(partition, worker, number),
-                    )
-                    pq.write_table(rows, self._folder / name)
+                    name = f"{table}/{partition}-{number}.parquet"
+                    rows = small_rows(partition, worker, number)
+                    pq.write_table(rows, self.folder / name)
                     references.append(_reference(name, leaves[partition], rows.num_rows))
             opened.files.add_files(references)
 
     @contextmanager
     def compactor(self, table: str, worker: int, partitions: range) -> Iterator[Steps]:
         """Looks the files up, claims them, merges them, commits: what the others do in one call."""
-        from dormouse.errors import CommitFailed
-        from dormouse.model.file_reference import AssignJobIdRequest, ReplaceFileReferencesRequest
-        from dormouse.postgres.transaction import RETRIES
-
         with self.open() as instance:
             opened = instance.table(table)
             leaves = _leaves(opened)
@@ -122,17 +111,9 @@ class Dormouse(Peer):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        rows = pa.concat_tables([pq.ParquetFile(self._folder / name).read() for name in inputs])
-        pq.write_table(rows, self._folder / output)
+        rows = pa.concat_tables([pq.ParquetFile(self.folder / name).read() for name in inputs])
+        pq.write_table(rows, self.folder / output)
         return int(rows.num_rows)
-
-    @property
-    def _dsn(self) -> str:
-        return self.place.database(f"peer_{self.name}")
-
-    @property
-    def _folder(self) -> Path:
-        return self.place.folder / self.name
 
 
 class DormouseCommitter(Dormouse):
@@ -146,9 +127,6 @@ class DormouseCommitter(Dormouse):
 
     @contextmanager
     def appender(self, table: str, writer: int) -> Iterator[Steps]:
-        from dormouse.commits.requests import AddFiles
-        from dormouse.model.file_reference import group_by_file
-
         with self.open() as instance:
             leaf = _leaves(instance.table(table))[0]
 
@@ -165,10 +143,7 @@ class DormouseCommitter(Dormouse):
 
     @contextmanager
     def _committer(self) -> Iterator[Steps]:
-        from dormouse.commits.postgres_queue import PostgresQueue
-        from dormouse.postgres.connection import ConnectionSupplier
-
-        with self.open() as instance, closing(ConnectionSupplier(self._dsn)) as supplier:
+        with self.open() as instance, closing(ConnectionSupplier(self.database)) as supplier:
             committer = instance.committer()
             running = Thread(target=committer.run)
             running.start()
@@ -206,6 +181,4 @@ def _leaves(table: Table) -> list[str]:
 
 
 def _reference(name: str, leaf: str, rows: int) -> FileReference:
-    from dormouse.model.file_reference import FileReference
-
     return FileReference(filename=name, partition_id=leaf, row_count=rows)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from benchmarks.harness.place import Place
@@ -45,13 +46,22 @@ class Peer(ABC):
     name: ClassVar[str]
     label: ClassVar[str]
 
-    @abstractmethod
-    def version(self) -> str:
-        """The versions of what is measured."""
+    packages: ClassVar[tuple[str, ...]]
+    """The distributions that are measured."""
 
-    @abstractmethod
+    @property
+    def database(self) -> str:
+        """The side's own, as a connection string."""
+        return self.place.database(f"peer_{self.name}")
+
+    @property
+    def folder(self) -> Path:
+        return self.place.folder / self.name
+
     def set_up(self) -> None:
-        """Makes the database or folder, once."""
+        """Makes the database and the folder, once."""
+        self.place.create_database(f"peer_{self.name}")
+        self.folder.mkdir()
 
     @abstractmethod
     def create(self, table: str, partitions: int = 1) -> None:

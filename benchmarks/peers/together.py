@@ -18,7 +18,10 @@ _ANSWER_SECONDS_MAX = 120.0
 
 PRELOAD = (
     "benchmarks.peers.__main__",
-    "dormouse.commits.requests",
+    "dormouse.data.bloom_filters",
+    "dormouse.instance",
+    "dormouse.objects.folder",
+    "dormouse.table",
     "duckdb",
     "duckdb_extension_ducklake",
     "duckdb_extension_postgres_scanner",
@@ -26,6 +29,7 @@ PRELOAD = (
     "pyarrow.dataset",
     "pyiceberg.catalog.sql",
     "pyiceberg.io.pyarrow",
+    "rich.table",
     "sqlalchemy.dialects.postgresql.psycopg2",
 )
 

@@ -21,7 +21,6 @@ from benchmarks.planner.load import load
 from benchmarks.planner.planning import planning
 from benchmarks.state_tables import StateTable, Tables, open_tables
 
-FILES_PER_LEAF = 10
 COMMITS_PER_S = 1_000
 LEAVES = {"1k": 1_000, "10k": 10_000, "132k": 132_000}
 
@@ -30,6 +29,7 @@ LEAVES = {"1k": 1_000, "10k": 10_000, "132k": 132_000}
 class Plan:
     """How much is done; times in seconds."""
 
+    files_per_leaf: int = amount(10, 2)
     keys_seconds: float = amount(20, 1.5)
     keys_min: int = amount(1_000, 100)
     ranges_seconds: float = amount(10, 1)
@@ -49,13 +49,13 @@ class Plan:
 
 def measure(plan: Plan, tell: Tell) -> Figures:
     """A table of each size, one after another."""
-    found: Figures = {"stale_reads": 0, "probes": 0, "files_per_leaf": FILES_PER_LEAF}
+    found: Figures = {"stale_reads": 0, "probes": 0, "files_per_leaf": plan.files_per_leaf}
     with own_place() as place, open_tables(place.dsn, place.objects) as tables:
         for size in plan.only:
             leaves = LEAVES[size]
             tell(f"making {leaves:,} leaves")
             table = tables.make(
-                f"leaves_{size}", leaves, files_per_leaf=FILES_PER_LEAF, claimed_leaves=leaves
+                f"leaves_{size}", leaves, files_per_leaf=plan.files_per_leaf, claimed_leaves=leaves
             )
             of_size = _measure_size(tables, plan, size, table, tell)
             for name in ("stale_reads", "probes"):

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import dormouse as dm
 from benchmarks.harness.command import Tell
 from benchmarks.harness.place import Place
+from dormouse.instance import Instance
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from dormouse.instance import Instance
 
 SCHEMA = dm.Schema(
     [dm.Field("key", dm.LONG)],
