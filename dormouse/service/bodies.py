@@ -8,11 +8,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dormouse.errors import InvalidInput
-from dormouse.service.problems import BodyRefused, Refused
+from dormouse.errors import DormouseError, InvalidInput
+from dormouse.service.problems import Refused
 
 
 class JsonRequest(Request):
@@ -31,36 +32,30 @@ class JsonRequest(Request):
         settings = self.app.state.settings
         media_type = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type != "application/json":
-            raise BodyRefused(
-                Refused(
-                    "unsupported-media-type", "the body must be JSON, with content-type: application/json"
-                )
-            )
+            raise _unsupported("the body must be JSON, with content-type: application/json")
         if self.headers.get("content-encoding", "").strip().lower() not in {"", "identity"}:
-            raise BodyRefused(
-                Refused("unsupported-media-type", "the body must come as it is, without content-encoding")
-            )
+            raise _unsupported("the body must come as it is, without content-encoding")
         too_large = Refused(
             "body-too-large",
             f"the body is larger than the {settings.body_bytes_max:,} bytes that are allowed",
         )
         if int(self.headers.get("content-length", 0)) > settings.body_bytes_max:
-            raise BodyRefused(too_large)
+            raise too_large
         found = bytearray()
-        chunks = self.stream()
+        seconds = settings.client_stall_seconds_max
         try:
-            async with asyncio.timeout(settings.client_stall_seconds_max):
-                async for chunk in chunks:
+            async with asyncio.timeout(seconds):
+                async for chunk in self.stream():
                     found += chunk
                     if len(found) > settings.body_bytes_max:
-                        raise BodyRefused(too_large)
+                        raise too_large
         except TimeoutError:
-            raise BodyRefused(
-                Refused(
-                    "body-too-slow", f"the body did not come within {settings.client_stall_seconds_max:g} s"
-                )
-            ) from None
+            raise Refused("body-too-slow", f"the body did not come within {seconds:g} s") from None
         return bytes(found)
+
+
+def _unsupported(detail: str) -> Refused:
+    return Refused("unsupported-media-type", detail)
 
 
 class JsonRoute(APIRoute):
@@ -70,7 +65,13 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def handler(request: Request) -> Response:
-            return await handle(JsonRequest(request.scope, request.receive))
+            try:
+                return await handle(JsonRequest(request.scope, request.receive))
+            except HTTPException as error:
+                # FastAPI takes an error of the body for one of its own
+                if isinstance(error.__cause__, DormouseError):
+                    raise error.__cause__ from None
+                raise
 
         return handler
 
@@ -81,11 +82,11 @@ def parse_json(body: bytes) -> Any:
         found = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_object)
         json.dumps(found, ensure_ascii=False).encode("utf-8")
     except UnicodeError:
-        raise BodyRefused(InvalidInput("the body is not valid Unicode")) from None
+        raise InvalidInput("the body is not valid Unicode") from None
     except RecursionError:
-        raise BodyRefused(InvalidInput("the body is nested too deeply")) from None
+        raise InvalidInput("the body is nested too deeply") from None
     except ValueError as error:
-        raise BodyRefused(InvalidInput(f"the body is not valid JSON: {error}")) from None
+        raise InvalidInput(f"the body is not valid JSON: {error}") from None
     return found
 
 

@@ -66,14 +66,6 @@ class Refused(DormouseError):
         super().__init__(detail)
 
 
-class BodyRefused(HTTPException):
-    """What was wrong with a body, past FastAPI, which takes any other error for one of its own."""
-
-    def __init__(self, error: DormouseError) -> None:
-        super().__init__(400)
-        self.error = error
-
-
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A problem document: `kind` is the error's class in kebab case."""
@@ -97,8 +89,6 @@ class Problem:
 def problem_of(error: BaseException) -> Problem:
     """What a client is told of an error; of one that is not ours, nothing but that there was one."""
     match error:
-        case BodyRefused():
-            return problem_of(error.error)
         case HTTPException():
             return http_problem(error.status_code, headers=error.headers)
         case RequestValidationError():
