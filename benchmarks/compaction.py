@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -164,16 +165,8 @@ class _Sampled:
                 continue  # one of them ended
 
 
-class _Side:
-    def __init__(self, prepare: Callable[[], Action]) -> None:
-        self._prepare = prepare
-
-    def run(self) -> tuple[int, float]:
-        return timed(self._prepare)
-
-
-def _opened(side: str, folder: Path) -> AbstractContextManager[_Side]:
-    return nullcontext(_Side(_SIDES[side](folder)))
+def _opened(side: str, folder: Path) -> AbstractContextManager[Any]:
+    return nullcontext(SimpleNamespace(run=partial(timed, _SIDES[side](folder))))
 
 
 def _dormouse(folder: Path) -> Callable[[], Action]:

@@ -38,7 +38,7 @@ from dormouse.model.table import TableRecord
 from dormouse.model.text import narrow_hex
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
-from dormouse.postgres import ConnectionSupplier
+from dormouse.postgres import ConnectionSupplier, load
 
 FILES_PER_JOB = 11
 KEYS_PER_LEAF = 1_000
@@ -51,33 +51,7 @@ _AUTOVACUUM_ROWS_MIN = 50
 """Smaller tables are never vacuumed or analyzed of themselves."""
 
 _NULL = "\\N"
-_ADD_TABLE = (
-    "insert into tables (name, schema, properties, layout) values (%s, %s, %s, %s) returning table_id"
-)
-_COPY_PARTITIONS = (
-    "copy partition (table_id, partition_id, parent_id, created_epoch, sealed_epoch, min_keys, max_keys, "
-    "split_key, split_point, left_id, right_id) from stdin"
-)
-_ADD_EPOCH = (
-    "insert into epoch (table_id, epoch, created_at, sealed, created) "
-    "values (%s, 0, clock_timestamp(), %s, %s)"
-)
-_MAKE_STOCK = (
-    "create temp table stock (partition_id text, file_id uuid, filename text, byte_count bigint, "
-    "row_count bigint, min_key bytea, max_key bytea, job_id text)"
-)
-_COPY_STOCK = "copy stock from stdin"
-_ADD_REFERENCES = (
-    "insert into {table} (table_id, partition_id, file_id, filename, row_count, count_approximate, "
-    "only_contains_data_for_this_partition, job_id) "
-    "select %s, partition_id, file_id, filename, row_count, false, true, job_id from stock "
-    'order by partition_id collate "C"'
-)
-_FACTS = (
-    "create temp view fact as select {distinct} file_id, filename, byte_count, row_count, min_key, max_key, "
-    "now() as added_at, null::timestamptz as unreferenced_at from stock"
-)
-_COPY_JOBS = "copy compaction_job (table_id, job_id, partition_id) from stdin"
+_SQL = load(__file__, "state_tables")
 
 
 class Node(NamedTuple):
@@ -258,8 +232,8 @@ class Tables:
             for record in self._empties(names, layout, properties)
         ]
         with self._supplier.connection() as conn, conn.transaction():
-            conn.execute(_MAKE_STOCK)
-            conn.execute(_FACTS.format(distinct="distinct" if one_file_per_ingest else ""))
+            conn.execute(_SQL["make_stock"].on())
+            conn.execute(_SQL["make_shared_facts" if one_file_per_ingest else "make_facts"].on())
             for table in tables:
                 _fill(conn, table, wanted)
             conn.execute("drop table stock cascade")
@@ -280,13 +254,15 @@ class Tables:
     def _empties(self, names: Sequence[str], layout: str, properties: Mapping[str, Any]) -> list[TableRecord]:
         """As `empty`, many in a transaction: quicker, and without a tree of partitions."""
         given = TableProperties(**properties)
-        schema, set_properties = Jsonb(SCHEMA.to_json()), Jsonb(given.model_dump(exclude_unset=True))
+        properties_set = Jsonb(given.model_dump(exclude_unset=True))
+        values = {"schema": Jsonb(SCHEMA.to_json()), "properties": properties_set, "layout": layout}
+        add_table = _SQL["add_table"].on()
         records = []
         with self._supplier.connection() as conn:
             for first in range(0, len(names), _CREATED_AT_ONCE):
                 with conn.transaction():
                     for name in names[first : first + _CREATED_AT_ONCE]:
-                        row = conn.execute(_ADD_TABLE, (name, schema, set_properties, layout)).fetchone()
+                        row = conn.execute(add_table, {**values, "name": name}).fetchone()
                         record = TableRecord(row[0] if row else 0, name, SCHEMA, given, layout)
                         FileReferenceStore(self._supplier, record).create(conn)
                         records.append(record)
@@ -309,17 +285,17 @@ def open_tables(dsn: str, objects: str) -> AbstractContextManager[Tables]:
 def _fill(conn: psycopg.Connection[Any], table: StateTable, wanted: _Wanted) -> None:
     record, layout = table.record, known_layout(table.record.layout)
     nodes = list(table.nodes())
-    _copy(conn, _COPY_PARTITIONS, _partitions(record, nodes))
+    _copy(conn, "copy_partitions", _partitions(record, nodes))
     created = [node.partition_id for node in nodes if node.children is None]
-    conn.execute(_ADD_EPOCH, (record.table_id, [], created))
+    values = {"table_id": record.table_id, "salt_buckets": record.properties.salt_buckets, "created": created}
+    conn.execute(_SQL["add_epoch"].on(), values)
     conn.execute("truncate stock")
-    _copy(conn, _COPY_STOCK, _stock(table, nodes, wanted))
+    _copy(conn, "copy_stock", _stock(table, nodes, wanted))
     own = layout.tables(record.table_id)["file_reference"]
-    conn.execute(_ADD_REFERENCES.format(table=own), (record.table_id,))
-    values = {"table_id": record.table_id, "salt_buckets": record.properties.salt_buckets}
+    conn.execute(_SQL["add_references"].on(file_reference=own), values)
     conn.execute(layout.on("adopt", record.table_id), values)
     jobs = (f"{record.table_id}\t{table.job_id(n)}\t{table.partition_id(n)}\n" for n in wanted.claimed)
-    _copy(conn, _COPY_JOBS, jobs)
+    _copy(conn, "copy_jobs", jobs)
 
 
 def _partitions(record: TableRecord, nodes: Sequence[Node]) -> Iterator[str]:
@@ -358,8 +334,8 @@ def _stock(table: StateTable, nodes: Sequence[Node], wanted: _Wanted) -> Iterato
             yield f"{node.partition_id}\t{narrow_hex(name)}\t{name}\t{facts}"
 
 
-def _copy(conn: psycopg.Connection[Any], statement: str, lines: Iterable[str]) -> None:
+def _copy(conn: psycopg.Connection[Any], query: str, lines: Iterable[str]) -> None:
     rest = iter(lines)
-    with conn.cursor().copy(statement) as copy:
+    with conn.cursor().copy(_SQL[query].on()) as copy:
         while held := list(islice(rest, _LINES_AT_ONCE)):
             copy.write("".join(held))

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -105,21 +106,13 @@ class _Process:
 
     def look_up(self) -> Lookups:
         """Until they are told to stop."""
-        found = [Lookups() for _ in self._tables]
-        stop = threading.Event()
-        threads = [
-            threading.Thread(target=_look_up, args=(table, self._ledger, each, stop), daemon=True)
-            for table, each in zip(self._tables, found, strict=True)
-        ]
-        for thread in threads:
-            thread.start()
-        self._stop.wait()
-        stop.set()
-        for thread in threads:
-            thread.join()
-        merged = Lookups()
-        for each in found:
-            merged.add(each)
+        stop, merged = threading.Event(), Lookups()
+        with ThreadPoolExecutor(len(self._tables)) as pool:
+            asking = [pool.submit(_look_up, table, self._ledger, stop) for table in self._tables]
+            self._stop.wait()
+            stop.set()
+            for each in asking:
+                merged.add(each.result())
         return merged
 
 
@@ -145,8 +138,8 @@ def _asking(target: Target) -> Iterator[Any]:
             yield instance.table(target.table)
 
 
-def _look_up(table: Any, ledger: Ledger, found: Lookups, stop: threading.Event) -> None:
-    chance = random.Random()
+def _look_up(table: Any, ledger: Ledger, stop: threading.Event) -> Lookups:
+    found, chance = Lookups(), random.Random()
     while not stop.is_set():
         key = ledger.some_key(chance)
         acknowledged = ledger.acknowledged[key]
@@ -162,6 +155,7 @@ def _look_up(table: Any, ledger: Ledger, found: Lookups, stop: threading.Event) 
             wanted = f"versions 1 to {acknowledged} or more, at most {ledger.sent[key]}"
             odd = sorted(set(rows) ^ {row(key, version) for version in range(1, acknowledged + 1)})[:5]
             found.note(verdict, f"key {key}: wanted {wanted}; {len(rows)} rows, different: {odd}")
+    return found
 
 
 @contextmanager

@@ -1,0 +1,56 @@
+-- name: add_table
+-- A table's row, without a tree of partitions.
+insert into tables (name, schema, properties, layout)
+values (%(name)s, %(schema)s, %(properties)s, %(layout)s)
+returning table_id
+
+-- name: copy_partitions
+-- The whole tree.
+copy partition (
+    table_id, partition_id, parent_id, created_epoch, sealed_epoch, min_keys, max_keys, split_key, split_point,
+    left_id, right_id
+) from stdin
+
+-- name: add_epoch
+-- The first epoch, in which all leaves were made.
+insert into epoch (table_id, epoch, created_at, sealed, created)
+values (%(table_id)s, 0, clock_timestamp(), '{}', %(created)s)
+
+-- name: make_stock
+-- Where the references of one table after another are copied to, with their files' facts.
+create temp table stock (
+    partition_id text, file_id uuid, filename text, byte_count bigint, row_count bigint, min_key bytea,
+    max_key bytea, job_id text
+)
+
+-- name: make_facts
+-- The files of the stock, of which each has one reference.
+create temp view fact as
+select file_id, filename, byte_count, row_count, min_key, max_key, now() as added_at,
+    null::timestamptz as unreferenced_at
+from stock
+
+-- name: make_shared_facts
+-- The files of the stock, to which several leaves refer.
+create temp view fact as
+select distinct file_id, filename, byte_count, row_count, min_key, max_key, now() as added_at,
+    null::timestamptz as unreferenced_at
+from stock
+
+-- name: copy_stock
+-- The references of a table.
+copy stock from stdin
+
+-- name: add_references
+-- What was copied, in the table's own table.
+insert into {file_reference} (
+    table_id, partition_id, file_id, filename, row_count, count_approximate,
+    only_contains_data_for_this_partition, job_id
+)
+select %(table_id)s, partition_id, file_id, filename, row_count, false, true, job_id
+from stock
+order by partition_id collate "C"
+
+-- name: copy_jobs
+-- The jobs that have claimed files.
+copy compaction_job (table_id, job_id, partition_id) from stdin
