@@ -78,7 +78,8 @@ class Flights:
             csv = archive.extract("flights.csv", work)
         columns = ", ".join(_column(field) for field in SCHEMA.fields)
         db.execute(
-            f"create table flights as select {columns} from read_csv(?, nullstr=['', 'NA'], sample_size=-1)",
+            f"create table flights as "
+            f"select {columns} from read_csv(?, nullstr=['', 'NA'], all_varchar=true)",
             [csv],
         )
         Path(csv).unlink()
@@ -139,7 +140,7 @@ class Flights:
 
 def _column(field: Field) -> str:
     if field.name == "time":
-        return "epoch_ms(time_hour)::bigint as time"
+        return "epoch_ms(time_hour::timestamp)::bigint as time"
     kind = {STRING: "varchar", LONG: "bigint", INT: "integer"}[field.type]
     return f"{field.name}::{kind} as {field.name}"
 
