@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,12 @@ from dormouse.errors import InvalidInput
 from dormouse.spark.session import spark_session
 
 WAIT_SECONDS_MAX = 240
+SETTINGS = {"DORMOUSE_SPARK_MASTER": "local[3]", "DORMOUSE_SPARK_DRIVER_MEMORY": "700m"}
+Start = Callable[..., subprocess.Popen[str]]
 
 WORK = """
-import json, os, signal, sys
+import json, os, signal, sys, time
+from pathlib import Path
 import pyarrow as pa
 before = dict(os.environ)
 handler = signal.getsignal(signal.SIGINT)
@@ -71,36 +75,38 @@ print(json.dumps({
     "changed": [name for name in before if os.environ.get(name) != before[name]],
     "added": [name for name in os.environ if name not in before and not name.startswith("SPARK_")],
     "memory": spark.conf.get("spark.driver.memory"),
-}))
-"""
-
-INTERRUPTED = """
-import json, os, sys, time
-from dormouse.spark.session import spark_session
-from dormouse.spark.tasks import run_action, run_tasks
+    "master": spark.conf.get("spark.master"),
+}), flush=True)
 
 def slow(stream):
     for batch in stream:
+        (begun / "of an action").touch()
         time.sleep(1000)
         yield batch
 
 def nap(n):
+    (begun / "of tasks").touch()
     time.sleep(1000)
 
-spark = spark_session()
-names = ["spark.master", "spark.driver.memory", "spark.sql.shuffle.partitions"]
-found = [spark.conf.get(name) for name in names] + [spark.sparkContext.defaultParallelism]
-print(json.dumps(found), flush=True)
+begun = Path(sys.argv[2])
 for blocked in (
     lambda: run_action(spark, lambda: spark.range(10).mapInArrow(slow, "id long").collect()),
     lambda: list(run_tasks(spark, nap, range(5))),
 ):
     try:
-        print("running", flush=True)
         blocked()
     except KeyboardInterrupt:
         print("interrupted", spark.range(3).count(), flush=True)
-print(spark._jvm.ProcessHandle.current().pid(), flush=True)
+"""
+
+KILLED = """
+import json, time
+from dormouse.spark.session import spark_session
+
+spark = spark_session()
+names = ["spark.master", "spark.driver.memory", "spark.sql.shuffle.partitions"]
+found = [spark.conf.get(name) for name in names] + [spark.sparkContext.defaultParallelism]
+print(json.dumps(found), spark._jvm.ProcessHandle.current().pid(), sep="\\n", flush=True)
 time.sleep(1000)
 """
 
@@ -128,12 +134,37 @@ def without_java(environment: dict[str, str], tmp_path: Path) -> dict[str, str]:
     return kept | {"PATH": str(tools)}
 
 
-def check(done: subprocess.CompletedProcess[str], tmp_path: Path) -> dict[str, Any]:
-    assert (done.returncode, done.stderr) == (0, "")
-    assert list((tmp_path / "temporary").iterdir()) == []
-    assert list((tmp_path / "here").iterdir()) == []
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
+@pytest.fixture
+def start(environment: dict[str, str], tmp_path: Path) -> Iterator[Start]:
+    """Starts processes in groups of their own, as a shell does, so that a Ctrl-C reaches Java too."""
+    with ExitStack() as started:
+
+        def process(*arguments: str, **changed: str) -> subprocess.Popen[str]:
+            one = subprocess.Popen(
+                [sys.executable, "-c", *arguments],
+                cwd=tmp_path / "here",
+                env=environment | changed,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+            started.enter_context(one)
+            started.callback(one.kill)
+            deadline = threading.Timer(WAIT_SECONDS_MAX, one.kill)
+            deadline.start()
+            started.callback(deadline.cancel)
+            return one
+
+        yield process
+
+
+def interrupt_when(begun: Path, process: subprocess.Popen[str]) -> None:
+    """Sends a Ctrl-C when a task has begun."""
+    while not begun.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
 
 
 @pytest.mark.parametrize(
@@ -143,22 +174,30 @@ def check(done: subprocess.CompletedProcess[str], tmp_path: Path) -> dict[str, A
         pytest.param("of the wheel", 2, marks=pytest.mark.slow),
     ],
 )
-def test_spark_runs_python_quietly_and_leaves_nothing(
-    tmp_path: Path, environment: dict[str, str], java: str, tasks: int
+def test_spark_runs_python_quietly_is_interrupted_and_leaves_nothing(
+    tmp_path: Path, environment: dict[str, str], start: Start, java: str, tasks: int
 ) -> None:
-    """Not a line on standard error, no file here or in the temporary folder, the environment as it was."""
+    """Not a line on standard error, no file here or in the temporary folder, the environment as it was.
+
+    Each Ctrl-C is a KeyboardInterrupt, after which the same session works. What a caller gives counts more
+    than the environment.
+    """
     if java == "of the wheel":
-        environment = without_java(environment, tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-c", WORK, str(tasks)],
-        cwd=tmp_path / "here",
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_SECONDS_MAX,
-        check=False,
-    )
-    report = check(done, tmp_path)
+        environment.update(without_java(environment, tmp_path))
+        environment.pop("JAVA_HOME", None)
+    process = start(WORK, str(tasks), str(tmp_path), **SETTINGS)
+    assert process.stdout
+    said = process.stdout.readline()
+    assert said, process.communicate()
+    for moment in ("of an action", "of tasks"):
+        interrupt_when(tmp_path / moment, process)
+        line = process.stdout.readline()
+        assert line == "interrupted 3\n", process.communicate()
+    out, err = process.communicate(timeout=WAIT_SECONDS_MAX)
+    assert (process.returncode, out, err) == (0, "", "")
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert list((tmp_path / "here").iterdir()) == []
+    report: dict[str, Any] = json.loads(said)
     assert java == "of the machine" or report["java"].startswith("21.")
     assert Path(report["temporary"]).parent == tmp_path / "temporary"
     assert report["handler"], "Spark's handler of Ctrl-C garbles its gateway"
@@ -166,7 +205,7 @@ def test_spark_runs_python_quietly_and_leaves_nothing(
     assert report["pythons"] == [report["python"]]
     assert report["parents"] == [report["parent"]], "a task started Python workers of its own"
     assert report["pandas"] == 7
-    assert (report["same"], report["memory"]) == (True, "1g")
+    assert (report["same"], report["memory"], report["master"]) == (True, "1g", "local[2]")
     assert (report["changed"], report["added"]) == ([], [])
     results = [0, 1, 4, None, None, None, 36]
     assert report["results"] == results[:tasks], "the tasks that failed took others with them"
@@ -177,43 +216,14 @@ def test_spark_runs_python_quietly_and_leaves_nothing(
     ][: results[:tasks].count(None)]
 
 
-@pytest.fixture
-def interrupted(environment: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process in a group of its own, as a shell starts one, so that a Ctrl-C reaches Java too."""
-    with subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED],
-        cwd=tmp_path / "here",
-        env=environment | {"DORMOUSE_SPARK_MASTER": "local[3]", "DORMOUSE_SPARK_DRIVER_MEMORY": "700m"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        deadline = threading.Timer(WAIT_SECONDS_MAX, process.kill)
-        deadline.start()
-        yield process
-        deadline.cancel()
-        process.kill()
-
-
-def test_the_environment_is_heeded_ctrl_c_reaches_us_and_java_ends_when_we_are_killed(
-    interrupted: subprocess.Popen[str],
-) -> None:
-    """The environment says the master and the memory.
-
-    Each Ctrl-C is a KeyboardInterrupt, after which the same session works; Java does not outlive us.
-    """
-    assert interrupted.stdout
-    assert json.loads(interrupted.stdout.readline()) == ["local[3]", "700m", "12", 3]
-    for _ in range(2):
-        assert interrupted.stdout.readline() == "running\n"
-        time.sleep(1)  # until the job has begun; earlier is right as well, only less of a test
-        os.killpg(interrupted.pid, signal.SIGINT)
-        line = interrupted.stdout.readline()
-        assert line == "interrupted 3\n", interrupted.stderr and interrupted.stderr.read()
-    java = psutil.Process(int(interrupted.stdout.readline()))
+def test_the_environment_is_heeded_and_java_ends_when_we_are_killed(start: Start) -> None:
+    """The environment says the master and the memory; Java does not outlive us."""
+    process = start(KILLED, **SETTINGS)
+    assert process.stdout
+    assert json.loads(process.stdout.readline()) == ["local[3]", "700m", "12", 3]
+    java = psutil.Process(int(process.stdout.readline()))
     assert "java" in java.name()
-    interrupted.kill()
+    process.kill()
     java.wait(timeout=WAIT_SECONDS_MAX)
 
 
