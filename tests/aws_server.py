@@ -8,6 +8,7 @@ prints its URL, and ends with its standard input.
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -33,6 +34,7 @@ def main() -> None:
     from moto.server import ThreadedMotoServer
     from moto.sqs.models import Queue
 
+    os.environ["MOTO_S3_DEFAULT_MAX_KEYS"] = "100"  # that a listing has several pages with few objects
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()

@@ -36,11 +36,15 @@ BUCKET = "dormouse-test"
 _names = itertools.count(1)
 
 LONGEST = (
-    "test_spark_ingest", "test_demo", "test_spark_session", "test_app", "test_spark_run",
-    "test_embedded_postgres", "test_model", "test_terminated", "test_embedded_sharing", "test_options",
-    "test_cli", "test_objects", "test_run_folder", "test_invariants", "test_migrate_lambda", "test_ingest",
-    "test_async_commits", "test_many_workers", "test_resume", "test_ingest_crash", "test_templates",
-    "test_s3",
+    "test_options", "test_spark_ingest", "test_demo", "test_spark_session", "test_embedded_sharing",
+    "test_objects", "test_embedded_postgres", "test_cli", "test_batches", "test_instance_folder",
+    "test_async_commits", "test_ingest_crash", "test_concurrency", "test_service_streams",
+    "test_many_workers", "test_compaction_crash", "test_storms", "test_bad_input", "test_store_under_fire",
+    "test_query_concurrency", "test_committer_process", "test_ingest", "test_committer",
+    "test_query_outlives", "test_serve", "test_committer_sqs", "test_model", "test_run_folder",
+    "test_terminated", "test_objects_s3", "test_tidy", "test_convert_layout", "test_interrupts",
+    "test_merge", "test_migration", "test_client", "test_wind_down", "test_resume", "test_pause",
+    "test_migrate_lambda", "test_doctor", "test_catalog",
 )  # fmt: skip
 # these use Spark in their own process: one worker runs them all, with one Java
 SPARK = (
@@ -66,17 +70,22 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(RunFolder(), "run folder")
 
 
-class OneJava(LoadFileScheduling):
-    """Each file is run by one worker, and so are all that use Spark in their own process."""
+class OneOfEach(LoadFileScheduling):
+    """Each file is run by one worker; so are all that use Spark in their own process, or the CDK.
+
+    Java and the CDK's Node take seconds to start.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
-        return "Spark" if Path(file).stem in SPARK else file
+        file = Path(super()._split_scope(nodeid))
+        if file.parent.name == "infrastructure":
+            return "Node"
+        return "Spark" if file.stem in SPARK else str(file)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
-    return OneJava(config, log) if config.getvalue("dist") == "loadfile" else None
+    return OneOfEach(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,6 +9,7 @@ next run removes when it starts.
 from __future__ import annotations
 
 import fcntl
+import multiprocessing.util
 import os
 import select
 import shutil
@@ -28,6 +29,7 @@ PREFIX = "dormouse-run-"
 SECONDS_MAX = 20
 LOCK = "lock"
 ROOT = Path(__file__).parents[1]
+_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
 class RunFolder:
@@ -62,12 +64,12 @@ class RunFolder:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _left_behind(self) -> list[str]:
-        """Not what ends with this process: the helper of Python's own processes, Spark's Java, CDK's node."""
+        """Not what ends with this process: Python's helpers, Spark's Java, the CDK's Node."""
         ours = [one for one in psutil.Process().children() if one.name() in {"java", "node"}]
         ending = {one.pid for each in ours for one in (each, *each.children(recursive=True))}
         left = (one for one in processes_of(self.folder) if one.pid not in ending)
         lines = [f"process {one.pid}: {_command(one)}" for one in left]
-        return [line for line in lines if "multiprocessing.resource_tracker" not in line]
+        return [line for line in lines if not any(name in line for name in _HELPERS)]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._left:
@@ -77,6 +79,7 @@ class RunFolder:
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
+        multiprocessing.util._run_finalizers()  # as at exit, while its temporary folder is there
         self._watchdog.communicate(timeout=3 * SECONDS_MAX)
         self._lock.close()
         for name, value in self._before.items():

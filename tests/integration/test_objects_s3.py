@@ -61,11 +61,11 @@ def upload(store: ObjectStore, mebibytes: int, grown: multiprocessing.Queue[int]
 
 def test_a_large_file_streams_in_bounded_memory(s3_store: ObjectStore) -> None:
     grown = SPAWN.Queue()
-    uploader = SPAWN.Process(target=upload, args=(s3_store, 256, grown))
+    uploader = SPAWN.Process(target=upload, args=(s3_store, 192, grown))
     uploader.start()
     assert grown.get(timeout=60) < 128
     uploader.join(60)
-    assert s3_store.size("huge") == 256 * MEBIBYTE
+    assert s3_store.size("huge") == 192 * MEBIBYTE
 
 
 def test_what_is_not_given_comes_from_the_aws_variables(
