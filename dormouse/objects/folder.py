@@ -175,9 +175,11 @@ def _make_folders(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
-        raise OSError(errno.ENOTDIR, f"there is an object at {folder}") from error
+        if folder.is_file():
+            raise OSError(errno.ENOTDIR, f"there is an object at {folder}") from error
     except FileNotFoundError:
-        pass  # a deletion was between two levels: linking fails, and all is tried again
+        pass
+    # a deletion was there meanwhile, perhaps: linking fails, and all is tried again
 
 
 def _sync(path: Path) -> None:

@@ -18,8 +18,8 @@ SMALL = Plan(
     leaves=50,
     gc_delay_seconds=1,
     warm_seconds=0,
-    idle_seconds=0.5,
-    seconds=2,
+    idle_seconds=0.2,
+    seconds=1,  # and until all of the least has happened
     at_least=4,
 )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -360,7 +361,7 @@ def test_memory_does_not_grow_with_the_length_of_the_files(tmp_path: Path) -> No
         folder = tmp_path / str(rows)
         folder.mkdir()
         for number in range(4):
-            ids = pa.array(range(number, 4 * rows, 4))
+            ids = pa.array(np.arange(number, 4 * rows, 4))
             columns = [names.take(pc.divide(ids, 1_000)), ids, ids]
             pq.write_table(pa.table(columns, schema=arrow_schema(schema)), folder / f"in-{number}.parquet")
         done = subprocess.run(
