@@ -46,6 +46,9 @@ def test_every_region_has_every_price_and_every_price_its_source() -> None:
         assert found.date and found.source and found.aurora_large_hour and found.ec2_xlarge_hour
         assert found.usd.keys() == prices_of("us-east-1").usd.keys()
         assert all(found.usd.values())
+    code = "".join((PRICES.parent / f"{name}.py").read_text("utf-8") for name in ("prices", "month", "cost"))
+    asked = set(re.findall(r'(?:prices|self)\["(\w+)"\]', code))
+    assert len(asked) > 20 and asked <= prices_of("us-east-1").usd.keys()
     numbers = re.findall(r"^\w+ = [\d.]+\b(?!-).*$", PRICES.read_text("utf-8"), re.MULTILINE)
     assert len(numbers) > 100
     assert [line for line in numbers if not re.search(r"  # [LPD]\b", line)] == []
