@@ -142,7 +142,7 @@ def draw(panes: Sequence[Pane], found: Mapping[str, Any], path: Path) -> None:
             figures = {at: known.get(key.format(name)) for name, at in pane.points.items()}
             measured = {at: figure for at, figure in figures.items() if figure is not None}
             if measured:
-                axes.plot([*measured], [*measured.values()], style, marker="o", label=label)
+                axes.plot([*measured], [*measured.values()], style, marker="o", label=label.strip())
         axes.set(title=pane.title, xlabel=pane.xlabel, ylabel=pane.ylabel, yscale=pane.yscale)
         ticks = [*pane.points.values()]
         if not any(isinstance(tick, str) for tick in ticks):
