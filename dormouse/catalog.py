@@ -18,7 +18,7 @@ from dormouse.files.store import FileReferenceStore
 from dormouse.model.keys import KeyValue
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
-from dormouse.model.table import TableRecord, check_table_name
+from dormouse.model.table import TableRecord, check_table_name, table_of
 from dormouse.model.text import is_text
 from dormouse.partitions.store import PartitionStore
 from dormouse.postgres.connection import Supplier
@@ -62,15 +62,15 @@ class Catalog:
         rows = self._rows("table", name=name) if is_text(name) else []
         if not rows:
             raise TableNotFound(f"table {name!r} does not exist")
-        return _record(rows[0])
+        return table_of(rows[0])
 
     def tables(self) -> list[TableRecord]:
         """All tables, by name."""
-        return [_record(row) for row in self._rows("tables")]
+        return [table_of(row) for row in self._rows("tables")]
 
     def tables_in(self, text: str) -> list[TableRecord]:
         """The tables whose names stand in a text, by name."""
-        return [_record(row) for row in self._rows("tables_in", text=text)] if is_text(text) else []
+        return [table_of(row) for row in self._rows("tables_in", text=text)] if is_text(text) else []
 
     def names(self) -> list[str]:
         """The names of all tables."""
@@ -144,7 +144,7 @@ class Catalog:
         row = conn.execute(_QUERIES["table_to_change"].on(), {"table_id": table.table_id}).fetchone()
         if row is None:
             raise TableNotFound(f"table {table.name!r} does not exist any more")
-        return _record(row)
+        return table_of(row)
 
     def _rows(self, query: str, **values: Any) -> list[Any]:
         return run_lookup(self._supplier, rows_of(_QUERIES[query], values), operation=f"look up {query}")
@@ -158,10 +158,3 @@ def _columns(table: TableRecord) -> dict[str, Any]:
         "properties": Jsonb(table.properties.model_dump(exclude_defaults=True)),
         "layout": table.layout,
     }
-
-
-def _record(row: Sequence[Any]) -> TableRecord:
-    table_id, name, schema, properties, layout, created_at = row
-    return TableRecord(
-        table_id, name, Schema.from_json(schema), TableProperties(**properties), layout, created_at
-    )

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 from dormouse.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.files.compaction_jobs import CompactionJobs
 from dormouse.files.garbage import GarbageCollector
 from dormouse.files.store import FileReferenceStore
-from dormouse.model.file_reference import FileWithReferences, ReplaceFileReferencesRequest
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord
@@ -57,17 +56,9 @@ class JobCommits(Protocol):
     `CommitOutcomeUnknown` only when the database does not answer any more.
     """
 
-    def add_files(
-        self, table: TableRecord, attempt: WriteAttempt, files: Sequence[FileWithReferences], commit_id: str
-    ) -> bool: ...
-
-    def replace_file_references(
-        self,
-        table: TableRecord,
-        attempt: WriteAttempt,
-        request: ReplaceFileReferencesRequest,
-        commit_id: str,
-    ) -> bool: ...
+    def commit(self, request: Any, attempt: WriteAttempt) -> bool:
+        """Applies a commit request that names the attempt, and ends it."""
+        ...
 
 
 @dataclass(frozen=True)

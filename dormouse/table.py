@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from dormouse.context import TableContext
 from dormouse.errors import InstanceReadOnly, InvalidProperties
 from dormouse.files.garbage import GarbageReport
-from dormouse.files.pages import FileFacts, file_page
+from dormouse.files.reads import FileFacts
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.partition_tree import Partition
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
-from dormouse.partitions.pages import partition_page
 from dormouse.partitions.store import PartitionStore
 from dormouse.tables import Tables
 
@@ -221,11 +220,11 @@ class Table:
 
     def partition_page(self, after: str = "", limit: int = 100, *, leaves: bool = False) -> list[Partition]:
         """At most `limit` partitions by id, whose id is greater than `after`; all, or the leaves alone."""
-        return partition_page(self._context.supplier, self._context.table, after, limit, leaves=leaves)
+        return self.partitions.page(after, limit, leaves=leaves)
 
     def file_page(self, after: str | None = None, limit: int = 100) -> list[FileFacts]:
         """At most `limit` files with their facts, after a file's name, in an order that stays."""
-        return file_page(self._context.supplier, self._context.table, after, limit)
+        return self.files.page(after, limit)
 
     def status(self) -> TableStatus:
         """What the table consists of now. Costs what has changed since it was last counted, not the table."""

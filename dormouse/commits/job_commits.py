@@ -7,7 +7,7 @@ was abandoned is applied, however late it comes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
@@ -15,17 +15,14 @@ from typing import TypeVar
 import psycopg
 
 from dormouse.backoff import backoff_seconds
-from dormouse.commits.requests import AddFiles, CommitRequest, ReplaceFileReferences
+from dormouse.commits.requests import CommitRequest
 from dormouse.errors import (
-    AttemptAbandoned,
     CommitFailed,
     CommitOutcomeUnknown,
     CommitRejected,
     DormouseError,
 )
-from dormouse.files.attempts import WriteAttempt, WriteAttempts
-from dormouse.model.file_reference import FileWithReferences, ReplaceFileReferencesRequest
-from dormouse.model.table import TableRecord
+from dormouse.files.attempts import WriteAttempt, WriteAttempts, abandoned
 from dormouse.model.text import narrow_id
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
@@ -62,31 +59,8 @@ class QueuedJobCommits:
         self._supplier = supplier
         self._attempts = attempts
 
-    def add_files(
-        self, table: TableRecord, attempt: WriteAttempt, files: Sequence[FileWithReferences], commit_id: str
-    ) -> bool:
-        """Adds the attempt's files and ends it; see `JobCommits`."""
-        request = AddFiles(
-            commit_id=commit_id, table=table.name, files=tuple(files), attempt_id=attempt.attempt_id
-        )
-        return self._commit(request, attempt)
-
-    def replace_file_references(
-        self,
-        table: TableRecord,
-        attempt: WriteAttempt,
-        request: ReplaceFileReferencesRequest,
-        commit_id: str,
-    ) -> bool:
-        """Replaces a job's inputs by its output and ends the attempt; see `JobCommits`."""
-        return self._commit(
-            ReplaceFileReferences(
-                commit_id=commit_id, table=table.name, requests=(request,), attempt_id=attempt.attempt_id
-            ),
-            attempt,
-        )
-
-    def _commit(self, request: CommitRequest, attempt: WriteAttempt) -> bool:
+    def commit(self, request: CommitRequest, attempt: WriteAttempt) -> bool:
+        """Applies what the attempt wrote, and ends it; see `JobCommits`."""
         self._send(request, attempt.table_id)
         deadline = time.monotonic() + ANSWER_SECONDS_MAX
         for look in count(1):
@@ -134,8 +108,5 @@ def _outcome(commit_id: str, attempt: WriteAttempt, answer: _Answer) -> bool | N
     if answer.ended or answer.applied:
         return answer.ended
     if answer.abandoned:
-        raise AttemptAbandoned(
-            f"attempt {attempt.attempt_id} took longer than attempt_expiry_seconds, or its table was "
-            "dropped; nothing was applied: run it again"
-        )
+        raise abandoned(attempt.attempt_id)
     return None

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dormouse.files.store import FileReferenceStore
-from dormouse.model.properties import TableProperties
-from dormouse.model.schema import Schema
-from dormouse.model.table import TableRecord
+from dormouse.model.table import TableRecord, table_of
 from dormouse.model.text import is_text
 from dormouse.partitions.store import PartitionStore
 from dormouse.postgres.connection import Supplier
@@ -93,10 +91,7 @@ class Tables:
         return tables
 
     def _table(self, row: tuple[Any, ...]) -> CommitTable:
-        table_id, name, schema, properties, layout, created_at = row
-        record = TableRecord(
-            table_id, name, Schema.from_json(schema), TableProperties(**properties), layout, created_at
-        )
+        record = table_of(row)
         return CommitTable(
             record, FileReferenceStore(self.supplier, record), PartitionStore(self.supplier, record)
         )

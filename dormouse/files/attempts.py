@@ -49,6 +49,14 @@ class WriteAttempt:
         return {"table_id": self.table_id, "attempt_id": self.attempt_id}
 
 
+def abandoned(which: str) -> AttemptAbandoned:
+    """The error of an attempt that can commit nothing any more."""
+    return AttemptAbandoned(
+        f"attempt {which} took longer than attempt_expiry_seconds, or its table was dropped; nothing was "
+        "applied: run it again"
+    )
+
+
 class WriteAttempts:
     """The attempts of an instance."""
 
@@ -102,10 +110,7 @@ class WriteAttempts:
         values = {"table_id": table_id, "attempt_ids": list(attempt_ids)}
         if len(conn.execute(query.on(), values).fetchall()) < len(attempt_ids):
             which = attempt_ids[0] if len(attempt_ids) == 1 else f"of {len(attempt_ids)}, one or more,"
-            raise AttemptAbandoned(
-                f"attempt {which} took longer than attempt_expiry_seconds, or its table was "
-                "dropped; nothing was applied: run it again"
-            )
+            raise abandoned(which)
 
     def abandon(self, attempt: WriteAttempt) -> bool:
         """The attempt commits nothing any more; False when it has committed (or is collected) already.

@@ -10,11 +10,10 @@ from operator import itemgetter
 from typing import Any, Literal
 
 import psycopg
-from psycopg import errors as pg
 
 from dormouse.files.own_tables import OwnTables
 from dormouse.files.store import FileReferenceStore
-from dormouse.files.watermarks import look, looking
+from dormouse.files.watermarks import look
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
@@ -95,16 +94,9 @@ class CompactionJobs:
             "batch_files": properties.compaction_batch_files,
             "size_ratio": properties.size_ratio,
         }
-        values = {**chosen_by, "jobs_max": limit if jobs_max is None else min(limit, jobs_max)}
-
-        def work(conn: psycopg.Connection[Any], whole_look: bool, look_values: dict[str, Any]) -> int:
-            query = looking(self._own.layout.queries[f"create_{chosen_by['strategy']}"], whole=whole_look)
-            [(jobs, whole)] = rows_of(self._own.on(query), {**values, **look_values})(conn)
-            if not whole:
-                raise pg.SerializationFailure("another transaction assigned some of the files meanwhile")
-            return int(jobs)
-
-        return look(self._own, "jobs", chosen_by, work)
+        values = {"jobs_max": limit if jobs_max is None else min(limit, jobs_max)}
+        name = f"create_{properties.compaction_strategy}"
+        return int(look(self._own, "jobs", chosen_by, lambda: self._own.layout.queries[name], values))
 
     def take(
         self,
@@ -121,33 +113,24 @@ class CompactionJobs:
         `given_up` is told of it.
         """
         while jobs := self._lease(limit, lease_seconds, run_id):
-            hopeless = {job.job_id for job in jobs if self._is_hopeless(job)}
-            for job_id in sorted(hopeless):
-                self._store.unassign_job(job_id)
+            attempts_max = self._table.properties.compaction_attempts_max
+            due = {job.job_id: job for job in jobs if job.inputs and job.attempt <= attempts_max}
             for job in jobs:
-                if self._is_spent(job):
+                if job.job_id not in due:
+                    self._store.unassign_job(job.job_id)
+            for job in jobs:
+                if job.attempt > attempts_max:
+                    where = (job.partition_id, self._table.name)
+                    logger.warning("partition %s of table %s: every runner of a compaction died", *where)
                     given_up(job)
-            if len(hopeless) < len(jobs):
-                return [job for job in jobs if job.job_id not in hopeless]
+            if due:
+                return list(due.values())
         return []
 
     def _lease(self, limit: int, lease_seconds: float, run_id: str | None) -> list[CompactionJob]:
         values = {**self._key(run_id), "limit": limit, "lease_seconds": lease_seconds}
         rows = self._own.rows("take", values, operation="take jobs")
         return [_job(list(group)) for _, group in groupby(rows, key=itemgetter(0, 1))]
-
-    def _is_hopeless(self, job: CompactionJob) -> bool:
-        if self._is_spent(job):
-            logger.warning(
-                "compaction of partition %s of table %s is given up: its runner died, at every attempt",
-                job.partition_id,
-                self._table.name,
-            )
-            return True
-        return not job.inputs
-
-    def _is_spent(self, job: CompactionJob) -> bool:
-        return job.attempt > self._table.properties.compaction_attempts_max
 
     def fail(self, job: CompactionJob, error: str) -> Fate:
         """Puts a failed job back, or gives it up after its last attempt and releases its files.

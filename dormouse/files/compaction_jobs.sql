@@ -59,7 +59,8 @@ due as (
     select %(table_id)s, job_id, partition_id from job
 ), {remembered}
 select (select count(*) from job) as jobs,
-    (select count(*) from wanted) = (select count(*) from claimed) as whole
+    case when (select count(*) from claimed) < (select count(*) from wanted)
+        then lost_race('another transaction assigned some of the files meanwhile') end
 
 -- name: take
 -- Leases jobs that nobody runs: of a run while it is taken to be alive, and no longer than that; without a run,

@@ -6,8 +6,8 @@ what was stamped long enough ago: first the object, then the row, so that a cras
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
 
@@ -41,6 +41,16 @@ class GarbageReport:
     deleted: int = 0
     failures: int = 0
 
+    def with_more(self, deleted: Sequence[str], failed: Sequence[tuple[str, str]]) -> GarbageReport:
+        """The report after another batch, in bounded memory."""
+        return replace(
+            self,
+            deleted_files=(*self.deleted_files, *deleted)[:NAMES_MAX],
+            failed=(*self.failed, *failed)[:NAMES_MAX],
+            deleted=self.deleted + len(deleted),
+            failures=self.failures + len(failed),
+        )
+
 
 class GarbageCollector:
     """Collects the garbage of one table."""
@@ -60,15 +70,15 @@ class GarbageCollector:
         """
         # while what is about to go can be looked up
         self._store.totals.bring_forward(daily=True)
-        tally = _Tally(self._store.stamp_unreferenced())
+        report = GarbageReport(self._store.stamp_unreferenced(), (), (), 0)
         for batch in self._batches(self._due_before()):
             if is_over():
-                return tally.report(0, whole=False)
-            tally.add(*self._delete(batch))
-        abandoned = self._attempts.collect(self._store.table)
+                return replace(report, whole=False)
+            report = report.with_more(*self._delete(batch))
+        report = replace(report, abandoned_attempts=self._attempts.collect(self._store.table))
         self._forget_commits()
         removal_log.roll(self._supplier)
-        return tally.report(abandoned, whole=True)
+        return report
 
     def ready(self) -> Iterator[str]:
         """What `collect` would delete now."""
@@ -111,24 +121,3 @@ class GarbageCollector:
             return self._store.delete_collected_files([filename])
         except (FileNotFound, FileHasReferences):
             return False
-
-
-class _Tally:
-    """What a round has done so far, in bounded memory."""
-
-    def __init__(self, stamped: int) -> None:
-        self._stamped = stamped
-        self._counts = [0, 0]
-        self._deleted: list[str] = []
-        self._failed: list[tuple[str, str]] = []
-
-    def add(self, deleted: list[str], failed: list[tuple[str, str]]) -> None:
-        self._counts[0] += len(deleted)
-        self._counts[1] += len(failed)
-        self._deleted += deleted[: NAMES_MAX - len(self._deleted)]
-        self._failed += failed[: NAMES_MAX - len(self._failed)]
-
-    def report(self, abandoned: int, *, whole: bool) -> GarbageReport:
-        names = tuple(self._deleted), tuple(self._failed)
-        deleted, failures = self._counts
-        return GarbageReport(self._stamped, *names, abandoned, whole, deleted, failures)

@@ -23,9 +23,9 @@ _TABLES = {
     "salted_counts": {"file_reference": "salted_reference", "file_count": "file_count"},
     "dummy_reference": {"file_reference": "marked_reference"},
 }
-_STORE, _SHARED_PARTS, _READS, _JOBS, _LAYOUT, _WATERMARKS, _TOTALS, _PAGES = (
+_STORE, _SHARED_PARTS, _READS, _JOBS, _LAYOUT, _WATERMARKS, _TOTALS = (
     load(__package__ or "", name)
-    for name in ("store", "parts", "reads", "compaction_jobs", "layout", "watermarks", "totals", "pages")
+    for name in ("store", "parts", "reads", "compaction_jobs", "layout", "watermarks", "totals")
 )
 LAYOUTS = tuple(_TABLES)
 
@@ -43,7 +43,7 @@ class Layout:
         parts |= {**_SHARED_PARTS, "reference_columns": _READS["reference_columns"]}
         parts |= {name: _JOBS[name] for name in ("claim", "is_open")}
         parts |= {name: _WATERMARKS[name] for name in ("mark_freed", "remembered")}
-        whole = {**_STORE, **_READS, **_JOBS, **_LAYOUT, **_TOTALS, **_PAGES, **self.own}
+        whole = {**_STORE, **_READS, **_JOBS, **_LAYOUT, **_TOTALS, **self.own}
         return {name: query.including(**parts) for name, query in whole.items()}
 
     def tables(self, table_id: int) -> dict[str, str]:

@@ -102,7 +102,6 @@ class OwnTables:
         values: Mapping[str, Any] | None = None,
         *,
         operation: str,
-        read_only: bool = False,
         scans: bool = False,
     ) -> list[Any]:
         """What one statement, as of `on`, gives; its values have `table_id` too."""
@@ -111,7 +110,7 @@ class OwnTables:
         def work(conn: psycopg.Connection[Any]) -> list[Any]:
             return rows_of(self.on(query), key)(conn)  # composed at each try: the names may be others
 
-        return self.run(work, operation=operation, read_only=read_only, scans=scans)
+        return self.run(work, operation=operation, scans=scans)
 
     def _following_within(self, conn: psycopg.Connection[Any], work: Callable[[], T]) -> T:
         with dropped_tables(self.table):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from dormouse.files.arrays import booleans, bytes_, integers, texts, words
@@ -16,6 +17,7 @@ from dormouse.model.file_reference import (
 from dormouse.model.text import narrow_hex
 
 Parameters = dict[str, Any]
+_REFERENCE_FIELDS = tuple(field.name for field in fields(FileReference))
 
 
 def reference_arrays(
@@ -111,17 +113,8 @@ def forget_arrays(commits: Sequence[int], filenames: Sequence[str]) -> Parameter
 
 
 def reference_from_row(row: Sequence[Any]) -> FileReference:
-    """The columns of the query `reference_columns`."""
-    filename, partition_id, row_count, job_id, last_updated, approximate, only = row
-    return FileReference(
-        filename=filename,
-        partition_id=partition_id,
-        row_count=row_count,
-        job_id=job_id,
-        last_updated=last_updated,
-        count_approximate=approximate,
-        only_contains_data_for_this_partition=only,
-    )
+    """The columns of the query `reference_columns`, which are the fields."""
+    return FileReference(**dict(zip(_REFERENCE_FIELDS, row, strict=True)))
 
 
 def _file_ids(filenames: Iterable[str]) -> str:

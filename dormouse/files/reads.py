@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from itertools import groupby
@@ -21,14 +22,28 @@ from dormouse.files.parameters import Parameters, key_arrays, reference_from_row
 from dormouse.files.totals import TableTotals
 from dormouse.model.file_reference import AllFiles, FileReference, FileWithReferences
 from dormouse.model.table import TableRecord
-from dormouse.model.text import is_text
+from dormouse.model.text import is_text, narrow_id
 from dormouse.postgres.connection import Isolation, Supplier
 from dormouse.postgres.transaction import run_transaction
 
 T = TypeVar("T")
 PAGE_ROWS = 10_000
+_FACTS = ("filename", "byte_count", "row_count", "min_key", "max_key", "last_updated")
 ATTEMPTS_MAX = 30
 """Of a transaction that loses to others: enough when hundreds want the same rows, and serializable."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """What is known of a file. `unreferenced_at`: when its last reference went, if collection knows."""
+
+    filename: str
+    byte_count: int | None
+    row_count: int | None
+    min_key: bytes | None
+    max_key: bytes | None
+    added_at: datetime | None
+    unreferenced_at: datetime | None
 
 
 class FileReferenceReads:
@@ -65,7 +80,7 @@ class FileReferenceReads:
     ) -> list[FileWithReferences]:
         """The files that some partitions refer to, by name, with their references on those alone."""
         rows = self._rows("files_in", {"partition_ids": list(partition_ids)}, conn)
-        return [_file(group) for _, group in groupby(rows, key=itemgetter(0))]
+        return _files(rows)
 
     def planned_on(
         self, partition_ids: Sequence[str], conn: psycopg.Connection[Any]
@@ -127,12 +142,18 @@ class FileReferenceReads:
         def work(conn: psycopg.Connection[Any]) -> AllFiles:
             referenced = self._execute(conn, "referenced_files", {}).fetchall()
             unreferenced = self._execute(conn, "unreferenced_files", limit).fetchall()
-            files = [_file(rows) for _, rows in groupby(referenced, key=itemgetter(0))]
-            files += [_unreferenced_file(row) for row in unreferenced[:max_unreferenced]]
+            files = [*_files(referenced), *(_file(row) for row in unreferenced[:max_unreferenced])]
             return AllFiles(tuple(files), more_than_max=len(unreferenced) > max_unreferenced)
 
         snapshot = Isolation.REPEATABLE_READ
         return self._own.run(work, isolation=snapshot, read_only=True, scans=True, operation="all_files")
+
+    def page(self, after: str | None, limit: int) -> list[FileFacts]:
+        """At most `limit` files after the file `after`, or from the first on, in the order of their ids."""
+        if after is not None and not is_text(after):
+            return []
+        values = {"after": UUID(int=0) if after is None else narrow_id(after), "limit": limit}
+        return [FileFacts(*row) for row in self._rows("file_page", values)]
 
     def counts(self) -> dict[str, int | bool]:
         """How many files, references, rows and bytes there are, and whether the rows are counted exactly."""
@@ -218,29 +239,16 @@ class FileReferenceReads:
         return self._own.following(once, conn)
 
 
-def _file(rows: Iterable[Sequence[Any]]) -> FileWithReferences:
-    listed = list(rows)
-    filename, byte_count, row_count, min_key, max_key, added_at = listed[0][:6]
-    if filename is None:
-        raise pg.SerializationFailure("the layout was converted after the transaction's snapshot")
-    return FileWithReferences(
-        filename=filename,
-        references=tuple(reference_from_row(row[6:]) for row in listed),
-        byte_count=byte_count,
-        row_count=row_count,
-        min_key=min_key,
-        max_key=max_key,
-        last_updated=added_at,
-    )
+def _files(rows: Iterable[Sequence[Any]]) -> list[FileWithReferences]:
+    """Of rows that have a file's facts and one of its references each, by file."""
+    files = []
+    for (filename, *facts), found in groupby(rows, key=itemgetter(*range(len(_FACTS)))):
+        if filename is None:
+            raise pg.SerializationFailure("the layout was converted after the transaction's snapshot")
+        references = [reference_from_row(row[len(_FACTS) :]) for row in found]
+        files.append(_file((filename, *facts), references))
+    return files
 
 
-def _unreferenced_file(row: Sequence[Any]) -> FileWithReferences:
-    filename, byte_count, row_count, min_key, max_key, unreferenced_at = row
-    return FileWithReferences(
-        filename=filename,
-        byte_count=byte_count,
-        row_count=row_count,
-        min_key=min_key,
-        max_key=max_key,
-        last_updated=unreferenced_at,
-    )
+def _file(facts: Sequence[Any], references: Sequence[FileReference] = ()) -> FileWithReferences:
+    return FileWithReferences(**dict(zip(_FACTS, facts, strict=True)), references=tuple(references))

@@ -8,44 +8,41 @@ snapshot. Once a day, and when the table's properties are others, it looks at ev
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import psycopg
 from psycopg.types.json import Jsonb
 
 from dormouse.files.own_tables import OwnTables
 from dormouse.postgres.queries import Query, load
-from dormouse.postgres.transaction import allow_scans
+from dormouse.postgres.transaction import allow_scans, rows_of
 
 Purpose = Literal["jobs", "splits", "pushes"]
-T = TypeVar("T")
 _QUERIES = load(__package__ or "", "watermarks")
-
-
-def looking(query: Query, *, whole: bool) -> Query:
-    """The statement of a look: with the partitions to look at, and with what it remembers."""
-    return query.including(
-        changed=_QUERIES["everything" if whole else "changed"], remembered=_QUERIES["remembered"]
-    )
 
 
 def look(
     own: OwnTables,
     purpose: Purpose,
     facts: Mapping[str, Any],
-    work: Callable[[psycopg.Connection[Any], bool, dict[str, Any]], T],
-) -> T:
-    """One look, in one transaction: `work` is given the connection, whether all is looked at, and values.
+    query: Callable[[], Query],
+    values: Mapping[str, Any] | None = None,
+) -> Any:
+    """One look, by one statement in one transaction; gives the first value of its row.
 
-    It runs one statement of `looking`. Looks of one purpose wait for each other. `facts` is how it looks:
-    when that is another than last time, it looks at everything.
+    The statement is given the partitions to look at (`changed`), and what it remembers (`remembered`); it
+    takes `facts` and `values`. Looks of one purpose wait for each other. `facts` is how it looks: when that
+    is another than last time, it looks at everything.
     """
     key = {"table_id": own.table.table_id, "purpose": purpose, "facts": Jsonb(facts)}
 
-    def once(conn: psycopg.Connection[Any]) -> T:
+    def once(conn: psycopg.Connection[Any]) -> Any:
         till, epoch, is_fresh = conn.execute(_QUERIES["hold"].on(), key).fetchall()[0]
         if not is_fresh:
             allow_scans(conn)
-        return work(conn, not is_fresh, {**key, "till": till, "epoch": epoch, "whole": not is_fresh})
+        changed = _QUERIES["changed" if is_fresh else "everything"]
+        statement = own.on(query().including(changed=changed, remembered=_QUERIES["remembered"]))
+        found = {**facts, **(values or {}), **key, "till": till, "epoch": epoch, "whole": not is_fresh}
+        return rows_of(statement, found)(conn)[0][0]
 
     return own.run(once, operation=f"look for {purpose}")

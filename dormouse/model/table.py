@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from dormouse.errors import InvalidName
 from dormouse.model.properties import TableProperties
@@ -29,6 +31,14 @@ class TableRecord:
     def object_prefix(self) -> str:
         """What the names of all the table's objects begin with."""
         return f"data/t{self.table_id}/"
+
+
+def table_of(row: Sequence[Any]) -> TableRecord:
+    """Of the columns that the queries of tables give, which are the fields."""
+    table_id, name, schema, properties, layout, created_at = row
+    return TableRecord(
+        table_id, name, Schema.from_json(schema), TableProperties(**properties), layout, created_at
+    )
 
 
 def check_table_name(name: object) -> str:

@@ -5,20 +5,19 @@ Both are found by looks at what has changed (`files/watermarks.py`), and are mar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-import psycopg
-
 from dormouse.files.own_tables import OwnTables
 from dormouse.files.parameters import reference_from_row
-from dormouse.files.watermarks import Purpose, look, looking
+from dormouse.files.watermarks import look
 from dormouse.model.file_reference import SplitFileReferenceRequest
 from dormouse.model.partition_tree import Partition
 from dormouse.model.properties import TableProperties
 from dormouse.model.table import TableRecord
+from dormouse.model.text import is_text
 from dormouse.partitions.rows import partition_from_row
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
@@ -67,6 +66,13 @@ class Leaves:
         """Those of some leaves that have files."""
         return [LeafRows(*row) for row in self._rows("row_counts_in", partition_ids=list(partition_ids))]
 
+    def page(self, after: str, limit: int, *, leaves: bool = False) -> list[Partition]:
+        """At most `limit` partitions, by id, whose id is greater than `after`; all, or the leaves."""
+        if not is_text(after):
+            return []
+        rows = self._rows("partition_page", after=after, limit=limit, leaves=leaves)
+        return [partition_from_row(self._table.schema, row) for row in rows]
+
     def partitions_in(self, partition_ids: Iterable[str]) -> dict[str, Partition]:
         """Some partitions by id, as they are now, whatever the size of the tree; unknown ones are absent."""
         rows = self._rows("partitions_in", partition_ids=list(partition_ids))
@@ -78,7 +84,7 @@ class Leaves:
         Looks at those that have changed since the last time, or are marked; once a day at all.
         """
         values = {"row_count_min": rows_to_split(self._table.properties)}
-        return int(self._look("splits", "look_for_full_leaves", values))
+        return int(look(self._own, "splits", values, lambda: _QUERIES["look_for_full_leaves"]))
 
     def full_leaves(self) -> Iterator[FullLeaf]:
         """The leaves that are marked as full, by id; streamed."""
@@ -96,7 +102,7 @@ class Leaves:
 
     def count_above_leaves(self) -> int:
         """How many references `references_above_leaves` would give now."""
-        self._look("pushes", "look_for_references_above", {})
+        self._look_above()
         return int(self._rows("count_above")[0][0])
 
     def references_above_leaves(self) -> Iterator[SplitFileReferenceRequest]:
@@ -104,7 +110,7 @@ class Leaves:
 
         Streamed, by partition. What is pushed meanwhile to partitions that were divided is not among them.
         """
-        till = self._look("pushes", "look_for_references_above", {})
+        till = self._look_above()
         after: tuple[str, UUID] = ("", UUID(int=0))
         while True:
             page = self._rows(
@@ -117,12 +123,8 @@ class Leaves:
                 after = (reference.partition_id, file_id)
                 yield SplitFileReferenceRequest.split_to_children(reference, left_id, right_id)
 
-    def _look(self, purpose: Purpose, name: str, facts: Mapping[str, Any]) -> Any:
-        def work(conn: psycopg.Connection[Any], whole: bool, values: dict[str, Any]) -> Any:
-            query = self._own.on(looking(_QUERIES[name], whole=whole))
-            return rows_of(query, {**values, **facts})(conn)[0][0]
-
-        return look(self._own, purpose, facts, work)
+    def _look_above(self) -> Any:
+        return look(self._own, "pushes", {}, lambda: _QUERIES["look_for_references_above"])
 
     def _rows(self, name: str, *, scans: bool = False, **values: Any) -> list[Any]:
         """Of a query on the table's own tables."""

@@ -92,3 +92,11 @@ from {above} d
 join partition p on p.table_id = %(table_id)s and p.partition_id = d.partition_id and p.sealed_epoch is not null
 join {file_reference} r on r.partition_id = d.partition_id
 where r.job_id is null;
+
+-- name: partition_page
+-- The partitions after one, by id: all, or the leaves alone.
+select partition_id, parent_id, min_keys, max_keys, split_key, split_point, left_id, right_id
+from partition
+where table_id = %(table_id)s and partition_id > %(after)s and (sealed_epoch is null or not %(leaves)s)
+order by partition_id
+limit %(limit)s;

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dormouse.commits.requests import ReplaceFileReferences
 from dormouse.context import TableContext
 from dormouse.data.merge import merge_sorted
 from dormouse.data.parquet_file import FileFacts
@@ -164,7 +165,13 @@ def _commit(
     request, commit_id = _request(job, name, facts), f"compaction-{attempt.attempt_id}"
     if (commits := context.async_commits) is not None:
         with suppress(InvalidCommitRequest):
-            commits.replace_file_references(context.table, attempt, request, commit_id)
+            queued = ReplaceFileReferences(
+                commit_id=commit_id,
+                table=context.table.name,
+                requests=(request,),
+                attempt_id=attempt.attempt_id,
+            )
+            commits.commit(queued, attempt)
             return
 
     def work(conn: psycopg.Connection[Any]) -> None:

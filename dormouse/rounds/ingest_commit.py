@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dormouse.backoff import backoff_seconds
+from dormouse.commits.requests import AddFiles
 from dormouse.context import TableContext
 from dormouse.errors import CommitFailed, CommitOutcomeUnknown, DormouseError, InvalidCommitRequest
 from dormouse.files.attempts import WriteAttempt
@@ -114,7 +115,13 @@ def _commit(
     # a request cannot say that there may be leftovers
     if not leftovers and (commits := context.async_commits) is not None:
         with suppress(InvalidCommitRequest):
-            return commits.add_files(context.table, attempt, files, commit_id(ingest_id))
+            request = AddFiles(
+                commit_id=commit_id(ingest_id),
+                table=context.table.name,
+                files=tuple(files),
+                attempt_id=attempt.attempt_id,
+            )
+            return commits.commit(request, attempt)
 
     def work(conn: psycopg.Connection[Any]) -> bool:
         applied = context.store.add_files_with_references(files, commit_id=commit_id(ingest_id), conn=conn)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dormouse.files.pages import FileFacts
+from dormouse.files.reads import FileFacts
 from dormouse.model.keys import decode_key
 from dormouse.model.partition_tree import Partition
 from dormouse.model.schema import Schema
