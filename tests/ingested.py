@@ -75,7 +75,7 @@ def check_holds(context: TableContext, *expected: pa.Table) -> None:
     lookup = LeafLookup(context.partitions.tree())
     for reference in references:
         counts = Counter(lookup.indexes(stored[reference.filename]).to_pylist())
-        by_leaf = {lookup.leaf_ids[leaf]: count for leaf, count in counts.items()}
+        by_leaf = {str(lookup.leaf_ids[leaf]): count for leaf, count in counts.items()}
         assert by_leaf[reference.partition_id] == reference.row_count
         assert reference.only_contains_data_for_this_partition == (len(by_leaf) == 1)
         assert not reference.count_approximate

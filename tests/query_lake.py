@@ -82,7 +82,7 @@ class Lake:
         lookup = LeafLookup(self.context.partitions.tree())
         positions = lookup.indexes(table)
         parts = [
-            (lookup.leaf_ids[n], table.filter(pa.compute.equal(positions, n)))
+            (str(lookup.leaf_ids[n]), table.filter(pa.compute.equal(positions, n)))
             for n in sorted(set(positions.to_pylist()))
         ]
         if one_file:

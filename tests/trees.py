@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dormouse.data.quantiles import KeyQuantiles
+from dormouse.data.sketches import FileSketches, merge
 from dormouse.errors import PartitionNotFound
-from dormouse.model.keys import KeyValue, encode_value
+from dormouse.model.keys import KeyValue, decode_value, encode_value
 from dormouse.model.partition_tree import Partition, PartitionTree
 from dormouse.model.region import Range, Region, compare
 from dormouse.model.schema import Schema
 from dormouse.model.tree_arrays import NONE, PartitionRow, TreeArrays
 from dormouse.query.key_ranges import KeyRanges
+
+EVERYTHING = Range()
 
 
 def tree_of(schema: Schema, partitions: Iterable[Partition]) -> PartitionTree:
@@ -74,11 +77,31 @@ def ancestors(tree: PartitionTree, partition_id: str) -> Iterator[Partition]:
         yield tree[tree.node_id(node)]
 
 
+class Quantiles:
+    """The row keys of several files together, and what is asked of one of them."""
+
+    def __init__(self, schema: Schema, files: Sequence[FileSketches]) -> None:
+        self._keys: dict[str, KeyQuantiles] = {field.name: merge(field, files) for field in schema.row_keys}
+
+    def row_count(self, field: str, within: Range = EVERYTHING) -> int:
+        return self._keys[field].row_count(within)
+
+    def rank(self, field: str, value: KeyValue, within: Range = EVERYTHING) -> float:
+        return self._keys[field].rank(value, within)
+
+    def split_point(self, field: str, within: Range = EVERYTHING) -> KeyValue | None:
+        return self._keys[field].split_point(within)
+
+    def ends(self, field: str) -> list[KeyValue]:
+        """The smallest and the largest value; none when there are no rows."""
+        found = self._keys[field]
+        return [decode_value(found._type, key) for key in found._ends]
+
+
 def quantile(
-    found: KeyQuantiles, field: str, fraction: float, within: Range | None = None
+    quantiles: Quantiles, field: str, fraction: float, within: Range = EVERYTHING
 ) -> KeyValue | None:
     """A value of `field` that about this fraction of the rows within the range lie below."""
-    start, end = found._span(field, within or Range())
-    if start == end:
-        return None
-    return found._decoded(field, found._keys[field].keys[found._at(field, fraction, start, end)])
+    found = quantiles._keys[field]
+    start, end = found._span(within)
+    return None if start == end else decode_value(found._type, found._keys[found._at(fraction, start, end)])

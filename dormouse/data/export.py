@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
@@ -75,11 +76,9 @@ class JsonArray:
 class WriterOfArrow:
     """One of Arrow's writers, and what it has written meanwhile."""
 
-    closed = False
-
     def __init__(self, open_writer: Callable[[pa.NativeFile], Any]) -> None:
-        self._parts: list[bytes] = []
-        self._writer = open_writer(pa.PythonFile(self, mode="w"))
+        self._file = BytesIO()
+        self._writer = open_writer(pa.PythonFile(self._file, mode="w"))
 
     def write_batch(self, batch: pa.RecordBatch, **more: Any) -> bytes:
         self._writer.write_batch(batch, **more)
@@ -90,20 +89,10 @@ class WriterOfArrow:
         return self.taken()
 
     def taken(self) -> bytes:
-        parts, self._parts = self._parts, []
-        return b"".join(parts)
-
-    # what Arrow asks of a file
-
-    def write(self, data: Any) -> int:
-        self._parts.append(bytes(data))
-        return len(data)
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+        written = self._file.getvalue()
+        self._file.seek(0)
+        self._file.truncate()
+        return written
 
 
 class Csv:

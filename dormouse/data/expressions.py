@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from operator import and_
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from datafusion import DataFrame, Expr, col, literal
@@ -15,6 +15,8 @@ from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.transform import quoted
 from dormouse.model.region import Range, Region
 from dormouse.model.schema import Field, Schema
+
+T = TypeVar("T")
 
 
 def column(name: str) -> Expr:
@@ -50,9 +52,14 @@ def key_order(names: Iterable[str]) -> list[SortExpr]:
     return [column(name).sort(ascending=True, nulls_first=False) for name in names]
 
 
-def union(frames: list[DataFrame]) -> DataFrame:
-    """The rows of all, at least one, as a tree whose depth stays small however many there are."""
-    if len(frames) == 1:
-        return frames[0]
-    middle = len(frames) // 2
-    return union(frames[:middle]).union(union(frames[middle:]))
+def union(frames: Sequence[DataFrame]) -> DataFrame:
+    """The rows of all, at least one."""
+    return joined(frames, DataFrame.union)
+
+
+def joined(parts: Sequence[T], join: Callable[[T, T], T]) -> T:
+    """All parts, at least one, as a tree whose depth stays small however many there are."""
+    if len(parts) == 1:
+        return parts[0]
+    middle = len(parts) // 2
+    return join(joined(parts[:middle], join), joined(parts[middle:], join))

@@ -36,7 +36,7 @@ class LeafFiles:
         objects: ObjectStore,
         schema: Schema,
         properties: TableProperties,
-        partition_ids: Sequence[str],
+        partition_ids: pa.StringArray,
         name_of: Callable[[str], str],
     ) -> None:
         self._objects = objects
@@ -70,8 +70,8 @@ class LeafFiles:
     def _write(
         self, stream: _Stream, counts: npt.NDArray[np.int64], leaves: Sequence[int]
     ) -> FileWithReferences:
-        name = self._name_of(self._ids[leaves[0]] if self._one_file_per_leaf else "leaves")
-        rows = {self._ids[leaf]: int(counts[leaf]) for leaf in leaves}
+        name = self._name_of(str(self._ids[leaves[0]]) if self._one_file_per_leaf else "leaves")
+        rows = {str(self._ids[leaf]): int(counts[leaf]) for leaf in leaves}
         total = sum(rows.values())
         sampler = KeySampler(self._schema, total)
         with self._objects.staged(name) as path:

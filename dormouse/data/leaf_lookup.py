@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,31 +21,15 @@ from dormouse.model.partition_tree import PartitionTree
 Ints = npt.NDArray[np.int32]
 
 
-class LeafIds(Sequence[str]):
-    """The ids of the leaves, left before right, as two buffers rather than as so many strings."""
-
-    def __init__(self, ids: pa.StringArray) -> None:
-        self._ids = ids
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    @overload
-    def __getitem__(self, position: int) -> str: ...
-    @overload
-    def __getitem__(self, position: slice) -> LeafIds: ...
-    def __getitem__(self, position: int | slice) -> str | LeafIds:
-        if isinstance(position, slice):
-            return LeafIds(self._ids[position])
-        return str(self._ids[position])
-
-
 class LeafLookup:
-    """The leaves of a tree, and for rows their positions among them. Can be pickled."""
+    """The leaves of a tree, and for rows their positions among them. Can be pickled.
+
+    `leaf_ids` are left before right, as two buffers rather than as so many strings.
+    """
 
     def __init__(self, tree: PartitionTree) -> None:
         leaves = list(tree.leaf_nodes())
-        self.leaf_ids = LeafIds(pa.array(map(tree.node_id, leaves), pa.large_string()))
+        self.leaf_ids = pa.array(map(tree.node_id, leaves), pa.large_string())
         self._nodes = _Nodes(tree, leaves)
 
     def indexes(self, batch: pa.RecordBatch | pa.Table) -> pa.Int32Array:

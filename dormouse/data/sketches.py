@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasketches import PyObjectSerDe, kll_items_sketch
 
-from dormouse.data.quantiles import KeyQuantiles, WeightedKeys
+from dormouse.data.quantiles import KeyQuantiles
 from dormouse.errors import InvalidData
 from dormouse.model.keys import encode_value
 from dormouse.model.schema import Field, Schema
@@ -44,10 +44,6 @@ class KeySketch:
     min: bytes
     max: bytes
     sketch: Any
-
-    def weighted(self, stride: int) -> WeightedKeys:
-        items = [(item, weight * stride) for item, weight in self.sketch]
-        return WeightedKeys(items, self.min, self.max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +87,15 @@ class FileSketches:
             raise InvalidData(f"{name!r} is not a file of sketches: {error}") from None
 
 
-def merge(schema: Schema, files: Iterable[FileSketches]) -> KeyQuantiles:
-    """The row keys of several files together, each file with the weight of its rows.
+def merge(field: Field, files: Sequence[FileSketches]) -> KeyQuantiles:
+    """A row key of several files together, each file with the weight of its rows.
 
     What the files' sketches retain is pooled with its weights, so that no error is added to theirs: a rank
     is as exact as those of the files, however different their sizes. Memory: about 1,500 keys a file.
     """
-    pooled: dict[str, list[WeightedKeys]] = {field.name: [] for field in schema.row_keys}
-    for file in files:
-        for name, key in file.keys.items():
-            pooled[name].append(key.weighted(file.stride))
-    return KeyQuantiles(schema, {name: WeightedKeys.pool(parts) for name, parts in pooled.items()})
+    keys = [(file.keys[field.name], file.stride) for file in files]
+    items = ((item, weight * stride) for key, stride in keys for item, weight in key.sketch)
+    return KeyQuantiles(field.type, items, [(key.min, key.max) for key, _ in keys])
 
 
 class KeySampler:

@@ -8,24 +8,33 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from dormouse.data.bloom_filters import bloom_filter_columns
 from dormouse.errors import InvalidData, InvalidProperties
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, LONG, STRING, TIMESTAMP
+from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LONG, STRING, TIMESTAMP
 
 if TYPE_CHECKING:
     from datafusion import DataFrame, SessionContext
 
 Function = Literal["sum", "min", "max"]
+_FUNCTIONS = get_args(Function)
 _numbers = count(1)
 _CALL = re.compile(r"\s*(\w+)\s*\(\s*(\w+)\s*\)\s*")
 _AGE_OFF = re.compile(r"\s*age_off\s*\(\s*(\w+)\s*,\s*(\d+)\s*\)\s*")
 _TOO_LARGE = re.compile(r"value of (-?\d+) is out of range Int64")
 _AGE_MS_MAX = (1 << 63) - 1
 _MICROSECONDS_LIMIT = 1 << 63
+_DEFAULTS = {
+    INT: "CAST(0 AS INT)",
+    LONG: "CAST(0 AS BIGINT)",
+    DOUBLE: "CAST(0 AS DOUBLE)",
+    STRING: "arrow_cast('', 'Utf8View')",
+    BYTES: "arrow_cast('', 'BinaryView')",
+    TIMESTAMP: """arrow_cast(0, 'Timestamp(Microsecond, Some("UTC"))')""",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +115,9 @@ def _parse_aggregate(schema: Schema, text: str) -> tuple[tuple[Field, Function],
             raise InvalidProperties(
                 f"aggregate: {part.strip()!r} is not like 'sum(field)', 'min(field)' or 'max(field)'"
             )
-        function, name = _function(call[1]), call[2]
+        function, name = cast(Function, call[1].lower()), call[2]
+        if function not in _FUNCTIONS:
+            raise InvalidProperties(f"aggregate: unknown function {call[1]!r}; use sum, min or max")
         _check_aggregate(schema, function, name)
         if name in found:
             raise InvalidProperties(f"aggregate: field {name!r} is named twice")
@@ -115,17 +126,6 @@ def _parse_aggregate(schema: Schema, text: str) -> tuple[tuple[Field, Function],
     if missing:
         raise InvalidProperties(f"aggregate: value {missing[0]!r} has no function; every value needs one")
     return tuple((field, found[field.name]) for field in schema.values)
-
-
-def _function(name: str) -> Function:
-    match name.lower():
-        case "sum":
-            return "sum"
-        case "min":
-            return "min"
-        case "max":
-            return "max"
-    raise InvalidProperties(f"aggregate: unknown function {name!r}; use sum, min or max")
 
 
 def _check_aggregate(schema: Schema, function: Function, name: str) -> None:
@@ -181,7 +181,7 @@ def _aggregate_sql(field: Field, function: Function) -> str:
         is_boolean = field.type == BOOLEAN
         # the same type as its default, whether the session reads bytes as views or not
         result = f"arrow_cast({result}, 'BinaryView')" if field.type == BYTES else result
-        result = f"{result} IS TRUE" if is_boolean else f"coalesce({result}, {_default_sql(field)})"
+        result = f"{result} IS TRUE" if is_boolean else f"coalesce({result}, {_DEFAULTS[field.type]})"
     return f"{result} AS {name}"
 
 
@@ -193,15 +193,3 @@ def _extreme_sql(name: str, function: Function) -> str:
     number = f"{function}(CASE WHEN isnan({name}) THEN NULL ELSE {name} END)"
     nan = f"CASE WHEN bool_or(isnan({name})) THEN CAST('NaN' AS DOUBLE) END"
     return f"coalesce({number}, {nan})" if function == "min" else f"coalesce({nan}, {number})"
-
-
-def _default_sql(field: Field) -> str:
-    if field.type == STRING:
-        return "arrow_cast('', 'Utf8View')"
-    if field.type == BYTES:
-        return "arrow_cast('', 'BinaryView')"
-    if field.type == TIMESTAMP:
-        return """arrow_cast(0, 'Timestamp(Microsecond, Some("UTC"))')"""
-    return {"int": "CAST(0 AS INT)", "long": "CAST(0 AS BIGINT)", "double": "CAST(0 AS DOUBLE)"}[
-        field.type.name
-    ]

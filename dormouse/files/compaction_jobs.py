@@ -114,17 +114,16 @@ class CompactionJobs:
         """
         while jobs := self._lease(limit, lease_seconds, run_id):
             attempts_max = self._table.properties.compaction_attempts_max
-            due = {job.job_id: job for job in jobs if job.inputs and job.attempt <= attempts_max}
-            for job in jobs:
-                if job.job_id not in due:
-                    self._store.unassign_job(job.job_id)
+            hopeless = {job.job_id for job in jobs if not job.inputs or job.attempt > attempts_max}
+            for job_id in sorted(hopeless):
+                self._store.unassign_job(job_id)
             for job in jobs:
                 if job.attempt > attempts_max:
-                    where = (job.partition_id, self._table.name)
-                    logger.warning("partition %s of table %s: every runner of a compaction died", *where)
+                    where = f"partition {job.partition_id} of table {self._table.name}"
+                    logger.warning("compaction of %s is given up: its runner died, at every attempt", where)
                     given_up(job)
-            if due:
-                return list(due.values())
+            if due := [job for job in jobs if job.job_id not in hopeless]:
+                return due
         return []
 
     def _lease(self, limit: int, lease_seconds: float, run_id: str | None) -> list[CompactionJob]:

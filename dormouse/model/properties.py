@@ -13,7 +13,9 @@ INT_MAX = (1 << 31) - 1
 ROWS_MAX = (1 << 63) - 1
 
 
-class _Properties(BaseModel):
+class TableProperties(BaseModel):
+    """Properties of a table; raises `InvalidProperties` with every mistake in one line."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     gc_delay_seconds: float = Field(
@@ -65,14 +67,10 @@ class _Properties(BaseModel):
     isolation: Literal["read committed", "serializable"] = "read committed"
 
     @model_validator(mode="after")
-    def _history_outlives_collection(self) -> _Properties:
+    def _history_outlives_collection(self) -> TableProperties:
         if self.history_retention_seconds < self.gc_delay_seconds:
             raise ValueError("history_retention_seconds must be at least gc_delay_seconds")
         return self
-
-
-class TableProperties(_Properties):
-    """Properties of a table; raises `InvalidProperties` with every mistake in one line."""
 
     def __init__(self, **values: Any) -> None:
         try:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from operator import and_
+from operator import and_, or_
 from typing import Any
 
 from datafusion import Expr, functions, literal
 
-from dormouse.data.expressions import between, column, value
+from dormouse.data.expressions import between, column, joined, value
 from dormouse.model.keys import KeyValue
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
@@ -24,7 +24,7 @@ def in_slices(schema: Schema, slices: Iterable[KeyRanges]) -> Expr | None:
     """Whether a row lies in any of the slices; None when every row does."""
     parts = [_in_slice(schema, ranges) for ranges in slices]
     whole = [part for part in parts if part is not None]
-    return _any(whole) if len(whole) == len(parts) else None
+    return joined(whole, or_) if len(whole) == len(parts) else None
 
 
 def meets(condition: Condition) -> Expr:
@@ -64,7 +64,7 @@ def _in_ranges(field: Field, ranges: Bounds) -> Expr | None:
         listed = functions.in_list(column(field.name), [value(field, item) for item in exact])
         others.append(listed if bounds is None else bounds & listed)
     parts = [part for part in others if part is not None]
-    return _any(parts) if len(parts) == len(others) else None
+    return joined(parts, or_) if len(parts) == len(others) else None
 
 
 def _in_range(field: Field, item: Range) -> Expr | None:
@@ -76,11 +76,3 @@ def _in_range(field: Field, item: Range) -> Expr | None:
     if is_nan(item.min):
         return nan
     return found | nan if item.max is None else found & ~nan
-
-
-def _any(parts: Sequence[Expr]) -> Expr:
-    """Any of them, as a tree whose depth stays small however many there are."""
-    if len(parts) == 1:
-        return parts[0]
-    middle = len(parts) // 2
-    return _any(parts[:middle]) | _any(parts[middle:])

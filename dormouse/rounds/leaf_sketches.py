@@ -40,18 +40,19 @@ class LeafSketches:
     def split_point(self) -> Split | None:
         """About the median of the first row key that can be divided; None when all keys are equal."""
         for name in self._schema.row_key_names:
-            point = self._quantiles(name).split_point(name, self._leaf.region.range(name))
+            within = self._leaf.region.range(name)
+            point = self._quantiles(name).split_point(within)
             if point is None:
                 for file in self._files:
                     file.read_what_is_cut()
-                point = self._quantiles(name).split_point(name, self._leaf.region.range(name))
+                point = self._quantiles(name).split_point(within)
             if point is not None:
                 return Split(name, point)
         return None
 
     def _quantiles(self, field: str) -> KeyQuantiles:
         parts = [file.about(field) for file in self._files]
-        return merge(self._schema, [part for part in parts if part is not None])
+        return merge(self._schema.field(field), [part for part in parts if part is not None])
 
 
 def left_share(store: ObjectStore, schema: Schema, partition: Partition, reference: FileReference) -> float:
@@ -60,8 +61,8 @@ def left_share(store: ObjectStore, schema: Schema, partition: Partition, referen
         raise ValueError(f"partition {partition.partition_id!r} is not divided")
     field, within = partition.split.field, partition.region.range(partition.split.field)
     sketches = _LeafFile(store, schema, partition.region, reference).about(field)
-    quantiles = merge(schema, [] if sketches is None else [sketches])
-    return quantiles.rank(field, partition.split.point, within)
+    quantiles = merge(schema.field(field), [] if sketches is None else [sketches])
+    return quantiles.rank(partition.split.point, within)
 
 
 class _LeafFile:
@@ -96,7 +97,7 @@ class _LeafFile:
             return 0
         if sketches is not self._own or not self._cuts:
             return sketches.row_count
-        return merge(self._schema, [sketches]).row_count(field, self._region.range(field))
+        return self._rows_inside(sketches, field)
 
     @cached_property
     def _own(self) -> FileSketches | None:
@@ -126,5 +127,7 @@ class _LeafFile:
     def _is_small(self, field: str) -> bool:
         if field not in self._cuts or self._own is None:
             return False
-        inside = merge(self._schema, [self._own]).row_count(field, self._region.range(field))
-        return inside < SMALL_PART * self._own.row_count
+        return self._rows_inside(self._own, field) < SMALL_PART * self._own.row_count
+
+    def _rows_inside(self, sketches: FileSketches, field: str) -> int:
+        return merge(self._schema.field(field), [sketches]).row_count(self._region.range(field))

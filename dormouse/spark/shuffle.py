@@ -110,7 +110,7 @@ class Gather:
     objects: ObjectStore
     schema: Schema
     properties: TableProperties
-    partition_ids: Sequence[str]
+    partition_ids: pa.StringArray
     attempt: WriteAttempt
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

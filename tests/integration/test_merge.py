@@ -17,12 +17,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from data_files import merge_plan, write_object
-from trees import quantile
+from trees import Quantiles, quantile
 
 from dormouse.data.arrow_schema import arrow_schema, conform
 from dormouse.data.merge import merge_sorted
 from dormouse.data.parquet_file import FileFacts
-from dormouse.data.sketches import FileSketches, merge
+from dormouse.data.sketches import FileSketches
 from dormouse.errors import InvalidData, JobFailed, ObjectNotFound
 from dormouse.model.keys import encode_key
 from dormouse.model.properties import TableProperties
@@ -96,7 +96,7 @@ def test_the_facts_tell_the_smallest_and_largest_key_and_have_the_sketches(tmp_p
     keys = sorted((row["name"], row["id"]) for row in pa.concat_tables(tables).to_pylist())
     assert facts.min_key == encode_key(SCHEMA.row_keys, keys[0])
     assert facts.max_key == encode_key(SCHEMA.row_keys, keys[-1])
-    quantiles = merge(SCHEMA, [FileSketches.from_bytes(facts.sketches)])
+    quantiles = Quantiles(SCHEMA, [FileSketches.from_bytes(facts.sketches)])
     assert quantiles.row_count("name") == 4_000
     assert (quantiles.min("id"), quantiles.max("id")) == (-(1 << 63), (1 << 63) - 1)
     assert quantile(quantiles, "name", 0.5) == keys[2_000][0]

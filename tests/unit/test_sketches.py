@@ -11,11 +11,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trees import quantile
+from trees import Quantiles, quantile
 
 from dormouse.data.arrow_schema import arrow_schema
-from dormouse.data.quantiles import KeyQuantiles
-from dormouse.data.sketches import FileSketches, merge
+from dormouse.data.sketches import FileSketches
 from dormouse.errors import InvalidData
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
@@ -32,12 +31,12 @@ def _file(keys: Any, others: Any = None) -> FileSketches:
     return FileSketches.from_sorted(LONGS, table.to_batches(10_000), len(keys))
 
 
-def _one(schema: Schema, *columns: list[Any]) -> KeyQuantiles:
+def _one(schema: Schema, *columns: list[Any]) -> Quantiles:
     table = pa.table(list(columns), schema=arrow_schema(schema))
-    return merge(schema, [FileSketches.from_sorted(schema, [table], len(columns[0]))])
+    return Quantiles(schema, [FileSketches.from_sorted(schema, [table], len(columns[0]))])
 
 
-def _rank_errors(quantiles: KeyQuantiles, field: str, values: Any) -> float:
+def _rank_errors(quantiles: Quantiles, field: str, values: Any) -> float:
     """The largest distance between the ranks that the sketch and the values give, at 99 places."""
     ordered = np.sort(values)
     places = ordered[(np.linspace(0.01, 0.99, 99) * len(ordered)).astype(int)].tolist()
@@ -55,25 +54,25 @@ def test_files_of_very_different_sizes_weigh_as_many_rows_as_they_have() -> None
         random_numbers.integers(0, 10, 1_000),
         np.array([3, 3, 3]),
     ]
-    quantiles = merge(LONGS, [_file(part) for part in parts])
+    quantiles = Quantiles(LONGS, [_file(part) for part in parts])
     together = np.concatenate(parts)
     assert _rank_errors(quantiles, "key", together) < RANK_ERROR_MAX
     assert quantiles.row_count("key") == pytest.approx(len(together), rel=0.001)
-    assert (quantiles.min("key"), quantiles.max("key")) == (together.min(), together.max())
+    assert quantiles.ends("key") == [together.min(), together.max()]
 
 
 def test_a_later_key_that_repeats_in_step_with_the_sampling_is_sampled_fairly() -> None:
     """Every key has the same 16 others, as many as a block has rows: a fixed step would see one of them."""
     keys = np.repeat(np.arange(40_000), 16)
     others = np.tile(np.arange(16), 40_000)
-    assert _rank_errors(merge(LONGS, [_file(keys, others)]), "other", others) < RANK_ERROR_MAX
+    assert _rank_errors(Quantiles(LONGS, [_file(keys, others)]), "other", others) < RANK_ERROR_MAX
 
 
 @pytest.mark.parametrize("rows", [1_000, 5_000, 60_000, 700_000])
 def test_ranks_are_exact_to_a_percent_whatever_the_key_and_the_size(rows: int) -> None:
     random_numbers = np.random.default_rng(rows)
     keys, others = random_numbers.integers(-9, 1 << 60, rows), random_numbers.normal(0, 1e6, rows).astype(int)
-    quantiles = merge(LONGS, [_file(keys, others)])
+    quantiles = Quantiles(LONGS, [_file(keys, others)])
     assert _rank_errors(quantiles, "key", keys) < RANK_ERROR_MAX
     assert _rank_errors(quantiles, "other", others) < RANK_ERROR_MAX
 
@@ -87,7 +86,7 @@ def test_a_later_string_key_is_sketched_in_its_own_order() -> None:
 
 
 def test_a_range_has_its_own_quantiles() -> None:
-    quantiles = merge(LONGS, [_file(np.arange(100_000))])
+    quantiles = Quantiles(LONGS, [_file(np.arange(100_000))])
     within = Range(20_000, 30_000)
     assert quantile(quantiles, "key", 0.5, within) == pytest.approx(25_000, abs=300)
     assert quantiles.rank("key", 25_000, within) == pytest.approx(0.5, abs=0.03)
@@ -101,7 +100,7 @@ def test_a_split_point_leaves_keys_on_both_sides_exactly_when_it_can(
 ) -> None:
     within = Range(low, high)
     inside = sorted(key for key in keys if low <= key < high)
-    point = merge(LONGS, [_file(keys)]).split_point("key", within)
+    point = Quantiles(LONGS, [_file(keys)]).split_point("key", within)
     if len(set(inside)) < 2:
         assert point is None
         return
@@ -114,9 +113,9 @@ def test_a_split_point_leaves_keys_on_both_sides_exactly_when_it_can(
 def test_one_odd_row_among_a_million_equal_ones_still_divides() -> None:
     keys = np.full(1_000_000, 5)
     keys[0] = 1
-    assert merge(LONGS, [_file(keys)]).split_point("key") == 5
+    assert Quantiles(LONGS, [_file(keys)]).split_point("key") == 5
     keys[0] = 9
-    assert merge(LONGS, [_file(keys)]).split_point("key") == 9
+    assert Quantiles(LONGS, [_file(keys)]).split_point("key") == 9
 
 
 def test_strings_and_bytes_come_back_as_they_were() -> None:
@@ -130,7 +129,7 @@ def test_strings_and_bytes_come_back_as_they_were() -> None:
         "\uffff",
         "\U0001f42d",
     ]
-    assert (quantiles.min("b"), quantiles.max("b")) == (b"", b"\xff")
+    assert quantiles.ends("b") == [b"", b"\xff"]
     assert quantiles.split_point("b") == b"\x00"
 
 
@@ -138,7 +137,7 @@ def test_bytes_of_a_container_give_the_same_quantiles() -> None:
     file = _file(np.random.default_rng(1).integers(0, 1_000, 200_000))
     again = FileSketches.from_bytes(file.to_bytes())
     assert (again.row_count, again.stride) == (file.row_count, file.stride)
-    before, after = merge(LONGS, [file]), merge(LONGS, [again])
+    before, after = Quantiles(LONGS, [file]), Quantiles(LONGS, [again])
     assert [quantile(before, "key", i / 100) for i in range(100)] == [
         quantile(after, "key", i / 100) for i in range(100)
     ]
@@ -166,6 +165,7 @@ def test_rows_out_of_order_are_noticed() -> None:
 
 
 def test_no_files_have_no_quantiles() -> None:
-    nothing = merge(LONGS, [])
-    assert nothing.min("key") is quantile(nothing, "key", 0.5) is nothing.split_point("key") is None
+    nothing = Quantiles(LONGS, [])
+    assert quantile(nothing, "key", 0.5) is nothing.split_point("key") is None
+    assert nothing.ends("key") == []
     assert nothing.row_count("key") == 0
