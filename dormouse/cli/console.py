@@ -32,25 +32,26 @@ def stderr() -> Console:
 
 def grid(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> RichTable:
     """A table; numbers stand right, with separators."""
-    shown = [list(row) for row in rows]
-    table = RichTable(title=title, title_justify="left", title_style="bold", header_style="bold")
-    for number, column in enumerate(columns):
-        numeric = any(_is_number(row[number]) for row in shown)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for row in shown:
-        table.add_row(*(_cell(value) for value in row))
-    return table
+    return _table(columns, [list(row) for row in rows], _cell, title)
 
 
 def rows_table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> RichTable:
     """Query results: values as `--where` reads them, null as an empty cell."""
-    shown = list(rows)
-    table = RichTable(header_style="bold")
-    for column in columns:
-        numeric = any(_is_number(row[column]) for row in shown)
+    return _table(columns, [[row[column] for column in columns] for row in rows], _plain)
+
+
+def _table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    text: Callable[[Any], str],
+    title: str | None = None,
+) -> RichTable:
+    table = RichTable(title=title, title_justify="left", title_style="bold", header_style="bold")
+    for number, column in enumerate(columns):
+        numeric = any(_is_number(row[number]) for row in rows)
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for row in shown:
-        table.add_row(*(_plain(row[column]) for column in columns))
+    for row in rows:
+        table.add_row(*map(text, row))
     return table
 
 
@@ -87,11 +88,9 @@ def partition_tree(
 
 
 @contextmanager
-def progress(
-    description: str, *, unit: str, shown: bool = True
-) -> Iterator[Callable[[int, int | None], None]]:
+def progress(description: str, *, unit: str) -> Iterator[Callable[[int, int | None], None]]:
     """A bar on stderr, when that is a terminal; gives the function that moves it: (done, all or None)."""
-    if not (shown and stderr().is_terminal):
+    if not stderr().is_terminal:
         yield lambda done, total: None
         return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dormouse.cli.parsing import parse_where
-from dormouse.cli.verbs import Session, plural, verb
+from dormouse.cli.verbs import Session, TableName, plural, verb
 from dormouse.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def add_to(app: typer.Typer) -> None:
 
 def ingest(
     session: Session,
-    table: Annotated[str, typer.Argument(help="The table.", show_default=False)],
+    table: TableName,
     paths: Annotated[list[str], typer.Argument(help="Parquet or CSV files.", show_default=False)],
     id: Annotated[str | None, typer.Option(help="The same id again adds nothing.")] = None,
     engine: Annotated[Engine, typer.Option(help="auto: Spark from 256 MiB on.")] = Engine.auto,
@@ -80,7 +80,7 @@ def ingest(
 
 def query(
     session: Session,
-    table: Annotated[str, typer.Argument(help="The table.", show_default=False)],
+    table: TableName,
     where: Annotated[
         list[str] | None,
         typer.Option(help="column=value, column=min:max (the maximum is not part of it), or JSON."),

@@ -22,8 +22,8 @@ class DemoScreen:
     """Prints as things happen; nothing when quiet."""
 
     def __init__(self, *, quiet: bool) -> None:
-        self._out: Console | None = None if quiet else stdout()
-        self._width = min(self._out.width if self._out else WIDTH_MAX, WIDTH_MAX)
+        self._out = Console(quiet=True) if quiet else stdout()
+        self._width = min(self._out.width, WIDTH_MAX)
 
     def say(self, text: str = "") -> None:
         self._print(text)
@@ -31,8 +31,8 @@ class DemoScreen:
     @contextmanager
     def working(self, text: str) -> Iterator[Any]:
         """A spinner while something runs, on a terminal; gives the function that changes its text."""
-        console = next((c for c in (self._out, stderr()) if c is not None and c.is_terminal), None)
-        if console is None or self._out is None:
+        console = next((console for console in (self._out, stderr()) if console.is_terminal), None)
+        if console is None or self._out.quiet:
             yield lambda _: None
             return
         with console.status(f"{text} …") as status:
@@ -49,7 +49,7 @@ class DemoScreen:
         self._line(step.step, [*numbers, f"{step.seconds:.1f}"])
 
     def tree(self, table: Table) -> None:
-        if self._out is None:
+        if self._out.quiet:
             return
         rows = {leaf.partition_id: leaf for leaf in table.partitions.leaf_rows(0)}
         largest = max((leaf.row_count for leaf in rows.values()), default=1) or 1
@@ -82,15 +82,12 @@ class DemoScreen:
                 verdict,
             )
         self.say()
-        if self._out is not None:
-            self._out.print(table, width=self._width, highlight=False)
+        self._out.print(table, width=self._width, highlight=False)
         for answer in answers:
             if answer.difference is not None:
                 self._print(f"✗ {answer.question}: {answer.difference}", markup=False)
 
     def _line(self, label: str, numbers: list[str]) -> None:
-        if self._out is None:
-            return
         line = RichTable(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
         line.add_column(width=max(14, self._width - sum(width + 2 for _, width in _NUMBERS) - 2),
                         no_wrap=True, overflow="ellipsis")  # fmt: skip
@@ -100,5 +97,4 @@ class DemoScreen:
         self._out.print(line, highlight=False)
 
     def _print(self, what: Any, *, markup: bool = True) -> None:
-        if self._out is not None:
-            self._out.print(what, highlight=False, soft_wrap=isinstance(what, str), markup=markup)
+        self._out.print(what, highlight=False, soft_wrap=isinstance(what, str), markup=markup)

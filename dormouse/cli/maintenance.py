@@ -9,13 +9,11 @@ import typer
 
 from dormouse.cli.data import Engine
 from dormouse.cli.failures import say
-from dormouse.cli.verbs import Session, plural, verb
+from dormouse.cli.verbs import Session, TableName, plural, verb
 from dormouse.errors import JobFailed
 
 if TYPE_CHECKING:
     from dormouse.table import TableStatus
-
-Name = Annotated[str, typer.Argument(help="The table.", show_default=False)]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -26,7 +24,7 @@ def add_to(app: typer.Typer) -> None:
 
 def compact(
     session: Session,
-    table: Name,
+    table: TableName,
     engine: Annotated[Engine, typer.Option(help="Where the jobs run.")] = Engine.auto,
 ) -> None:
     """One round of compaction: make jobs, and run what is due."""
@@ -49,7 +47,7 @@ def compact(
         raise JobFailed(f"given up: {plural(report.given_up, 'job')}; the first: {report.errors[0]}")
 
 
-def split(session: Session, table: Name) -> None:
+def split(session: Session, table: TableName) -> None:
     """One round of splits: divide leaves over the threshold, and push references down by one level."""
     with session.open() as instance:
         report = instance.table(table).split(waiting=say)
@@ -64,7 +62,7 @@ def split(session: Session, table: Name) -> None:
 
 def gc(
     session: Session,
-    table: Name,
+    table: TableName,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be deleted now.")] = False,
 ) -> None:
     """One round of garbage collection: delete files a while after their last reference went."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dormouse.cli.parsing import parse_properties, parse_schema, parse_split_points
-from dormouse.cli.verbs import Session, plural, verb
+from dormouse.cli.verbs import Session, TableName, plural, verb
 from dormouse.errors import InvalidInput
 from dormouse.model.values import json_value
 
@@ -23,7 +23,6 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-Name = Annotated[str, typer.Argument(help="The table.", show_default=False)]
 Many = list[str] | None
 
 
@@ -39,7 +38,7 @@ def add_to(parent: typer.Typer) -> None:
 )
 def create(
     session: Session,
-    name: Name,
+    name: TableName,
     row_key: Annotated[Many, typer.Option(help="name:type; what it is sorted and partitioned by.")] = None,
     sort_key: Annotated[Many, typer.Option(help="name:type; what rows of one row key are sorted by.")] = None,
     value: Annotated[Many, typer.Option(help="name:type, with ? when it may be null.")] = None,
@@ -78,7 +77,7 @@ def list_(session: Session) -> None:
 
 
 @verb(app, "show", example="dormouse table show flights")
-def show(session: Session, name: Name) -> None:
+def show(session: Session, name: TableName) -> None:
     """A table's columns, properties, partitions and what it consists of."""
     with session.open(read_only=True) as instance:
         table = instance.table(name)
@@ -86,7 +85,7 @@ def show(session: Session, name: Name) -> None:
 
 
 @verb(app, "describe", example="dormouse table describe flights")
-def describe_(session: Session, name: Name) -> None:
+def describe_(session: Session, name: TableName) -> None:
     """A table's columns, properties and what it consists of; quick, however many partitions it has."""
     with session.open(read_only=True) as instance:
         table = instance.table(name)
@@ -96,7 +95,7 @@ def describe_(session: Session, name: Name) -> None:
 @verb(app, "drop", example="dormouse table drop flights --yes")
 def drop(
     session: Session,
-    name: Name,
+    name: TableName,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would go, and change nothing.")
@@ -119,7 +118,7 @@ def drop(
 @verb(app, "rename", example="dormouse table rename flights flights_2013")
 def rename(
     session: Session,
-    name: Name,
+    name: TableName,
     new_name: Annotated[str, typer.Argument(help="Its new name.", show_default=False)],
 ) -> None:
     """Give a table another name; its files stay where they are."""
@@ -131,7 +130,7 @@ def rename(
 @verb(app, "convert-layout", example="dormouse table convert-layout flights salted_counts")
 def convert_layout(
     session: Session,
-    name: Name,
+    name: TableName,
     layout: Annotated[
         str,
         typer.Argument(
@@ -159,7 +158,7 @@ def convert_layout(
 @verb(app, "set", example="dormouse table set flights split_threshold_rows=1000000 compression=")
 def set_(
     session: Session,
-    name: Name,
+    name: TableName,
     properties: Annotated[
         list[str],
         typer.Argument(help="name=value; without a value, the default is back.", show_default=False),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dormouse.instance import Instance
 
 DEFAULT_FOLDER = Path("lake")
+TableName = Annotated[str, typer.Argument(help="The table.", show_default=False)]
 
 _OF_ALL = {"as_json", "debug"}
 

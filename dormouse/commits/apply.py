@@ -8,6 +8,7 @@ until the request that made it fail stands alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -179,25 +180,22 @@ class _TableBatch:
         return run_transaction(self._supplier, work, operation="commit partition split")
 
     def _outcome(self, request: CommitRequest, result: CommitResult) -> CommitOutcome:
+        answer = partial(_answer, request, self._table.record.table_id)
         if result.state != "refused":
-            partly = PartlyApplied(result, len(request.items)) if result.failed else None
-            return self._answer(request, result.state, partly)
+            return answer(result.state, PartlyApplied(result, len(request.items)) if result.failed else None)
         for_later: list[DormouseError] = []
         for_ever: list[DormouseError] = []
         for _, error in result.failed:
             (for_later if self._is_for_later(error) else for_ever).append(error)
         if result.failed and attempt_of(request) is not None:
-            return self._answer(request, "rejected", (for_ever or for_later)[0])  # its writer waits
+            return answer("rejected", (for_ever or for_later)[0])  # its writer waits
         # items that succeed alone are worth a try as long as one is; the others only together
         if for_ever and not (for_later and request.kind in _ITEMS_ALONE):
-            return self._answer(request, "rejected", for_ever[0])
-        return self._answer(request, "try_later", for_later[0] if for_later else None)
+            return answer("rejected", for_ever[0])
+        return answer("try_later", for_later[0] if for_later else None)
 
     def _failed(self, request: CommitRequest, error: Exception) -> CommitOutcome:
         return _answered(request, self._table.record.table_id, error)
-
-    def _answer(self, request: CommitRequest, state: State, error: Exception | None) -> CommitOutcome:
-        return _answer(request, self._table.record.table_id, state, error)
 
     def _is_for_later(self, error: DormouseError) -> bool:
         if isinstance(error, FileReferenceNotAssignedToJob):
@@ -216,7 +214,7 @@ class _TableBatch:
         except FileReferenceAssignedToJob:
             return True
         except FileReferenceNotFound:
-            return False
+            pass
         return False
 
     @staticmethod

@@ -97,13 +97,16 @@ class LeafSorter:
     def _write_run(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._made += 1
         try:
-            path = self._temporary() / f"run-{self._made}.parquet"
+            if self._folder is None:
+                self._folder = Path(tempfile.mkdtemp(prefix="dormouse-ingest-"))
+            path = self._folder / f"run-{self._made}.parquet"
             self._write(path, batches)
         except OSError as error:
             raise JobFailed(f"cannot write temporary files in {tempfile.gettempdir()}: {error}") from error
         self._runs.append(path)
 
-    def _write(self, path: Path, batches: Iterator[pa.RecordBatch]) -> None:
+    @staticmethod
+    def _write(path: Path, batches: Iterator[pa.RecordBatch]) -> None:
         first = next(batches)
         rows = max(1, RUN_ROW_GROUP_BYTES * first.num_rows // max(1, first.nbytes))
         options: dict[str, Any] = {"compression": "lz4", "use_dictionary": False, "write_statistics": False}
@@ -111,11 +114,6 @@ class LeafSorter:
             writer.write_batch(first, row_group_size=rows)
             for batch in batches:
                 writer.write_batch(batch, row_group_size=rows)
-
-    def _temporary(self) -> Path:
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="dormouse-ingest-"))
-        return self._folder
 
     def _merged(self, runs: Sequence[Path], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """A streaming merge of runs, by DataFusion."""

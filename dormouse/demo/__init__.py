@@ -7,11 +7,10 @@ import shutil
 import time
 from pathlib import Path
 
-from dormouse.demo.dataset import Dataset
 from dormouse.demo.flights import Flights
 from dormouse.demo.ground import claimed, remove, start_afresh
 from dormouse.demo.lineitem import Lineitem
-from dormouse.demo.pipeline import Pipeline
+from dormouse.demo.pipeline import Dataset, Pipeline
 from dormouse.demo.report import DemoReport, Screen
 from dormouse.embedded.local import local
 from dormouse.errors import not_installed

@@ -1,20 +1,18 @@
-"""What a demo works on: raw data in DuckDB, tables to fill from it, and questions to ask of both."""
+"""What a demo's data says of itself: tables to make, ingests, and questions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from dormouse.model.keys import KeyValue
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
-
-if TYPE_CHECKING:
-    import duckdb
+from dormouse.model.types import DOUBLE, INT, LONG, STRING, TIMESTAMP
 
 Say = Callable[[str], None]
+_DUCKDB_TYPES = {INT: "integer", LONG: "bigint", DOUBLE: "double", STRING: "varchar", TIMESTAMP: "timestamp"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +48,9 @@ class Question:
     sql: str | None = None
 
 
-class Dataset(Protocol):
-    """One kind of demo."""
-
-    @property
-    def title(self) -> str:
-        """A line about the data."""
-
-    @property
-    def main_table(self) -> str:
-        """The table whose state is shown."""
-
-    @property
-    def table_names(self) -> Sequence[str]:
-        """All tables that the demo makes."""
-
-    def prepare(self, db: duckdb.DuckDBPyConnection, work: Path, say: Say) -> int:
-        """Gets the raw data ready in DuckDB, with scratch files in `work`; gives its rows."""
-
-    def tables(self) -> Sequence[DemoTable]:
-        """The tables, once the data is there."""
-
-    def loads(self) -> Iterator[Load]:
-        """The ingests, in order."""
-
-    def questions(self) -> Sequence[Question]:
-        """What is asked at the end."""
-
-    def next_statement(self) -> str:
-        """A SQL statement for a person to try."""
+def select_list(schema: Schema, **computed: str) -> str:
+    """A table's columns, of its types, for a SELECT of DuckDB; what is not computed has the column's name."""
+    return ", ".join(
+        f"({computed.get(field.name, field.name)})::{_DUCKDB_TYPES[field.type]} as {field.name}"
+        for field in schema.fields
+    )

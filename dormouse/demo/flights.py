@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dormouse.demo.dataset import DemoTable, Load, Question, Say
+from dormouse.demo.dataset import DemoTable, Load, Question, Say, select_list
 from dormouse.errors import not_installed
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Range
@@ -71,12 +71,13 @@ class Flights:
         self._db: duckdb.DuckDBPyConnection | None = None
 
     def prepare(self, db: duckdb.DuckDBPyConnection, work: Path, say: Say) -> int:
+        """Gets the raw data ready in DuckDB, with scratch files in `work`; gives its rows."""
         say("reading the flights")
         self._db, self._work = db, work
         folder = _package_folder() / "data"
         with zipfile.ZipFile(folder / "flights.csv.zip") as archive:
             csv = archive.extract("flights.csv", work)
-        columns = ", ".join(_column(field) for field in SCHEMA.fields)
+        columns = select_list(SCHEMA, time="epoch_ms(time_hour::timestamp)")
         db.execute(
             f"create table flights as "
             f"select {columns} from read_csv(?, nullstr=['', 'NA'], all_varchar=true)",
@@ -136,13 +137,6 @@ class Flights:
 
     def next_statement(self) -> str:
         return "select dest, count(*) from flights group by 1 order by 2 desc limit 10"
-
-
-def _column(field: Field) -> str:
-    if field.name == "time":
-        return "epoch_ms(time_hour::timestamp)::bigint as time"
-    kind = {STRING: "varchar", LONG: "bigint", INT: "integer"}[field.type]
-    return f"{field.name}::{kind} as {field.name}"
 
 
 def _package_folder() -> Path:

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dormouse.demo.dataset import DemoTable, Load, Question, Say
+from dormouse.demo.dataset import DemoTable, Load, Question, Say, select_list
 from dormouse.errors import InstanceError, JobFailed, not_installed
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Range
@@ -72,6 +72,7 @@ class Lineitem:
         return f"{self._rows:,} rows of TPC-H lineitem (tpchgen-cli)"
 
     def prepare(self, db: duckdb.DuckDBPyConnection, work: Path, say: Say) -> int:
+        """Gets the raw data ready in DuckDB, with scratch files in `work`; gives its rows."""
         check_disk(work, self._rows)
         db.execute("set temp_directory = ?", [str(work / "duckdb")])
         scale, parts = scale_of(self._rows), max(PARTS_MIN, math.ceil(self._rows / PART_ROWS_MAX))
@@ -149,7 +150,7 @@ class Lineitem:
         """Replaces a generated part by one with our types."""
         generated = work / "generated" / "lineitem" / f"lineitem.{number}.parquet"
         converted = work / f"lineitem-{number}.parquet"
-        columns = ", ".join(_column(field) for field in SCHEMA.fields)
+        columns = select_list(SCHEMA, l_shipdate="epoch_ms(l_shipdate::timestamp)")
         rows: Any = db.execute(
             f"copy (select {columns} from read_parquet('{generated}') limit {rows_max}) "
             f"to '{converted}' (compression zstd)"
@@ -202,10 +203,3 @@ def generator() -> Path:
 
 def _raw() -> str:
     return f"select {', '.join(SCHEMA.names)} from lineitem"
-
-
-def _column(field: Field) -> str:
-    if field.name == "l_shipdate":
-        return "epoch_ms(l_shipdate::timestamp)::bigint as l_shipdate"
-    kinds = {LONG: "bigint", INT: "integer", DOUBLE: "double", STRING: "varchar", TIMESTAMP: "timestamp"}
-    return f"{field.name}::{kinds[field.type]} as {field.name}"

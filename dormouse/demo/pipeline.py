@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dormouse.demo.checks import compare
-from dormouse.demo.dataset import Dataset, Question
+from dormouse.demo.dataset import Question
+from dormouse.demo.flights import Flights
+from dormouse.demo.lineitem import Lineitem
 from dormouse.demo.report import Answer, Screen, Step
 from dormouse.errors import JobFailed
 from dormouse.instance import Instance
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     import duckdb
 
 ROUNDS_MAX = 64
+Dataset = Flights | Lineitem
+"""What a demo works on: raw data in DuckDB, tables to fill from it, and questions to ask of both."""
 
 
 class Pipeline:

@@ -15,7 +15,7 @@ from psycopg.rows import TupleRow
 from dormouse.errors import InstanceError, InstanceReadOnly, InstanceTooNew, NotAnInstance
 from dormouse.postgres.connection import ConnectionSupplier, Supplier
 from dormouse.postgres.copied import settle
-from dormouse.postgres.queries import load
+from dormouse.postgres.queries import Queries, load
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 """Dormouse's own migrations."""
@@ -68,7 +68,7 @@ def migrate(dsn_or_supplier: str | Supplier, folder: Path = MIGRATIONS) -> list[
         if applied is not None and not _pending(applied, migrations) and _in_place(applied):
             return []
         try:
-            with _locked(conn):
+            with locked(conn, _queries):
                 return _apply_all(conn, migrations)
         except psycopg.errors.ReadOnlySqlTransaction as error:
             raise InstanceReadOnly("the database must be migrated, and it cannot be written to") from error
@@ -169,13 +169,14 @@ def _apply(conn: psycopg.Connection[TupleRow], migration: Migration) -> None:
 
 
 @contextmanager
-def _locked(conn: psycopg.Connection[TupleRow]) -> Iterator[None]:
-    conn.execute(_queries["lock"].on())
+def locked(conn: psycopg.Connection[TupleRow], queries: Queries) -> Iterator[None]:
+    """Between the queries `lock` and `unlock`."""
+    conn.execute(queries["lock"].on())
     try:
         yield
     finally:
         if not conn.closed:
-            conn.execute(_queries["unlock"].on())
+            conn.execute(queries["unlock"].on())
 
 
 def _one_line(error: psycopg.Error) -> str:

@@ -18,6 +18,7 @@ from psycopg.conninfo import make_conninfo
 
 from dormouse.errors import InstanceError
 from dormouse.postgres.connection import SESSION_SETTINGS, Isolation, Supplier
+from dormouse.postgres.migrate import locked
 from dormouse.postgres.opening import parameters
 from dormouse.postgres.queries import load
 
@@ -69,13 +70,8 @@ def grant(supplier: Supplier) -> None:
 @contextmanager
 def alone(supplier: Supplier) -> Iterator[psycopg.Connection[Any]]:
     """A connection, while no other brings this database up to date."""
-    with supplier.connection() as conn:
-        conn.execute(_QUERIES["lock"].on())
-        try:
-            yield conn
-        finally:
-            if not conn.closed:
-                conn.execute(_QUERIES["unlock"].on())
+    with supplier.connection() as conn, locked(conn, _QUERIES):
+        yield conn
 
 
 @contextmanager
