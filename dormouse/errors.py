@@ -57,6 +57,8 @@ from typing import Any
 DISTRIBUTION = "dormouse-lake"
 """What pip installs; on PyPI, `dormouse` is another library."""
 
+LINE_CHARACTERS_MAX = 600
+
 
 class DormouseError(Exception):
     """The root of every error that Dormouse raises."""
@@ -280,6 +282,11 @@ class JobFailed(DormouseError):
 
 class DependencyMissing(DormouseError):
     """Something that this operation needs is not installed."""
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, bounded, in one line."""
+    return " ".join(str(error).split())[:LINE_CHARACTERS_MAX] or type(error).__name__
 
 
 def not_installed(what: str, extra: str) -> DependencyMissing:

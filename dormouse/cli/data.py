@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 from textwrap import indent
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -24,19 +23,8 @@ if TYPE_CHECKING:
 ROWS_SHOWN = 20
 
 
-class Engine(StrEnum):
-    auto = "auto"
-    local = "local"
-    spark = "spark"
-
-
-class Format(StrEnum):
-    table = "table"
-    csv = "csv"
-    json = "json"
-    parquet = "parquet"
-
-
+Engine = Literal["auto", "local", "spark"]
+Format = Literal["table", "csv", "json", "parquet"]
 FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How rows are written.")]
 LimitOption = Annotated[int | None, typer.Option(min=0, help="At most so many rows.")]
 ExplainOption = Annotated[bool, typer.Option("--explain", help="Say what would be read, and read nothing.")]
@@ -60,14 +48,14 @@ def ingest(
     table: TableName,
     paths: Annotated[list[str], typer.Argument(help="Parquet or CSV files.", show_default=False)],
     id: Annotated[str | None, typer.Option(help="The same id again adds nothing.")] = None,
-    engine: Annotated[Engine, typer.Option(help="auto: Spark from 256 MiB on.")] = Engine.auto,
+    engine: Annotated[Engine, typer.Option(help="auto: Spark from 256 MiB on.")] = "auto",
 ) -> None:
     """Add rows from files: all of them, in one commit, or none."""
     from dormouse.cli.console import progress
 
     with session.open() as instance, progress(f"ingest into {table}", unit="rows") as moved:
         report = instance.table(table).ingest(
-            paths if len(paths) > 1 else paths[0], ingest_id=id, engine=engine.value, progress=moved
+            paths if len(paths) > 1 else paths[0], ingest_id=id, engine=engine, progress=moved
         )
     done = "added" if report.applied else "were there already: the id was used before; added nothing for"
     session.show(
@@ -87,7 +75,7 @@ def query(
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Comma-separated; all when not given.")] = None,
     limit: LimitOption = None,
-    format: FormatOption = Format.table,
+    format: FormatOption = "table",
     output: OutputOption = None,
     explain: ExplainOption = False,
 ) -> None:
@@ -111,7 +99,7 @@ def sql(
     session: Session,
     statement: Annotated[str, typer.Argument(help="A SELECT over the tables, by name.", show_default=False)],
     limit: LimitOption = None,
-    format: FormatOption = Format.table,
+    format: FormatOption = "table",
     output: OutputOption = None,
     explain: ExplainOption = False,
 ) -> None:
@@ -122,7 +110,7 @@ def sql(
             show_plans(session, instance.explain_sql(statement))
             return
         reader = instance.sql(statement)
-        if is_plan(reader) and output is None and format is Format.table and not session.as_json:
+        if is_plan(reader) and output is None and format == "table" and not session.as_json:
             print_plan(reader)
             return
         if limit is not None:
@@ -170,12 +158,12 @@ def show_plans(session: Session, plans: Mapping[str, PlanSummary]) -> None:
 
 def check_output(session: Session, file_format: Format, output: Path | None) -> None:
     """Before any work is done."""
-    if output is not None and file_format is Format.table:
+    if output is not None and file_format == "table":
         raise InvalidInput("--output needs --format csv, json or parquet")
-    if output is None and file_format is Format.parquet:
+    if output is None and file_format == "parquet":
         raise InvalidInput("--format parquet needs --output FILE")
-    if session.as_json and output is None and file_format in {Format.csv, Format.parquet}:
-        raise InvalidInput(f"--json and --format {file_format.value} contradict each other")
+    if session.as_json and output is None and file_format in {"csv", "parquet"}:
+        raise InvalidInput(f"--json and --format {file_format} contradict each other")
 
 
 def write(
@@ -187,9 +175,9 @@ def write(
     if output is not None:
         rows = _to_file(reader, file_format, output)
         session.show({"file": str(output), "rows": rows}, lambda: f"wrote {plural(rows, 'row')} to {output}")
-    elif session.as_json or file_format is Format.json:
+    elif session.as_json or file_format == "json":
         export(reader, sys.stdout.buffer, "json")
-    elif file_format is Format.csv:
+    elif file_format == "csv":
         export(reader, sys.stdout.buffer, "csv")
     else:
         _print_table(reader, None if limited else ROWS_SHOWN)
@@ -202,7 +190,7 @@ def _to_file(reader: pa.RecordBatchReader, file_format: Format, output: Path) ->
     unfinished = output.with_name(f".{output.name}.unfinished")
     try:
         with unfinished.open("wb") as sink:
-            rows = export(reader, sink, file_format.value)
+            rows = export(reader, sink, file_format)
         unfinished.replace(output)
     except OSError as error:
         raise InvalidInput(f"cannot write {output}: {error.strerror}") from None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shlex
 from datetime import UTC, datetime
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,11 +12,7 @@ from dormouse.cli.failures import say
 from dormouse.cli.system import DryRun, InstanceId, Profile, Region, find
 from dormouse.cli.verbs import Session, plural, verb
 
-
-class DatabaseRole(StrEnum):
-    dormouse_read = "dormouse_read"
-    dormouse_run = "dormouse_run"
-    dormouse_owner = "dormouse_owner"
+DatabaseRole = Literal["dormouse_read", "dormouse_run", "dormouse_owner"]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -35,14 +30,14 @@ def env(
     instance: InstanceId,
     role: Annotated[
         DatabaseRole, typer.Option(help="The role of the database; only the owner makes and drops tables.")
-    ] = DatabaseRole.dormouse_owner,
+    ] = "dormouse_owner",
     region: Region = None,
     profile: Profile = None,
 ) -> None:
     """The environment variables that make the other commands work on a deployed instance, for a shell."""
     from dormouse.system.environment import environment
 
-    found = environment(find(instance, region, profile), role.value)
+    found = environment(find(instance, region, profile), role)
     if profile is not None:
         found["AWS_PROFILE"] = profile
     session.show(

@@ -25,14 +25,14 @@ def add_to(app: typer.Typer) -> None:
 def compact(
     session: Session,
     table: TableName,
-    engine: Annotated[Engine, typer.Option(help="Where the jobs run.")] = Engine.auto,
+    engine: Annotated[Engine, typer.Option(help="Where the jobs run.")] = "auto",
 ) -> None:
     """One round of compaction: make jobs, and run what is due."""
     from dormouse.cli.console import progress
 
     with session.open() as instance, progress(f"compact {table}", unit="jobs") as moved:
         report = instance.table(table).compact(
-            engine=engine.value, progress=lambda done, total, rows: moved(done, total), waiting=say
+            engine=engine, progress=lambda done, total, rows: moved(done, total), waiting=say
         )
     session.show(
         report,

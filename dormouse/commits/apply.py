@@ -152,7 +152,7 @@ class _TableBatch:
                 if results[number].state == "applied" and bool(results[number].failed) is leftovers
             ]
             if ended:
-                WriteAttempts.finish_all(conn, self._table.record.table_id, ended, leftovers=leftovers)
+                WriteAttempts.finish(conn, self._table.record.table_id, ended, leftovers=leftovers)
 
     def _split_partition(self, request: Any) -> CommitResult:
         content = narrow_id(repr((request.kind, request.partition_id, request.point, request.field)))

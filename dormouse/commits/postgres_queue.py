@@ -26,6 +26,7 @@ from dormouse.errors import (
     InstanceForbidden,
     InvalidCommitRequest,
     InvalidInput,
+    one_line,
 )
 from dormouse.model.text import is_text, narrow_id
 from dormouse.postgres.connection import Supplier
@@ -221,9 +222,9 @@ class PostgresQueue:
                 f"{self._name} does not exist: the database is not an instance's, or not migrated"
             ) from error
         except (errors.InsufficientPrivilege, InstanceForbidden) as error:
-            raise CommitQueueError(f"{self._name} denies access: {_line(error)}") from error
+            raise CommitQueueError(f"{self._name} denies access: {one_line(error)}") from error
         except psycopg.Error as error:
-            raise CommitQueueError(f"{self._name} failed: {_line(error)}") from error
+            raise CommitQueueError(f"{self._name} failed: {one_line(error)}") from error
 
 
 class _Sight:
@@ -270,10 +271,6 @@ def _deliveries(messages: Sequence[Message]) -> _Values:
         }
     except ValueError:
         raise InvalidInput("a receipt is not one of a commit queue in PostgreSQL") from None
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def rehome(supplier: Supplier, queues: int) -> None:

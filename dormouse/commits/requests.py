@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, get_args
 
 from dormouse.commits import encoding
-from dormouse.errors import InvalidCommitRequest, InvalidInput
+from dormouse.errors import InvalidCommitRequest, InvalidInput, one_line
 from dormouse.model.file_reference import (
     FILENAME_BYTES_MAX,
     AssignJobIdRequest,
@@ -28,7 +28,6 @@ POINT_BYTES_MAX = 2**20
 _ATTEMPT_ID = re.compile("[0-9a-f]{32}")
 _POINT_MAX = (1 << 63) - 1
 _SHOWN_CHARACTERS_MAX = 80
-_MESSAGE_CHARACTERS_MAX = 600
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,7 +222,7 @@ def _refusal(body: str | bytes, error: Exception) -> InvalidCommitRequest:
         _check_size(len(body))
         head = encoding.head_of(body)
     except (ValueError, RecursionError) as unreadable:
-        return InvalidCommitRequest(f"a commit request cannot be read: {_line(unreadable)}")
+        return InvalidCommitRequest(f"a commit request cannot be read: {one_line(unreadable)}")
     if type(head.version) is not int:
         return InvalidCommitRequest(f"a commit request must have a version, not {_shown(head.version)}")
     if head.version != VERSION:
@@ -275,11 +274,7 @@ def _check_size(size: int) -> None:
 
 
 def _invalid(commit_id: object, error: Exception) -> InvalidCommitRequest:
-    return InvalidCommitRequest(f"commit request {_shown(commit_id)}: {_line(error)}")
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:_MESSAGE_CHARACTERS_MAX]
+    return InvalidCommitRequest(f"commit request {_shown(commit_id)}: {one_line(error)}")
 
 
 def _shown(value: object) -> str:

@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dormouse.errors import InvalidData
+from dormouse.errors import InvalidData, one_line
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, MAP, STRING, TIMESTAMP, DataType
 
@@ -188,8 +188,3 @@ def _check_values(column: Column, field: Field) -> None:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
         raise InvalidData(f"column {field.name!r} is not valid {field.type}: {one_line(error)}") from None
-
-
-def one_line(error: Exception) -> str:
-    """What a library says, bounded, in one line."""
-    return " ".join(str(error).split())[:500] or type(error).__name__

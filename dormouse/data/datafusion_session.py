@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 from datafusion import DataFrame, RuntimeEnvBuilder, SessionConfig, SessionContext
 
-from dormouse.data.arrow_schema import check_columns, one_line
+from dormouse.data.arrow_schema import check_columns
 from dormouse.data.expressions import column, key_order
 from dormouse.data.object_access import register
-from dormouse.errors import DormouseError, InvalidData, JobFailed, ObjectNotFound
+from dormouse.errors import DormouseError, InvalidData, JobFailed, ObjectNotFound, one_line
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
 from dormouse.objects.forks import ForkGuard
@@ -36,12 +36,11 @@ _OPTIONS = {
 
 def sorted_session(
     *,
-    memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
     store: ObjectStore | None = None,
     options: dict[str, str] | None = None,
 ) -> SessionContext:
     """A session whose plans keep the order that files have."""
-    runtime = RuntimeEnvBuilder().with_greedy_memory_pool(memory_limit_bytes)
+    runtime = RuntimeEnvBuilder().with_greedy_memory_pool(MEMORY_LIMIT_BYTES)
     return open_session(_OPTIONS | (options or {}), runtime, store)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from dormouse.data.arrow_schema import arrow_schema
 from dormouse.data.bloom_filters import bloom_filter_columns, sized_filters
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.data.parquet_file import FileFacts
+from dormouse.data.portions import portions
 from dormouse.data.sketches import KeySampler
 from dormouse.errors import JobFailed
 from dormouse.model.file_reference import FileReference, FileWithReferences
@@ -112,17 +114,13 @@ class LeafFiles:
 
     def _groups(self, batches: Iterator[pa.RecordBatch], sampler: KeySampler) -> Iterator[pa.Table]:
         """The rows of each row group."""
-        group: list[pa.RecordBatch] = []
-        group_bytes = 0
-        for batch in batches:
+
+        def sampled(batch: pa.RecordBatch) -> pa.RecordBatch:
             sampler.add(batch)
-            group.append(pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow))
-            group_bytes += batch.nbytes
-            if group_bytes >= self._properties.row_group_bytes:
-                yield pa.Table.from_batches(group)
-                group, group_bytes = [], 0
-        if group:
-            yield pa.Table.from_batches(group)
+            return pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow)
+
+        groups = portions(map(sampled, batches), attrgetter("nbytes"), self._properties.row_group_bytes)
+        return map(pa.Table.from_batches, groups)
 
 
 def _check_footer(path: Path, rows: int) -> None:

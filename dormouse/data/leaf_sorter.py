@@ -15,10 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dormouse.data.arrow_schema import one_line
 from dormouse.data.datafusion_session import panics_as_errors, sorted_file, sorted_session
 from dormouse.data.expressions import column, key_order, union
-from dormouse.errors import JobFailed
+from dormouse.errors import JobFailed, one_line
 from dormouse.model.schema import Schema
 
 LEAF = "__leaf"  # no field's name begins with two underscores

@@ -11,7 +11,6 @@ from datafusion import DataFrame, SessionContext
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.datafusion_session import (
-    MEMORY_LIMIT_BYTES,
     panics_as_errors,
     query_error,
     sorted_session,
@@ -39,7 +38,6 @@ def merge_sorted(
     region: Region | None = None,
     properties: TableProperties | None = None,
     now_ms: int,
-    memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
     store: ObjectStore | None = None,
 ) -> FileFacts:
     """Merge sorted Parquet files (paths or `store.uri(name)`) into one, and tell what is in it.
@@ -53,7 +51,7 @@ def merge_sorted(
     if not inputs:
         return FileFacts(0)
     properties = properties or TableProperties()
-    context = sorted_session(memory_limit_bytes=memory_limit_bytes, store=store, options=writer_options())
+    context = sorted_session(store=store, options=writer_options())
     files = [table_file(context, schema, file) for file in inputs]
     try:
         with panics_as_errors():

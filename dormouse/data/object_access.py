@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 from datafusion import SessionContext
 from datafusion.object_store import AmazonS3
 
-from dormouse.data.arrow_schema import one_line
-from dormouse.errors import InvalidData
+from dormouse.errors import InvalidData, one_line
 from dormouse.objects import ObjectStore
 from dormouse.objects.aws_credentials import current
 

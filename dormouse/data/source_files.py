@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from dormouse.data.arrow_schema import arrow_type, check_columns, conform, one_line
-from dormouse.errors import InvalidData
+from dormouse.data.arrow_schema import arrow_type, check_columns, conform
+from dormouse.errors import InvalidData, one_line
 from dormouse.model.schema import Schema
 from dormouse.model.types import BYTES, STRING, TIMESTAMP
 from dormouse.model.values import bytes_of_base64

@@ -93,19 +93,14 @@ class WriteAttempts:
         return attempt
 
     @staticmethod
-    def finish(conn: psycopg.Connection[Any], attempt: WriteAttempt, *, leftovers: bool = False) -> None:
-        """Ends the attempt, inside the transaction that commits its files.
-
-        With `leftovers` others may still write objects of the attempt, which are no part of the commit:
-        `collect` looks for them when none can any more, after `attempt_expiry_seconds`.
-        """
-        WriteAttempts.finish_all(conn, attempt.table_id, [attempt.attempt_id], leftovers=leftovers)
-
-    @staticmethod
-    def finish_all(
+    def finish(
         conn: psycopg.Connection[Any], table_id: int, attempt_ids: Sequence[str], *, leftovers: bool = False
     ) -> None:
-        """As `finish`, for several attempts of a table; raises when any of them was abandoned."""
+        """Ends attempts, inside the transaction that commits their files; raises when any was abandoned.
+
+        With `leftovers` others may still write objects of the attempts, which are no part of the commit:
+        `collect` looks for them when none can any more, after `attempt_expiry_seconds`.
+        """
         query = _QUERIES["finish_for_now" if leftovers else "finish"]
         values = {"table_id": table_id, "attempt_ids": list(attempt_ids)}
         if len(conn.execute(query.on(), values).fetchall()) < len(attempt_ids):

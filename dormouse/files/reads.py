@@ -51,16 +51,16 @@ class FileReferenceReads:
 
     def __init__(self, supplier: Supplier, table: TableRecord) -> None:
         self._supplier = supplier
-        self._own = OwnTables(supplier, table)
+        self.own = OwnTables(supplier, table)
         self._isolation = Isolation(table.properties.isolation)
 
     @property
     def table(self) -> TableRecord:
-        return self._own.table
+        return self.own.table
 
     @property
     def _layout(self) -> Layout:
-        return self._own.layout
+        return self.own.layout
 
     def file_references(self) -> Iterator[FileReference]:
         """All references, by partition then filename; streamed, and bounded in memory."""
@@ -113,13 +113,6 @@ class FileReferenceReads:
         values = {"partition_ids": partition_ids, "snapshot": snapshot}
         return self._execute(conn, "plan_at", values).fetchall()
 
-    def following(self, work: Callable[[], T], conn: psycopg.Connection[Any] | None = None) -> T:
-        """Does what uses the table's own tables; again when its layout was converted meanwhile.
-
-        With `conn`, of a transaction, that is tried again: `SerializationFailure` tells so.
-        """
-        return self._own.following(work, conn)
-
     def partition_to_filenames(self) -> dict[str, list[str]]:
         """The filenames of each partition; partitions without files are absent."""
         return dict(self._rows("partition_to_filenames", run=partial(run_transaction, scans=True)))
@@ -146,7 +139,7 @@ class FileReferenceReads:
             return AllFiles(tuple(files), more_than_max=len(unreferenced) > max_unreferenced)
 
         snapshot = Isolation.REPEATABLE_READ
-        return self._own.run(work, isolation=snapshot, read_only=True, scans=True, operation="all_files")
+        return self.own.run(work, isolation=snapshot, read_only=True, scans=True, operation="all_files")
 
     def page(self, after: str | None, limit: int) -> list[FileFacts]:
         """At most `limit` files after the file `after`, or from the first on, in the order of their ids."""
@@ -155,16 +148,10 @@ class FileReferenceReads:
         values = {"after": UUID(int=0) if after is None else narrow_id(after), "limit": limit}
         return [FileFacts(*row) for row in self._rows("file_page", values)]
 
-    def counts(self) -> dict[str, int | bool]:
-        """How many files, references, rows and bytes there are, and whether the rows are counted exactly."""
-        found = self.totals.read()
-        names = ("references", "row_count", "rows_exact", "files", "byte_count", "unreferenced_files")
-        return {name: getattr(found, name) for name in names}
-
     @property
     def totals(self) -> TableTotals:
         """How much there is of everything."""
-        return TableTotals(self._own)
+        return TableTotals(self.own)
 
     def has_no_files(self) -> bool:
         """Whether nothing is tracked; files without references are tracked too."""
@@ -194,7 +181,7 @@ class FileReferenceReads:
         return self._run(work, operation or name, conn, run=run)
 
     def _stream(self, name: str, values: Parameters) -> Iterator[Sequence[Any]]:
-        cursor, stack = self._own.following(lambda: self._open(name, values))
+        cursor, stack = self.own.following(lambda: self._open(name, values))
         with dropped_tables(self.table), stack:
             yield from cursor
 
@@ -204,13 +191,13 @@ class FileReferenceReads:
             stack.enter_context(conn.transaction())
             cursor = stack.enter_context(conn.cursor(name=f"dormouse_{name}"))
             cursor.itersize = PAGE_ROWS
-            cursor.execute(self._own.on(name), self._values(values))
+            cursor.execute(self.own.on(name), self._values(values))
             return cursor, stack.pop_all()
 
     def _execute(
         self, conn: psycopg.Connection[Any], name: str, values: Mapping[str, Any]
     ) -> psycopg.Cursor[Any]:
-        return self._own.statement(name).execute(conn, self._values(values))
+        return self.own.statement(name).execute(conn, self._values(values))
 
     def _values(self, values: Mapping[str, Any]) -> Parameters:
         """With what the parts of every layout take."""
@@ -236,7 +223,7 @@ class FileReferenceReads:
                 operation=operation,
             )
 
-        return self._own.following(once, conn)
+        return self.own.following(once, conn)
 
 
 def _files(rows: Iterable[Sequence[Any]]) -> list[FileWithReferences]:

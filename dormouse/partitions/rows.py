@@ -9,14 +9,21 @@ from dormouse.model.keys import KeyValue, decode_value, encode_value
 from dormouse.model.partition_tree import Partition, Split
 from dormouse.model.region import Range, Region
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableRecord
 
 
-def partition_values(schema: Schema, partition: Partition) -> dict[str, Any]:
-    """The parameters of the queries `add_partitions` and `seal`, less the epochs."""
+def partition_values(
+    table: TableRecord, partition: Partition, created: int | None, sealed: int | None
+) -> dict[str, Any]:
+    """The parameters of the queries `add_partitions` and `seal`."""
+    schema = table.schema
     ranges = [(field, partition.region.range(field.name)) for field in schema.row_keys]
     left_id, right_id = partition.child_ids or (None, None)
     split = partition.split
     return {
+        "table_id": table.table_id,
+        "created_epoch": created,
+        "sealed_epoch": sealed,
         "partition_id": partition.partition_id,
         "parent_id": partition.parent_id,
         "min_keys": [_encoded(field, item.min) for field, item in ranges],

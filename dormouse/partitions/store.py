@@ -47,7 +47,7 @@ class PartitionStore(Leaves):
         """Makes the tree of epoch 0; part of creating the table."""
         numbers = count()
         partitions = tree_from_split_points(self._schema, split_points, lambda: f"0-{next(numbers)}")
-        rows = [self._values(p, 0, None if p.is_leaf else 0) for p in partitions]
+        rows = [partition_values(self._table, p, 0, None if p.is_leaf else 0) for p in partitions]
         with conn.cursor() as cursor:
             cursor.executemany(_QUERIES["add_partitions"].on(), rows)
         created = [p.partition_id for p in partitions if p.is_leaf]
@@ -159,9 +159,11 @@ class PartitionStore(Leaves):
         def work(conn: psycopg.Connection[Any]) -> tuple[Partition, Partition]:
             epoch = self._next_epoch(conn)
             parent, left, right = self._divided(conn, partition_id, split, epoch)
-            conn.execute(_QUERIES["seal"].on(), self._values(parent, None, epoch))
+            conn.execute(_QUERIES["seal"].on(), partition_values(self._table, parent, None, epoch))
             for child in (left, right):
-                conn.execute(_QUERIES["add_partitions"].on(), self._values(child, epoch, None))
+                conn.execute(
+                    _QUERIES["add_partitions"].on(), partition_values(self._table, child, epoch, None)
+                )
             created = [left.partition_id, right.partition_id]
             self._execute(conn, "add_epoch", epoch=epoch, sealed=[partition_id], created=created)
             return left, right
@@ -195,15 +197,6 @@ class PartitionStore(Leaves):
         if row is None:
             raise TableNotFound(f"table {self._table.name!r} does not exist any more")
         return int(row[0])
-
-    def _values(self, partition: Partition, created: int | None, sealed: int | None) -> dict[str, Any]:
-        values = partition_values(self._schema, partition)
-        return {
-            **values,
-            "table_id": self._table.table_id,
-            "created_epoch": created,
-            "sealed_epoch": sealed,
-        }
 
     def _execute(self, conn: psycopg.Connection[Any], name: str, **values: Any) -> psycopg.Cursor[Any]:
         with dropped_tables(self._table):

@@ -12,7 +12,7 @@ from pathlib import Path
 import psycopg
 from psycopg.rows import TupleRow
 
-from dormouse.errors import InstanceError, InstanceReadOnly, InstanceTooNew, NotAnInstance
+from dormouse.errors import InstanceError, InstanceReadOnly, InstanceTooNew, NotAnInstance, one_line
 from dormouse.postgres.connection import ConnectionSupplier, Supplier
 from dormouse.postgres.copied import settle
 from dormouse.postgres.queries import Queries, load
@@ -153,7 +153,7 @@ def _prepare(conn: psycopg.Connection[TupleRow]) -> None:
     try:
         conn.execute(_queries["prepare"].on())
     except psycopg.errors.InsufficientPrivilege as error:
-        raise InstanceError(f"cannot create the schema 'dormouse': {_one_line(error)}") from error
+        raise InstanceError(f"cannot create the schema 'dormouse': {one_line(error)}") from error
 
 
 def _apply(conn: psycopg.Connection[TupleRow], migration: Migration) -> None:
@@ -165,7 +165,7 @@ def _apply(conn: psycopg.Connection[TupleRow], migration: Migration) -> None:
     except psycopg.errors.ReadOnlySqlTransaction:
         raise
     except psycopg.Error as error:
-        raise InstanceError(f"migration {migration} failed: {_one_line(error)}") from error
+        raise InstanceError(f"migration {migration} failed: {one_line(error)}") from error
 
 
 @contextmanager
@@ -177,7 +177,3 @@ def locked(conn: psycopg.Connection[TupleRow], queries: Queries) -> Iterator[Non
     finally:
         if not conn.closed:
             conn.execute(queries["unlock"].on())
-
-
-def _one_line(error: psycopg.Error) -> str:
-    return " ".join(str(error).split())

@@ -14,7 +14,7 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
 
-from dormouse.errors import ConnectionsExhausted, DormouseError, InstanceError, InvalidInput
+from dormouse.errors import ConnectionsExhausted, DormouseError, InstanceError, InvalidInput, one_line
 from dormouse.postgres.rds_iam import to_conninfo, with_token
 
 POSTGRES_VERSION_MIN = 150000
@@ -76,7 +76,7 @@ def connect(conninfo: str, *, reached_before: bool = False) -> Connection:
     try:
         conn = Connection.connect(conninfo, autocommit=True, prepare_threshold=PREPARE_THRESHOLD)
     except psycopg.OperationalError as error:
-        message = f"cannot connect to {describe(conninfo)}: {' '.join(str(error).split())}"
+        message = f"cannot connect to {describe(conninfo)}: {one_line(error)}"
         state = None if isinstance(error, psycopg.errors.ConnectionTimeout) else _sqlstate(conninfo)
         if state in _CROWDED or (state is None and _is_backlog_full(conninfo)):
             raise Unavailable(message, conninfo, crowded=True) from None

@@ -16,7 +16,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from dormouse.errors import InstanceError
+from dormouse.errors import InstanceError, one_line
 from dormouse.postgres.connection import SESSION_SETTINGS, Isolation, Supplier
 from dormouse.postgres.migrate import locked
 from dormouse.postgres.opening import parameters
@@ -80,7 +80,6 @@ def privileged() -> Iterator[None]:
     try:
         yield
     except psycopg.errors.InsufficientPrivilege as error:
-        reason = " ".join(str(error).split())
         raise InstanceError(
-            f"the user may not do what a migration needs: {reason}; use the database's administrator"
+            f"the user may not do what a migration needs: {one_line(error)}; use the database's administrator"
         ) from None

@@ -106,8 +106,8 @@ def summary(context: TableContext, ranges: KeyRanges) -> PlanSummary:
     leaves = context.partitions.tree().leaf_count
     if not ranges and leaves > PAGE_LEAVES_MAX:
         # all of a large table: its totals are known
-        counts = context.store.counts()
-        return PlanSummary(leaves, leaves, counts["files"], 0, counts["byte_count"])
+        totals = context.store.totals.read()
+        return PlanSummary(leaves, leaves, totals.files, 0, totals.byte_count)
     first = view.now(ranges, PAGE_LEAVES_MAX, whole_tree=True)
     return added_up(planned.plan for planned in view.pages(first, PAGE_LEAVES_MAX))
 
@@ -151,7 +151,7 @@ class _View:
     ) -> _PlannedPage:
         """As `now`, as a REPEATABLE READ transaction sees it."""
         page = _page(self._partitions.tree_in(conn), ranges, leaves_max)
-        found = self._store.following(lambda: self._store.planned_on(page.partition_ids, conn), conn)
+        found = self._store.own.following(lambda: self._store.planned_on(page.partition_ids, conn), conn)
         _, _, snapshot, rows = found
         return _PlannedPage.of(page, rows, snapshot)
 
@@ -197,7 +197,8 @@ class _View:
 
     def _alone(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
         """One statement in one round trip."""
-        return self._store.following(lambda: run_lookup(self._context.supplier, work, operation=OPERATION))
+        supplier = self._context.supplier
+        return self._store.own.following(lambda: run_lookup(supplier, work, operation=OPERATION))
 
 
 def _page(tree: PartitionTree, ranges: KeyRanges, leaves_max: int | None) -> Page:

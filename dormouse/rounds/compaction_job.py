@@ -179,7 +179,7 @@ def _commit(
         if context.store.replace_file_references(
             [request], commit_id=commit_id, commit_expires=True, conn=conn
         ):
-            WriteAttempts.finish(conn, attempt)
+            WriteAttempts.finish(conn, attempt.table_id, [attempt.attempt_id])
 
     isolation = Isolation(context.properties.isolation)
     for tried in range(1, COMMIT_TRIES_MAX + 1):

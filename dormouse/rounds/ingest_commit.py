@@ -14,7 +14,7 @@ from dormouse.backoff import backoff_seconds
 from dormouse.commits.requests import AddFiles
 from dormouse.context import TableContext
 from dormouse.errors import CommitFailed, CommitOutcomeUnknown, DormouseError, InvalidCommitRequest
-from dormouse.files.attempts import WriteAttempt
+from dormouse.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.text import check_text
 from dormouse.postgres.transaction import run_transaction
@@ -126,7 +126,7 @@ def _commit(
     def work(conn: psycopg.Connection[Any]) -> bool:
         applied = context.store.add_files_with_references(files, commit_id=commit_id(ingest_id), conn=conn)
         if applied:
-            context.attempts.finish(conn, attempt, leftovers=leftovers)
+            WriteAttempts.finish(conn, attempt.table_id, [attempt.attempt_id], leftovers=leftovers)
         return applied
 
     return run_transaction(context.supplier, work, operation="ingest")

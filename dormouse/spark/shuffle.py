@@ -6,6 +6,7 @@ import pickle
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from dormouse.data.arrow_schema import conform
 from dormouse.data.leaf_files import LeafFiles
 from dormouse.data.leaf_lookup import LeafLookup
 from dormouse.data.leaf_sorter import LEAF, MEMORY_BYTES
+from dormouse.data.portions import portions
 from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.properties import TableProperties
@@ -70,7 +72,7 @@ class Scatter:
 
     def conformed(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         sent = 0
-        for chunk in _chunks(batches):
+        for chunk in map(pa.concat_batches, portions(batches, attrgetter("nbytes"), CHUNK_BYTES)):
             sent += chunk.num_rows
             yield from self._cut(chunk)
         if sent:
@@ -155,19 +157,6 @@ def written_of(row: Sequence[bytes]) -> Written:
     """What one task of stage two says."""
     written: Written = pickle.loads(row[0])  # noqa: S301 our own task's bytes
     return written
-
-
-def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    held: list[pa.RecordBatch] = []
-    held_bytes = 0
-    for batch in batches:
-        held.append(batch)
-        held_bytes += batch.nbytes
-        if held_bytes >= CHUNK_BYTES:
-            yield pa.concat_batches(held)
-            held, held_bytes = [], 0
-    if held:
-        yield pa.concat_batches(held)
 
 
 def _blobs(key: int, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from dormouse.data.portions import portions
 from dormouse.data.source_files import read_file, row_group_bytes
 from dormouse.model.schema import Schema
 
@@ -41,13 +42,5 @@ def _splits(file: Path, group_bytes: Sequence[int] | None) -> Iterator[FileSplit
     if group_bytes is None:
         yield FileSplit(file)
         return
-    groups: list[int] = []
-    size = 0
-    for number, bytes_ in enumerate(group_bytes):
-        groups.append(number)
-        size += bytes_
-        if size >= SPLIT_BYTES:
-            yield FileSplit(file, tuple(groups))
-            groups, size = [], 0
-    if groups:
+    for groups in portions(range(len(group_bytes)), group_bytes.__getitem__, SPLIT_BYTES):
         yield FileSplit(file, tuple(groups))

@@ -96,9 +96,9 @@ def seen_as_it_is(store: FileReferenceStore, odd: str) -> None:
     assert [r.filename for r in store.file_references_in([odd, ""])] == [odd]
     assert [f.filename for f in store.files_in([odd, ""])] == [odd]
     assert {f.filename: len(f.references) for f in store.all_files(9).files} == {odd: 1, "b": 1, "free": 0}
-    counts = store.counts()
-    assert (counts["references"], counts["files"], counts["unreferenced_files"]) == (2, 2, 1)
-    assert counts["row_count"] == 200
+    totals = store.totals.read()
+    assert (totals.references, totals.files, totals.unreferenced_files) == (2, 2, 1)
+    assert totals.row_count == 200
     store.unassign_job(odd)
     remove(store, odd, partition_id=odd)
     assert live(store) == [("p", "b", 100, None)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import psycopg
 import pytest
@@ -39,7 +40,7 @@ def names(table: TableContext) -> list[str]:
 def commit(table: TableContext, attempt: WriteAttempt, name: str) -> None:
     def work(conn: psycopg.Connection) -> None:
         table.store.add_files([ref(name)], conn=conn)
-        table.attempts.finish(conn, attempt)
+        table.attempts.finish(conn, attempt.table_id, [attempt.attempt_id])
 
     run_transaction(table.supplier, work)
 
@@ -83,7 +84,7 @@ def test_an_error_while_the_commit_is_on_its_way_waits_for_it(table: TableContex
     name = put(table, attempt)
     with transaction(table) as conn:
         table.store.add_files([ref(name)], conn=conn)
-        table.attempts.finish(conn, attempt)
+        table.attempts.finish(conn, attempt.table_id, [attempt.attempt_id])
         discarding = threading.Thread(target=table.attempts.discard, args=[attempt])
         discarding.start()
         wait_until(lambda: blocked(table.supplier))
@@ -198,14 +199,15 @@ def test_a_writer_that_outlives_its_table_removes_its_objects_itself(table: Tabl
         Catalog(table.supplier, table.attempts).drop(table.table.name)
         table.attempts.collect_abandoned(0)
         put(table, attempt)
-        run_transaction(table.supplier, lambda conn: table.attempts.finish(conn, attempt))
+        finish = partial(WriteAttempts.finish, table_id=attempt.table_id, attempt_ids=[attempt.attempt_id])
+        run_transaction(table.supplier, finish)
     assert names(table) == []
 
 
 def commit_for_now(table: TableContext, attempt: WriteAttempt, name: str) -> None:
     def work(conn: psycopg.Connection) -> None:
         table.store.add_files([ref(name)], conn=conn)
-        table.attempts.finish(conn, attempt, leftovers=True)
+        table.attempts.finish(conn, attempt.table_id, [attempt.attempt_id], leftovers=True)
 
     run_transaction(table.supplier, work)
 

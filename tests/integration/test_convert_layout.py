@@ -70,7 +70,7 @@ def state(table: TableContext) -> dict[str, Any]:
     return {
         "references": list(store.file_references()),
         "files": sorted(store.all_files(100).files, key=lambda f: f.filename),
-        "counts": store.counts(),
+        "counts": store.totals.read(),
         "jobs": table.jobs.count(),
         "due": table.jobs.due(),
         "leaf rows": table.partitions.leaf_rows(0),

@@ -73,8 +73,8 @@ def test_the_store_reads_the_files_and_applies_the_jobs(
     assert [file.filename for file in opened.store.files_in([table.partition_id(first)])] == [
         request.new_reference.filename if request.new_reference else ""
     ]
-    counts = opened.store.counts()
-    assert (counts["references"], counts["unreferenced_files"]) == (LEAVES * 3 + 4 - 2, 3)
+    totals = opened.store.totals.read()
+    assert (totals.references, totals.unreferenced_files) == (LEAVES * 3 + 4 - 2, 3)
 
 
 def test_some_are_spread_over_the_whole() -> None:
