@@ -77,21 +77,7 @@ counted as (select 1 where false)
 
 -- name: stamp_unreferenced
 -- Garbage collection, stage one: stamps the markers of files whose last reference went since the last run.
-with state as materialized (
-    -- not "for update": commits with an id take the row's key in share mode
-    select collected_till from tables where table_id = %(table_id)s for no key update
-), gone as (
-    select g.file_id, max(g.removed_at) as removed_at
-    from state s
-    cross join lateral (
-        select file_id, removed_at
-        from removed_reference
-        where table_id = %(table_id)s
-            and removed_xid >= pg_snapshot_xmin(s.collected_till)
-            and not pg_visible_in_snapshot(removed_xid, s.collected_till)
-    ) g
-    group by g.file_id
-), free as materialized (
+with {gone}, free as materialized (
     -- "offset 0" and the array below keep to the indexes, where joins would read whole tables
     select *
     from gone
@@ -120,16 +106,7 @@ select count(*)
 from (
     select f.file_id from {file_reference} f where f.file_unreferenced
     union
-    select r.file_id
-    from tables t
-    cross join lateral (
-        select file_id
-        from removed_reference
-        where table_id = %(table_id)s
-            and removed_xid >= pg_snapshot_xmin(t.collected_till)
-            and not pg_visible_in_snapshot(removed_xid, t.collected_till)
-    ) r
-    where t.table_id = %(table_id)s
+    {gone_since}
         and exists (select from {file_reference} f where f.partition_id = '' and f.file_id = r.file_id offset 0)
 ) u
 where not exists (

@@ -73,21 +73,7 @@ delete from {file}
 
 -- name: stamp_unreferenced
 -- Garbage collection, stage one: stamps files whose last reference went since the last run, with that moment.
-with state as materialized (
-    -- not "for update": commits with an id take the row's key in share mode
-    select collected_till from tables where table_id = %(table_id)s for no key update
-), gone as (
-    select g.file_id, max(g.removed_at) as removed_at
-    from state s
-    cross join lateral (
-        select file_id, removed_at
-        from removed_reference
-        where table_id = %(table_id)s
-            and removed_xid >= pg_snapshot_xmin(s.collected_till)
-            and not pg_visible_in_snapshot(removed_xid, s.collected_till)
-    ) g
-    group by g.file_id
-), free as materialized (
+with {gone}, free as materialized (
     -- "offset 0" and the array below keep to the indexes, where joins would read whole tables
     select * from gone where not exists (select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(gone.file_id) and r.file_id = gone.file_id offset 0)
 ), stamped as (
@@ -112,16 +98,7 @@ select count(*)
 from (
     select f.file_id from {file} f where f.unreferenced_at < 'infinity'
     union
-    select r.file_id
-    from tables t
-    cross join lateral (
-        select file_id
-        from removed_reference
-        where table_id = %(table_id)s
-            and removed_xid >= pg_snapshot_xmin(t.collected_till)
-            and not pg_visible_in_snapshot(removed_xid, t.collected_till)
-    ) r
-    where t.table_id = %(table_id)s and exists (select from {file} f where f.file_id = r.file_id offset 0)
+    {gone_since} and exists (select from {file} f where f.file_id = r.file_id offset 0)
 ) u
 where not exists (
     select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(u.file_id) and r.file_id = u.file_id offset 0

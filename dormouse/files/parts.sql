@@ -21,6 +21,34 @@ before as materialized (
     ) b
 )
 
+-- name: verdict_of_commits
+-- Part of an update: of each commit whether all of its checks are, and no commit was applied before.
+verdict as materialized (
+    select array_agg(ok order by commit) as ok
+    from (
+        select commit, bool_and(ok) and not exists (select from before) as ok from checks group by commit
+    ) commits
+), applied as (
+    select ok from verdict
+)
+
+-- name: verdict_of_requests
+-- Part of an update: likewise of each request, which succeeds alone.
+verdict as materialized (
+    select array_agg(ok order by number) as ok
+    from (
+        select number, bool_and(ok) and not exists (select from before) as ok from checks group by number
+    ) requests
+)
+
+-- name: recorded
+-- Part of an update: records what was applied, but for what another transaction has recorded meanwhile.
+recorded as (
+    {record}
+    on conflict do nothing
+    returning commit_key
+)
+
 -- name: record
 -- Part of an update: records what was applied, in the order of the keys.
 insert into applied_commit (table_id, commit_key, commit_id, content, expires_at)
@@ -98,6 +126,37 @@ logged as (
     )
     select * from removed
 )
+
+-- name: gone
+-- Part of garbage collection: the files of references that went since the last run, while no other runs.
+state as materialized (
+    -- not "for update": commits with an id take the row's key in share mode
+    select collected_till from tables where table_id = %(table_id)s for no key update
+), gone as (
+    select g.file_id, max(g.removed_at) as removed_at
+    from state s
+    cross join lateral (
+        select file_id, removed_at
+        from removed_reference
+        where table_id = %(table_id)s
+            and removed_xid >= pg_snapshot_xmin(s.collected_till)
+            and not pg_visible_in_snapshot(removed_xid, s.collected_till)
+    ) g
+    group by g.file_id
+)
+
+-- name: gone_since
+-- Part of a query: the files r of references that went since garbage collection has run.
+select r.file_id
+from tables t
+cross join lateral (
+    select file_id
+    from removed_reference
+    where table_id = %(table_id)s
+        and removed_xid >= pg_snapshot_xmin(t.collected_till)
+        and not pg_visible_in_snapshot(removed_xid, t.collected_till)
+) r
+where t.table_id = %(table_id)s
 
 -- name: into_references
 -- Part of an update: where new references go, and their columns.

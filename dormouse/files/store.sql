@@ -8,20 +8,11 @@ with {sent}, {before}, file as materialized (
     ) as t (commit, file_id, filename, byte_count, row_count, min_key, max_key, referenced)
 ), refused as materialized (
     select o.commit, o.filename from file o where exists ({is_tracked})
-), verdict as materialized (
-    select array_agg(ok order by commit) as ok
-    from (
-        select commit, bool_and(ok) and not exists (select from before) as ok
-        from (
-            select generate_series(1, %(count)s::integer) as commit, true as ok
-            union all
-            select commit, false from refused
-        ) checks
-        group by commit
-    ) commits
-), applied as (
-    select ok from verdict
-), new_file as materialized (
+), checks as (
+    select generate_series(1, %(count)s::integer) as commit, true as ok
+    union all
+    select commit, false from refused
+), {verdict_of_commits}, new_file as materialized (
     select * from file where (select ok from verdict)[commit]
 ), tracked as (
     {track}
@@ -38,11 +29,7 @@ with {sent}, {before}, file as materialized (
     where (select ok from verdict)[commit]
     on conflict do nothing
     returning partition_id, file_id
-), {counts_added}, recorded as (
-    {record}
-    on conflict do nothing
-    returning commit_key
-)
+), {counts_added}, {recorded}
 select {outcome},
     case when (select count(distinct file_id) from tracked) < (select count(*) from new_file)
         then lost_race('another transaction adds the same file') end,
@@ -65,14 +52,9 @@ with {sent}, {before}, input as materialized (
         where r.partition_id = i.partition_id and r.file_id = i.file_id and r.job_id is null
         for update
     ) l on true
-), verdict as materialized (
-    select array_agg(ok order by commit) as ok
-    from (
-        select commit, bool_and(ok) and not exists (select from before) as ok from locked group by commit
-    ) commits
-), applied as (
-    select ok from verdict
-), taken as materialized (
+), checks as (
+    select commit, ok from locked
+), {verdict_of_commits}, taken as materialized (
     select place, job_id from locked where (select ok from verdict)[commit]
 ), assigned as (
     update {file_reference} r
@@ -87,11 +69,7 @@ with {sent}, {before}, input as materialized (
         as q (commit, partition_id, job_id)
     where (select ok from verdict)[commit]
     on conflict do nothing
-), recorded as (
-    {record}
-    on conflict do nothing
-    returning commit_key
-)
+), {recorded}
 select {outcome},
     case when (select count(*) from assigned) < (select count(*) from taken)
         then lost_race('another transaction changed a reference') end;
@@ -107,18 +85,11 @@ with {sent}, {before}, {replacements}, locked as materialized (
         where r.partition_id = i.partition_id and r.file_id = i.file_id and r.job_id = i.job_id
         for update
     ) l on true
-), verdict as materialized (
-    select array_agg(ok order by number) as ok
-    from (
-        select number, bool_and(ok) and not exists (select from before) as ok
-        from (
-            select number, ok from locked
-            union all
-            select o.number, false from output o where exists ({is_tracked})
-        ) checks
-        group by number
-    ) requests
-), {applied}, {taken}, {removed}, {logged}, new_file as materialized (
+), checks as (
+    select number, ok from locked
+    union all
+    select o.number, false from output o where exists ({is_tracked})
+), {verdict_of_requests}, {applied}, {taken}, {removed}, {logged}, new_file as materialized (
     select file_id, filename, byte_count, row_count, min_key, max_key, true as referenced
     from output
     where (select ok from verdict)[number]
@@ -138,11 +109,7 @@ with {sent}, {before}, {replacements}, locked as materialized (
     using request q
     where (select ok from verdict)[q.number]
         and j.table_id = %(table_id)s and j.job_id = q.job_id
-), recorded as (
-    {record}
-    on conflict do nothing
-    returning commit_key
-)
+), {recorded}
 select {outcome},
     case when (select count(distinct file_id) from tracked) < (select count(*) from new_file)
         then lost_race('another transaction adds the same file') end,
@@ -224,35 +191,24 @@ with {sent}, {before}, input as materialized (
         where r.partition_id = i.partition_id and r.file_id = i.file_id and r.job_id is null
         for update
     ) l on true
-), verdict as materialized (
-    select array_agg(ok order by number) as ok
-    from (
-        select number, bool_and(ok) and not exists (select from before) as ok
-        from (
-            select number, ok from locked
-            union all
-            select t.number, false
-            from target t
-            where exists (
-                select from {file_reference} r
-                where r.partition_id = t.partition_id and r.file_id = t.file_id
-                offset 0
-            )
-        ) checks
-        group by number
-    ) requests
-), {applied}, {taken}, {removed}, {logged}, added as (
+), checks as (
+    select number, ok from locked
+    union all
+    select t.number, false
+    from target t
+    where exists (
+        select from {file_reference} r
+        where r.partition_id = t.partition_id and r.file_id = t.file_id
+        offset 0
+    )
+), {verdict_of_requests}, {applied}, {taken}, {removed}, {logged}, added as (
     {into_references}
     select %(table_id)s, partition_id, file_id, filename, row_count, count_approximate, only_contains_data
     from target
     where (select ok from verdict)[number]
     on conflict do nothing
     returning partition_id, file_id
-), {counts_changed}, recorded as (
-    {record}
-    on conflict do nothing
-    returning commit_key
-)
+), {counts_changed}, {recorded}
 select {outcome},
     case when (select count(*) from added) < (select count(*) from target where (select ok from verdict)[number])
         then lost_race('another transaction adds the same reference') end,
@@ -278,28 +234,15 @@ with {sent}, {before}, input as materialized (
         or exists (select from {file_reference} r
             where uuid_hash(r.file_id) = uuid_hash(locked.file_id) and r.file_id = locked.file_id and {live}
             offset 0)
-), verdict as materialized (
-    select array_agg(ok order by commit) as ok
-    from (
-        select commit, bool_and(ok) and not exists (select from before) as ok
-        from (
-            select commit, true as ok from input
-            union all
-            select commit, false from refused
-        ) checks
-        group by commit
-    ) commits
-), applied as (
-    select ok from verdict
-), gone as materialized (
+), checks as (
+    select commit, true as ok from input
+    union all
+    select commit, false from refused
+), {verdict_of_commits}, gone as materialized (
     select file_id from locked where (select ok from verdict)[commit]
 ), forgotten as (
     {forget_files}
-), recorded as (
-    {record}
-    on conflict do nothing
-    returning commit_key
-)
+), {recorded}
 select {outcome}, null,
     (select jsonb_agg(jsonb_build_array(commit, filename, tracked) order by commit, filename) from refused) as refused;
 
