@@ -130,7 +130,8 @@ class _TableBatch:
         def work(conn: psycopg.Connection[Any] | None) -> dict[int, CommitResult]:
             results: dict[int, CommitResult] = {}
             for kind, some in by_kind.items():
-                commits = [self._commit(request) for request in some.values()]
+                expires = kind not in _KEPT_FOR_EVER
+                commits = [Commit(request.items, request.commit_id, expires) for request in some.values()]
                 results |= zip(some, self._table.store.apply(kind, commits, conn=conn), strict=True)
             if conn is not None:
                 self._finish(conn, with_attempts, results)
@@ -216,11 +217,6 @@ class _TableBatch:
         except FileReferenceNotFound:
             pass
         return False
-
-    @staticmethod
-    def _commit(request: CommitRequest) -> Commit:
-        expires = request.kind not in _KEPT_FOR_EVER
-        return Commit(request.items, request.commit_id, expires)
 
 
 def _without_repeated_ids(requests: Requests) -> list[Requests]:

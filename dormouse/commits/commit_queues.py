@@ -105,7 +105,7 @@ class CommitQueues:
 
     def wait_for_room(self, table_id: int, waiting: Waiting | None = None) -> None:
         """Waits while the table's queue is above its high mark; raises `CommitQueueFull`."""
-        self._job_gates[queue_number(table_id, self._settings.queues)].wait(waiting)
+        self._gates["job"][queue_number(table_id, self._settings.queues)].wait(waiting)
 
     def depths(self) -> list[QueueDepth]:
         """How much waits in each queue."""
@@ -126,23 +126,16 @@ class CommitQueues:
             own.join()
 
     @cached_property
-    def _gates(self) -> Sequence[Gate]:
-        """For senders: only the number of messages counts."""
-        return self._gates_with(float("inf"))
-
-    @cached_property
-    def _job_gates(self) -> Sequence[Gate]:
-        return self._gates_with(self._settings.commit_queue_age_seconds_max)
-
-    def _gates_with(self, age_seconds_max: float) -> Sequence[Gate]:
-        settings = self._settings
-        marks = Marks(
-            settings.commit_queue_messages_max, age_seconds_max, settings.commit_queue_wait_seconds_max
-        )
-        return [Gate(queue.depth, marks) for queue in self.queues]
+    def _gates(self) -> dict[str, list[Gate]]:
+        """By queue, for senders, of whom only the number of messages counts, and for jobs."""
+        messages_max = self._settings.commit_queue_messages_max
+        seconds_max = self._settings.commit_queue_wait_seconds_max
+        ages = {"send": float("inf"), "job": self._settings.commit_queue_age_seconds_max}
+        marks = {who: Marks(messages_max, age, seconds_max) for who, age in ages.items()}
+        return {who: [Gate(queue.depth, marks[who]) for queue in self.queues] for who in ages}
 
     def _send(self, number: int, bodies: Sequence[str], waiting: Waiting | None = None) -> None:
-        self._gates[number].admit(len(bodies), waiting)
+        self._gates["send"][number].admit(len(bodies), waiting)
         self.queues[number].send(bodies)
         self._start_own()
 

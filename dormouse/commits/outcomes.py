@@ -144,7 +144,8 @@ def dead_letters(supplier: Supplier, limit: int) -> list[DeadLetter]:
 
 def settle(supplier: Supplier, outcomes: Sequence[CommitOutcome]) -> None:
     """Keeps what was refused where the submitter finds it; one statement."""
-    refused = {o.commit_id: o for o in outcomes if o.error and o.state != "try_later" and _is_id(o.commit_id)}
+    named = [o for o in outcomes if o.commit_id and is_text(o.commit_id)]
+    refused = {o.commit_id: o for o in named if o.error and o.state != "try_later"}
     applied = [o for o in outcomes if o.state == "applied" and o.commit_id not in refused]
     if not refused and not applied:
         return
@@ -165,10 +166,6 @@ def forget_rejected(supplier: Supplier) -> None:
     """Forgets refused commits of long ago."""
     values = {"kept_seconds": REJECTED_KEPT_SECONDS}
     run_statement(supplier, rows_of(_QUERIES["forget_rejected"], values), operation="forget rejected")
-
-
-def _is_id(commit_id: str) -> bool:
-    return bool(commit_id) and is_text(commit_id)
 
 
 _NAMES = {kinds: frozenset(kind.__name__ for kind in kinds) for kinds in (NOT_THERE_YET, OUT_OF_REACH)}

@@ -67,7 +67,9 @@ def handle(
     for item in handled:
         if item.outcome.error is not None and item.fate != "later":
             _warn(item.outcome)
-    _report(handled)
+    tally = Tally()
+    tally.add(handled)
+    logger.info("committer: %s", tally.metrics())
     waiting = [*unreadable, *(item.message for item in handled if item.fate == "later")]
     later = {message.receipt for message in waiting}
     dead = {item.message.receipt for item in handled if _is_dead(item)}
@@ -118,12 +120,6 @@ def _warn(outcome: CommitOutcome) -> None:
         outcome.error,
         extra={**names, "error_class": outcome.error_class},
     )
-
-
-def _report(handled: Sequence[Handled]) -> None:
-    tally = Tally()
-    tally.add(handled)
-    logger.info("committer: %s", tally.metrics())
 
 
 def _messages(event: Mapping[str, Any]) -> list[Message]:

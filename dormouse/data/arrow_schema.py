@@ -86,7 +86,12 @@ def data_type(found: pa.DataType) -> DataType | None:
     if _is.is_integer(found):
         width = found.bit_width + _is.is_unsigned_integer(found)  # an unsigned one needs a bit more
         return INT if width <= _INT_BITS_MAX else LONG
-    return next((kind for kind, tests in _LIKE.items() if any(test(found) for test in tests)), None)
+    return next((kind for kind in _LIKE if is_like(found, kind)), None)
+
+
+def is_like(found: pa.DataType, wanted: DataType) -> bool:
+    """Whether it is one of the plain types of Arrow that hold such values."""
+    return any(test(found) for test in _LIKE.get(wanted, ()))
 
 
 def check_columns(found: pa.Schema, schema: Schema) -> None:
@@ -149,9 +154,7 @@ def _can_be(found: pa.DataType, wanted: DataType) -> bool:
         )
     if wanted.element is not None:
         return _is_list(found) and _can_be(found.value_type, wanted.element)
-    if any(test(found) for test in _LIKE.get(wanted, ())):
-        return True
-    return wanted in (INT, LONG, DOUBLE) and bool(_is.is_integer(found))
+    return is_like(found, wanted) or (wanted in (INT, LONG, DOUBLE) and bool(_is.is_integer(found)))
 
 
 def _is_encoded(found: pa.DataType) -> bool:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dormouse.data.arrow_schema import is_like
+from dormouse.model.types import BYTES, STRING
 from dormouse.model.values import base64_text
 
 _TEXT = pa.large_string()
@@ -58,7 +60,7 @@ def plain_text(column: pa.Array) -> pa.Array:
     if pa.types.is_timestamp(kind):
         # with a zone Arrow writes Z, without one none
         return pc.replace_substring(column.cast(_TEXT), " ", "T", max_replacements=1)
-    if _is_bytes(kind):
+    if is_like(kind, BYTES):
         return pa.array([None if v is None else base64_text(v) for v in column.to_pylist()], _TEXT)
     try:
         return column.cast(_TEXT)
@@ -139,15 +141,6 @@ def _objects(fields: Iterable[pa.Field], columns: Sequence[pa.Array], closing: s
     return pc.binary_join_element_wise(*parts, _literal(closing), _literal(""))
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_binary_view(kind)
-        or pa.types.is_fixed_size_binary(kind)
-    )
-
-
 def _literal(text: str) -> pa.Scalar:
     return pa.scalar(text, _TEXT)
 
@@ -157,10 +150,7 @@ _KINDS: tuple[tuple[tuple[Callable[[pa.DataType], bool], ...], Callable[[pa.Arra
     ((pa.types.is_dictionary,), lambda column: _texts(column.dictionary_decode())),
     ((pa.types.is_integer, pa.types.is_boolean, pa.types.is_null), lambda column: column.cast(_TEXT)),
     ((pa.types.is_floating,), _numbers),
-    (
-        (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
-        lambda column: _quoted(column.cast(_TEXT)),
-    ),
+    ((lambda kind: is_like(kind, STRING),), lambda column: _quoted(column.cast(_TEXT))),
     ((pa.types.is_map,), _map),
     ((pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list), _list),
     ((pa.types.is_struct,), _struct),

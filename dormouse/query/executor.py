@@ -10,7 +10,7 @@ from itertools import takewhile
 from operator import and_
 
 import pyarrow as pa
-from datafusion import ExecutionPlan, SessionContext
+from datafusion import ExecutionPlan
 from datafusion.record_batch import RecordBatch
 
 from dormouse.context import TableContext
@@ -120,7 +120,7 @@ class _Execution:
 
     def _stream(self, physical: ExecutionPlan) -> Iterator[RecordBatch]:
         self._interruption.check()
-        stream = self._session().execute(physical, 0)
+        stream = key_session(self._context.objects).execute(physical, 0)
         if self._may_search:
             return interruptible(stream, self._interruption)
         return self._checked(stream)
@@ -152,7 +152,8 @@ class _Execution:
 
     def _physical(self, scans: Sequence[Scan], start: Reached | None) -> ExecutionPlan:
         schema = self._context.schema
-        frame = rows(self._session(), self._context.objects, self._transform, scans, self._now_ms)
+        objects = self._context.objects
+        frame = rows(key_session(objects), objects, self._transform, scans, self._now_ms)
         if self._asked.conditions:
             frame = frame.filter(reduce(and_, map(meets, self._asked.conditions)))
         if start is not None:
@@ -170,9 +171,6 @@ class _Execution:
             yield part
             if self._remaining == 0:
                 return
-
-    def _session(self) -> SessionContext:
-        return key_session(self._context.objects)
 
     def _check_can_resume(self, missing: FileGone, gone: set[str]) -> None:
         filename, table = missing.filename, self._context.table.name

@@ -82,13 +82,10 @@ class _Workers:
         with self._taking:
             if self._cancellation.is_cancelled:
                 return None
-            for job in self._context.jobs.take(1, given_up=self._given_up):
+            for job in self._context.jobs.take(1, given_up=lambda job: self._results.put(runners_died(job))):
                 self._taken[job.job_id] = job
                 return job
         return None
-
-    def _given_up(self, job: CompactionJob) -> None:
-        self._results.put(runners_died(job))
 
     def _run(self, job: CompactionJob) -> CompactionResult:
         result = run_compaction(self._context, job, self._now_ms, cancellation=self._cancellation)

@@ -53,9 +53,8 @@ def _run_batch(
 ) -> Generator[CompactionResult, None, None]:
     unfinished = {job.job_id: job for job in jobs}
     payloads: list[_Payload] = [(context.address, job, now_ms) for job in jobs]
-    at_once = {} if jobs_at_once is None else {"jobs_at_once": jobs_at_once}
     try:
-        with closing(run_tasks(spark, run_task, payloads, **at_once)) as outcomes:
+        with closing(run_tasks(spark, run_task, payloads, jobs_at_once=jobs_at_once)) as outcomes:
             for outcome in outcomes:
                 result = _result(context, outcome)
                 del unfinished[result.job_id]
