@@ -98,7 +98,7 @@ def test_an_interrupted_round_puts_its_jobs_back(
     monkeypatch.setattr(
         on_spark,
         "run_tasks",
-        lambda spark, task, payloads: run_tasks(spark, task, payloads, jobs_at_once=1),
+        lambda spark, task, payloads, **_: run_tasks(spark, task, payloads, jobs_at_once=1),
     )
 
     def interrupt(*_: int) -> None:
