@@ -223,9 +223,9 @@ def test_sweeping_a_store_that_nobody_wrote_to_does_nothing(store: ObjectStore) 
 def test_sweeps_and_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
     store = open_store(tmp_path / "objects")
     with repeating(store.sweep_staging):
-        for number in range(300):
+        for number in range(150):
             store.put(f"a/{number}", b"x")
-    assert len(list(store.list())) == 300
+    assert len(list(store.list())) == 150
 
 
 class repeating:  # noqa: N801
