@@ -50,7 +50,7 @@ def test_partitions_that_cannot_be_have_no_references(store: FileReferenceStore,
 def test_references_of_some_partitions_are_one_index_look_up(table: TableContext) -> None:
     store = table.store
     store.add_files(ref(f"f{n}", f"p{n % 500}") for n in range(5_000))
-    query(table.supplier, f"analyze {store._own.layout.tables(table.table.table_id)['file_reference']}")
+    query(table.supplier, f"analyze {store.own.layout.tables(table.table.table_id)['file_reference']}")
     text = store._layout.on("references_in", table.table.table_id)
     with table.supplier.connection() as conn:
         explain = b"explain " + text.as_bytes(conn)
