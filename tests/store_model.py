@@ -19,6 +19,7 @@ from dormouse.errors import (
     NewReferenceSameAsInput,
 )
 from dormouse.files.commit import Commit, Kind, State
+from dormouse.files.totals import Totals
 from dormouse.model.file_reference import (
     AssignJobIdRequest,
     CheckAssignmentRequest,
@@ -215,6 +216,11 @@ class StoreModel:
         self.references[reference.partition_id, reference.filename] = Reference(
             reference.row_count, reference.count_approximate, reference.only_contains_data_for_this_partition
         )
+
+
+def counted(totals: Totals) -> dict[str, int | bool]:
+    """The totals, as the model counts them."""
+    return {name: getattr(totals, name) for name in StoreModel().counts()}
 
 
 def _add_reason(model: StoreModel, file: FileWithReferences) -> Reason | None:

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from state import clock, query
-from store_model import Expected, StoreModel
+from store_model import Expected, StoreModel, counted
 
 from dormouse.catalog import Catalog
 from dormouse.context import TableContext
@@ -140,8 +140,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store.stamp_unreferenced() == (0 if self.layout == "salted_counts" else stamped)
 
     def count(self, _: st.DataObject) -> None:
-        found = self.store.totals.bring_forward()
-        assert {name: getattr(found, name) for name in self.model.counts()} == self.model.counts()
+        assert counted(self.store.totals.bring_forward()) == self.model.counts()
 
     def clear(self, _: st.DataObject) -> None:
         note("clear")
@@ -179,7 +178,7 @@ class StoreMachine(RuleBasedStateMachine):
             expected.setdefault(reference.partition_id, []).append(reference.filename)
         assert store.partition_to_filenames() == expected
         assert store.has_no_files() == (not model.files)
-        assert all(getattr(store.totals.read(), name) == n for name, n in model.counts().items())
+        assert counted(store.totals.read()) == model.counts()
         assert {c: store.is_applied(c) for c in IDS} == {c: c in model.commits for c in IDS}
 
     @invariant()
