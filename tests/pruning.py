@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from datafusion import SessionContext
 
 from dormouse.context import TableContext
-from dormouse.query import executor, query
+from dormouse.query import query
 
 _PRUNED = re.compile(r"([\d.]+) total → ([\d.]+) matched")
 
@@ -28,14 +29,14 @@ class Pruned:
 def plans_of(context: TableContext, monkeypatch: pytest.MonkeyPatch, *args: Any) -> tuple[list[Any], int]:
     """The physical plans that a query ran, and how many rows it gave."""
     plans = []
-    execute = executor.SessionContext.execute
+    execute = SessionContext.execute
 
     def spy(self: Any, plan: Any, partition: int) -> Any:
         plans.append(plan)
         return execute(self, plan, partition)
 
     with monkeypatch.context() as patch:
-        patch.setattr(executor.SessionContext, "execute", spy)
+        patch.setattr(SessionContext, "execute", spy)
         found = query(context, *args).read_all()
     return plans, found.num_rows
 

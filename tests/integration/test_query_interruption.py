@@ -41,7 +41,7 @@ class Endless:
         self.searching = threading.Event()
         self.ended = threading.Event()
         self._plans = 0
-        execute = executor.SessionContext.execute
+        execute = SessionContext.execute
         other = SessionContext(SessionConfig().with_target_partitions(1))
 
         def spy(ctx: Any, plan: Any, partition: int) -> Any:
@@ -57,7 +57,7 @@ class Endless:
                 if self._plans > 2:
                     self.ended.set()
 
-        monkeypatch.setattr(executor.SessionContext, "execute", spy)
+        monkeypatch.setattr(SessionContext, "execute", spy)
         monkeypatch.setattr(executor, "interruptible", watched)
 
 

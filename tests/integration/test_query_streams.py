@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from datafusion import SessionContext
 from query_lake import COUNTS, SCHEMA, Lake, NewLake, expected, four_leaves, ordered, tuples
 
 from dormouse.errors import ObjectNotFound, ObjectStoreError
@@ -25,7 +26,7 @@ from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import Range
 from dormouse.objects import ObjectStore
 from dormouse.postgres import ConnectionSupplier
-from dormouse.query import executor, query, sql
+from dormouse.query import query, sql
 from dormouse.query.streams import one_ahead
 
 
@@ -42,14 +43,14 @@ def lake(new_lake: NewLake) -> Lake:
 def plans_of(lake: Lake, monkeypatch: pytest.MonkeyPatch, *args: Any) -> list[Any]:
     """The physical plans that a query runs, after it has run."""
     plans = []
-    execute = executor.SessionContext.execute
+    execute = SessionContext.execute
 
     def spy(self: Any, plan: Any, partition: int) -> Any:
         plans.append(plan)
         return execute(self, plan, partition)
 
     with monkeypatch.context() as patch:
-        patch.setattr(executor.SessionContext, "execute", spy)
+        patch.setattr(SessionContext, "execute", spy)
         query(lake.context, *args).read_all()
     return plans
 
