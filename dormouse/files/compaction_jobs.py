@@ -114,9 +114,9 @@ class CompactionJobs:
         """
         while jobs := self._lease(limit, lease_seconds, run_id):
             attempts_max = self._table.properties.compaction_attempts_max
-            hopeless = {job.job_id for job in jobs if not job.inputs or job.attempt > attempts_max}
-            for job_id in sorted(hopeless):
-                self._store.unassign_job(job_id)
+            hopeless = {job.job_id: job for job in jobs if not job.inputs or job.attempt > attempts_max}
+            for job_id, job in sorted(hopeless.items()):
+                self._store.unassign_job(job_id, partition_id=job.partition_id)
             for job in jobs:
                 if job.attempt > attempts_max:
                     where = f"partition {job.partition_id} of table {self._table.name}"
@@ -142,7 +142,7 @@ class CompactionJobs:
             if conn.execute(_QUERIES["hold"].on(), values).fetchone() is None:
                 return "superseded"
             if job.attempt >= self._table.properties.compaction_attempts_max:
-                self._store.unassign_job(job.job_id, conn=conn)
+                self._store.unassign_job(job.job_id, partition_id=job.partition_id, conn=conn)
                 return "given_up"
             conn.execute(_QUERIES["release"].on(), {**values, "error": error.replace("\0", "")[:1000]})
             return "retry"

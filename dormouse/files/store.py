@@ -74,9 +74,14 @@ class FileReferenceStore(Updates):
         """
         return self._whole("assign_job_ids", list(requests), commit_id, conn)
 
-    def unassign_job(self, job_id: str, *, conn: psycopg.Connection[Any] | None = None) -> None:
-        """Releases every reference that the job holds; a job that holds none is no error."""
-        self._rows("unassign_job", {"job_id": job_id}, conn)
+    def unassign_job(
+        self, job_id: str, *, partition_id: str | None = None, conn: psycopg.Connection[Any] | None = None
+    ) -> None:
+        """Releases every reference that the job holds; a job that holds none is no error.
+
+        With the job's partition, only that one's references are looked at.
+        """
+        self._rows("unassign_job", {"job_id": job_id, "partition_id": partition_id}, conn)
 
     def replace_file_references(
         self,

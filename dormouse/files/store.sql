@@ -247,18 +247,20 @@ select {outcome}, null,
     (select jsonb_agg(jsonb_build_array(commit, filename, tracked) order by commit, filename) from refused) as refused;
 
 -- name: unassign_job
--- Releases every reference that a job holds, and forgets the job. One that replaced a part of its inputs is
--- forgotten already: what it kept is looked for on every partition.
+-- Releases every reference that a job holds, and forgets the job. A job of one partition holds references there alone;
+-- without a partition it is looked for on every one, as one that replaced a part of its inputs is forgotten already.
 with job as (
-    delete from compaction_job where table_id = %(table_id)s and job_id = %(job_id)s returning partition_id
+    delete from compaction_job
+    where table_id = %(table_id)s and job_id = %(job_id)s
+        and (%(partition_id)s::text is null or partition_id = %(partition_id)s)
 ), held as materialized (
     select r.partition_id, r.file_id
-    from job
-    join {file_reference} r on r.partition_id = job.partition_id and r.job_id = %(job_id)s
+    from {file_reference} r
+    where r.partition_id = %(partition_id)s and r.job_id = %(job_id)s
     union all
     select r.partition_id, r.file_id
     from {file_reference} r
-    where r.job_id = %(job_id)s and not exists (select from job)
+    where %(partition_id)s::text is null and r.job_id = %(job_id)s
 ), locked as materialized (
     select l.*
     from (select * from held order by partition_id, file_id) h

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -40,13 +41,17 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class _Count:
-    """Totals, as of a snapshot and an epoch; `version`: of what was remembered; `whole`: counted anew."""
+    """Totals, as of a snapshot and an epoch; `version`: of what was remembered; `whole`: counted anew.
+
+    `looked_at` is not after the snapshot.
+    """
 
     totals: Totals
     till: str
     epoch: int
     version: int | None
     changes: int
+    looked_at: datetime
     whole: bool
 
 
@@ -79,12 +84,14 @@ class TableTotals:
         key = {"table_id": self._own.table.table_id}
         rows = conn.execute(self._own.on("count_since"), key).fetchall()
         if rows:
-            *numbers, till, epoch, version, is_fresh, unknown, changes = rows[0]
+            *numbers, till, epoch, version, is_fresh, unknown, changes, looked_at = rows[0]
             if not unknown and (is_fresh or not daily):
-                return _Count(Totals(*map(int, numbers)), till, epoch, version, int(changes), whole=False)
+                return _Count(
+                    Totals(*map(int, numbers)), till, epoch, version, int(changes), looked_at, whole=False
+                )
         allow_scans(conn)
-        *numbers, till, epoch, version = conn.execute(self._own.on("count_all"), key).fetchall()[0]
-        return _Count(Totals(*map(int, numbers)), till, epoch, version, 0, whole=True)
+        *numbers, till, epoch, version, looked_at = conn.execute(self._own.on("count_all"), key).fetchall()[0]
+        return _Count(Totals(*map(int, numbers)), till, epoch, version, 0, looked_at, whole=True)
 
     def _remember(self, found: _Count) -> None:
         values = {
@@ -92,6 +99,7 @@ class TableTotals:
             "epoch": found.epoch,
             "facts": Jsonb(asdict(found.totals)),
             "version": found.version,
+            "looked_at": found.looked_at,
             "whole": found.whole,
         }
         self._own.rows("remember_totals", values, operation="remember totals")

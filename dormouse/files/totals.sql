@@ -3,7 +3,8 @@
 select r.count as references, r.row_count, r.approximate, f.count as files, f.byte_count, u.count as unreferenced_files,
     p.count as partitions, p.leaves, pg_current_snapshot()::text as till,
     (select epoch from tables where table_id = %(table_id)s) as epoch,
-    (select version from watermark where table_id = %(table_id)s and purpose = 'totals') as version
+    (select version from watermark where table_id = %(table_id)s and purpose = 'totals') as version,
+    statement_timestamp() as looked_at
 from (
     select count(*), coalesce(sum(row_count), 0)::bigint as row_count,
         count(*) filter (where count_approximate) as approximate
@@ -21,9 +22,10 @@ from (
 
 -- name: count_since
 -- What was remembered, and what has changed since: what was added, less what was there and was removed. A file counts
--- while anything refers to it. Nothing when nothing is remembered; `unknown` files are forgotten, with their sizes.
+-- while anything refers to it. Nothing when nothing is remembered; `unknown` files are forgotten, with their sizes, or
+-- were, and were added again under their names.
 with base as materialized (
-    select till, epoch, facts, version, whole_at > clock_timestamp() - interval '1 day' as is_fresh
+    select till, epoch, facts, version, looked_at, whole_at > clock_timestamp() - interval '1 day' as is_fresh
     from watermark
     where table_id = %(table_id)s and purpose = 'totals' and whole_at is not null
 ), added as materialized (
@@ -53,6 +55,9 @@ with base as materialized (
         offset 0
     )
     union all
+    -- most were moved to other partitions
+    select file_id, 0 from (select file_id from added intersect select file_id from removed) m
+    union all
     select g.file_id, 1
     from base b, (select file_id from added except select file_id from removed) g
     where not exists (
@@ -63,8 +68,8 @@ with base as materialized (
     )
 ), file_sum as (
     select coalesce(sum(c.files), 0) as files, coalesce(sum(c.files * f.byte_count), 0) as byte_count,
-        count(*) filter (where f.file_id is null) as unknown
-    from file_change c
+        count(*) filter (where f.file_id is null or c.files <= 0 and f.added_at > b.looked_at) as unknown
+    from base b, file_change c
     left join ({file_facts}) f on f.file_id = c.file_id
 ), reference_sum as (
     select coalesce(sum(sign), 0) as count, coalesce(sum(sign * row_count), 0) as row_count,
@@ -87,7 +92,8 @@ select ((b.facts ->> 'references')::bigint + r.count)::bigint as references,
     u.count as unreferenced_files,
     ((b.facts ->> 'partitions')::bigint + e.created)::bigint as partitions,
     ((b.facts ->> 'leaves')::bigint + e.created - e.sealed)::bigint as leaves,
-    pg_current_snapshot()::text as till, t.epoch, b.version, b.is_fresh, f.unknown, r.changes + e.created as changes
+    pg_current_snapshot()::text as till, t.epoch, b.version, b.is_fresh, f.unknown, r.changes + e.created as changes,
+    statement_timestamp() as looked_at
 from base b, reference_sum r, file_sum f, epoch_sum e, tables t, (
     {count_unreferenced}
 ) u
@@ -95,8 +101,8 @@ where t.table_id = %(table_id)s;
 
 -- name: remember_totals
 -- Remembers what there was at a snapshot, unless another has done so meanwhile, or made it void.
-insert into watermark (table_id, purpose, till, epoch, facts, whole_at)
-values (%(table_id)s, 'totals', %(till)s::pg_snapshot, %(epoch)s, %(facts)s, clock_timestamp())
+insert into watermark (table_id, purpose, till, epoch, facts, whole_at, looked_at)
+values (%(table_id)s, 'totals', %(till)s::pg_snapshot, %(epoch)s, %(facts)s, clock_timestamp(), %(looked_at)s)
 on conflict (table_id, purpose) do update
 set till = excluded.till, epoch = excluded.epoch, facts = excluded.facts, looked_at = excluded.looked_at,
     whole_at = case when %(whole)s then excluded.whole_at else watermark.whole_at end,
