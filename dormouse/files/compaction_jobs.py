@@ -114,15 +114,17 @@ class CompactionJobs:
         """
         while jobs := self._lease(limit, lease_seconds, run_id):
             attempts_max = self._table.properties.compaction_attempts_max
-            hopeless = {job.job_id: job for job in jobs if not job.inputs or job.attempt > attempts_max}
-            for job_id, job in sorted(hopeless.items()):
-                self._store.unassign_job(job_id, partition_id=job.partition_id)
+            due = []
             for job in jobs:
+                if job.inputs and job.attempt <= attempts_max:
+                    due.append(job)
+                    continue
+                self._store.unassign_job(job.job_id, partition_id=job.partition_id)
                 if job.attempt > attempts_max:
                     where = f"partition {job.partition_id} of table {self._table.name}"
                     logger.warning("compaction of %s is given up: its runner died, at every attempt", where)
                     given_up(job)
-            if due := [job for job in jobs if job.job_id not in hopeless]:
+            if due:
                 return due
         return []
 

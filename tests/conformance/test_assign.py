@@ -205,6 +205,19 @@ class TestRelease:
         store.unassign_job("j")
         assert set(jobs_of(store).values()) == {None}
 
+    def test_what_it_kept_is_also_released_when_its_id_was_given_again(
+        self, store: FileReferenceStore
+    ) -> None:
+        store.add_files([ref("a"), ref("b"), ref("c", "p")])
+        store.assign_job_ids([assign("j", "root", "a", "b")])
+        store.replace_file_references([replace("j", ["a"], None)])
+        store.assign_job_ids([assign("j", "p", "c")])
+        store.unassign_job("j", partition_id="p")
+        assert live(store) == [("p", "c", 100, None), ("root", "b", 100, "j")]
+        store.assign_job_ids([assign("j", "p", "c")])
+        store.unassign_job("j")
+        assert live(store) == [("p", "c", 100, None), ("root", "b", 100, None)]
+
     @pytest.mark.parametrize("job", ["unknown", "\N{MOUSE}"])
     def test_an_unknown_job_is_no_error(self, store: FileReferenceStore, job: str) -> None:
         store.add_files([ref("a")])

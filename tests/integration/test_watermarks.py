@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from state import assign, at_once, live, query, ref, replace, transaction
+from state import assign, at_once, file, live, query, ref, remove, replace, transaction
 from test_compaction_jobs import basic, size_ratio
 from trees import partitions_of
 
@@ -188,6 +188,20 @@ def test_nothing_is_forgotten_of_what_many_do_at_once(new_table: NewTable, seed:
     found = table.store.totals.read()
     query(table.supplier, "delete from watermark where table_id = %s", table.table.table_id)
     assert table.store.totals.read() == found
+
+
+def test_a_name_that_was_forgotten_and_added_again_counts_with_its_new_size(new_table: NewTable) -> None:
+    table = new_table()
+    for size, again in ((5, False), (7, True), (11, True)):
+        if again:
+            remove(table.store, "a")
+            table.store.stamp_unreferenced()
+            table.store.delete_collected_files(["a"])
+        table.store.add_files_with_references([file("a", ref("a"), byte_count=size)])
+        assert table.store.totals.read().byte_count == size
+        table.store.totals.bring_forward()
+    remove(table.store, "a")
+    assert table.store.totals.read().byte_count == 0
 
 
 def test_what_was_not_committed_when_it_looked_is_found_later(new_table: NewTable) -> None:
