@@ -77,7 +77,7 @@ class Settings(BaseSettings):
     spark_master: Annotated[str | None, Optional] = None
     """Spark's master, like local[4] or spark://host:7077; None means every core of this machine."""
 
-    spark_driver_memory: str = Field(default="2g", pattern=r"^[1-9][0-9]*[kmgt]$")
+    spark_driver_memory: str = "2g"
     """The heap of Spark's driver, which in local mode does all of the work; like 512m or 2g."""
 
     java_home: Annotated[Path | None, Optional] = Field(
@@ -95,6 +95,8 @@ class Settings(BaseSettings):
     @field_validator("spark_driver_memory")
     @classmethod
     def _is_enough(cls, value: str) -> str:
+        if not re.fullmatch(r"[1-9][0-9]{0,9}[kmgt]", value):
+            raise ValueError(f"it is a number and k, m, g or t, like 512m or 2g, not {value!r}")
         if int(value[:-1]) * 1024 ** ("kmgt".index(value[-1]) + 1) < _SPARK_MEMORY_BYTES_MIN:
             raise ValueError(f"Spark starts with 512m or more, not with {value}")
         return value
