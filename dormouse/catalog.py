@@ -107,8 +107,8 @@ class Catalog:
     def convert_layout(self, table: TableRecord, layout: str) -> TableRecord:
         """Changes how a table's files are tracked; changes nothing when they are tracked so already.
 
-        Waits until nobody uses the table; others wait, and then follow. Raises `InvalidInput` for an unknown
-        layout, `TableNotFound` when the table was dropped.
+        Waits until no other transaction uses the table; others wait, and then follow. Raises `InvalidInput`
+        for an unknown layout, `TableNotFound` when the table was dropped.
         """
         target = known_layout(layout).name
 

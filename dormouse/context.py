@@ -27,7 +27,7 @@ TASK_CONNECTIONS_MAX = 2
 class TableAddress:
     """How another process, such as a Spark task, opens the same table. Has credentials: never log it.
 
-    Whoever opens it has no commit queue, and commits synchronously, whatever the table's property says.
+    That process has no commit queue, and commits synchronously, whatever the table's property says.
     """
 
     dsn: str = field(repr=False)

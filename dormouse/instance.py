@@ -90,14 +90,14 @@ class Instance:
         if not self._read_only:
             if writers_are_dead:
                 self._attempts.abandon_all()
-            with suppress(ObjectStoreError):  # whoever may not delete objects may still read and add
+            with suppress(ObjectStoreError):  # a user that may not delete objects may still read and add
                 self._attempts.collect_abandoned(NO_TABLE)
             self._objects.sweep_staging()
             removal_log.roll(self._supplier)
         return self
 
     def close(self) -> None:
-        """Ends committers and gives connections back; an embedded database stops when nobody else uses it."""
+        """Ends committers and gives connections back; an embedded database stops with its last user."""
         self._closed = True
         self._commits.close()
         self._supplier.close()

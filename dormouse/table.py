@@ -104,7 +104,7 @@ class Table:
         and for files of 256 MiB and more. `progress` is called with the rows done, and all rows if known.
 
         Raises `InvalidData` when the data does not fit the schema, `JobFailed` and `CommitFailed` when
-        nothing was added, `CommitOutcomeUnknown` when nobody can tell yet: then try the same id again.
+        nothing was added, `CommitOutcomeUnknown` when it cannot be told yet: then try the same id again.
         """
         from dormouse.rounds.ingest import ingest
 
@@ -210,7 +210,7 @@ class Table:
     def convert_layout(self, layout: str) -> bool:
         """Changes how the files are tracked: `file_table`, `salted_counts` or `dummy_reference`.
 
-        One transaction, which waits until nobody uses the table, and is waited for; other processes' tables
+        One transaction, which waits until no other uses the table, and is waited for; other processes' tables
         follow. False when they are tracked so already. Raises `InvalidInput` for an unknown layout.
         """
         self._check_writable()

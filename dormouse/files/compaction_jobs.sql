@@ -63,7 +63,7 @@ select (select count(*) from job) as jobs,
         then lost_race('another transaction assigned some of the files meanwhile') end
 
 -- name: take
--- Leases jobs that nobody runs: of a run while it is taken to be alive, and no longer than that; without a run,
+-- Leases jobs that no process runs: of a run while it is taken to be alive, and no longer than that; without a run,
 -- those that no live run has, which are no run's any more.
 with due as (
     select table_id, job_id, partition_id
@@ -101,7 +101,7 @@ case when %(run_id)s::uuid is null then run_until < clock_timestamp()
 select pg_advisory_xact_lock(hashtextextended(%(run_id)s::text, %(table_id)s));
 
 -- name: hand_over
--- Hands jobs that nobody runs and no live run has to a run, oldest first; to one that has jobs, no others.
+-- Hands jobs that no process runs and no live run has to a run, oldest first; to one that has jobs, no others.
 with held as materialized (
     select job_id from compaction_job where run_id = %(run_id)s and table_id = %(table_id)s
 ), due as (

@@ -18,7 +18,7 @@ select %(table_id)s, '', file_id, filename, 0, false, false, coalesce(unreferenc
 from fact
 
 -- name: lock
--- Waits for all who use a table's own tables, and keeps others out.
+-- Waits for all transactions that use a table's own tables, and keeps others out.
 lock table {file_reference} in access exclusive mode;
 
 -- name: drop

@@ -18,7 +18,7 @@ select %(table_id)s, file_id, filename, byte_count, row_count, min_key, max_key,
 from fact
 
 -- name: lock
--- Waits for all who use a table's own tables, and keeps others out.
+-- Waits for all transactions that use a table's own tables, and keeps others out.
 lock table {file_reference}, {file} in access exclusive mode;
 
 -- name: drop

@@ -32,7 +32,7 @@ select exists (
 );
 
 -- name: forget_totals
--- Forgets totals that nobody has brought forward for long: the log is not kept for them.
+-- Forgets totals that were not brought forward for long: the log is not kept for them.
 update watermark
 set whole_at = null, version = version + 1
 where purpose = 'totals' and whole_at is not null and looked_at < clock_timestamp() - interval '2 days';

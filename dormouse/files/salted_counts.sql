@@ -32,7 +32,7 @@ where partition_id <> ''
 group by file_id, salt
 
 -- name: lock
--- Waits for all who use a table's own tables, and keeps others out.
+-- Waits for all transactions that use a table's own tables, and keeps others out.
 lock table {file_reference}, {file_count} in access exclusive mode;
 
 -- name: drop

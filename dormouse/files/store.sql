@@ -284,7 +284,7 @@ select count(*) from freed;
 select exists (select from applied_commit where table_id = %(table_id)s and commit_key = %(commit_key)s);
 
 -- name: forget_expired_commits
--- Forgets commits that nobody asks for any more, so many at a time; gives how many.
+-- Forgets commits that no client asks for any more, so many at a time; gives how many.
 with expired as (
     select commit_key
     from applied_commit

@@ -1,4 +1,4 @@
-"""Activity: whoever changes tables notes it beside them, so that schedules need not wake a database to ask.
+"""Activity: changes are noted beside the tables, so that schedules need not wake a database to ask.
 
 A note is an empty object named after its minute: `activity/20261121/1542`. A process makes one a minute at
 most, after what it did is visible; so one tells of all that its process did within two minutes from its name.

@@ -119,7 +119,7 @@ class FolderStore:
             raise
 
     def _sync_folders(self, folder: Path) -> None:
-        """Make the entries from the root down to `folder` durable, whoever made them."""
+        """Make the entries from the root down to `folder` durable, whichever process made them."""
         while True:
             with suppress(FileNotFoundError):
                 _sync(folder)

@@ -144,7 +144,7 @@ class S3Store:
         """A client from the options, and from AWS's variables and profiles for what they leave open."""
         config: dict[str, Any] = {k: v for k, v in self.options.items() if k != "staging_dir"}
         config |= provider(self.options)
-        # whoever gives an http endpoint, here or in AWS_ENDPOINT_URL, means it; Amazon's own are https
+        # an http endpoint that is given, here or in AWS_ENDPOINT_URL, is meant; Amazon's own are https
         config["client_options"] = {"allow_http": True}
         retries: RetryConfig = {"max_retries": RETRIES_MAX if retries_max is None else retries_max}
         return Client(self.bucket, prefix=self.prefix or None, retry_config=retries, **config)

@@ -34,7 +34,7 @@ class ObjectStore(Protocol):
     def staged(self, name: str) -> AbstractContextManager[Path]:
         """Give a local path to write to; published under `name` on a clean exit, gone on an exception.
 
-        The path does not exist yet; whoever writes it may replace it by renaming within its folder.
+        The path does not exist yet; the writer may replace it by renaming within its folder.
         """
 
     def get(self, name: str) -> bytes:

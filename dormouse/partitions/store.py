@@ -101,7 +101,7 @@ class PartitionStore(Leaves):
 
     def _read(self, conn: psycopg.Connection[Any], epoch: int, made_at: int | None) -> PartitionTree:
         table_id = self._table.table_id
-        # with a connection in hand, so that whoever reads never waits for one of those who wait here
+        # with a connection in hand, so that the reader never waits for one of those that wait here
         with self._trees.loading(table_id):
             arrays = self._trees.get(table_id)
             if arrays is None or epoch > arrays.epoch + CHANGES_MAX or not arrays.agrees(epoch, made_at):
@@ -120,7 +120,7 @@ class PartitionStore(Leaves):
     def _extend(self, arrays: TreeArrays, changes: list[PartitionRow], epoch: int) -> None:
         try:
             arrays.extend(changes, epoch)
-        except BaseException:  # Ctrl-C, perhaps: nobody may go on with half a change
+        except BaseException:  # Ctrl-C, perhaps: no caller may go on with half a change
             self._trees.drop(self._table.table_id)
             raise
 

@@ -85,9 +85,9 @@ class TreeCache:
             self._remove(table_id)
 
     def loading(self, table_id: int) -> threading.Lock:
-        """To be held while a table's tree is read, so that of all who need it one reads.
+        """To be held while a table's tree is read, so that of all that need it one reads.
 
-        Wait for it with the connection in hand: whoever has it must not wait for one.
+        Wait for it with the connection in hand: the thread that holds it must not wait for one.
         """
         with self._lock:
             return self._loading.setdefault(table_id, threading.Lock())

@@ -18,7 +18,7 @@ _RENUMBERING = ("renumber_references", "renumber_removals", "renumber_collection
 
 
 def settle(conn: psycopg.Connection[Any]) -> None:
-    """Makes the database at home in its cluster; for who may write all of it, while nobody else uses it."""
+    """Makes the database at home in its cluster; for a user that may write all of it, alone with it."""
     with conn.transaction():
         if conn.execute(_QUERIES["is_ahead"].on()).fetchall()[0][0]:
             for name in _RENUMBERING:

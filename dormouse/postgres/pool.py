@@ -38,10 +38,10 @@ class _Waiter:
 
 
 class Pool:
-    """At most `size_max` connections, opened by who needs one, closed after `idle_seconds_max` of rest.
+    """At most `size_max` connections, opened by the borrower, closed after `idle_seconds_max` of rest.
 
-    A slot is a connection, lent or idle, or the right to open one. While the server has none to spare, who
-    has that right tries again and again, and meanwhile takes one that comes back.
+    A slot is a connection, lent or idle, or the right to open one. While the server has none to spare, the
+    borrower that has that right tries again and again, and meanwhile takes one that comes back.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Pool:
         waiter.called.set()
 
     def _free_slot(self) -> None:
-        """Gives a slot without a connection to the first who waits and has none."""
+        """Gives a slot without a connection to the first borrower that waits and has none."""
         with self._lock:
             waiter = next((w for w in self._waiters if not w.has_slot), None)
             if waiter is None or self._closed.is_set():

@@ -1,9 +1,9 @@
 """The roles that work on a deployed database, and what each may do.
 
-`dormouse_schema` owns the schema and all in it, and nobody logs in as it. `dormouse_owner` acts as it from
+`dormouse_schema` owns the schema and all in it, and no user logs in as it. `dormouse_owner` acts as it from
 login on, to make, convert and drop tables; `dormouse_run` reads and writes rows; `dormouse_read` reads them.
-The three log in with IAM where there is `rds_iam`. Whoever migrates acts as `dormouse_schema` too, and must
-be no member of the three: a member of a member of `rds_iam` cannot log in with a password any more.
+The three log in with IAM where there is `rds_iam`. The user that migrates acts as `dormouse_schema` too, and
+must be no member of the three: a member of a member of `rds_iam` cannot log in with a password any more.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def make_roles(conn: psycopg.Connection[Any]) -> None:
     """Makes the roles that are not there, and gives their sessions the settings of ours."""
     conn.execute(_QUERIES["make_roles"].on())
     for role in _LOGINS:
-        # an RDS Proxy takes no settings from those who connect
+        # an RDS Proxy takes no settings from those that connect
         for name, value in _SETTINGS.items():
             _set(conn, role, name, value)
     _set(conn, OWNER_ROLE, "role", SCHEMA_ROLE)

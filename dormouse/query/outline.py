@@ -19,7 +19,7 @@ from dormouse.data.transform import Transform, quoted
 from dormouse.query.key_ranges import KeyRanges, united
 from dormouse.query.pushdown import scans, wanted
 
-# a space is in no table's name, so that these are nobody's
+# a space is in no table's name, so that these are no table's
 _BASE = "dormouse base "
 _SCANNED = re.compile(rf"TableScan: {_BASE}(\d+)\b")
 _OWN_AGGREGATE = re.compile(rf"Aggregate: groupBy=\[\[{_BASE}\d+\.")
