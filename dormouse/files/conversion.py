@@ -14,7 +14,7 @@ _QUERIES = load(__package__ or "", "conversion")
 
 
 def convert(conn: psycopg.Connection[Any], table: TableRecord, target_name: str) -> None:
-    """Part of a transaction, which holds the table's row: waits for those that use the table, and converts it.
+    """Part of a transaction, which holds the table's row: waits for those that use the table; converts it.
 
     What nothing refers to keeps its time; what was added keeps its own. Raises UndefinedTable when the table
     has not the layout of the record.
