@@ -146,7 +146,11 @@ class FileReferenceReads:
         if after is not None and not is_text(after):
             return []
         values = {"after": UUID(int=0) if after is None else narrow_id(after), "limit": limit}
-        return [FileFacts(*row) for row in self._rows("file_page", values)]
+
+        def work(conn: psycopg.Connection[Any]) -> list[FileFacts]:
+            return [FileFacts(*row) for row in self._execute(conn, "file_page", values)]
+
+        return self.own.run(work, read_only=True, operation="file_page")
 
     @property
     def totals(self) -> TableTotals:

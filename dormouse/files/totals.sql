@@ -70,7 +70,10 @@ with base as materialized (
     select coalesce(sum(c.files), 0) as files, coalesce(sum(c.files * f.byte_count), 0) as byte_count,
         count(*) filter (where f.file_id is null or c.files <= 0 and f.added_at > b.looked_at) as unknown
     from base b, file_change c
-    left join ({file_facts}) f on f.file_id = c.file_id
+    -- looked up by key, whatever the statistics say
+    left join lateral (
+        select f.file_id, f.byte_count, f.added_at from ({file_facts}) f where f.file_id = c.file_id offset 0
+    ) f on true
 ), reference_sum as (
     select coalesce(sum(sign), 0) as count, coalesce(sum(sign * row_count), 0) as row_count,
         coalesce(sum(sign) filter (where count_approximate), 0) as approximate, count(*) as changes

@@ -175,7 +175,7 @@ def _make_folders(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
-        if folder.is_file():
+        if folder.is_symlink() or folder.is_file():
             raise OSError(errno.ENOTDIR, f"there is an object at {folder}") from error
     except FileNotFoundError:
         pass

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -17,9 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Literal, get_args
-
-from pydantic import TypeAdapter
+from typing import Any, Literal
 
 from dormouse.catalog import Catalog
 from dormouse.errors import InstanceError, InvalidInput, ObjectAlreadyExists, ObjectNotFound, TableNotFound
@@ -35,7 +34,9 @@ logger = logging.getLogger(__name__)
 FOLDER = "runs"
 VERSION = 1
 LIST_DAYS_MAX = 7
+HEAD_BYTES = 400
 _NAMESPACE = uuid.UUID("6f2d3c0e-5a3d-4a58-9d0f-7f2c5f0e3b11")
+_CREATED_AT = re.compile(rb'"created_at": "([^"]+)"')
 
 Kind = Literal["compaction", "split"]
 State = Literal["SUCCEEDED", "FAILED", "CANCELLED"]
@@ -58,7 +59,6 @@ class RunList:
     kind: Kind
     tables: tuple[RunTable, ...] = ()
     created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
-    version: int = VERSION
 
     @property
     def jobs(self) -> int:
@@ -74,9 +74,6 @@ class RunList:
             "jobs": self.jobs,
             "tables": len(self.tables),
         }
-
-
-_LISTS = TypeAdapter(RunList)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +131,7 @@ def write_list(objects: ObjectStore, run: RunList) -> RunList:
     """Writes a run's list; gives the one that is there when the run has one already."""
     name = list_name(run.run_id)
     try:
-        objects.put(name, _LISTS.dump_json(run))
+        objects.put(name, encode(run))
     except ObjectAlreadyExists:
         return read_list(objects, name)
     return run
@@ -172,14 +169,15 @@ def remove_list(objects: ObjectStore, run_id: str) -> None:
 def remove_old_lists(objects: ObjectStore, days_max: float = LIST_DAYS_MAX) -> int:
     """Removes lists of runs that were never reported; gives how many."""
     oldest = datetime.now(UTC) - timedelta(days=days_max)
-    old = [name for name, _ in objects.list(FOLDER) if _is_before(oldest, objects, name)]
+    old = [name for name, _ in objects.list(FOLDER) if (at := _created_at(objects, name)) and at < oldest]
     return len(old) - len(objects.delete(old))
 
 
-def _is_before(moment: datetime, objects: ObjectStore, name: str) -> bool:
-    with suppress(ObjectNotFound, InvalidInput):
-        return read_list(objects, name).created_at < moment
-    return False
+def encode(run: RunList) -> bytes:
+    tables = [{"table": one.table, "table_id": one.table_id, "jobs": list(one.jobs)} for one in run.tables]
+    # the time comes early: a search for old lists reads no more than that
+    head = {"version": VERSION, "run_id": run.run_id, "kind": run.kind}
+    return json.dumps({**head, "created_at": run.created_at.isoformat(), "tables": tables}).encode()
 
 
 def decode(data: bytes, name: str) -> RunList:
@@ -187,14 +185,25 @@ def decode(data: bytes, name: str) -> RunList:
         found = json.loads(data)
         if found["version"] > VERSION:
             raise InvalidInput(f"{name} was written by a newer Dormouse: deploy the newer archive too")
-        if found["kind"] not in get_args(Kind):
+        if found["kind"] not in ("compaction", "split"):
             raise InvalidInput(f"{name} is a list of {found['kind']!r}, which is not known here")
-        uuid.UUID(found["run_id"])
-        return _LISTS.validate_python(found)
+        tables = (
+            RunTable(str(one["table"]), int(one["table_id"]), tuple(map(str, one["jobs"])))
+            for one in found["tables"]
+        )
+        created_at = datetime.fromisoformat(found["created_at"])
+        return RunList(str(uuid.UUID(found["run_id"])), found["kind"], tuple(tables), created_at)
     except InvalidInput:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise InvalidInput(f"{name} is not the list of a run") from None
+
+
+def _created_at(objects: ObjectStore, name: str) -> datetime | None:
+    with suppress(ObjectNotFound, ValueError), objects.reader(name) as file:
+        found = _CREATED_AT.search(file.read(HEAD_BYTES))
+        return datetime.fromisoformat(found[1].decode()) if found else None
+    return None
 
 
 def _make_jobs(

@@ -7,9 +7,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dormouse.model.partition_tree import Split
-from dormouse.model.region import Range
-from dormouse.query.planner import PlanSummary
 from dormouse.query.where import LIMIT_MAX
 from dormouse.service.formats import ARROW, CSV, JSON_LINES
 from dormouse.service.problems import MEDIA_TYPE, REFUSALS
@@ -103,6 +100,22 @@ class TableDescription(_Answer):
     counts: dict[str, Any] | None = None
 
 
+class KeyRange(_Answer):
+    """The values of one row key from `min` to `max`; null is unbounded."""
+
+    min: Any
+    max: Any
+    min_inclusive: bool
+    max_inclusive: bool
+
+
+class PartitionSplit(_Answer):
+    """How a partition was divided: rows whose `field` is below `point` went left."""
+
+    field: str
+    point: Any
+
+
 class PartitionDocument(_Answer):
     """A node of the partition tree."""
 
@@ -110,8 +123,8 @@ class PartitionDocument(_Answer):
     parent_id: str | None
     child_ids: list[str]
     is_leaf: bool
-    region: dict[str, Range]
-    split: Split | None
+    region: dict[str, KeyRange]
+    split: PartitionSplit | None
 
 
 class PartitionPage(_Answer):
@@ -140,10 +153,20 @@ class FilePage(_Answer):
     next: str | None
 
 
+class Plan(_Answer):
+    """What a query reads: `files_pruned` hold no wanted row, as their smallest and largest keys tell."""
+
+    partitions: int
+    partitions_total: int
+    files: int
+    files_pruned: int
+    byte_count: int
+
+
 class StatementPlan(_Answer):
     """What a statement reads of each table that it reads."""
 
-    tables: dict[str, PlanSummary]
+    tables: dict[str, Plan]
 
 
 class ProblemDocument(_Answer):

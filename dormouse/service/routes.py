@@ -12,7 +12,6 @@ from fastapi.responses import JSONResponse
 
 from dormouse.instance import Instance
 from dormouse.query.interruptible import Interruption
-from dormouse.query.planner import PlanSummary
 from dormouse.query.where_json import parse_where
 from dormouse.service import documents, wire
 from dormouse.service.bodies import JsonRoute
@@ -129,7 +128,7 @@ def list_files(here: Here, table: TableNamed, after: After = None, limit: Limit 
 
 @queries.post(
     "/tables/{table}/plan",
-    response_model=PlanSummary,
+    response_model=documents.Plan,
     responses=PLANS,
     summary="What a query would read",
 )

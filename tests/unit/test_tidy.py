@@ -239,6 +239,7 @@ def test_the_package_loads_its_parts_when_they_are_asked_for() -> None:
 import sys, dormouse
 print(*sorted({"psycopg", "pydantic", "msgspec", "dormouse.instance"} & set(sys.modules)))
 for name in dormouse.__all__:
+    assert name in dir(dormouse)
     exec(f"from dormouse import {name}")
 dormouse.errors.InvalidInput
 try:
