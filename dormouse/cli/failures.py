@@ -64,7 +64,7 @@ def complain(error: Any) -> int:
         return BAD_USAGE
     context = getattr(error, "ctx", None)
     where = f" (see {context.command_path} --help)" if context is not None else ""
-    say(error.format_message().rstrip(".") + where)
+    say(error.format_message().replace("Value error, ", "").rstrip(".") + where)
     return int(error.exit_code)
 
 

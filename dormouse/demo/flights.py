@@ -98,7 +98,7 @@ class Flights:
             name = calendar.month_name[month]
             if month in SPARK_MONTHS:
                 path = self._work / f"{name}.parquet"
-                self._db.execute(f"copy ({select}) to '{path}'")
+                self._db.sql(select).write_parquet(str(path))
                 yield Load(f"ingest {name}, with Spark", "flights", str(path), "spark")
             else:
                 yield Load(f"ingest {name}", "flights", self._db.execute(select).to_arrow_table())

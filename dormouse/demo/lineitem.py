@@ -152,8 +152,8 @@ class Lineitem:
         converted = work / f"lineitem-{number}.parquet"
         columns = select_list(SCHEMA, l_shipdate="epoch_ms(l_shipdate::timestamp)")
         rows: Any = db.execute(
-            f"copy (select {columns} from read_parquet('{generated}') limit {rows_max}) "
-            f"to '{converted}' (compression zstd)"
+            f"copy (select {columns} from read_parquet({_quoted(generated)}) limit {rows_max}) "
+            f"to {_quoted(converted)} (compression zstd)"
         ).fetchall()
         generated.unlink()
         self._parts.append(str(converted))
@@ -203,3 +203,7 @@ def generator() -> Path:
 
 def _raw() -> str:
     return f"select {', '.join(SCHEMA.names)} from lineitem"
+
+
+def _quoted(path: Path) -> str:
+    return "'" + str(path).replace("'", "''") + "'"

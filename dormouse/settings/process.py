@@ -34,7 +34,12 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True
+        env_prefix=PREFIX,
+        frozen=True,
+        extra="forbid",
+        populate_by_name=True,
+        hide_input_in_errors=True,
+        allow_inf_nan=False,
     )
 
     dsn: Annotated[str | None, Optional] = Field(default=None, repr=False)  # it may hold a password

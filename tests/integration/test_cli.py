@@ -166,6 +166,7 @@ def test_answers_have_four_formats(loaded: Cli, tmp_path: Path) -> None:
     assert loaded(*select, "--format", "parquet", "-o", str(path), "--json").json["rows"] == 2
     assert pq.read_table(path).to_pydict() == {"carrier": ["UA", "UA"], "delay": [5, None]}
     assert_one_line(loaded(*select, "--format", "parquet"), 2, "--output")
+    assert_one_line(loaded(*select, "--format", "xml"), 2, "'--format' / '-f': 'xml' is not one of")
 
 
 def test_an_answer_of_many_rows_is_cut_as_its_hint_says(loaded: Cli) -> None:

@@ -24,7 +24,7 @@ def test_lineitem_in_a_database_of_ones_own(
 ) -> None:
     """--rows, --json, --remove and DORMOUSE_DSN at once."""
     monkeypatch.setenv("DORMOUSE_DSN", dsn)
-    code, out, err = cli("demo", "--folder", str(tmp_path / "lake"), "--rows", "5000", "--json", "--remove")
+    code, out, err = cli("demo", "--folder", str(tmp_path / "la'ke"), "--rows", "5000", "--json", "--remove")
     assert (code, err) == (0, "")
     report = json.loads(out)
     assert report["rows"] == 5_000
@@ -32,7 +32,7 @@ def test_lineitem_in_a_database_of_ones_own(
     assert [answer["matches_duckdb"] for answer in report["answers"]] == [True] * 5
     assert report["answers"][3]["rows"] == 5_000
     assert any("pushed down" in step["step"] for step in report["steps"])
-    assert not (tmp_path / "lake").exists()
+    assert not (tmp_path / "la'ke").exists()
 
 
 def test_rows_generated_part_by_part_are_those_generated_at_once(

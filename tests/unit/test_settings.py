@@ -57,6 +57,7 @@ def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -
     [
         ("DORMOUSE_CONNECTIONS_MAX", "0"),
         ("DORMOUSE_CONNECTIONS_MAX", "x"),
+        ("DORMOUSE_CONNECTION_IDLE_SECONDS_MAX", "inf"),
         ("DORMOUSE_SPARK_DRIVER_MEMORY", "4gb"),
         ("DORMOUSE_SPARK_DRIVER_MEMORY", "511m"),
         ("DORMOUSE_SPARK_MASTER", "local[0]"),
