@@ -7,7 +7,8 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; do \
 	command -v $$name >/dev/null 2>&1 && \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$name && break; done)
-TESTS_AT_ONCE ?= 2
+# one more than two cores: tests wait for processes, servers and locks
+TESTS_AT_ONCE ?= 3
 # the tests start hundreds of processes: each module is compiled once, whatever the caller has set
 test test-all deploy-local: export PYTHONDONTWRITEBYTECODE =
 
