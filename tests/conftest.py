@@ -8,7 +8,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -170,14 +170,17 @@ def shared_supplier(
     supplier.close()
 
 
-@pytest.fixture
-def new_table(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) -> Callable[..., TableContext]:
-    """Makes a table in the shared database, by default keyed by one long, with a folder for its objects."""
+@pytest.fixture(scope="session")
+def new_table_in(shared_supplier: tuple[str, ConnectionSupplier]) -> Callable[..., TableContext]:
+    """Makes a table in the shared database, by default keyed by one long, whose objects are in a store."""
     dsn, supplier = shared_supplier
-    objects = open_store(tmp_path / "objects")
 
     def create(
-        *row_keys: Field, layout: str = "file_table", split_points: Sequence[Any] = (), **properties: Any
+        objects: ObjectStore,
+        *row_keys: Field,
+        layout: str = "file_table",
+        split_points: Sequence[Any] = (),
+        **properties: Any,
     ) -> TableContext:
         record = Catalog(supplier, WriteAttempts(supplier, objects)).create(
             f"table_{next(_names)}",
@@ -189,6 +192,12 @@ def new_table(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) -
         return TableContext(dsn, supplier, objects, record)
 
     return create
+
+
+@pytest.fixture
+def new_table(new_table_in: Callable[..., TableContext], tmp_path: Path) -> Callable[..., TableContext]:
+    """Makes a table in the shared database, with a folder of the test's own for its objects."""
+    return partial(new_table_in, open_store(tmp_path / "objects"))
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,9 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from dormouse.context import TableContext
+from dormouse.files.layout import layout as known_layout
+from dormouse.partitions.store import PartitionStore
 from dormouse.postgres import migrate
 
 # What a test may change but rows; what is created after the template has a higher oid, and goes first.
@@ -43,6 +46,20 @@ select md5(string_agg(what, '|' order by what)) from (
 )
 """
 _KEPT = ("migration", "instance")
+_BY_TABLE = """
+select relname from pg_class c join pg_attribute a on a.attrelid = c.oid
+where relnamespace = 'dormouse'::regnamespace and attname = 'table_id' and relkind in ('r', 'p')
+    and not relispartition and relname not in ('file_reference', 'file', 'file_count')
+"""
+_UNCHANGED = """
+select table_id, name, schema::text, properties::text, layout, created_at from tables
+where table_id = %(table_id)s and name = %(name)s
+    and (select count(*) from pg_class where relname = any(%(own)s) and reltuples < 0) = cardinality(%(own)s)
+"""
+_ADDED = """
+insert into tables (table_id, name, schema, properties, layout, created_at)
+overriding system value values (%s, %s, %s::jsonb, %s::jsonb, %s, %s)
+"""
 
 
 class Databases:
@@ -119,6 +136,25 @@ class Databases:
         if used := [name for (name,) in conn.execute(text).fetchall()]:
             conn.execute(f"truncate {', '.join(used)} restart identity cascade")
         conn.execute("select setval(oid, 1, false) from pg_class where relkind = 'S'")
+
+
+def empty_table(context: TableContext) -> bool:
+    """Removes all rows of a table; whether it is then as it was when it was made."""
+    table = context.table
+    own = list(known_layout(table.layout).tables(table.table_id).values())
+    with context.supplier.connection() as conn, conn.transaction():
+        found = conn.execute(
+            _UNCHANGED, {"name": table.name, "table_id": table.table_id, "own": own}
+        ).fetchone()
+        if found is None:
+            return False
+        # their own, not their parents: each statement would plan the partitions of all tables
+        names = [*own, *(name for (name,) in conn.execute(_BY_TABLE).fetchall())]
+        deletions = (f"of_{name} as (delete from {name} where table_id = {table.table_id})" for name in names)
+        conn.execute(f"with {', '.join(deletions)} select")
+        conn.execute(_ADDED, found)
+        PartitionStore(context.supplier, table).create(conn)
+    return True
 
 
 def name_of(dsn: str) -> str:

@@ -1,7 +1,6 @@
 -- name: create_files
 -- Part of making a table: its own partition of the files.
-create table {file} (like file including all);
-alter table {file} set (fillfactor = 90);
+create table {file} (like file including all) with (fillfactor = 90);
 alter table file attach partition {file} for values in ({table_id})
 
 -- name: drop_files

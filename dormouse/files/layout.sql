@@ -1,7 +1,7 @@
 -- name: create
 -- Makes a table's own partition of the references, and what its layout keeps beside it.
-create table {file_reference} (like file_reference including all);
+create table {file_reference} (like file_reference including all)
 -- room for a second version of each row on its page: a job's claim then touches no index
-alter table {file_reference} set (fillfactor = 45, autovacuum_vacuum_scale_factor = 0.05);
+with (fillfactor = 45, autovacuum_vacuum_scale_factor = 0.05);
 alter table file_reference attach partition {file_reference} for values in ({table_id});
 {create_files};

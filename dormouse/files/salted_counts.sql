@@ -1,7 +1,7 @@
 -- name: create_files
 -- Part of making a table: its own partition of the counts.
-create table {file_count} (like file_count including all);
-alter table {file_count} set (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05);
+create table {file_count} (like file_count including all)
+with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05);
 alter table file_count attach partition {file_count} for values in ({table_id})
 
 -- name: drop_files

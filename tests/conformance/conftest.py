@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
 from dormouse.context import TableContext
 from dormouse.files.layout import LAYOUTS
 from dormouse.files.store import FileReferenceStore
+from dormouse.objects import ObjectStore, open_store
+from dormouse.partitions.tree_cache import TreeCache
+from tests.databases import empty_table
 
 ISOLATIONS = ["read committed", "serializable"]
 
@@ -29,12 +34,36 @@ def layout(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(scope="session")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> ObjectStore:
+    """A store for the few tests that write objects, each in a table of its own."""
+    return open_store(tmp_path_factory.mktemp("objects"))
+
+
+@pytest.fixture(scope="session")
+def free_tables() -> dict[tuple[str, str], list[TableContext]]:
+    """Tables that are as new, by layout and isolation level: to make one takes as long as most tests."""
+    return defaultdict(list)
+
+
 @pytest.fixture
 def another_table(
-    new_table: Callable[..., TableContext], layout: str, isolation: str
-) -> Callable[[], TableContext]:
+    new_table_in: Callable[..., TableContext],
+    objects: ObjectStore,
+    free_tables: dict[tuple[str, str], list[TableContext]],
+    layout: str,
+    isolation: str,
+) -> Iterator[Callable[[], TableContext]]:
     """Makes tables of the layout and isolation level under test."""
-    return lambda: new_table(layout=layout, isolation=isolation)
+    free, lent = free_tables[layout, isolation], []
+
+    def lend() -> TableContext:
+        # a copy knows nothing of the tree that its partitions once were
+        lent.append(free.pop() if free else new_table_in(objects, layout=layout, isolation=isolation))
+        return replace(lent[-1], trees=TreeCache())
+
+    yield lend
+    free += filter(empty_table, lent)
 
 
 @pytest.fixture

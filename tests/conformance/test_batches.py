@@ -48,12 +48,12 @@ def recorded(store: FileReferenceStore) -> set[str]:
 
 @contextmanager
 def statements(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The statements that are sent to any database."""
+    """The statements that are sent to any database, but for a pool's question whether a connection lives."""
     sent: list[str] = []
     execute = psycopg.Cursor.execute
 
     def noted(self: Any, text: Any, *values: Any, **options: Any) -> Any:
-        sent.append(str(text))
+        sent.extend(filter(None, [str(text)]))
         return execute(self, text, *values, **options)
 
     with monkeypatch.context() as patch:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace as changed
 from datetime import timedelta
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -32,6 +33,7 @@ from dormouse.files.layout import LAYOUTS
 from dormouse.files.layout import layout as known_layout
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.file_reference import AssignJobIdRequest, SplitFileReferenceRequest
+from dormouse.objects import open_store
 
 ODD_NAMES = [
     " ",
@@ -274,19 +276,22 @@ def test_nothing_is_left_of_a_file_that_is_forgotten(another_table: Callable[[],
     assert jobs_of(table.store) == {("root", "a"): None}
 
 
-def test_a_round_of_collection_deletes_what_is_free(another_table: Callable[[], TableContext]) -> None:
+def test_a_round_of_collection_deletes_what_is_free(
+    another_table: Callable[[], TableContext], tmp_path: Path
+) -> None:
     table = another_table()
     now = changed(
         table,
+        objects=open_store(tmp_path),
         table=changed(table.table, properties=table.properties.model_copy(update={"gc_delay_seconds": 0.0})),
     )
     for name in ("a", "b", "c"):
-        table.objects.put(name, b"x")
+        now.objects.put(name, b"x")
     table.store.add_files([ref("a"), ref("b")])
     table.store.add_files_with_references([file("c")])
     remove(table.store, "a")
     assert sorted(now.garbage.collect().deleted_files) == ["a", "c"]
-    assert {name for name, _ in table.objects.list("")} == {"b"}
+    assert {name for name, _ in now.objects.list("")} == {"b"}
     assert now.garbage.collect().deleted_files == ()
 
 
