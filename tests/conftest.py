@@ -73,12 +73,13 @@ def pytest_configure(config: pytest.Config) -> None:
 class OneOfEach(LoadFileScheduling):
     """Each file is run by one worker; so are all that use Spark in their own process, or the CDK.
 
-    Java and the CDK's Node take seconds to start.
+    Java and the CDK's Node take seconds to start: the files import the CDK in their tests, as each worker
+    imports all files.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = Path(super()._split_scope(nodeid))
-        if file.parent.name == "infrastructure":
+        if file.parent.name == "infrastructure" or file.stem == "test_lambda_packages":
             return "Node"
         return "Spark" if file.stem in SPARK else str(file)
 

@@ -20,7 +20,6 @@ from lambdas import build
 from lambdas.build import LIBRARIES, PACKAGES, ROOT, cold_import, native, tree_bytes
 from packages import Architecture, pins
 from query_image import build as image
-from stacks.assets import MIGRATIONS
 from tests.commits import add
 from tests.integration.test_commit_lambda import record
 
@@ -84,6 +83,8 @@ def test_a_library_without_a_pin_is_named() -> None:
 
 def test_every_path_that_packaging_names_is_there() -> None:
     """What is left out, and what a migration is made of: a room that moves must be followed."""
+    from stacks.assets import MIGRATIONS
+
     for name in (*build.ELSEWHERE, *image.ELSEWHERE):
         assert (ROOT / "dormouse" / name).exists(), name
     for pattern in MIGRATIONS:

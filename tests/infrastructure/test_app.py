@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from app import main
-from stacks.instance import new_app
 from tests.assembly import ROOT
 
 RunHere = Callable[..., tuple[int, str]]
@@ -72,6 +71,8 @@ def run_here(
     built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> RunHere:
     """`app.py` in this process, whose Node has loaded the CDK: the exit code and the lines of stderr."""
+    from stacks.instance import new_app
+
     app = new_app(str(tmp_path / "out"))
     monkeypatch.setattr("app.ROOT", built)
     monkeypatch.setattr("stacks.instance.new_app", lambda _outdir: app)

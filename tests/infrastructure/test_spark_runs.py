@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from stacks.constructs.spark_runs import FOLLOWS_MAX, follow_seconds
 from tests.assembly import Assembly
 from tests.state_machine import EXECUTION, Execution, definition, execute
 
@@ -146,6 +145,8 @@ def test_every_task_is_tried_again_whatever_the_error(machine: Any) -> None:
 
 @pytest.mark.parametrize("minutes", [10, 360, 1_000, 2_880])
 def test_the_longest_run_fits_the_history_of_an_execution(minutes: int) -> None:
+    from stacks.constructs.spark_runs import FOLLOWS_MAX, follow_seconds
+
     seconds = follow_seconds(minutes)
     assert seconds >= 30
     assert minutes * 60 / seconds <= FOLLOWS_MAX

@@ -8,11 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import aws_cdk as cdk
 import pytest
-from aws_cdk import aws_s3 as s3
-from cfnlint.api import lint
-from cfnlint.config import ManualArgs
 from syrupy.assertion import SnapshotAssertion
 from syrupy.extensions.json import JSONSnapshotExtension
 
@@ -48,6 +44,9 @@ def test_cdk_nag_has_no_open_finding(assembly: Assembly) -> None:
 
 
 def test_cdk_nag_looks_at_all(tmp_path: Path) -> None:
+    import aws_cdk as cdk
+    from aws_cdk import aws_s3 as s3
+
     app = cdk.App(outdir=str(tmp_path))
     s3.Bucket(cdk.Stack(app, "dormouse-test-open"), "Open")
     check(app)
@@ -81,6 +80,9 @@ def test_logical_ids_of_stateful_resources_are_frozen(synthesized: All) -> None:
 
 @pytest.mark.slow
 def test_cfn_lint_finds_nothing(assembly: Assembly) -> None:
+    from cfnlint.api import lint
+    from cfnlint.config import ManualArgs
+
     # W3005: dependencies that are there anyway, which the CDK writes down.
     options = ManualArgs(regions=["eu-central-1"], ignore_checks=["W3005"])
     found = [

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -388,6 +387,8 @@ DEPLOYED = {
 
 def test_what_a_change_needs_is_what_cloudformation_does() -> None:
     """A property that can only be set at creation makes a change a replacement."""
+    from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
+
     said = {(t.key, name): node["change"] for t in tables() for name, node in t.properties.items()}
     assert {key for key, change in said.items() if change == "replacement"} == set(REPLACED)
     for kind, name in filter(None, (REPLACED | DEPLOYED).values()):
