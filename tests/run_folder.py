@@ -44,6 +44,7 @@ class RunFolder:
             if _is_unlocked(stale):
                 remove(stale)
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=temporary))
+        spread(self.folder)
         self._lock = (self.folder / LOCK).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         command = [sys.executable, "-m", "tests.run_folder", str(self.folder)]
@@ -86,6 +87,16 @@ class RunFolder:
             os.environ.pop(name)
             os.environ |= {name: value} if value is not None else {}
         tempfile.tempdir = None
+
+
+def spread(folder: Path) -> None:
+    """Has ext4 put each folder in this one elsewhere on the disk; other file systems do as they do.
+
+    In the same place, each new file is looked for a number that no file had in the last seconds, among the
+    thousands of those that the tests have just removed.
+    """
+    with suppress(OSError):
+        subprocess.run(["chattr", "+T", folder], check=False, stderr=subprocess.DEVNULL)
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
