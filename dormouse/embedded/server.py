@@ -248,12 +248,13 @@ class Server:
 
     def _socket_folder(self) -> Path:
         """The data directory, or a short private folder when a socket's path would be too long there."""
-        longest = len(os.fsencode(self.data / ".s.PGSQL.65535.lock"))
-        if longest <= SOCKET_PATH_BYTES_MAX and re.fullmatch(r"[\w./+@ -]+", str(self.data), re.ASCII):
+        if _is_for_sockets(self.data):
             return self.data
         owner = self.data.stat()
         identity = sha256(f"{self.data}-{owner.st_ino}".encode()).hexdigest()[:12]
-        folder = Path(tempfile.gettempdir()) / f"dormouse-{identity}"
+        # a folder for temporary files may itself be deep
+        own = Path(tempfile.gettempdir()) / f"dormouse-{identity}"
+        folder = own if _is_for_sockets(own) else Path("/tmp") / own.name  # noqa: S108
         folder.mkdir(mode=0o700, exist_ok=True)
         if os.geteuid() == 0:
             os.chown(folder, owner.st_uid, owner.st_gid)
@@ -267,6 +268,12 @@ class Server:
         except FileNotFoundError:
             return "it has no log"
         return " | ".join(line.strip() for line in lines)
+
+
+def _is_for_sockets(folder: Path) -> bool:
+    """Whether the path of a socket in it is short enough, and nothing in it means something to libpq."""
+    longest = len(os.fsencode(folder / ".s.PGSQL.65535.lock"))
+    return longest <= SOCKET_PATH_BYTES_MAX and bool(re.fullmatch(r"[\w./+@ -]+", str(folder), re.ASCII))
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -122,6 +123,20 @@ def test_the_folder_may_have_any_name(server_folder: Path, name: str) -> None:
         socket_folder = Path(str(conninfo_to_dict(server.dsn)["host"]))
     assert not runs(odd)
     assert socket_folder == odd / "postgres" or not socket_folder.exists()
+
+
+def test_the_folder_for_temporary_files_may_be_as_deep(
+    server_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("y" * 120)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    odd = server_folder.rename(server_folder.with_name("x" * 120))
+    with EmbeddedPostgres(odd) as server:
+        assert ask(server.dsn, "select 1") == 1
+        socket_folder = Path(str(conninfo_to_dict(server.dsn)["host"]))
+    assert not socket_folder.exists()
+    assert list(deep.iterdir()) == []
 
 
 def test_a_relative_path_and_a_link_mean_the_same_folder(
