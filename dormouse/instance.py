@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -16,7 +16,9 @@ from dormouse.commits.outcomes import CommitStatus
 from dormouse.errors import (
     InstanceError,
     InstanceReadOnly,
+    InvalidInput,
     InvalidProperties,
+    InvalidQuery,
     InvalidSchema,
     NotAnInstance,
     ObjectAlreadyExists,
@@ -38,10 +40,12 @@ from dormouse.tables import Tables
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from duckdb import DuckDBPyConnection
 
     from dormouse.commits.requests import CommitRequest
     from dormouse.query import PlanSummary
     from dormouse.query.interruptible import Interruption
+    from dormouse.query.where import Where
 
 MARKER = "instance.json"
 NO_TABLE = 0
@@ -176,6 +180,21 @@ class Instance:
         Another thread ends it by `interruption.set()`. Raises `InvalidQuery`.
         """
         return self._tables.sql(statement, interruption)
+
+    def duckdb(self, as_of: None = None, where: Mapping[str, Where] | None = None) -> DuckDBPyConnection:
+        """A DuckDB connection with a view of each table, by name, as all of them are at one moment.
+
+        `where` bounds what is seen of a table: `{table: …}`, each as in `table.query`. The moment stands
+        until files that were replaced since are collected, `gc_delay_seconds` later; then the views miss
+        files, and say so. On S3, it reads with the credentials of now. Close it when it is done with.
+
+        The view of a table that has more than 10,000 files says so when it is used. Raises `InvalidQuery`.
+        """
+        if as_of is not None:
+            raise InvalidInput("as_of is not there yet: tables keep no history; leave it out for now")
+        if where is not None and not isinstance(where, Mapping):
+            raise InvalidQuery(f"where must be a dict of tables, like {{'flights': {{…}}}}, not {where!r}")
+        return self._tables.duckdb(where or {})
 
     def explain_sql(self, statement: str) -> dict[str, PlanSummary]:
         """What a statement would read of each table that it reads. Raises `InvalidQuery`."""

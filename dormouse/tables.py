@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,9 +18,11 @@ from dormouse.postgres import ConnectionSupplier
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from duckdb import DuckDBPyConnection
 
     from dormouse.query import PlanSummary
     from dormouse.query.interruptible import Interruption
+    from dormouse.query.where import Where
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,12 @@ class Tables:
 
         contexts = self._in_statement(statement)
         return sql(contexts, statement, known=self.catalog.names, interruption=interruption)
+
+    def duckdb(self, where: Mapping[str, Where]) -> DuckDBPyConnection:
+        from dormouse.sql.views import opened
+
+        contexts = {record.name: self.context(record) for record in self.catalog.tables()}
+        return opened(self.objects, contexts, where)
 
     def explain_sql(self, statement: str) -> dict[str, PlanSummary]:
         from dormouse.query import explain_sql

@@ -16,6 +16,8 @@ from dormouse.errors import InvalidData, one_line
 from dormouse.objects import ObjectStore
 from dormouse.objects.aws_credentials import current
 
+_S3_OPTIONS = {"region", "access_key_id", "secret_access_key", "session_token", "endpoint"}
+
 
 def credentials(store: ObjectStore) -> dict[str, str]:
     """What `register` would give a session to reach the store with, which may expire."""
@@ -26,15 +28,14 @@ def register(ctx: SessionContext, store: ObjectStore) -> None:
     """Let `ctx` read the objects of `store` under their `store.uri(name)`; a folder needs nothing."""
     parts = urlsplit(store.url)
     if parts.scheme == "s3":
-        ctx.register_object_store("s3://", AmazonS3(**_s3_options(parts.netloc, store.options)), parts.netloc)
+        options: dict[str, Any] = {"bucket_name": parts.netloc, "allow_http": True} | s3_options(store)
+        ctx.register_object_store("s3://", AmazonS3(**options), parts.netloc)
 
 
-def _s3_options(bucket: str, options: dict[str, str]) -> dict[str, Any]:
-    """The store's options in DataFusion's words; AWS's variables and profiles supply what is left out."""
-    taken = {"region", "access_key_id", "secret_access_key", "session_token", "endpoint"}
-    given: dict[str, Any] = {key: value for key, value in options.items() if key in taken}
-    # as the store itself does
-    return current(options) | given | {"bucket_name": bucket, "allow_http": True}
+def s3_options(store: ObjectStore) -> dict[str, str]:
+    """What a reader of S3 is given; the rest it takes from AWS's variables, as the store itself does."""
+    given = {key: value for key, value in store.options.items() if key in _S3_OPTIONS}
+    return current(store.options) | given
 
 
 @contextmanager

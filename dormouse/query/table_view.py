@@ -81,7 +81,7 @@ def plan_tables(
     """
     if files_max is not None:
         for context, ranges in wanted:
-            _View(context).check_files(ranges, files_max)
+            check_files(context, ranges, files_max)
     if len(wanted) == 1:
         [(context, ranges)] = wanted
         return [_View(context).now(ranges, None).plan]
@@ -93,6 +93,18 @@ def plan_tables(
         return [view.within(conn, ranges, None).plan for view, ranges in views]
 
     return _in_one_snapshot(wanted[0][0], work)
+
+
+def check_files(context: TableContext, ranges: KeyRanges, files_max: int) -> None:
+    """`InvalidQuery` when the first of many leaves have too many files already."""
+    page = first_page(_View(context).tree(ranges), ranges, MANY_LEAVES)
+    if page.rest is None:
+        return
+    if context.store.count_files_in(page.partition_ids, 2 * files_max) > files_max:
+        raise InvalidQuery(
+            f"the statement would read more than {files_max:,} files of table {context.table.name!r}: narrow "
+            "its row keys, or compact the table"
+        )
 
 
 def explain(context: TableContext, where: Where = None) -> PlanSummary:
@@ -121,22 +133,10 @@ class _View:
         self._partitions = context.partitions
         self._seen_at = time.monotonic()
 
-    def check_files(self, ranges: KeyRanges, files_max: int) -> None:
-        """`InvalidQuery` when the first of many leaves have too many files already."""
-        page = first_page(self._tree(ranges, whole=False), ranges, MANY_LEAVES)
-        if page.rest is None:
-            return
-        if self._store.count_files_in(page.partition_ids, 2 * files_max) > files_max:
-            name = self._context.table.name
-            raise InvalidQuery(
-                f"the statement would read more than {files_max:,} files of table {name!r}: narrow its row "
-                "keys, or compact the table"
-            )
-
     def now(self, ranges: KeyRanges, leaves_max: int | None, *, whole_tree: bool = False) -> _PlannedPage:
         """The first page of what is wanted, as it is now; without `leaves_max` all, as one group."""
         self._seen_at = time.monotonic()
-        tree = self._tree(ranges, whole=whole_tree)
+        tree = self.tree(ranges, whole=whole_tree)
         for _ in range(EPOCHS_CHASED_MAX):
             page = _page(tree, ranges, leaves_max)
             epoch, made_at, snapshot, rows = self._alone(partial(self._store.planned_on, page.partition_ids))
@@ -178,7 +178,7 @@ class _View:
                 raise FileGone(filename)
         return _PlannedPage.of(page, (row[:-1] for row in rows), before.snapshot)
 
-    def _tree(self, ranges: KeyRanges, *, whole: bool) -> PartitionTree:
+    def tree(self, ranges: KeyRanges, *, whole: bool = False) -> PartitionTree:
         """What is known of the tree; a process that asks once reads only the part that has the ranges."""
         cached = self._partitions.cached()
         if cached is not None:

@@ -50,7 +50,11 @@ def install_cdk(logs: Path) -> None:
         return
     npm = [str(node()), str(node().parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
     command = [*npm, "ci", "--no-audit", "--no-fund"]
-    environment = {**os.environ, "PATH": f"{node().parent}{os.pathsep}{os.environ['PATH']}"}
+    environment = {
+        **os.environ,
+        "PATH": f"{node().parent}{os.pathsep}{os.environ['PATH']}",
+        "NODE_DISABLE_COMPILE_CACHE": "1",  # which it would leave among the temporary files
+    }
     run("npm", command, environment, logs, cwd=ROOT, seconds_max=300)
     installed.write_bytes(pinned.read_bytes())
 

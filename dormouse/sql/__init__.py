@@ -1,0 +1,1 @@
+"""SQL by DuckDB: the tables of an instance as views of one moment."""

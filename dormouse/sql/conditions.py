@@ -1,0 +1,106 @@
+"""What queries ask of columns, as DuckDB's SQL. Its order of values is ours: NaN is the largest number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from dormouse.data.transform import quoted
+from dormouse.model.region import Range
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LONG, STRING, TIMESTAMP, DataType
+from dormouse.query.key_ranges import KeyRanges
+from dormouse.query.where import Condition
+
+_TYPES = {
+    INT: "INTEGER",
+    LONG: "BIGINT",
+    STRING: "VARCHAR",
+    BYTES: "BLOB",
+    DOUBLE: "DOUBLE",
+    BOOLEAN: "BOOLEAN",
+    TIMESTAMP: "TIMESTAMPTZ",
+}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def type_name(found: DataType) -> str:
+    """A type as DuckDB calls it."""
+    if found.element is None:
+        return _TYPES[found]
+    if found.key is None:
+        return f"{type_name(found.element)}[]"
+    return f"MAP({type_name(found.key)}, {type_name(found.element)})"
+
+
+def literal(field: Field, value: Any) -> str:
+    """A value of a field that is not nested, with its type."""
+    if field.type == STRING:
+        return text(value)
+    if field.type == BYTES:
+        return f"from_hex('{value.hex()}')"
+    if field.type == TIMESTAMP:
+        return f"make_timestamptz({(value - _EPOCH) // timedelta(microseconds=1)})"
+    if field.type == DOUBLE and not math.isfinite(value):
+        return f"'{value}'::DOUBLE"
+    return f"{str(value).lower()}::{_TYPES[field.type]}" if value >= 0 else f"({value})::{_TYPES[field.type]}"
+
+
+def in_slices(schema: Schema, slices: Iterable[KeyRanges]) -> str | None:
+    """Whether a row lies in any of the slices; None when every row does."""
+    return _any([_in_slice(schema, ranges) for ranges in slices])
+
+
+def meets(condition: Condition) -> str | None:
+    """Whether a row meets a condition; None when every row does."""
+    found = _in_ranges(condition.field, condition.ranges)
+    null = f"{quoted(condition.field.name)} IS NULL"
+    return _any([found, null]) if condition.or_null else found
+
+
+def all_of(parts: Iterable[str | None]) -> str | None:
+    """Whether a row meets all of the conditions; None when every row does."""
+    return " AND ".join(f"({part})" for part in parts if part is not None) or None
+
+
+def _in_slice(schema: Schema, ranges: KeyRanges) -> str | None:
+    return all_of(_in_ranges(field, ranges[field.name]) for field in schema.row_keys if field.name in ranges)
+
+
+def _in_ranges(field: Field, ranges: Sequence[Range]) -> str | None:
+    exact = [literal(field, item.min) for item in ranges if item.is_exact]
+    listed = f"{quoted(field.name)} IN ({', '.join(exact)})"
+    return _any(
+        [*([listed] if exact else []), *(_in_range(field, one) for one in ranges if not one.is_exact)]
+    )
+
+
+def _in_range(field: Field, item: Range) -> str | None:
+    name = quoted(field.name)
+    above = (
+        None
+        if item.min is None
+        else f"{name} {'>=' if item.min_inclusive else '>'} {literal(field, item.min)}"
+    )
+    below = (
+        None
+        if item.max is None
+        else f"{name} {'<=' if item.max_inclusive else '<'} {literal(field, item.max)}"
+    )
+    return all_of([above, below])
+
+
+def _any(parts: Sequence[str | None]) -> str | None:
+    if None in parts:
+        return None
+    return " OR ".join(f"({part})" for part in parts) or "false"
+
+
+def text(value: str) -> str:
+    """A text as a literal."""
+    if value.isprintable():
+        return "'" + value.replace("'", "''") + "'"
+    # what SQL's text cannot have, or what readers of a view's text would stumble over
+    return f"decode(from_hex('{value.encode().hex()}'))"
