@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,8 +87,17 @@ def _bytes_on_disk(data: Any) -> int:
     if isinstance(data, str | os.PathLike):
         path = Path(data)
         files = path.rglob("*") if path.is_dir() else [path]
-        return sum(file.stat().st_size for file in files if file.is_file())
+        return sum(map(_file_bytes, files))
     return sum(map(_bytes_on_disk, data)) if isinstance(data, list | tuple) else 0
+
+
+def _file_bytes(path: Path) -> int:
+    """0 for what is no file, or gone since it was listed."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
 def _is_dataframe(data: Any) -> bool:

@@ -153,10 +153,15 @@ def environment() -> Mapping[str, str]:
     return dict(os.environ)
 
 
+_OF_NUMBERS = ("int_", "float_", "bool_", "finite_", "greater_", "less_")
+
+
 def _problem(error: Any, prefix: str) -> str:
     reason = error["msg"].removeprefix("Value error, ")
     if not error["loc"]:
         return str(reason)
     name = str(error["loc"][0])
     variable = name if name.isupper() else f"{prefix}{name.upper()}"
+    if error["type"].startswith(_OF_NUMBERS):  # which are no secrets
+        reason = f"{reason}, not {error['input']!r}"
     return f"the setting {name.removeprefix(prefix).lower()} ({variable}) is not valid: {reason}"

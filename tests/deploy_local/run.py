@@ -185,7 +185,7 @@ def _opened(cloud: Cloud, deployed: DeployedInstance) -> Instance:
     variables = environment(deployed, "dormouse_owner")
     dsn = f"{variables.pop('DORMOUSE_DSN')}&sslrootcert={cloud.database.certificates}"
     os.environ.update(variables)
-    return dm.connect(dsn, variables["DORMOUSE_OBJECTS"])
+    return dm.connect(dsn, variables["DORMOUSE_OBJECTS"], staging_dir=str(cloud.work / "staging"))
 
 
 def _make_tables(instance: Instance) -> str:

@@ -39,6 +39,7 @@ from dormouse.errors import (
 )
 from dormouse.postgres import ConnectionSupplier
 from dormouse.rounds import ingest_commit
+from dormouse.rounds.ingest import ingest as ingest_anywhere
 from dormouse.rounds.ingest import ingest_in_process as ingest
 
 WRITING = ["one_file_per_leaf", "one_reference_per_leaf"]
@@ -110,6 +111,29 @@ def test_data_comes_as_batch_reader_stream_iterable_or_files(table: TableContext
     for form in forms:
         assert ingest(table, form).rows == 1_000
     check_holds(table, repeated(rows, len(forms)))
+
+
+def test_what_vanishes_from_a_folder_meanwhile_does_not_matter(
+    table: TableContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in").mkdir()
+    pq.write_table(flights(10), tmp_path / "in" / "a.parquet")
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "nothing")
+    passing = tmp_path / "in" / "b.tmp"
+    passing.touch()
+    stat = Path.stat
+
+    def and_gone(path: Path, **options: Any) -> Any:
+        found = stat(path, **options)
+        if path == passing:
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "stat", and_gone)
+    report = ingest_anywhere(
+        table, tmp_path / "in", ingest_id=None, engine="auto", progress=None, on_spark=pytest.fail
+    )
+    assert report.rows == 10
 
 
 def test_csv_files_are_read_by_the_schema(new_flights: NewTable, tmp_path: Path) -> None:

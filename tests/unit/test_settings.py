@@ -75,6 +75,15 @@ def test_a_bad_setting_names_itself_in_one_line(
         load_settings()
 
 
+def test_a_number_that_is_none_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DORMOUSE_QUEUES", "two")
+    with pytest.raises(InvalidInput, match=r"valid integer.*, not 'two'$"):
+        load_settings()
+    monkeypatch.setenv("DORMOUSE_QUEUES", "257")
+    with pytest.raises(InvalidInput, match=r"less than or equal to 256, not '257'$"):
+        load_settings()
+
+
 def test_each_commit_queue_has_its_url() -> None:
     assert load_settings(commit_queue="postgres", queues=3).commit_queue_urls == ()
     urls = ("https://a/1", "https://b/2")
