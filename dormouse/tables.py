@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dormouse.catalog import Catalog
 from dormouse.commits.commit_queues import CommitQueues
 from dormouse.context import JobCommits, TableContext
+from dormouse.errors import TableNotFound
 from dormouse.model.properties import TableProperties
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
@@ -64,8 +65,14 @@ class Tables:
     def duckdb(self, where: Mapping[str, Where]) -> DuckDBPyConnection:
         from dormouse.sql.views import opened
 
-        contexts = {record.name: self.context(record) for record in self.catalog.tables()}
-        return opened(self.objects, contexts, where)
+        while True:
+            tables = self.catalog.tables()
+            try:
+                return opened(self.objects, {one.name: self.context(one) for one in tables}, where)
+            except TableNotFound:
+                if self.catalog.tables() == tables:
+                    raise
+                # one was dropped since it was listed
 
     def explain_sql(self, statement: str) -> dict[str, PlanSummary]:
         from dormouse.query import explain_sql

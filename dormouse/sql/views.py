@@ -10,7 +10,7 @@ import duckdb
 
 from dormouse.context import TableContext
 from dormouse.data.transform import AgeOff, Function, Transform, quoted
-from dormouse.errors import InvalidQuery
+from dormouse.errors import InvalidQuery, ObjectNotFound
 from dormouse.model.schema import Field
 from dormouse.model.types import DOUBLE, LONG, TIMESTAMP
 from dormouse.objects import ObjectStore
@@ -25,6 +25,7 @@ FILES_MAX = 10_000
 """Of a view: each look at it costs DuckDB a tenth of a millisecond a file."""
 PARTS_MAX = 1_000
 """Of a view: files of which different keys count are read apart."""
+REPLANS_MAX = 10
 
 
 def opened(
@@ -42,23 +43,41 @@ def opened(
         name: question(context.schema, where.get(name), None, None) for name, context in contexts.items()
     }
     refused = {name: why for name in asked if (why := _refusal(contexts[name], asked[name].ranges))}
-    planned = [name for name in asked if name not in refused]
-    plans = plan_tables([(contexts[name], asked[name].ranges) for name in planned])
-    now_ms = time.time_ns() // 1_000_000
+    planned = {name: one for name, one in asked.items() if name not in refused}
+    failed: dict[str, str] = {}
+    for _ in range(REPLANS_MAX):
+        before = failed
+        made, failed = _with_views(objects, contexts, planned)
+        if failed == before:
+            for name, why in (refused | failed).items():
+                made.execute(f"CREATE VIEW {quoted(name)} AS {_refusing(contexts[name], why)}")
+            return made
+        # a file was collected since it was planned, or is lost: another plan tells
+        made.close()
+    raise ObjectNotFound(
+        f"files are collected faster than they are planned: {next(iter(failed.values()), '')}"
+    )
+
+
+def _with_views(
+    objects: ObjectStore, contexts: Mapping[str, TableContext], asked: Mapping[str, Question]
+) -> tuple[duckdb.DuckDBPyConnection, dict[str, str]]:
+    """A connection with views of tables at one moment; and of which the files cannot be read, and why."""
+    plans = plan_tables([(contexts[name], one.ranges) for name, one in asked.items()])
+    now_ms, failed = time.time_ns() // 1_000_000, {}
     made = connection(objects)
     try:
-        for name, plan in zip(planned, plans, strict=True):
-            view = _View(contexts[name], asked[name], now_ms)
-            _make(made, name, view.of(plan))
-        for name, why in refused.items():
-            _make(made, name, _refusing(contexts[name], why))
+        for (name, one), plan in zip(asked.items(), plans, strict=True):
+            if why := _failure(made, name, _View(contexts[name], one, now_ms).of(plan)):
+                failed[name] = f"table {name!r} cannot be read: {why}"
     except BaseException:
         made.close()
         raise
-    return made
+    return made, failed
 
 
-def _make(made: duckdb.DuckDBPyConnection, name: str, select: str) -> None:
+def _failure(made: duckdb.DuckDBPyConnection, name: str, select: str) -> str | None:
+    """Makes a view; why its files cannot be read, in one line."""
     try:
         made.execute(f"CREATE VIEW {quoted(name)} AS {select}")
     except duckdb.CatalogException:
@@ -66,6 +85,9 @@ def _make(made: duckdb.DuckDBPyConnection, name: str, select: str) -> None:
             f"DuckDB cannot tell table {name!r} from another whose name differs in upper and lower case "
             "only: rename one"
         ) from None
+    except (duckdb.IOException, duckdb.InvalidInputException) as error:
+        return str(error).partition("\n")[0]
+    return None
 
 
 def _refusal(context: TableContext, ranges: KeyRanges) -> str | None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +198,62 @@ def test_a_table_of_too_many_files_says_so_when_it_is_used(
                 db.execute(statement).fetchall()
     with opened(lake, {"Name": []}) as db:
         assert db.execute("select count(*) from t").fetchall() == [(0,)]
+
+
+def test_a_file_that_is_lost_or_damaged_is_said_where_its_table_is_used(
+    new_lake: Callable[..., Lake],
+) -> None:
+    schema = Schema([Field("k", LONG)])
+    good, lost, damaged = (new_lake(schema, name=name) for name in ("good", "lost", "damaged"))
+    contexts = {lake.context.table.name: lake.context for lake in (good, lost, damaged)}
+    names = [lake.add([{"k": 1}])[0] for lake in (good, lost, damaged)]
+    objects = good.context.objects
+    with views.opened(objects, contexts, {}) as db:
+        objects.delete([names[1]])
+        path = objects.local_path(names[2])
+        assert path is not None
+        path.write_bytes(b"")
+        assert db.execute("from good").fetchall() == [(1,)]
+        with pytest.raises(duckdb.IOException, match=names[1]):
+            db.execute("from lost").fetchall()
+    with views.opened(objects, contexts, {}) as db:
+        assert db.execute("from good").fetchall() == [(1,)]
+        for name, filename in (("lost", names[1]), ("damaged", names[2])):
+            with pytest.raises(duckdb.Error, match=f"table '{name}' cannot be read: .*{filename}"):
+                db.execute(f"select count(*) from {name}").fetchall()
+
+
+def test_it_opens_while_tables_come_and_go_and_files_are_collected(dsn: str, tmp_path: Path) -> None:
+    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
+        properties = dm.TableProperties(gc_delay_seconds=0, compaction_batch_files=2)
+        table = instance.create_table("stays", Schema([Field("k", LONG)]), properties=properties)
+        table.ingest(pa.table({"k": [0]}))
+        over = threading.Event()
+
+        def change() -> None:
+            for n in count(1):
+                instance.create_table(f"goes_{n}", Schema([Field("k", LONG)]))
+                table.ingest(pa.table({"k": [n]}))
+                table.compact()
+                table.collect_garbage()
+                instance.drop_table(f"goes_{n}")
+                if over.is_set():
+                    return
+
+        with ThreadPoolExecutor(1) as pool:
+            changing = pool.submit(change)
+            before = 0
+            try:
+                for _ in range(15):
+                    with instance.duckdb() as db, suppress(duckdb.IOException):  # collected before it is read
+                        rows = db.execute("select count(*), max(k) + 1 from stays").fetchall()[0]
+                        assert rows[0] == rows[1] >= before
+                        before = rows[0]
+            finally:
+                over.set()
+            changing.result()
+        with instance.duckdb() as db:
+            assert db.execute("select count(*) from stays").fetchall()[0][0] > 1
 
 
 def test_s3(dsn: str, supplier: ConnectionSupplier, s3_store: ObjectStore) -> None:
