@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -175,6 +176,15 @@ def test_old_rows_are_left_out(new_lake: Callable[..., Lake], kind: Any, unit: i
         assert db.execute("select k from t order by k").fetchall() == [(2,), (3,)]
 
 
+def test_a_folder_like_those_of_hive_says_nothing_of_columns(
+    dsn: str, supplier: ConnectionSupplier, tmp_path: Path
+) -> None:
+    lake = Lake(dsn, supplier, tmp_path / "k=5", Schema([Field("k", LONG)]))
+    lake.add([{"k": 1}])
+    with opened(lake) as db:
+        assert db.execute("from t").fetchall() == [(1,)]
+
+
 def test_a_table_without_rows_has_its_columns(new_lake: Callable[..., Lake]) -> None:
     schema = Schema([Field("k", BYTES)], [], [Field("m", MAP(STRING, BOOLEAN), nullable=True)])
     with opened(new_lake(schema)) as db:
@@ -208,6 +218,10 @@ def test_a_file_that_is_lost_or_damaged_is_said_where_its_table_is_used(
     contexts = {lake.context.table.name: lake.context for lake in (good, lost, damaged)}
     names = [lake.add([{"k": 1}])[0] for lake in (good, lost, damaged)]
     objects = good.context.objects
+    # what is lost is not looked for where its path, taken for a pattern, leads
+    like_it = Path(str(objects.local_path(names[1])).replace("[c]*?", "c--"))
+    like_it.parent.mkdir(parents=True)
+    shutil.copy(str(objects.local_path(names[1])), like_it)
     with views.opened(objects, contexts, {}) as db:
         objects.delete([names[1]])
         path = objects.local_path(names[2])
@@ -221,6 +235,26 @@ def test_a_file_that_is_lost_or_damaged_is_said_where_its_table_is_used(
         for name, filename in (("lost", names[1]), ("damaged", names[2])):
             with pytest.raises(duckdb.Error, match=f"table '{name}' cannot be read: .*{filename}"):
                 db.execute(f"select count(*) from {name}").fetchall()
+
+
+def test_a_file_that_is_collected_meanwhile_has_a_successor(
+    new_lake: Callable[..., Lake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = new_lake(Schema([Field("k", LONG)]))
+    [old] = lake.add([{"k": 1}])
+    plan_tables = views.plan_tables
+
+    def and_replaced(*asked: Any) -> Any:
+        found = plan_tables(*asked)
+        if lake.context.objects.delete([old]) == []:
+            monkeypatch.setattr(views, "plan_tables", plan_tables)
+            lake.context.store.clear()
+            lake.add([{"k": 1}])
+        return found
+
+    monkeypatch.setattr(views, "plan_tables", and_replaced)
+    with opened(lake) as db:
+        assert db.execute("from t").fetchall() == [(1,)]
 
 
 def test_it_opens_while_tables_come_and_go_and_files_are_collected(dsn: str, tmp_path: Path) -> None:
