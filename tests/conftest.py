@@ -30,7 +30,7 @@ from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
 from tests.aws_server import aws_server
 from tests.databases import Databases, name_of
-from tests.run_folder import RunFolder
+from tests.run_folder import RunFolder, spread
 
 BUCKET = "dormouse-test"
 _names = itertools.count(1)
@@ -98,6 +98,12 @@ def pytest_runtest_setup() -> None:
     """Tests and the processes that they start heed Ctrl-C, also where the run ignores it (`nohup`)."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def spread_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The folders of tests lie apart on the disk, as those of the run do."""
+    spread(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="session")
