@@ -22,7 +22,7 @@ from dormouse.sql.conditions import all_of, in_slices, meets, text, type_name
 from dormouse.sql.connection import connection, path_of
 
 FILES_MAX = 10_000
-"""Of a view: each look at it costs DuckDB a tenth of a millisecond a file."""
+"""Of a view: whenever it is used, DuckDB looks at each."""
 PARTS_MAX = 1_000
 """Of a view: files of which different keys count are read apart."""
 REPLANS_MAX = 10

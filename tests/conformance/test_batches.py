@@ -53,7 +53,8 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     execute = psycopg.Cursor.execute
 
     def noted(self: Any, text: Any, *values: Any, **options: Any) -> Any:
-        sent.extend(filter(None, [str(text)]))
+        if text:
+            sent.append(str(text))
         return execute(self, text, *values, **options)
 
     with monkeypatch.context() as patch:

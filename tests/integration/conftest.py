@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,16 @@ from dormouse.commits.postgres_queue import PostgresQueue
 from dormouse.embedded import server as embedded_server
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.postgres import ConnectionSupplier
+
+
+@pytest.fixture(scope="module")
+def own_database(
+    new_database: Callable[[str], str], template_database: str
+) -> Iterator[tuple[str, ConnectionSupplier]]:
+    """A database of the module's own, for what its tests only read, and connections to it."""
+    dsn = new_database(template_database)
+    with closing(ConnectionSupplier(dsn)) as supplier:
+        yield dsn, supplier
 
 
 @pytest.fixture(scope="session")

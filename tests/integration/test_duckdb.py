@@ -6,9 +6,9 @@ import math
 import random
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -45,14 +45,10 @@ def new_lake(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> Callable
 
 
 @pytest.fixture(scope="module")
-def lake(
-    new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Lake]:
+def lake(own_database: tuple[str, ConnectionSupplier], tmp_path_factory: pytest.TempPathFactory) -> Lake:
     """One for the tests that only read it."""
-    dsn = new_database(template_database)
-    with closing(ConnectionSupplier(dsn)) as supplier:
-        folder = tmp_path_factory.mktemp("lake") / "k=v [b]*?%20é'"
-        yield four_leaves(lambda **more: Lake(dsn, supplier, folder, SCHEMA, **more))
+    folder = tmp_path_factory.mktemp("lake") / "k=v [b]*?%20é'"
+    return four_leaves(lambda **more: Lake(*own_database, folder, SCHEMA, **more))
 
 
 def test_all_rows_are_there_once_with_their_types(lake: Lake) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -33,14 +33,10 @@ def new_lake(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> NewLake:
 
 
 @pytest.fixture(scope="module")
-def lake(
-    new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Lake]:
+def lake(own_database: tuple[str, ConnectionSupplier], tmp_path_factory: pytest.TempPathFactory) -> Lake:
     """One for all tests, which only read it."""
-    dsn = new_database(template_database)
-    with closing(ConnectionSupplier(dsn)) as supplier:
-        folder = tmp_path_factory.mktemp("lake") / "a [b]*?%20é"
-        yield four_leaves(lambda **more: Lake(dsn, supplier, folder, SCHEMA, **more))
+    folder = tmp_path_factory.mktemp("lake") / "a [b]*?%20é"
+    return four_leaves(lambda **more: Lake(*own_database, folder, SCHEMA, **more))
 
 
 def test_all_rows_come_once_and_in_key_order(lake: Lake) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -36,12 +34,10 @@ COUNTS = Schema([Field("word", STRING)], [Field("at", LONG)], [Field("n", LONG),
 
 @pytest.fixture(scope="module")
 def shared(
-    new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[str, ConnectionSupplier, Path]]:
+    own_database: tuple[str, ConnectionSupplier], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, ConnectionSupplier, Path]:
     """A database and a folder for all tests."""
-    dsn = new_database(template_database)
-    with closing(ConnectionSupplier(dsn)) as supplier:
-        yield dsn, supplier, tmp_path_factory.mktemp("lake") / "a b [c]%20"
+    return *own_database, tmp_path_factory.mktemp("lake") / "a b [c]%20"
 
 
 @pytest.fixture(scope="module")

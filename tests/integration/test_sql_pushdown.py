@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import closing
 
 import pytest
 from hypothesis import given, settings
@@ -31,19 +29,15 @@ SMALL = [-(2**31), -2, 0, 3, 2**31 - 1]
 
 
 @pytest.fixture(scope="module")
-def lake(
-    new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Lake]:
+def lake(own_database: tuple[str, ConnectionSupplier], tmp_path_factory: pytest.TempPathFactory) -> Lake:
     """1,200 rows in eight leaves of three keys; some files have references on several leaves."""
-    dsn = new_database(template_database)
-    with closing(ConnectionSupplier(dsn)) as supplier:
-        lake = Lake(dsn, supplier, tmp_path_factory.mktemp("lake"), SCHEMA, split_points=["a", "abc", "b"])
-        for leaf, field, point in zip(lake.context.partitions.leaves(), "nnin", (0, 2, 0, 5), strict=True):
-            lake.context.partitions.split(leaf.partition_id, point, field)
-        rng = random.Random(1)
-        for number in range(3):
-            lake.add([_row(rng) for _ in range(400)], one_file=number == 1)
-        yield lake
+    lake = Lake(*own_database, tmp_path_factory.mktemp("lake"), SCHEMA, split_points=["a", "abc", "b"])
+    for leaf, field, point in zip(lake.context.partitions.leaves(), "nnin", (0, 2, 0, 5), strict=True):
+        lake.context.partitions.split(leaf.partition_id, point, field)
+    rng = random.Random(1)
+    for number in range(3):
+        lake.add([_row(rng) for _ in range(400)], one_file=number == 1)
+    return lake
 
 
 def _row(rng: random.Random) -> dict[str, object]:
