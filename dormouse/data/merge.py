@@ -57,7 +57,7 @@ def merge_sorted(
         with panics_as_errors():
             rows = merged_rows(context, files, schema, region=region, properties=properties, now_ms=now_ms)
             shape = FileShape.like(_sample(files[0], schema), schema, properties)
-            return write_sorted(rows, schema, output_path, shape)
+            return write_sorted(rows, schema, output_path, shape, _constant(schema, region))
     except InvalidData as error:
         raise InvalidData(f"{error} in the merge of {', '.join(map(repr, inputs))}") from None
     except DormouseError:
@@ -81,6 +81,12 @@ def merged_rows(
     rows = union(files) if inside is None else union(files).filter(inside)
     found = Transform.parse(schema, properties).of(rows, context, now_ms)
     return found.sort(*key_order(schema.key_names))
+
+
+def _constant(schema: Schema, region: Region | None) -> list[str]:
+    """The row keys of which a region has one value."""
+    found = region or Region()
+    return [field.name for field in schema.row_keys if found.range(field.name).has_one_value(field)]
 
 
 def _sample(file: DataFrame, schema: Schema) -> pa.Table:

@@ -9,6 +9,7 @@ from typing import Any
 from dormouse.errors import InvalidQuery, InvalidRange
 from dormouse.model.keys import KeyValue, check_key, min_value
 from dormouse.model.schema import Field
+from dormouse.model.types import INT, LONG
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,12 @@ class Range:
     def contains(self, value: KeyValue) -> bool:
         above = self.min is None or _after(value, self.min, self.min_inclusive)
         return above and (self.max is None or _after(self.max, value, self.max_inclusive))
+
+    def has_one_value(self, field: Field) -> bool:
+        """Whether it can hold a single one; of numbers, its ends may be neighbours."""
+        if isinstance(self.min, int) and isinstance(self.max, int) and field.type in (INT, LONG):
+            return self.max - (not self.max_inclusive) == self.min + (not self.min_inclusive)
+        return self.is_exact
 
     def intersect(self, other: Range) -> Range | None:
         """What both have, or None."""

@@ -58,10 +58,39 @@ def test_files_of_one_key_each_are_merged_in_the_order_of_all_keys(
     assert keys == [(constant, b) for constant in sorted(constants) for b in range(500)]
 
 
+@pytest.mark.parametrize("properties", TRANSFORMS, ids=lambda p: next(iter(p), "plain"))
+@pytest.mark.parametrize("kind", [INT, LONG])
+def test_a_region_of_one_key_is_merged_in_the_order_of_the_others(
+    tmp_path: Path, kind: DataType, properties: dict[str, Any]
+) -> None:
+    """Files also have rows of other keys; DataFusion knows which one is left."""
+    schema = Schema([Field("a", kind), Field("b", LONG)], values=[Field("v", LONG)])
+    objects = open_store(tmp_path / "in")
+    for number in range(3):
+        rows = [{"a": a, "b": b, "v": 1} for a in (4, 5, 6) for b in range(number, 500, 3)]
+        table = pa.Table.from_pylist(rows, schema=arrow_schema(schema))
+        write_object(objects, schema, f"{number}.parquet", table)
+    merge_sorted(
+        [objects.uri(f"{number}.parquet") for number in range(3)],
+        schema,
+        tmp_path / "out",
+        region=Region(a=Range(5, 6)),
+        properties=TableProperties(**properties),
+        now_ms=0,
+    )
+    merged = pq.read_table(tmp_path / "out")
+    assert (merged["a"].unique().to_pylist(), merged["b"].to_pylist()) == ([5], list(range(500)))
+
+
 def test_a_plan_that_merges_by_fewer_keys_is_refused() -> None:
     schema = Schema([Field("a", LONG), Field("b", LONG)], [Field("c", LONG)])
     merge = "  SortPreservingMergeExec: [{}]\n    UnionExec"
     check_merges_by_all_keys(schema, merge.format("a@0 ASC NULLS LAST, b@1 ASC NULLS LAST, c@2 ASC"))
     check_merges_by_all_keys(schema, "ProjectionExec: expr=[a@0 as a]")
+    check_merges_by_all_keys(schema, merge.format("b@1 ASC, c@2 ASC"), ["a"])
+    check_merges_by_all_keys(schema, merge.format("a@0 ASC, c@2 ASC"), ["b"])
+    check_merges_by_all_keys(schema, merge.format("a@0 ASC, b@1 ASC, c@2 ASC"), ["a"])
+    with pytest.raises(JobFailed, match="would merge by"):
+        check_merges_by_all_keys(schema, merge.format("c@2 ASC"), ["a"])
     with pytest.raises(JobFailed, match=r"would merge by b@1 ASC, c@2 ASC instead of a, b, c"):
         check_merges_by_all_keys(schema, merge.format("b@1 ASC, c@2 ASC"))

@@ -24,6 +24,17 @@ def inside(item: Range) -> set[int]:
     return {p for p in low if item.max is None or p < item.max or (item.max_inclusive and p == item.max)}
 
 
+@given(RANGES)
+def test_a_range_of_one_number_is_known(item: Range) -> None:
+    is_bounded = item.min is not None and item.max is not None
+    assert item.has_one_value(SCHEMA.field("a")) == (is_bounded and len(inside(item)) == 1)
+
+
+def test_a_range_of_one_text_has_its_ends_in_it() -> None:
+    assert Range.exactly("a").has_one_value(SCHEMA.field("s"))
+    assert not Range("a", "a\x00").has_one_value(SCHEMA.field("s"))
+
+
 def points(region: Region) -> set[tuple[int, int]]:
     return {(x, y) for x in POINTS for y in POINTS if region.contains({"x": x, "y": y})}
 
