@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.data.bloom_filters import bloom_filter_columns, sized_filters
 from dormouse.data.leaf_sorter import LeafSorter
-from dormouse.data.parquet_file import FileFacts
+from dormouse.data.parquet_file import FileFacts, bounded_columns
 from dormouse.data.portions import portions
 from dormouse.data.sketches import KeySampler
 from dormouse.errors import JobFailed
@@ -104,6 +104,7 @@ class LeafFiles:
             compression_level=level,
             store_schema=False,  # readers take the types from Parquet
             write_page_index=True,
+            write_statistics=bounded_columns(self._schema),
             bloom_filter_options=sized_filters(bloom_filter_columns(self._schema, self._properties), first),
         ) as writer:
             writer.write_table(first, row_group_size=first.num_rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from dormouse.model.file_reference import FileReference, FileWithReferences
 from dormouse.model.keys import encode_key
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
-from dormouse.model.types import STRING
+from dormouse.model.types import DOUBLE, STRING
 
 _CODECS = {"zstd": "zstd(1)", "snappy": "snappy", "lz4": "lz4_raw", "none": "uncompressed"}
 _MERGE = re.compile(r"SortPreservingMergeExec: \[(.*?)\]")
@@ -107,8 +107,9 @@ class FileShape:
             compression=properties.compression,
         )
 
-    def options(self) -> ParquetWriterOptions:
+    def options(self, schema: Schema) -> ParquetWriterOptions:
         """As DataFusion takes it; SQL's options would not tell upper from lower case."""
+        unbounded = set(schema.names).difference(bounded_columns(schema))
         # encoded at once: few calls, yet pages that keep to their size when rows are long
         encoded = min(max(int(self.group_rows * _ENCODED_OF_GROUP), 1), _ENCODED_ROWS_MAX)
         return ParquetWriterOptions(
@@ -123,11 +124,12 @@ class FileShape:
             skip_arrow_metadata=True,
             statistics_truncate_length=_STATISTICS_BYTES_MAX,
             column_specific_options={
-                name: self._column_options(name) for name in {*self.plain_columns, *self.bloom_columns}
+                name: self._column_options(name, bounded=name not in unbounded)
+                for name in {*self.plain_columns, *self.bloom_columns, *unbounded}
             },
         )
 
-    def _column_options(self, name: str) -> ParquetColumnOptions:
+    def _column_options(self, name: str, *, bounded: bool) -> ParquetColumnOptions:
         bloom = name in self.bloom_columns
         return ParquetColumnOptions(
             dictionary_enabled=False if name in self.plain_columns else None,
@@ -135,19 +137,28 @@ class FileShape:
             # as if all values differed: the writer folds a filter to the size that its values need
             bloom_filter_ndv=self.group_rows if bloom else None,
             bloom_filter_fpp=FALSE_POSITIVES if bloom else None,
+            statistics_enabled=None if bounded else "none",
         )
 
 
-def write_sorted(rows: DataFrame, schema: Schema, output_path: Path, shape: FileShape) -> FileFacts:
+def bounded_columns(schema: Schema) -> list[str]:
+    """The columns of which files have minimum and maximum: of DOUBLE, these would not tell of NaN."""
+    return [field.name for field in schema.fields if field.type != DOUBLE and not field.type.is_nested]
+
+
+def write_sorted(
+    rows: DataFrame, schema: Schema, output_path: Path, shape: FileShape, constant: Collection[str] = ()
+) -> FileFacts:
     """Write rows that are in key order to one Parquet file; nothing is left there on a failure.
 
-    DataFusion's own errors and panics pass through. The rows are of a `sorted_session` with `writer_options`.
+    All rows have one value of the keys that are `constant`. DataFusion's own errors and panics pass through.
+    The rows are of a `sorted_session` with `writer_options`.
     """
     # DataFusion takes a name without a suffix for a folder
     written = output_path.with_name(output_path.name + ".parquet")
     try:
-        check_merges_by_all_keys(schema, rows.execution_plan().display_indent())
-        rows.write_parquet_with_options(file_url(written), shape.options())
+        check_merges_by_all_keys(schema, rows.execution_plan().display_indent(), constant)
+        rows.write_parquet_with_options(file_url(written), shape.options(schema))
         facts = file_facts(written, schema) if written.exists() else FileFacts(0)
         if facts.row_count:
             written.replace(output_path)
@@ -156,11 +167,15 @@ def write_sorted(rows: DataFrame, schema: Schema, output_path: Path, shape: File
         written.unlink(missing_ok=True)
 
 
-def check_merges_by_all_keys(schema: Schema, plan: str) -> None:
-    """Refuses a plan that merges sorted streams by fewer than all keys: its output could be out of order."""
+def check_merges_by_all_keys(schema: Schema, plan: str, constant: Collection[str] = ()) -> None:
+    """Refuses a plan that merges sorted streams by fewer than all keys: its output could be out of order.
+
+    Those that are constant order nothing, and DataFusion leaves them out where it knows.
+    """
+    needed = [name for name in schema.key_names if name not in constant]
     for merged_by in _MERGE.findall(plan):
-        names = tuple(name.strip('"') for name in _MERGE_COLUMN.findall(merged_by))
-        if names[: len(schema.key_names)] != schema.key_names:
+        names = [name.strip('"') for name in _MERGE_COLUMN.findall(merged_by)]
+        if [name for name in names if name not in constant][: len(needed)] != needed:
             raise JobFailed(
                 f"DataFusion would merge by {merged_by} instead of {', '.join(schema.key_names)}; "
                 "nothing was written"

@@ -21,7 +21,7 @@ from dormouse.model.properties import TableProperties
 from dormouse.model.table import TableRecord
 from dormouse.model.text import narrow_id
 from dormouse.objects import ObjectStore
-from dormouse.objects.names import SKETCHES_SUFFIX
+from dormouse.objects.names import PARQUET_SUFFIX, SKETCHES_SUFFIX
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_transaction
@@ -42,7 +42,7 @@ class WriteAttempt:
 
     def object_name(self, partition_id: str, number: int = 0) -> str:
         """A name for an object of this attempt."""
-        return f"{self.object_prefix}{number}-{partition_id}.parquet"
+        return f"{self.object_prefix}{number}-{partition_id}{PARQUET_SUFFIX}"
 
     @property
     def _key(self) -> dict[str, Any]:

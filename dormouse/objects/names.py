@@ -10,6 +10,9 @@ STAGING = ".staging"
 SKETCHES_SUFFIX = ".sketches"
 """Of the object beside a file that has its sketches."""
 
+PARQUET_SUFFIX = ".v2.parquet"
+"""Of files whose DOUBLE columns have no minimum and maximum, as those of before have: NaN is in neither."""
+
 NAME_BYTES_MAX = 900
 SEGMENT_BYTES_MAX = 255
 _SEGMENT = re.compile(r"[A-Za-z0-9._=-]+")
