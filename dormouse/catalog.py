@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +50,7 @@ class Catalog:
             row = conn.execute(_QUERIES["add"].on(), _columns(table)).fetchone()
             if row is None:
                 raise TableAlreadyExists(f"table {name!r} exists already")
+            _check_alone(conn, name)
             made = replace(table, table_id=row[0], created_at=row[1])
             FileReferenceStore(self._supplier, made).create(conn)
             PartitionStore(self._supplier, made).create(conn, split_points)
@@ -68,9 +69,10 @@ class Catalog:
         """All tables, by name."""
         return [table_of(row) for row in self._rows("tables")]
 
-    def tables_in(self, text: str) -> list[TableRecord]:
-        """The tables whose names stand in a text, by name."""
-        return [table_of(row) for row in self._rows("tables_in", text=text)] if is_text(text) else []
+    def tables_like(self, names: Iterable[str]) -> list[TableRecord]:
+        """The tables that have one of the names, in upper or lower case, by name."""
+        lower = [name.lower() for name in names if is_text(name)]
+        return [table_of(row) for row in self._rows("tables_like", names=lower)] if lower else []
 
     def names(self) -> list[str]:
         """The names of all tables."""
@@ -79,7 +81,12 @@ class Catalog:
     def rename(self, name: str, new_name: str) -> None:
         """`TableNotFound`, or `TableAlreadyExists` when the new name is taken."""
         values = {"name": name, "new_name": check_table_name(new_name)}
-        work = rows_of(_QUERIES["rename"], values)
+
+        def work(conn: psycopg.Connection[Any]) -> bool:
+            renamed = conn.execute(_QUERIES["rename"].on(), values).fetchone()
+            _check_alone(conn, new_name)
+            return renamed is not None
+
         try:
             renamed = is_text(name) and run_transaction(self._supplier, work, operation="rename")
         except pg.UniqueViolation:
@@ -148,6 +155,15 @@ class Catalog:
 
     def _rows(self, query: str, **values: Any) -> list[Any]:
         return run_lookup(self._supplier, rows_of(_QUERIES[query], values), operation=f"look up {query}")
+
+
+def _check_alone(conn: psycopg.Connection[Any], name: str) -> None:
+    """`TableAlreadyExists` for a name that SQL could not tell from another table's."""
+    row = conn.execute(_QUERIES["alike"].on(), {"name": name}).fetchone()
+    if row is not None:
+        raise TableAlreadyExists(
+            f"table {name!r} could not be told from {row[0]!r}, which differs in upper and lower case only"
+        )
 
 
 def _columns(table: TableRecord) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 -- name: add
 -- Adds a table; gives nothing when the name is taken.
 insert into tables (name, schema, properties, layout)
-values (%(name)s, %(schema)s, %(properties)s, %(layout)s)
+select %(name)s, %(schema)s, %(properties)s, %(layout)s
+from pg_advisory_xact_lock(hashtextextended('table ' || lower(%(name)s), 0))
 on conflict (name) do nothing
 returning table_id, created_at;
 
@@ -13,11 +14,11 @@ select table_id, name, schema, properties, layout, created_at from tables order 
 -- One table.
 select table_id, name, schema, properties, layout, created_at from tables where name = %(name)s;
 
--- name: tables_in
--- The tables whose names stand in a text.
+-- name: tables_like
+-- The tables that have one of these names, given in lower case.
 select table_id, name, schema, properties, layout, created_at
 from tables
-where position(name in %(text)s) > 0
+where lower(name) = any(%(names)s::text[])
 order by name;
 
 -- name: names
@@ -26,7 +27,15 @@ select name from tables order by name;
 
 -- name: rename
 -- Gives a table another name.
-update tables set name = %(new_name)s where name = %(name)s returning table_id;
+update tables set name = %(new_name)s
+from pg_advisory_xact_lock(hashtextextended('table ' || lower(%(new_name)s), 0))
+where name = %(name)s
+returning table_id;
+
+-- name: alike
+-- A table whose name differs in upper and lower case only. Asked after the name was taken, under a lock that all
+-- who take such a name wait for.
+select name from tables where lower(name) = lower(%(name)s) and name <> %(name)s limit 1;
 
 -- name: table_to_change
 -- One table, held until the change of it is committed.

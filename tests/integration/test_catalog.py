@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,9 +82,38 @@ def test_a_table_is_found_as_it_was_made(catalog: Catalog) -> None:
 
 
 def test_tables_come_by_name(catalog: Catalog) -> None:
-    for name in ("b", "a", "B", "_", "a-1"):
+    for name in ("b", "a", "C", "_", "a-1"):
         create(catalog, name)
-    assert [t.name for t in catalog.tables()] == ["B", "_", "a", "a-1", "b"]
+    assert [t.name for t in catalog.tables()] == ["C", "_", "a", "a-1", "b"]
+    assert [t.name for t in catalog.tables_like(["A", "c", "A-1", "x"])] == ["C", "a", "a-1"]
+
+
+def test_names_that_differ_in_upper_and_lower_case_only_are_refused(catalog: Catalog) -> None:
+    create(catalog, "Flights")
+    create(catalog, "other")
+    for name in ("flights", "FLIGHTS"):
+        with pytest.raises(TableAlreadyExists, match=rf"'{name}' could not be told from 'Flights'"):
+            create(catalog, name)
+        with pytest.raises(TableAlreadyExists, match=rf"'{name}' could not be told from 'Flights'"):
+            catalog.rename("other", name)
+    catalog.rename("Flights", "flights")
+    assert [t.name for t in catalog.tables()] == ["flights", "other"]
+
+
+def test_of_names_that_are_alike_one_is_taken_at_a_time(catalog: Catalog) -> None:
+    """Those who take them at once wait for each other."""
+
+    def made(name: str) -> bool:
+        try:
+            create(catalog, name)
+        except TableAlreadyExists:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as threads:
+        for n in range(10):
+            names = [f"{a}{b}{n}" for a in "aA" for b in "bB"]
+            assert sum(threads.map(made, names)) == 1
 
 
 @pytest.mark.parametrize("name", ["select", "t", "_x", "A-b_9", "file_reference", "x" * 128])
