@@ -17,7 +17,7 @@ from dormouse.errors import DormouseError
 from packages import ROOT
 
 FOLDER = Path("build/query-image")
-EXTRAS = ("query", "service")
+EXTRAS = ("query", "sql", "service")
 BESIDE = ("botocore", "rich", "typer")
 """The IAM tokens of the database, and the command line."""
 

@@ -20,6 +20,8 @@ from dormouse.service import Server
 from dormouse.settings.service import load_service_settings
 
 SECONDS_MAX = 60.0
+SMALL: dict[str, Any] = {"port": 0, "shutdown_seconds_max": 0, "sql_workers": 0}
+"""Starts at once, and stops at once; SQL runs in the process of the test."""
 # without the certificates that each call would load, for a server that has none
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 http_get, http_post = partial(httpx.get, verify=_NO_TLS), partial(httpx.post, verify=_NO_TLS)
@@ -47,7 +49,7 @@ def serving(instance: Any, **settings: Any) -> Iterator[str]:
 
 @contextmanager
 def running(instance: Any, **settings: Any) -> Iterator[Server]:
-    server = Server(instance, load_service_settings(**{"port": 0, "shutdown_seconds_max": 0, **settings}))
+    server = Server(instance, load_service_settings(**{**SMALL, **settings}))
     started = threading.Event()
     thread = threading.Thread(target=server.run, args=(lambda url: started.set(),), name="server")
     thread.start()

@@ -13,9 +13,11 @@ from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
 from dormouse.model.table import check_table_name
+from dormouse.query.parameters_json import parameters_json
 from dormouse.query.planner import PlanSummary
 from dormouse.query.where import question
 from dormouse.query.where_json import where_json
+from dormouse.sql.values import Parameters, given
 from dormouse.table import TableStatus
 
 if TYPE_CHECKING:
@@ -72,13 +74,16 @@ class Client:
         found = self._http.json("GET", "/v1/tables")["tables"]
         return [RemoteTable(self, self._http, each["name"]) for each in found]
 
-    def sql(self, statement: str) -> pa.RecordBatchReader:
-        """The answer of a SELECT over the instance's tables, by name, streamed. Raises `InvalidQuery`."""
-        return _answer(self._http, "/v1/sql", {"statement": _text(statement)})
+    def sql(self, statement: str, parameters: Parameters | None = None) -> pa.RecordBatchReader:
+        """The answer of a SELECT over the instance's tables, by name, streamed: as `Instance.sql`.
 
-    def explain_sql(self, statement: str) -> dict[str, PlanSummary]:
+        Raises `InvalidQuery`.
+        """
+        return _answer(self._http, "/v1/sql", _asked(statement, parameters))
+
+    def explain_sql(self, statement: str, parameters: Parameters | None = None) -> dict[str, PlanSummary]:
         """What a statement would read of each table that it reads. Raises `InvalidQuery`."""
-        plans = self._http.json("POST", "/v1/sql/plan", {"statement": _text(statement)})["tables"]
+        plans = self._http.json("POST", "/v1/sql/plan", _asked(statement, parameters))["tables"]
         return {name: _summary(plan) for name, plan in plans.items()}
 
 
@@ -130,9 +135,9 @@ class RemoteTable:
         asked = question(self.schema, where, None, None)
         return _summary(self._http.json("POST", _path(self.name, "plan"), {"where": where_json(asked)}))
 
-    def sql(self, statement: str) -> pa.RecordBatchReader:
+    def sql(self, statement: str, parameters: Parameters | None = None) -> pa.RecordBatchReader:
         """The answer of a SELECT over this and the instance's other tables, by name."""
-        return self._client.sql(statement)
+        return self._client.sql(statement, parameters)
 
     def status(self) -> TableStatus:
         """What the table consists of now."""
@@ -148,10 +153,11 @@ def _path(table: str, *rest: str) -> str:
     return "/".join(("/v1/tables", table, *rest))
 
 
-def _text(statement: object) -> str:
+def _asked(statement: object, parameters: object) -> dict[str, Any]:
     if not isinstance(statement, str):
         raise InvalidQuery(f"a statement must be a string, not {statement!r}")
-    return statement
+    asked: dict[str, Any] = {"statement": statement}
+    return asked if parameters is None else asked | {"parameters": parameters_json(given(parameters))}
 
 
 def _summary(plan: Mapping[str, Any]) -> PlanSummary:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,6 +28,7 @@ from dormouse.service.running import Runner
 from dormouse.service.security import Guard
 from dormouse.service.work import Limits
 from dormouse.settings.service import ServiceSettings
+from dormouse.sql.workers import WorkerLimits, Workers
 
 logger = logging.getLogger("dormouse.service")
 LOOKUPS_MAX = 16
@@ -42,10 +44,17 @@ _DESCRIPTION = (
 def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
     """The app that answers queries of an instance, which stays open as long as the app runs."""
     metrics = Metrics()
-    runner = Runner(settings, metrics)
+    lookups = Runner(settings, metrics, settings.queries_max)
+    workers = _workers(instance, settings, metrics) if settings.statements_max else None
+    statements = Runner(settings, metrics, settings.statements_max) if workers else lookups
+    runners = {lookups, statements}
+    metrics.running.set_function(lambda: sum(runner.slots.taken for runner in runners))
+    metrics.waiting.set_function(lambda: sum(runner.slots.waiting for runner in runners))
     here = Service(
         instance,
-        runner,
+        lookups,
+        statements,
+        workers.session if workers else None,
         Readiness(instance.check_reachable),
         metrics,
         Limits(settings.rows_max, settings.bytes_max),
@@ -53,10 +62,15 @@ def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if workers:
+            workers.start()
         anyio.to_thread.current_default_thread_limiter().total_tokens = LOOKUPS_MAX
         yield
         here.readiness.close()
-        await runner.close()
+        for runner in runners:
+            await runner.close()
+        if workers:
+            await asyncio.to_thread(workers.close)
 
     app = FastAPI(
         title="Dormouse",
@@ -77,6 +91,20 @@ def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
         app.add_exception_handler(kind, _problem)
     app.openapi = lambda: _described(app, secured=settings.secret is not None)  # type: ignore[method-assign]
     return app
+
+
+def _workers(instance: Instance, settings: ServiceSettings, metrics: Metrics) -> Workers:
+    found = instance.sql_workers(
+        WorkerLimits(
+            settings.statements_max,
+            settings.sql_memory_bytes_max,
+            settings.sql_spill_bytes_max,
+            settings.sql_threads,
+        ),
+        lambda why: metrics.workers_ended.labels(why).inc(),
+    )
+    metrics.workers.set_function(lambda: len(found.process_ids))
+    return found
 
 
 async def _problem(request: Request, error: Exception) -> Response:

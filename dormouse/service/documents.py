@@ -53,11 +53,18 @@ class QueryRequest(PlanRequest):
 
 
 class StatementRequest(_Request):
-    """A statement."""
+    """A statement, and the values of its parameters."""
 
     statement: str = Field(
         description="one SELECT, WITH, VALUES or EXPLAIN over the tables, by name",
-        examples=["select carrier, count(*) from flights group by carrier"],
+        examples=["select carrier, count(*) from flights where dest = $1 group by carrier"],
+    )
+    parameters: list[Any] | dict[str, Any] | None = Field(
+        default=None,
+        description="a list for $1, $2, … or ?, an object for $name. For what JSON has no word, an object: "
+        '{"bytes": base64}, {"timestamp": ISO 8601}, {"date": "2026-01-31"}, {"decimal": "0.10"}, '
+        '{"double": "NaN"}',
+        examples=[["BOS"]],
     )
 
 

@@ -30,6 +30,10 @@ class Metrics:
         self.whole = self._seconds("dormouse_query_seconds", "Until the last row was sent.")
         self.running = Gauge("dormouse_queries_running", "Queries that run now.", registry=registry)
         self.waiting = Gauge("dormouse_queries_waiting", "Queries that wait for others.", registry=registry)
+        self.workers = Gauge("dormouse_sql_workers", "Processes that run SQL.", registry=registry)
+        self.workers_ended = Counter(
+            "dormouse_sql_workers_ended", "Processes for SQL that ended, by why.", ["why"], registry=registry
+        )
 
     def _seconds(self, name: str, what: str) -> Histogram:
         text = f"{what} Since the query was admitted."

@@ -21,6 +21,7 @@ from dormouse.errors import (
     InvalidInput,
     ObjectStoreError,
     PartitionNotFound,
+    QueryTooLarge,
     TableNotFound,
     TooManyRetries,
 )
@@ -36,6 +37,7 @@ _STATUSES: tuple[tuple[type[DormouseError], int], ...] = (
     (InvalidInput, 400),
     (TableNotFound, 404),
     (PartitionNotFound, 404),
+    (QueryTooLarge, 413),
     (InstanceError, 503),
     (ConnectionsExhausted, 503),
     (TooManyRetries, 503),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from dormouse.instance import Instance
-from dormouse.query.interruptible import Interruption
+from dormouse.query.interruption import Interruption
+from dormouse.query.parameters_json import parse_parameters
 from dormouse.query.where_json import parse_where
 from dormouse.service import documents, wire
 from dormouse.service.bodies import JsonRoute
@@ -21,6 +21,7 @@ from dormouse.service.health import Readiness
 from dormouse.service.metrics import CONTENT_TYPE, Metrics
 from dormouse.service.running import Answer, Runner
 from dormouse.service.work import DocumentWork, Limits, QueryWork
+from dormouse.sql.engine import Sessions
 
 PAGE_ROWS, PAGE_ROWS_MAX = 100, 10_000
 
@@ -30,7 +31,10 @@ class Service:
     """An instance, and how it is asked."""
 
     instance: Instance
-    runner: Runner
+    lookups: Runner
+    statements: Runner
+    sessions: Sessions | None
+    """Where statements run, if not in this process."""
     readiness: Readiness
     metrics: Metrics
     limits: Limits
@@ -139,7 +143,7 @@ async def plan(here: Here, table: TableNamed, body: documents.PlanRequest) -> Re
         found = here.instance.table(table)
         return found.explain(parse_where(found.schema, body.where))
 
-    return Answer(here.runner, "plan", DocumentWork(make))
+    return Answer(here.lookups, "plan", DocumentWork(make))
 
 
 @queries.post(
@@ -162,15 +166,21 @@ async def query(here: Here, table: TableNamed, body: documents.QueryRequest, req
         where = parse_where(found.schema, body.where)
         return found.query(where, body.columns, limit=body.limit, interruption=interruption)
 
-    return _streamed(here, request, "query", rows, interruption.set)
+    return _streamed(here, here.lookups, request, "query", rows, interruption.set)
 
 
 @queries.post("/sql", response_class=Response, responses=STREAMS, summary="The answer of a SELECT")
 async def sql(here: Here, body: documents.StatementRequest, request: Request) -> Response:
     """One statement over the tables of the instance, by name; streamed as the rows of a table are."""
     interruption = Interruption()
-    rows = partial(here.instance.sql, body.statement, interruption=interruption)
-    return _streamed(here, request, "sql", rows, interruption.set)
+
+    def rows() -> Any:
+        parameters = parse_parameters(body.parameters)
+        return here.instance.sql(
+            body.statement, parameters, interruption=interruption, sessions=here.sessions
+        )
+
+    return _streamed(here, here.statements, request, "sql", rows, interruption.set)
 
 
 @queries.post(
@@ -179,18 +189,26 @@ async def sql(here: Here, body: documents.StatementRequest, request: Request) ->
 async def plan_sql(here: Here, body: documents.StatementRequest) -> Response:
     """For each table that the statement reads: partitions, files and bytes."""
 
-    def make() -> Any:
-        return {"tables": here.instance.explain_sql(body.statement)}
+    interruption = Interruption()
 
-    return Answer(here.runner, "sql_plan", DocumentWork(make))
+    def make() -> Any:
+        parameters = parse_parameters(body.parameters)
+        return {
+            "tables": here.instance.explain_sql(
+                body.statement, parameters, interruption=interruption, sessions=here.sessions
+            )
+        }
+
+    return Answer(here.statements, "sql_plan", DocumentWork(make, interruption.set))
 
 
 def _streamed(
     here: Service,
+    runner: Runner,
     request: Request,
     kind: str,
     rows: Callable[[], Any],
     interrupt: Callable[[], object],
 ) -> Response:
     wanted = preferred_format(",".join(request.headers.getlist("accept")))
-    return Answer(here.runner, kind, QueryWork(rows, wanted, here.limits, interrupt))
+    return Answer(runner, kind, QueryWork(rows, wanted, here.limits, interrupt))

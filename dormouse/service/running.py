@@ -68,16 +68,14 @@ class Slots:
 
 
 class Runner:
-    """Runs the queries of one app, in threads of its own."""
+    """Runs queries of an app, in threads of its own: those by key, or statements."""
 
-    def __init__(self, settings: ServiceSettings, metrics: Metrics) -> None:
+    def __init__(self, settings: ServiceSettings, metrics: Metrics, queries_max: int) -> None:
         self.settings = settings
         self.metrics = metrics
-        self.slots = Slots(settings.queries_max, settings.queue_seconds_max)
-        self._threads = ThreadPoolExecutor(settings.queries_max, thread_name_prefix="dormouse-serve")
+        self.slots = Slots(queries_max, settings.queue_seconds_max)
+        self._threads = ThreadPoolExecutor(queries_max, thread_name_prefix="dormouse-serve")
         self._tidying: set[asyncio.Task[None]] = set()
-        metrics.running.set_function(lambda: self.slots.taken)
-        metrics.waiting.set_function(lambda: self.slots.waiting)
 
     def in_thread(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)

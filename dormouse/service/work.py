@@ -90,11 +90,9 @@ class DocumentWork:
     """One plan: `make` gives it as JSON."""
 
     make: Callable[[], Any]
+    interrupt: Callable[[], object] = lambda: None
     planned_at: float | None = None
     content_type = "application/json"
-
-    def interrupt(self) -> None:
-        pass
 
     def broken_off(self, problem: str) -> bytes:
         return b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -14,6 +15,7 @@ from dormouse.errors import InvalidInput
 from dormouse.settings.process import PREFIX, Optional, load
 
 SERVICE_PREFIX = f"{PREFIX}SERVICE_"
+SQL_MEMORY_BYTES_MIN = 512 * 1024 * 1024
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
 
@@ -50,7 +52,20 @@ class ServiceSettings(BaseSettings):
     """The certificate's private key, as PEM without a password."""
 
     queries_max: int = Field(default=16, ge=1, le=1_000)
-    """How many queries run at once; others wait."""
+    """How many queries by key run at once; others wait. With sql_workers = 0, statements among them."""
+
+    sql_workers: Annotated[int | None, Optional] = Field(default=None, ge=0, le=100)
+    """How many SQL statements run at once, each in a process of its own; by default one for each core, at
+    least 2 and at most 8. With 0 they run in the service's process, which one of them can then end."""
+
+    sql_memory_bytes_max: Annotated[int | None, Optional] = Field(default=None, ge=SQL_MEMORY_BYTES_MIN)
+    """The memory of a process that runs SQL; by default their share of half of the machine's."""
+
+    sql_spill_bytes_max: Annotated[int | None, Optional] = Field(default=None, ge=0)
+    """What a process that runs SQL may put aside on disk; by default their share of half of what is free."""
+
+    sql_threads: Annotated[int | None, Optional] = Field(default=None, ge=1, le=1_000)
+    """How many threads a statement has; by default one for each core."""
 
     queue_seconds_max: float = Field(default=5, ge=0, allow_inf_nan=False)
     """How long a query waits for others to end, before it is refused."""
@@ -86,6 +101,11 @@ class ServiceSettings(BaseSettings):
                 f"on {self.host} everybody could ask: give a token (token_file), or listen on 127.0.0.1"
             )
         return self
+
+    @property
+    def statements_max(self) -> int:
+        """How many statements run at once in processes of their own; 0: none has one."""
+        return min(max(os.cpu_count() or 1, 2), 8) if self.sql_workers is None else self.sql_workers
 
     @property
     def secret(self) -> str | None:

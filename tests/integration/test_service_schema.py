@@ -36,7 +36,8 @@ _EXCLUDED = [positive_data_acceptance]
 
 
 _NO_INSTANCE: Any = SimpleNamespace(check_reachable=None)
-schema = schemathesis.openapi.from_dict(create_app(_NO_INSTANCE, load_service_settings()).openapi())
+_APP = create_app(_NO_INSTANCE, load_service_settings(sql_workers=0))
+schema = schemathesis.openapi.from_dict(_APP.openapi())
 
 
 @pytest.fixture(scope="module")

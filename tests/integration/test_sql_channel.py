@@ -1,0 +1,82 @@
+"""What a worker sends whose memory a statement has corrupted: an error, and never code or nonsense."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from dormouse.errors import EngineFailed, InvalidQuery
+from dormouse.objects import open_store
+from dormouse.query.interruption import Interruption
+from dormouse.sql import channel, worker_process
+from dormouse.sql.channel import BATCH, SCHEMA, VALUE, failed, plain_value
+from dormouse.sql.workers import WorkerLimits, Workers
+
+GARBAGE = """
+import pickle, socket, struct, sys
+end = socket.socket(fileno=int(sys.argv[1]))
+end.sendall(struct.pack("!cQ", b"E", 0))
+for answer in pickle.loads(bytes.fromhex(sys.argv[3])):
+    end.sendall(answer)
+end.recv(1 << 20)
+end.recv(1 << 20)
+"""
+
+
+def _frame(kind: bytes, data: bytes) -> bytes:
+    return channel._HEADER.pack(kind, len(data)) + data
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return os.system, ("exit 1",)
+
+
+_STRINGS = pa.schema([("s", pa.string())])
+_OFFSETS = pa.py_buffer(pa.array([0, 100, 1], pa.int32()).buffers()[1])
+_BAD_OFFSETS = pa.record_batch(
+    [pa.Array.from_buffers(pa.string(), 2, [None, _OFFSETS, pa.py_buffer(b"x")])], schema=_STRINGS
+)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [_frame(SCHEMA, b"no schema")],
+        [_frame(SCHEMA, _STRINGS.serialize()), _frame(BATCH, b"no batch")],
+        [_frame(SCHEMA, _STRINGS.serialize()), _frame(BATCH, _BAD_OFFSETS.serialize())],
+        [_frame(SCHEMA, _STRINGS.serialize()), channel._HEADER.pack(BATCH, 1 << 33)],
+        [_frame(b"?", b"")],
+        [_frame(b"F", b"no error")],
+        [_frame(b"F", b'["SystemExit", "x"]')],
+        [_frame(VALUE, pickle.dumps(_Evil()))],
+    ],
+)
+def test_what_a_corrupted_worker_sends_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frames: list[bytes]
+) -> None:
+    def started(end: int, lifeline: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", GARBAGE, str(end), str(lifeline), pickle.dumps(frames).hex()]
+        return subprocess.Popen(command, pass_fds=(end, lifeline))
+
+    monkeypatch.setattr(worker_process, "_started", started)
+    with closing(Workers(open_store(tmp_path), WorkerLimits(1)).start()) as workers:
+        session = workers.session(Interruption())
+        with closing(session), pytest.raises(EngineFailed, match="its answer cannot be read"):
+            for _ in session.rows({}, "SELECT 1", ()).batches:
+                pass
+        assert session._worker.process_id not in workers.process_ids
+
+
+def test_only_plain_values_are_read() -> None:
+    with pytest.raises(pickle.UnpicklingError, match=r"system is not expected"):
+        plain_value(pa.py_buffer(pickle.dumps(_Evil())))
+    assert failed(InvalidQuery("x")) == b'["InvalidQuery", "x"]'
