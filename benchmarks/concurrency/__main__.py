@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import dormouse as dm
-from benchmarks.concurrency.clients import Clients, Lookups, Target, clients, served
+from benchmarks.concurrency.clients import Clients, Lookups, Target, clients, through_service
 from benchmarks.concurrency.ledger import Ledger, row, rows_of
 from benchmarks.concurrency.upkeep import COUNTS, Counts, prepare, upkeep
 from benchmarks.harness.command import Benchmark, Figures, Tell, amount
@@ -104,7 +104,7 @@ def run(target: Target, plan: Plan, tell: Tell = lambda _: None) -> Figures:
     """Every figure, by name."""
     with dm.connect(target.dsn, target.objects):
         pass  # a service reads an instance, and makes none
-    with served(target) if plan.through == "service" else nullcontext(target) as asked:
+    with through_service(target) if plan.through == "service" else nullcontext(target) as asked:
         return figures(compare(asked, plan, tell), plan)
 
 

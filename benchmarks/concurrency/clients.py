@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,13 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 from benchmarks.concurrency.ledger import Ledger, judge, row, rows_of
 from benchmarks.harness.processes import FORKSERVER, Remote, remotes
 from benchmarks.harness.report import percentile
+from benchmarks.harness.service import served
 
 _EXAMPLES_MAX = 5
 
@@ -159,30 +155,7 @@ def _look_up(table: Any, ledger: Ledger, stop: threading.Event) -> Lookups:
 
 
 @contextmanager
-def served(target: Target, options: Sequence[str] = ()) -> Iterator[Target]:
+def through_service(target: Target, options: Sequence[str] = ()) -> Iterator[Target]:
     """The same by way of `dormouse serve`."""
-    where = ["--dsn", target.dsn, "--objects", target.objects]
-    program = str(Path(sys.executable).with_name("dormouse"))
-    command = [program, "serve", "--json", "--port", "0", *where, *options]
-    with TemporaryFile() as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        try:
-            yield replace(target, url=_url(process))
-        finally:
-            process.terminate()
-            process.communicate()
-        if process.returncode:
-            log.seek(0)
-            said = log.read().decode()[-2_000:]
-            raise RuntimeError(f"the query service ended with exit code {process.returncode}: {said}")
-
-
-def _url(process: subprocess.Popen[str]) -> str:
-    text = ""
-    for line in process.stdout or ():
-        text += line
-        try:
-            return str(json.loads(text)["url"])
-        except ValueError:
-            continue  # a document of several lines
-    raise RuntimeError(f"the query service did not start; exit code {process.wait()}")
+    with served(target.dsn, target.objects, options) as service:
+        yield replace(target, url=service.url)

@@ -108,7 +108,7 @@ class Benchmark:
         for each in fields(self.plan):
             if argument := each.metadata["argument"]:
                 number: dict[str, Any] = (
-                    {} if argument.keys() & {"action", "choices"} else {"type": at_least_one}
+                    {} if argument.keys() & {"action", "choices", "type"} else {"type": at_least_one}
                 )
                 parser.add_argument(f"--{each.name}", default=None, **number, **argument)
         arguments = parser.parse_args(given)

@@ -112,9 +112,9 @@ def wait_until(moment: float) -> None:
     time.sleep(max(0.0, moment - time.monotonic()))
 
 
-def resident_bytes(field: str = "VmHWM") -> int:
-    """Of this process: at the most, or now (`VmRSS`)."""
-    lines = Path("/proc/self/status").read_text("utf-8").splitlines()
+def resident_bytes(field: str = "VmHWM", process_id: str = "self") -> int:
+    """Of a process: at the most, or now (`VmRSS`)."""
+    lines = Path(f"/proc/{process_id}/status").read_text("utf-8").splitlines()
     [line] = [line for line in lines if line.startswith(f"{field}:")]
     return 1_024 * int(line.split()[1])
 

@@ -1,0 +1,1 @@
+"""How fast is SQL, beside DuckDB on files of the same rows?"""

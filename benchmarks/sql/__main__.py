@@ -1,0 +1,204 @@
+"""How fast is SQL, beside DuckDB on Parquet files of the same rows, one file a table, sorted alike?
+
+The 22 queries of TPC-H; and what asks for sorted rows, single keys and ranges of them: of a table as it was
+loaded, of one whose files were divided by splits, and of one with an aggregate. Every answer is compared with
+DuckDB's. Both sides use all processors, the page cache is warm, and so is each side, in a process of its own;
+rounds in turns. Besides: planning with 132,000 leaves, and what the query service adds to a small answer.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from statistics import median
+
+from benchmarks.harness.command import Benchmark, Figures, Tell, amount
+from benchmarks.harness.place import own_place
+from benchmarks.harness.processes import Remote, remotes
+from benchmarks.harness.report import Grid, median_ratio, turned, values
+from benchmarks.harness.service import served
+from benchmarks.sql.lake import AGGREGATED, DIVIDED, MAIN, Lake, make
+from benchmarks.sql.sides import dormouse, duckdb, resident_of_descendants, rows_of, same
+from benchmarks.state_tables import KEYS_PER_LEAF, open_tables
+from dormouse.client import connect
+from dormouse.postgres import load
+
+TPCH = {name: query.text for name, query in load(__file__, "tpch").items()}
+KINDS = {
+    "row_number": "select max(n), sum(n * l_linenumber)::double from (select l_linenumber, row_number() over "
+    "(order by l_orderkey, l_linenumber) as n from lineitem) as numbered",
+    "top10_key": "select * from lineitem order by l_orderkey, l_linenumber limit 10",
+    "top10_value": "select * from lineitem order by l_extendedprice desc, l_orderkey, l_linenumber limit 10",
+    "one_key": "select * from lineitem where l_orderkey = {key}",
+    "key_range": "select * from lineitem where l_orderkey >= {key} and l_orderkey < {key} + 4000",
+}
+TABLES = {"dormouse": MAIN, "duckdb": MAIN, "divided": DIVIDED, "aggregated": AGGREGATED}
+"""What each side is asked about; the last two are Dormouse's."""
+OF_ALL = ("q1", "q6", *KINDS)
+"""What is asked of all of these tables."""
+_SMALL = "select * from nation where n_nationkey = 7"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is done. `lookups` are those of one key in a round."""
+
+    scale: float = amount(1.0, 0.05, type=float, help="factor of TPC-H [1]")
+    leaves: int = amount(4)
+    ingests: int = amount(2)
+    rounds: int = amount(5, 3, help="[5]")
+    lookups: int = amount(10, 5)
+    plans: int = amount(100, 30)
+    planned_leaves: int = amount(132_000)
+    served: int = amount(300, 100)
+
+
+Times = dict[tuple[str, str], list[float]]
+"""Seconds by the statement and the side."""
+
+
+def measure(plan: Plan, tell: Tell) -> Figures:
+    with own_place() as place:
+        lake = Lake(place, plan.scale, plan.leaves, plan.ingests)
+        make(lake, tell)
+        with remotes([partial(dormouse, lake), partial(duckdb, lake)]) as [ours, theirs]:
+            times = _rounds(plan, ours, theirs, tell)
+            peak = ours.call("peak_bytes")
+            tell("through the service")
+            found = _served(plan, lake, ours)
+            tell(f"planning {plan.planned_leaves:,} leaves")
+            found["plan_ms_132000_leaves"] = _planned(plan, lake, ours)
+            peaks = {"peak_bytes": peak, "peak_bytes_duckdb": theirs.call("peak_bytes")}
+    facts = {"scale": lake.scale, "rounds": plan.rounds, "threads": os.cpu_count()}
+    return {**facts, **figures(times), **found, **peaks}
+
+
+def _rounds(plan: Plan, ours: Remote, theirs: Remote, tell: Tell) -> Times:
+    """The first round warms everything up: it is compared, and not counted."""
+    found: Times = defaultdict(list)
+    for number in range(plan.rounds + 1):
+        for name, text in statements(number, plan.scale).items():
+            tell(f"{name}, round {number} of {plan.rounds}")
+            sides = TABLES if name in OF_ALL else ("dormouse", "duckdb")
+            expected = None if number else theirs.call("rows", text)
+            for side in turned(list(sides), number):
+                asked, own = theirs if side == "duckdb" else ours, text.replace(MAIN, TABLES[side])
+                if expected is None:
+                    times = plan.lookups if name == "one_key" else 1
+                    found[name, side].append(asked.call("seconds", own, times))
+                elif not same(asked.call("rows", own), expected):
+                    raise RuntimeError(f"{name}: {TABLES[side]} answered differently than DuckDB")
+    return found
+
+
+def statements(number: int, scale: float) -> dict[str, str]:
+    """All of a round, the same every time."""
+    of_order = int(1_500_000 * scale) * random.Random(number).random()
+    key = int(of_order / 8) * 32 + 1  # of 32 order keys, the first 8 are used
+    return {**TPCH, **{name: text.format(key=key) for name, text in KINDS.items()}}
+
+
+def _served(plan: Plan, lake: Lake, ours: Remote) -> Figures:
+    """What the service adds to a small answer, and what one of its processes takes."""
+    here, there = [], []
+    with served(lake.place.dsn, lake.place.objects) as service, connect(service.url) as client:
+        expected = ours.call("rows", _SMALL)
+        for _ in range(plan.served):
+            began = time.perf_counter()
+            answer = client.sql(_SMALL).read_all()
+            there.append(time.perf_counter() - began)
+            if rows_of(answer) != expected:
+                raise RuntimeError("the service answered differently")
+            here.append(ours.call("seconds", _SMALL))
+        sizes = resident_of_descendants(service.process_id)
+    return {
+        "small_sql_ms": _ms(here),
+        "served_overhead_ms": round(_ms(there) - _ms(here), 3),
+        "worker_rss_mb": round(max(sizes) / 1e6, 1) if sizes else None,
+    }
+
+
+def _planned(plan: Plan, lake: Lake, ours: Remote) -> float:
+    """Milliseconds to plan a statement of one key; the first ones load the partition tree."""
+    with open_tables(lake.place.dsn, lake.place.objects) as tables:
+        tables.make("large", plan.planned_leaves, files_per_leaf=1)
+    chance = random.Random(1)
+    keys = [chance.randrange(plan.planned_leaves * KEYS_PER_LEAF) for _ in range(plan.plans + 3)]
+    return _ms(ours.call("plan_seconds", [f"select * from large where key = {key}" for key in keys])[3:])
+
+
+def figures(times: Mapping[tuple[str, str], Sequence[float]]) -> Figures:
+    """Milliseconds, and how our speed compares with others': their time ÷ ours."""
+    found: Figures = {f"{name}_ms{_END[side]}": _ms(seconds) for (name, side), seconds in times.items()}
+    ratios = {name: median_ratio(times[name, "duckdb"], times[name, "dormouse"]) for name in (*TPCH, *KINDS)}
+    found |= {f"{name}_vs_duckdb": round(ratio, 3) for name, ratio in ratios.items()}
+    for side, key in (("divided", "divided_vs_whole"), ("aggregated", "aggregated_vs_plain")):
+        found[key] = _mean([median_ratio(times[name, "dormouse"], times[name, side]) for name in OF_ALL])
+    return {
+        **found,
+        "tpch_vs_duckdb": _mean([ratios[name] for name in TPCH]),
+        "tpch_worst": round(min(ratios[name] for name in TPCH), 3),
+        "top10_vs_duckdb": round(min(ratios["top10_key"], ratios["top10_value"]), 3),
+        "lookup_sql_ms": found["one_key_ms"],
+    }
+
+
+def _ms(seconds: Sequence[float]) -> float:
+    return round(1_000 * median(seconds), 3)
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    """The geometric one."""
+    return round(prod(ratios) ** (1 / len(ratios)), 3)
+
+
+_END = {"dormouse": "", **{side: f"_{side}" for side in TABLES if side != "dormouse"}}
+_LABELS = {
+    "row_number": "row_number over the key",
+    "top10_key": "top 10 by key",
+    "top10_value": "top 10 by value",
+    "one_key": "one key",
+    "key_range": "a range of 4,000 keys",
+}
+_COLUMNS = {"{}_ms": "ms", "{}_ms_duckdb": "DuckDB", "{}_vs_duckdb": "ours ÷ DuckDB's"}
+
+BENCHMARK = Benchmark(
+    "sql",
+    __doc__,
+    Plan,
+    measure,
+    [
+        "TPC-H at scale {scale}, {threads} threads; medians of {rounds} rounds",
+        Grid(
+            {name: _LABELS.get(name, name) for name in (*TPCH, *KINDS)},
+            {**_COLUMNS, "{}_ms_divided": "divided", "{}_ms_aggregated": "aggregated"},
+            "milliseconds, and speed",
+        ),
+        values(
+            {
+                "tpch_vs_duckdb": "TPC-H, ours ÷ DuckDB's (geometric mean)",
+                "tpch_worst": "  the worst query",
+                "top10_vs_duckdb": "top 10, the worse of both",
+                "divided_vs_whole": "divided ÷ whole files (geometric mean)",
+                "aggregated_vs_plain": "with an aggregate ÷ plain (geometric mean)",
+                "lookup_sql_ms": "one key: ms",
+                "plan_ms_132000_leaves": "the plan of one key of 132,000 leaves: ms",
+                "small_sql_ms": "a small answer: ms",
+                "served_overhead_ms": "  what the service adds: ms",
+                "worker_rss_mb": "an idle process of the service: MB",
+                "peak_bytes": "resident at the most: bytes",
+                "peak_bytes_duckdb": "  DuckDB: bytes",
+            }
+        ),
+    ],
+    needed=("datafusion", "duckdb"),
+)
+
+if __name__ == "__main__":
+    BENCHMARK.main()

@@ -1,0 +1,169 @@
+"""TPC-H's tables: a sorted file each for DuckDB, and the same rows as tables of Dormouse."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dormouse as dm
+from benchmarks.harness.command import Tell
+from benchmarks.harness.place import Place
+from dormouse.demo.lineitem import generator
+from dormouse.instance import Instance
+
+if TYPE_CHECKING:
+    import duckdb
+
+TABLES: Mapping[str, tuple[str, ...]] = {
+    "region": ("r_regionkey",),
+    "nation": ("n_nationkey",),
+    "supplier": ("s_suppkey",),
+    "customer": ("c_custkey",),
+    "part": ("p_partkey",),
+    "partsupp": ("ps_partkey", "ps_suppkey"),
+    "orders": ("o_orderkey",),
+    "lineitem": ("l_orderkey", "l_linenumber"),
+}
+"""The keys of each."""
+MAIN, DIVIDED, AGGREGATED = "lineitem", "lineitem_divided", "lineitem_aggregated"
+_TYPES = {
+    "BIGINT": dm.LONG,
+    "INTEGER": dm.INT,
+    "VARCHAR": dm.STRING,
+    "DOUBLE": dm.DOUBLE,
+    "TIMESTAMP WITH TIME ZONE": dm.TIMESTAMP,
+}
+_INSTEAD = {"DATE": "TIMESTAMPTZ", "DECIMAL(15,2)": "DOUBLE"}
+_LEAF_ROWS_MIN = 10_000
+"""Smaller tables have one leaf and one file."""
+
+
+@dataclass(frozen=True)
+class Lake:
+    """Where the tables are. Large ones have so many leaves, and in each a file of each ingest."""
+
+    place: Place
+    scale: float
+    leaves: int
+    ingests: int
+
+    def opened(self) -> AbstractContextManager[Instance]:
+        return dm.connect(self.place.dsn, self.place.objects)
+
+    def path(self, table: str) -> Path:
+        """The one file that DuckDB reads."""
+        return self.place.folder / f"{table}.parquet"
+
+
+def duckdb_connection() -> duckdb.DuckDBPyConnection:
+    import duckdb
+
+    made = duckdb.connect(config={"autoinstall_known_extensions": False})
+    made.execute("set TimeZone = 'UTC'; set enable_progress_bar = false")
+    return made
+
+
+def make(lake: Lake, tell: Tell) -> None:
+    """Generates the rows, and loads them."""
+    tell("generating rows")
+    generated = lake.place.folder / "generated"
+    command = [str(generator()), "parquet", "--scale-factor", str(lake.scale), "--output-dir", str(generated)]
+    subprocess.run([*command, "--quiet"], check=True)
+    with lake.opened() as instance, duckdb_connection() as rows:
+        for name in TABLES:
+            tell(f"loading {name}")
+            _Rows(rows, lake, name).convert(generated / f"{name}.parquet").load(instance, name)
+        main = _Rows(rows, lake, MAIN)
+        tell("dividing files")
+        main.load_divided(instance)
+        tell("loading a table with an aggregate")
+        main.load(instance, AGGREGATED, aggregate=main.aggregate)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Those of one table: by DuckDB into its file, and from there into tables of Dormouse."""
+
+    rows: duckdb.DuckDBPyConnection
+    lake: Lake
+    name: str
+
+    @property
+    def _file(self) -> str:
+        return f"'{self.lake.path(self.name)}'"
+
+    @property
+    def _key(self) -> str:
+        return TABLES[self.name][0]
+
+    @cached_property
+    def _types(self) -> dict[str, str]:
+        query = f"select column_name, column_type from (describe from {self._file})"
+        return dict(self.rows.execute(query).fetchall())
+
+    def convert(self, generated: Path) -> _Rows:
+        """Writes the file, sorted by the keys, which come first, of the types that tables have."""
+        keys = ", ".join(TABLES[self.name])
+        found = self.rows.execute(f"describe from '{generated}'").fetchall()
+        types = {name: _INSTEAD.get(kind, kind) for name, kind, *_ in found}
+        ordered = sorted(types, key=lambda name: name not in TABLES[self.name])
+        columns = ", ".join(f"{name}::{types[name]} as {name}" for name in ordered)
+        self.rows.execute(
+            f"copy (select {columns} from '{generated}' order by {keys}) to {self._file} (compression zstd)"
+        )
+        return self
+
+    def load(self, instance: Instance, table: str, **properties: Any) -> None:
+        points = self._points() if self._count() >= _LEAF_ROWS_MIN else []
+        made = self._created(instance, table, points, **properties)
+        for part in self._parts(self.lake.ingests if points else 1):
+            made.ingest(part, engine="local")
+
+    def load_divided(self, instance: Instance) -> None:
+        """First into one leaf; then it is split as often as the leaves need it, and keeps its files."""
+        half = max(2, self._count() // 2)
+        properties = {"split_threshold_rows": half, "split_min_rows": 2}
+        made = self._created(instance, DIVIDED, [], **properties)
+        for part in self._parts(self.lake.ingests):
+            made.ingest(part, engine="local")
+        while made.status().leaves < self.lake.leaves:
+            made.split()
+            half = max(2, half // 2)
+            made.set_properties(split_threshold_rows=half)
+        status = made.status()
+        if status.references < self.lake.leaves * status.files:
+            raise RuntimeError(f"{status.files} files have {status.references} references: not divided")
+
+    @property
+    def aggregate(self) -> str:
+        """A function for each value: amounts are added up."""
+        values = [name for name in self._types if name not in TABLES[self.name]]
+        functions = {name: "sum" if self._types[name] == "DOUBLE" else "max" for name in values}
+        return ", ".join(f"{function}({name})" for name, function in functions.items())
+
+    def _created(self, instance: Instance, table: str, points: list[int], **properties: Any) -> dm.Table:
+        fields = [dm.Field(name, _TYPES[kind]) for name, kind in self._types.items()]
+        keys = len(TABLES[self.name])
+        schema = dm.Schema(fields[:keys], [], fields[keys:])
+        return instance.create_table(
+            table, schema, split_points=points, properties=dm.TableProperties(**properties)
+        )
+
+    def _count(self) -> int:
+        return int(self.rows.execute(f"select count(*) from {self._file}").fetchall()[0][0])
+
+    def _points(self) -> list[int]:
+        shares = [number / self.lake.leaves for number in range(1, self.lake.leaves)]
+        query = f"select quantile_disc({self._key}, {shares}) from {self._file}"
+        return list(self.rows.execute(query).fetchall()[0][0])
+
+    def _parts(self, count: int) -> Iterator[Any]:
+        """The rows in so many parts, of which each has keys from all over the table."""
+        for number in range(count):
+            where = f"where hash({self._key}) % {count} = {number}"
+            yield self.rows.execute(f"from {self._file} {where}").to_arrow_reader()
