@@ -1,0 +1,306 @@
+"""Random tables, what happens to them, and statements in between.
+
+A history is a list of steps, which can be written down, done again, and made smaller while it still shows
+what it shows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import chain, islice
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any, TypeAlias
+
+import duckdb
+import psycopg
+import pyarrow as pa
+
+import dormouse as dm
+from dormouse.data.arrow_schema import arrow_schema
+from dormouse.errors import DormouseError
+from dormouse.instance import Instance
+from dormouse.model.properties import TableProperties
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import DOUBLE
+from tests.sql_judges import Judges, Verdict
+from tests.sql_statements import Writer
+from tests.sql_values import KEYS, POOLS, TYPES, VALUES, Statement
+
+Row: TypeAlias = dict[str, Any]
+AGE = timedelta(days=3_650)
+STEPS = 16
+"""In a round."""
+
+
+@dataclass(frozen=True)
+class Create:
+    table: str
+    schema: Schema
+    properties: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Ingest:
+    table: str
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True)
+class Split:
+    """At whatever number of rows it takes."""
+
+    table: str
+    threshold: int
+
+
+@dataclass(frozen=True)
+class Compact:
+    table: str
+
+
+Step: TypeAlias = Create | Ingest | Split | Compact
+History: TypeAlias = Sequence[Step]
+
+
+def creations(random: Random) -> list[Create]:
+    """Tables: of rows as they come, of rows that are merged, and of rows that grow old."""
+    return [
+        Create("a", _schema(random), {}),
+        Create("b", _schema(random), {"ingest_file_writing": "one_reference_per_leaf"}),
+        _aggregated(_schema(random)),
+        Create("d", _schema(random), {"filter": f"age_off(at, {AGE // timedelta(milliseconds=1)})"}),
+    ]
+
+
+def steps(random: Random, made: Sequence[Create]) -> Iterator[Step]:
+    """What happens to them, without end."""
+    while True:
+        one = random.choice(made)
+        rows = [row(random, one.schema) for _ in range(random.choice((1, 4, 15)))]
+        kinds = (Ingest(one.table, rows), Split(one.table, 4), Compact(one.table))
+        yield from random.choices(kinds, (5, 4, 1))
+
+
+def row(random: Random, schema: Schema) -> Row:
+    def value(one: Field) -> Any:
+        return None if one.nullable and random.random() < 0.2 else random.choice(POOLS[one.type])
+
+    return {one.name: value(one) for one in schema.fields}
+
+
+def _schema(random: Random) -> Schema:
+    keys = random.sample(KEYS, random.randrange(1, 4))
+    sort_keys = random.sample([name for name in KEYS if name not in keys], random.randrange(2))
+    values = {"at", *random.sample(VALUES, random.randrange(3, len(VALUES)))}
+    return Schema(
+        [Field(name, TYPES[name]) for name in keys],
+        [Field(name, TYPES[name]) for name in sort_keys],
+        [Field(name, TYPES[name], random.random() < 0.7) for name in VALUES if name in values],
+    )
+
+
+def _aggregated(schema: Schema) -> Create:
+    kept = [one for one in schema.values if not one.type.is_nested]
+    functions = {
+        one.name: "sum" if one.type == DOUBLE else ("min", "max")[n % 2] for n, one in enumerate(kept)
+    }
+    aggregate = ", ".join(f"{function}({name})" for name, function in functions.items())
+    return Create("c", Schema(schema.row_keys, schema.sort_keys, kept), {"aggregate": aggregate})
+
+
+def merged(schema: Schema, aggregate: str, rows: Sequence[Row]) -> list[Row]:
+    """One row for each key, by an `aggregate` property; NaN is the largest number."""
+    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for one in rows:
+        groups[tuple(one[name] for name in schema.key_names)].append(one)
+    functions = [(name, _FUNCTIONS[function]) for function, name in re.findall(r"(\w+)\((\w+)\)", aggregate)]
+    return [
+        dict(zip(schema.key_names, key, strict=True))
+        | {name: _of_known(function, [one[name] for one in group]) for name, function in functions}
+        for key, group in groups.items()
+    ]
+
+
+def _of_known(function: Callable[[list[Any]], Any], values: Sequence[Any]) -> Any:
+    known = [value for value in values if value is not None]
+    return function(known) if known else None
+
+
+def _place(value: Any) -> tuple[bool, Any]:
+    return value != value, value
+
+
+_FUNCTIONS: Mapping[str, Callable[[list[Any]], Any]] = {
+    "sum": sum,
+    "min": lambda values: min(values, key=_place),
+    "max": lambda values: max(values, key=_place),
+}
+
+
+class Lake:
+    """The tables of an instance, which has no others; and the rows that they should have."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+        self._created: dict[str, Create] = {}
+        self._rows: dict[str, list[Row]] = {}
+        for table in instance.tables():
+            instance.drop_table(table.name)
+
+    def do(self, step: Step) -> None:
+        if isinstance(step, Create):
+            fixed = {"split_min_rows": 2, "compaction_strategy": "basic", "compaction_batch_files": 2}
+            properties = TableProperties(**step.properties, **fixed)
+            self._instance.create_table(step.table, step.schema, properties=properties)
+            self._created[step.table], self._rows[step.table] = step, []
+            return
+        table = self._instance.table(step.table)
+        if isinstance(step, Ingest):
+            table.ingest(self._arrow(step.table, step.rows), engine="local")
+            self._rows[step.table] += step.rows
+        elif isinstance(step, Split):
+            table.set_properties(split_threshold_rows=step.threshold)
+            table.split()
+        else:
+            errors = table.compact(engine="local").errors
+            assert not errors, errors
+
+    def tables(self) -> dict[str, pa.Table]:
+        """The rows that each should have."""
+        return {name: self._arrow(name, self._expected(name)) for name in self._rows}
+
+    def answer(self, statement: Statement) -> pa.Table:
+        return self._instance.sql(statement.text, statement.parameters).read_all()
+
+    def _expected(self, table: str) -> list[Row]:
+        created, rows = self._created[table], self._rows[table]
+        if "filter" in created.properties:
+            oldest = datetime.now(UTC) - AGE
+            rows = [one for one in rows if one["at"] is None or one["at"] > oldest]
+        aggregate = created.properties.get("aggregate")
+        return merged(created.schema, aggregate, rows) if aggregate else rows
+
+    def _arrow(self, table: str, rows: Sequence[Row]) -> pa.Table:
+        return pa.Table.from_pylist(list(rows), schema=arrow_schema(self._created[table].schema))
+
+
+@dataclass
+class Tally:
+    """What became of statements."""
+
+    asked: int = 0
+    refused: int = 0
+    by_postgres: int = 0
+
+
+class Fuzz:
+    """Histories on an instance, with statements in between."""
+
+    def __init__(self, instance: Instance, judges: Judges) -> None:
+        self.instance = instance
+        self._judges = judges
+
+    def run(self, seed: int, rounds: int, statements: int) -> Tally:
+        """AssertionError, with a script that reproduces it, for what is answered wrongly."""
+        random, tally = Random(seed), Tally()
+        lake, made = Lake(self.instance), creations(random)
+        history: list[Step] = []
+        todo = chain(made, steps(random, made))
+        writer = Writer(random, {one.table: {f.name: f.type for f in one.schema.fields} for one in made})
+        for _ in range(rounds):
+            for step in islice(todo, STEPS):
+                history.append(step)
+                try:
+                    lake.do(step)
+                except Exception as error:
+                    error.add_note(f"seed {seed}, {len(history)} steps, the last one of {step.table}")
+                    raise
+            self._judges.learn(lake.tables())
+            for _ in range(statements):
+                verdict = self.ask(lake, history, writer.statement())
+                tally.asked += 1
+                tally.refused += verdict.refused
+                tally.by_postgres += verdict.by_postgres
+        return tally
+
+    def ask(self, lake: Lake, history: History, statement: Statement) -> Verdict:
+        """One statement, of a lake to which this has happened; AssertionError as above."""
+        verdict = self._judges.verdict(_answer(lake, statement), statement)
+        if verdict.wrong:
+            raise AssertionError(script(self._shrunk(history, statement), statement, verdict.wrong))
+        return verdict
+
+    def _shrunk(self, history: History, statement: Statement) -> History:
+        """As few steps and rows as still show that something is wrong."""
+        kept = [*history]
+        for place in reversed(range(len(kept))):
+            fewer = kept[:place] + kept[place + 1 :]
+            if self._wrong(fewer, statement):
+                kept = fewer
+        for place, step in enumerate(kept):
+            if isinstance(step, Ingest):
+                self._shrink_rows(kept, place, step, statement)
+        return kept
+
+    def _shrink_rows(self, kept: list[Step], place: int, step: Ingest, statement: Statement) -> None:
+        rows, size = [*step.rows], len(step.rows)
+        while size := size // 2:
+            for first in reversed(range(0, len(rows), size)):
+                fewer = rows[:first] + rows[first + size :]
+                if self._wrong([*kept[:place], Ingest(step.table, fewer), *kept[place + 1 :]], statement):
+                    rows = fewer
+        kept[place] = Ingest(step.table, rows)
+
+    def _wrong(self, history: History, statement: Statement) -> bool:
+        """Not where the history cannot be done without what is missing."""
+        with suppress(DormouseError, duckdb.Error, psycopg.Error, KeyError):
+            lake = Lake(self.instance)
+            for step in history:
+                lake.do(step)
+            self._judges.learn(lake.tables())
+            return self._judges.verdict(_answer(lake, statement), statement).wrong is not None
+        return False
+
+
+def _answer(lake: Lake, statement: Statement) -> pa.Table | Exception:
+    try:
+        return lake.answer(statement)
+    except Exception as error:
+        return error
+
+
+def script(history: History, statement: Statement, wrong: str) -> str:
+    """What shows it again."""
+    done = "".join(f"    {step!r},\n" for step in history)
+    answers = wrong.replace("\n", "\n# ")
+    return f"""# PYTHONPATH=. python script.py
+# {answers}
+import datetime
+from math import inf, nan
+
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import DataType
+from tests.sql_fuzz import Compact, Create, Ingest, Split, reproduce
+from tests.sql_values import Statement
+
+reproduce([
+{done}], {statement!r})
+"""
+
+
+def reproduce(history: History, statement: Statement) -> None:
+    """Does it in an instance of its own, and shows both answers."""
+    with TemporaryDirectory() as folder, dm.local(Path(folder) / "lake") as instance:
+        lake, judges = Lake(instance), Judges()
+        for step in history:
+            lake.do(step)
+        judges.learn(lake.tables())
+        answer = _answer(lake, statement)
+        print(answer, judges.verdict(answer, statement).wrong, sep="\n")

@@ -1,0 +1,138 @@
+"""What a statement should answer: as DuckDB does, with the rows in tables of its own, and as PostgreSQL."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import duckdb
+import psycopg
+import pyarrow as pa
+
+from dormouse.errors import DormouseError
+from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LONG, STRING, TIMESTAMP
+from tests.sql_values import TYPES, Statement, quoted
+
+_POSTGRES = {
+    **{INT: "int4", LONG: "int8", STRING: "text", BYTES: "bytea", DOUBLE: "float8", BOOLEAN: "boolean"},
+    TIMESTAMP: "timestamptz",
+}
+
+
+class Judges:
+    """DuckDB with the rows in tables of its own; and PostgreSQL, where there is one."""
+
+    def __init__(self, dsn: str | None = None) -> None:
+        self._duckdb = duckdb.connect()
+        self._duckdb.execute("set TimeZone = 'UTC'")
+        self._postgres = None if dsn is None else psycopg.connect(dsn, autocommit=True)
+        if self._postgres:
+            self._postgres.execute("set TimeZone = 'UTC'; set statement_timeout = '20s'")
+            self._postgres.execute(_FROM_HEX)
+
+    def close(self) -> None:
+        self._duckdb.close()
+        if self._postgres:
+            self._postgres.close()
+
+    def learn(self, tables: Mapping[str, pa.Table]) -> None:
+        """What rows each table has."""
+        for name, rows in tables.items():
+            self._duckdb.register("rows_of_it", rows)
+            self._duckdb.execute(f"create or replace table {quoted(name)} as from rows_of_it")
+            if self._postgres:
+                _fill(self._postgres, name, rows)
+
+    def verdict(self, ours: pa.Table | Exception, statement: Statement) -> Verdict:
+        """What is wrong with an answer."""
+        try:
+            theirs = self._duckdb.execute(statement.text, statement.parameters).to_arrow_table()
+        except duckdb.InternalException:  # a mistake of its own
+            return Verdict(refused=True)
+        except duckdb.Error as error:
+            wrong = None if isinstance(ours, DormouseError) else f"DuckDB refuses it: {error}\nours: {ours}"
+            return Verdict(wrong, refused=True)
+        if isinstance(ours, Exception):
+            return Verdict(f"{type(ours).__name__}: {ours}\nDuckDB: {theirs}")
+        if wrong := different(ours, theirs, ordered=statement.ordered):
+            return Verdict(f"DuckDB: {wrong}")
+        if self._postgres is None or not statement.in_postgres:
+            return Verdict()
+        try:
+            known = self._postgres.execute(statement.inlined.encode()).fetchall()
+        except psycopg.Error:
+            return Verdict()
+        wrong = _different(_rows(ours), known, statement.ordered, _about)
+        return Verdict(wrong and f"PostgreSQL: {wrong}", by_postgres=True)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`wrong` says what is."""
+
+    wrong: str | None = None
+    refused: bool = False
+    by_postgres: bool = False
+
+
+_FROM_HEX = """
+create or replace function from_hex(text) returns bytea language sql immutable
+as $$ select decode($1, 'hex') $$
+"""
+
+
+def _fill(conn: psycopg.Connection[Any], name: str, rows: pa.Table) -> None:
+    columns = [one for one in rows.column_names if TYPES[one] in _POSTGRES]
+    listed = ", ".join(f"{quoted(one)} {_POSTGRES[TYPES[one]]}" for one in columns)
+    conn.execute(f"drop table if exists {quoted(name)}; create table {quoted(name)} ({listed})".encode())
+    with conn.cursor().copy(f"copy {quoted(name)} from stdin".encode()) as copy:
+        for one in rows.select(columns).to_pylist():
+            copy.write_row([*one.values()])
+
+
+def _rows(table: pa.Table) -> list[tuple[Any, ...]]:
+    return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+def different(ours: pa.Table, theirs: pa.Table, *, ordered: bool) -> str | None:
+    """How an answer differs from another, if it does."""
+    if ours.schema.types != theirs.schema.types:
+        return f"types {theirs.schema.types}, not {ours.schema.types}"
+    return _different(_rows(ours), _rows(theirs), ordered, _exact)
+
+
+def _different(
+    ours: Sequence[Sequence[Any]], theirs: Sequence[Sequence[Any]], ordered: bool, same: Callable[[Any], Any]
+) -> str | None:
+    """Which rows are in one of the answers only; or that their order is another."""
+    found, wanted = ([tuple(map(same, one)) for one in rows] for rows in (ours, theirs))
+    more, missing = Counter(found) - Counter(wanted), Counter(wanted) - Counter(found)
+    if more or missing:
+        return f"{len(found)} rows, not {len(wanted)}; too many: {_some(more)}; missing: {_some(missing)}"
+    return f"the order is {found}, not {wanted}" if ordered and found != wanted else None
+
+
+def _some(rows: Counter[Any]) -> str:
+    return ", ".join(f"{count} x {one}" for one, count in [*rows.items()][:3]) or "none"
+
+
+def _exact(value: Any) -> Any:
+    """A value so that it can be counted: NaN is NaN, -0.0 is 0, a mean has its first digits."""
+    if isinstance(value, float):
+        return f"{value + 0.0:.12g}"
+    if isinstance(value, list | tuple):
+        return tuple(map(_exact, value))
+    if isinstance(value, dict):
+        return tuple((name, _exact(one)) for name, one in value.items())
+    return str(value) if isinstance(value, bool) else value
+
+
+def _about(value: Any) -> Any:
+    """The same for numbers of any type."""
+    if isinstance(value, int | Decimal) and not isinstance(value, bool):
+        value = float(value)
+    return value.astimezone(UTC) if isinstance(value, datetime) else _exact(value)

@@ -1,0 +1,364 @@
+"""Random statements over tables, in the dialect that PostgreSQL and DuckDB share.
+
+Where a part is DuckDB's only, the statement says that PostgreSQL cannot judge it. Nothing depends on the
+order of rows, but for rows that are equal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Any
+
+from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LONG, STRING, TIMESTAMP, DataType
+from tests.sql_values import INTS, KEYS, MAPS, NUMBERS, ORDERED, POOLS, Columns, Statement, literal, quoted
+
+Frame = Mapping[str, Columns]
+"""The columns of each alias of a FROM clause."""
+Scope = tuple[Frame, ...]
+"""The innermost is the last."""
+_COMPARISONS = ("=", "=", "<>", "<", "<=", ">", ">=", "is distinct from", "is not distinct from")
+_PATTERNS = ("a%", "%b", "%", "", "a_", "_", "ab%", "%b%", "AB%", "é%", "ab\\%")
+
+
+class Writer:
+    """Writes statements over tables."""
+
+    def __init__(self, random: Random, tables: Mapping[str, Columns]) -> None:
+        self._random = random
+        self._tables = tables
+        self._begin()
+
+    def _begin(self) -> None:
+        self._aliases = 0
+        self._in_postgres = True
+        self._parameters: list[Any] = []
+
+    def statement(self) -> Statement:
+        """One of any kind."""
+        self._begin()
+        kinds = (
+            self._plain,
+            self._plain,
+            self._grouped,
+            self._grouped,
+            self._windowed,
+            self._together,
+            self._with,
+        )
+        text, width = self._pick(kinds)(())
+        ordered = self._chance(0.4)
+        if ordered:
+            text = f"select * from ({text}) as result {self._order(width)}{self._limit()}"
+        elif self._chance(0.05):
+            # which rows come is open, but not how many
+            few = f"select * from ({text}) as result limit {self._random.randrange(9)}"
+            text = f"select count(*) from ({few}) as few"
+        text, parameters = self._given(text)
+        return Statement(text, parameters, ordered, self._in_postgres)
+
+    def _given(self, text: str) -> tuple[str, list[Any] | dict[str, Any] | None]:
+        """The text with the parameters that it has come to, by name or by number."""
+        used = {int(n): self._parameters[int(n)] for n in re.findall(r"\$p(\d+)", text)}
+        if not used:
+            return text, None
+        if self._chance(0.3):
+            return text, {f"p{n}": value for n, value in used.items()}
+        places = [*used]
+        numbered = re.sub(r"\$p(\d+)", lambda found: f"${places.index(int(found[1])) + 1}", text)
+        return numbered, [*used.values()]
+
+    # what a statement is made of: each gives a text, and how many columns it has
+
+    def _plain(self, scope: Scope, types: Sequence[DataType] = ()) -> tuple[str, int]:
+        source, scope = self._from(scope)
+        wanted = types or [self._pick(ORDERED) for _ in range(self._random.randrange(1, 5))]
+        items = [self._value(scope, one) for one in wanted]
+        if not types and self._chance(0.2):
+            items.append(self._scalar(scope))
+        if not types and self._chance(0.1):
+            items.append(items[0])
+        return self._select(items, source, scope), len(items)
+
+    def _select(self, items: Sequence[str], source: str, scope: Scope) -> str:
+        distinct = "distinct " if self._chance(0.15) else ""
+        listed = ", ".join(f"{item} as c{n}" for n, item in enumerate(items, 1))
+        return f"select {distinct}{listed} from {source}{self._where(scope)}"
+
+    def _grouped(self, scope: Scope) -> tuple[str, int]:
+        source, scope = self._from(scope)
+        keys = [self._value(scope, self._pick(ORDERED)) for _ in range(self._random.randrange(3))]
+        found = [self._aggregate(scope) for _ in range(self._random.randrange(1, 4))]
+        listed = ", ".join(f"{item} as c{n}" for n, item in enumerate([*keys, *found], 1))
+        by = ", ".join(str(n) for n in range(1, len(keys) + 1))
+        shape = self._pick(("{}", "{}", "{}", "rollup ({})", "cube ({})")).format(by)
+        group = f" group by {shape}" if keys else ""
+        having = f" having count(*) > {self._random.randrange(4)}" if self._chance(0.2) else ""
+        return f"select {listed} from {source}{self._where(scope)}{group}{having}", len(keys) + len(found)
+
+    def _windowed(self, scope: Scope) -> tuple[str, int]:
+        table, alias = self._table(), self._alias()
+        scope = (*scope, {alias: self._tables[table]})
+        every = [f"{alias}.{quoted(name)}" for name in self._columns(self._tables[table], ORDERED)]
+        self._random.shuffle(every)
+        by = f"partition by {self._value(scope, self._pick(ORDERED))} " if self._chance(0.6) else ""
+        order = "order by " + ", ".join(one + self._direction() for one in every)
+        one = self._value(scope, self._pick((*NUMBERS, STRING, TIMESTAMP)))
+        number = self._value(scope, self._pick((INT, DOUBLE)))
+        found = self._pick(
+            (
+                f"row_number() over ({by}{order})",
+                f"rank() over ({by}order by {one})",
+                f"dense_rank() over ({by}order by {one} desc nulls first)",
+                f"lag({one}) over ({by}{order})",
+                f"lead({one}, 2) over ({by}{order})",
+                f"first_value({one}) over ({by}{order})",
+                f"ntile(3) over ({by}{order})",
+                f"count({one}) over ({by})",
+                f"sum({number}) over ({by}{order} rows between 2 preceding and current row)",
+                f"max({number}) over ({by}{order} rows between unbounded preceding and 1 following)",
+            )
+        )
+        text = f"select {', '.join(every)}, {found} as w from {quoted(table)} as {alias}{self._where(scope)}"
+        if self._chance(0.15):
+            self._in_postgres = False
+            text += f" qualify row_number() over ({by}{order}) <= {self._random.randrange(1, 4)}"
+        return text, len(every) + 1
+
+    def _together(self, scope: Scope) -> tuple[str, int]:
+        types = [self._pick(ORDERED) for _ in range(self._random.randrange(1, 4))]
+        sides = [f"({self._plain(scope, types)[0]})" for _ in range(self._random.choice((2, 2, 3)))]
+        operator = self._pick(("union", "intersect", "except")) + self._pick((" ", " all "))
+        return f"select * from ({operator.join(sides)}) as together", len(types)
+
+    def _with(self, scope: Scope) -> tuple[str, int]:
+        types = [self._pick(ORDERED) for _ in range(self._random.randrange(1, 4))]
+        inner, _ = self._plain(scope, types)
+        before = self._tables
+        self._tables = {**before, "w": {f"c{n}": one for n, one in enumerate(types, 1)}}
+        text, width = self._pick((self._plain, self._grouped))(scope)
+        self._tables = before
+        kept = self._pick(("", "materialized ", "not materialized "))
+        return f"with w as {kept}({inner}) {text}", width
+
+    def _from(self, scope: Scope) -> tuple[str, Scope]:
+        table, alias = self._table(), self._alias()
+        frame: dict[str, Columns] = {alias: self._tables[table]}
+        source = f"{quoted(table)} as {alias}"
+        if self._chance(0.1):
+            source, frame = self._derived(scope, alias)
+        while self._chance(0.35) and len(frame) < 3:
+            source = self._joined(scope, source, frame)
+        return source, (*scope, frame)
+
+    def _derived(self, scope: Scope, alias: str) -> tuple[str, dict[str, Columns]]:
+        types = [self._pick(ORDERED) for _ in range(self._random.randrange(1, 4))]
+        inner, _ = self._plain(scope, types)
+        return f"({inner}) as {alias}", {alias: {f"c{n}": one for n, one in enumerate(types, 1)}}
+
+    def _joined(self, scope: Scope, source: str, frame: dict[str, Columns]) -> str:
+        """With another table, on a column that both have, or on columns of one type."""
+        table, alias = self._table(), self._alias()
+        theirs = self._tables[table]
+        pairs = [
+            (f"{other}.{quoted(a)}", f"{alias}.{quoted(b)}")
+            for other, columns in frame.items()
+            for a, one in columns.items()
+            for b, two in theirs.items()
+            if one == two and one in ORDERED and (one != BOOLEAN)
+        ]
+        kind = self._pick(("join", "join", "left join", "right join", "full join", "semi join", "anti join"))
+        if not pairs:
+            return source
+        ours, mine = self._pick(pairs)
+        condition = f"{ours} = {mine}"
+        both: Scope = (*scope, {**frame, alias: theirs})
+        if kind == "join" and self._chance(0.5):
+            condition += f" and {self._condition(both, 1)}"
+        if kind in ("semi join", "anti join"):
+            self._in_postgres = False
+        else:
+            frame[alias] = theirs
+        return f"{source} {kind} {quoted(table)} as {alias} on {condition}"
+
+    def _aggregate(self, scope: Scope) -> str:
+        kind = self._pick((*ORDERED, INTS))
+        one = self._value(scope, kind) if kind in ORDERED else "*"
+        names = ["count({})", "count(distinct {})"] if one != "*" else ["count({})"]
+        if kind in (*NUMBERS, STRING, BYTES, TIMESTAMP):
+            names += 2 * ["min({})", "max({})"]
+        if kind in NUMBERS:
+            names += ["sum({})", "avg({})"]
+        if kind == BOOLEAN:
+            names += ["bool_and({})", "bool_or({})"]
+        if kind == STRING:
+            names += ["string_agg(substring({0} from 1 for 2), '|' order by {0})"]
+        chosen = self._pick(names).format(one)
+        return f"{chosen} filter (where {self._condition(scope, 1)})" if self._chance(0.15) else chosen
+
+    def _scalar(self, scope: Scope) -> str:
+        """A subquery that gives one value, mostly of what is outside."""
+        table, alias = self._table(), self._alias()
+        inner = (*scope, {alias: self._tables[table]})
+        return f"(select {self._aggregate(inner)} from {quoted(table)} as {alias}{self._where(inner, 0.9)})"
+
+    def _where(self, scope: Scope, chance: float = 0.75) -> str:
+        return f" where {self._condition(scope, 2)}" if self._chance(chance) else ""
+
+    def _condition(self, scope: Scope, depth: int) -> str:
+        if depth and self._chance(0.45):
+            joiner = self._pick((" and ", " and ", " or "))
+            parts = [self._condition(scope, depth - 1) for _ in range(2)]
+            return self._pick(("({})", "({})", "not ({})")).format(joiner.join(parts))
+        kinds: list[Callable[[Scope], str]] = [self._compared] * 4 + [self._listed] * 2
+        kinds += [self._between, self._like, self._null, self._truth, self._of_lists]
+        if depth:
+            kinds += [self._any, self._any, self._exists]
+        return self._pick(kinds)(scope)
+
+    def _compared(self, scope: Scope) -> str:
+        sides = self._comparable(scope, 2)
+        if self._chance(0.2):
+            sides.reverse()
+        return f" {self._pick(_COMPARISONS)} ".join(sides)
+
+    def _listed(self, scope: Scope) -> str:
+        one, *others = self._comparable(scope, self._random.randrange(2, 7))
+        listed = ", ".join([*others, *(["null"] if self._chance(0.2) else [])])
+        return f"{one} {self._pick(('in', 'in', 'not in'))} ({listed})"
+
+    def _between(self, scope: Scope) -> str:
+        one, low, high = self._comparable(scope, 3)
+        return f"{one} {self._pick(('', 'not '))}between {low} and {high}"
+
+    def _like(self, scope: Scope) -> str:
+        pattern = self._pick(_PATTERNS)
+        escape = " escape '\\'" if "\\" in pattern else ""
+        return f"{self._value(scope, STRING)} {self._pick(('', 'not '))}like '{pattern}'{escape}"
+
+    def _null(self, scope: Scope) -> str:
+        return f"{self._value(scope, self._pick(ORDERED))} is {self._pick(('', 'not '))}null"
+
+    def _truth(self, scope: Scope) -> str:
+        return f"{self._value(scope, BOOLEAN)} is {self._pick(('', 'not '))}{self._pick(('true', 'false'))}"
+
+    def _of_lists(self, scope: Scope) -> str:
+        kind = self._pick((INTS, MAPS))
+        one = self._column(scope, (kind,))
+        if one is None:
+            return self._compared(scope)
+        self._in_postgres = False
+        of_kind = ("{0}[1] > 0", "len({0}) = 2") if kind == INTS else ("{0}['a'] = 1", "cardinality({0}) > 1")
+        return self._pick((*of_kind, "{0} is null", "{0} = {0}")).format(one)
+
+    def _any(self, scope: Scope) -> str:
+        """A comparison with what a subquery finds, whose columns may have the outer ones' names."""
+        kind, table = self._pick(ORDERED), self._table()
+        alias = table if self._chance(0.5) else self._alias()
+        inner = (*scope, {alias: self._tables[table]})
+        one = self._value(scope, kind)
+        rows = f"(select {self._value(inner, kind)} from {quoted(table)} as {alias}{self._where(inner, 0.4)})"
+        operator = self._pick(("in", "not in", "= any", "<> all", "> any", "<= any", "< all", ">= all", "="))
+        if operator == "=":
+            return f"{one} = {self._scalar_of(scope, kind)}"
+        return f"{one} {operator} {rows}"
+
+    def _scalar_of(self, scope: Scope, kind: DataType) -> str:
+        table, alias = self._table(), self._alias()
+        inner = (*scope, {alias: self._tables[table]})
+        of_all = self._pick(("bool_or", "bool_and") if kind == BOOLEAN else ("min", "max"))
+        value = self._value(inner, kind)
+        return f"(select {of_all}({value}) from {quoted(table)} as {alias}{self._where(inner, 0.7)})"
+
+    def _exists(self, scope: Scope) -> str:
+        table, alias = self._table(), self._alias()
+        inner = (*scope, {alias: self._tables[table]})
+        rows = f"(select 1 from {quoted(table)} as {alias} where {self._condition(inner, 1)})"
+        return f"{self._pick(('', 'not '))}exists {rows}"
+
+    # values
+
+    def _comparable(self, scope: Scope, count: int) -> list[str]:
+        """Values that can be compared; the first is mostly a column, and the others are mostly none."""
+        kind = self._pick(ORDERED)
+        first = self._column(scope, (kind,)) or self._value(scope, kind)
+        others = []
+        for _ in range(count - 1):
+            other = self._pick(NUMBERS) if kind in NUMBERS and self._chance(0.2) else kind
+            others.append(self._literal(other) if self._chance(0.7) else self._value(scope, other))
+        return [first, *others]
+
+    def _value(self, scope: Scope, kind: DataType) -> str:
+        found = self._column(scope, (kind,))
+        if found is None or self._chance(0.15):
+            return self._literal(kind)
+        return self._computed(scope, kind, found) if self._chance(0.2) else found
+
+    def _computed(self, scope: Scope, kind: DataType, one: str) -> str:
+        found = [f"coalesce({one}, {self._literal(kind)})", f"nullif({one}, {self._literal(kind)})"]
+        found.append(f"case when {self._condition(scope, 0)} then {one} else {self._literal(kind)} end")
+        if kind != BOOLEAN:
+            found.append(f"{self._pick(('greatest', 'least'))}({one}, {self._literal(kind)})")
+        more = {
+            INT: ["{0} % 7", "{0}::int8 + 1"],
+            LONG: ["{0} % 7", "{0} / 4.0::float8"],
+            DOUBLE: ["-{0}", "{0} + 1", "abs({0})", "{0} * 2"],
+            STRING: ["{0} || 'x'", "substring({0} from 1 for 2)", "substring({0} from 2)"],
+            TIMESTAMP: ["date_trunc('year', {0})", "date_trunc('month', {0})"],
+            BOOLEAN: ["not {0}"],
+        }
+        return f"({self._pick([*found, *(text.format(one) for text in more.get(kind, []))])})"
+
+    def _column(self, scope: Scope, kinds: Sequence[DataType]) -> str | None:
+        """A column that can be seen, mostly of the innermost tables; its name alone where that is enough."""
+        for frame in [*scope[::-1]] if self._chance(0.7) else [*scope]:
+            found = [(a, name) for a, columns in frame.items() for name in self._columns(columns, kinds)]
+            if not found:
+                continue
+            # what bounds keys decides what is read
+            alias, name = self._pick(found + 2 * [one for one in found if one[1] in KEYS])
+            alone = sum(name in columns for columns in frame.values()) == 1
+            if frame is scope[-1] and alone and self._chance(0.5):
+                return quoted(name)
+            return f"{alias}.{quoted(name)}"
+        return None
+
+    def _literal(self, kind: DataType) -> str:
+        value = self._pick(POOLS[kind])
+        if not self._chance(0.12):
+            return "null" if self._chance(0.02) else literal(value)
+        self._parameters.append(value)
+        return f"$p{len(self._parameters) - 1}"
+
+    # order
+
+    def _order(self, width: int) -> str:
+        numbers = [*range(1, width + 1)]
+        self._random.shuffle(numbers)
+        return "order by " + ", ".join(f"{number}{self._direction()}" for number in numbers)
+
+    def _direction(self) -> str:
+        """PostgreSQL's nulls come first in a descending order, unless it is told."""
+        return self._pick(("", " asc nulls first", " desc nulls last", " desc nulls first", " nulls last"))
+
+    def _limit(self) -> str:
+        offset = f" offset {self._random.randrange(5)}" if self._chance(0.3) else ""
+        return f" limit {self._random.randrange(12)}{offset}" if self._chance(0.6) else offset
+
+    def _table(self) -> str:
+        return self._pick([*self._tables])
+
+    def _alias(self) -> str:
+        self._aliases += 1
+        return f"t{self._aliases}"
+
+    @staticmethod
+    def _columns(columns: Columns, kinds: Sequence[DataType]) -> list[str]:
+        return [name for name, kind in columns.items() if kind in kinds]
+
+    def _pick(self, items: Sequence[Any]) -> Any:
+        return self._random.choice(items)
+
+    def _chance(self, share: float) -> bool:
+        return self._random.random() < share
