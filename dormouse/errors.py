@@ -45,6 +45,8 @@ DormouseError
 ├── ObjectStoreError
 │   ├── ObjectNotFound
 │   └── ObjectAlreadyExists
+├── QueryTooLarge                    it needs more memory or disk than it may have
+├── EngineFailed                     DuckDB failed inside, or the process that ran it ended
 ├── JobFailed                        an ingest or compaction that failed; its files are removed
 └── DependencyMissing                an extra of the package, or Java, is not installed
 """
@@ -274,6 +276,14 @@ class ObjectNotFound(ObjectStoreError, LookupError):
 
 class ObjectAlreadyExists(ObjectStoreError):
     """The object exists already; objects are never overwritten."""
+
+
+class QueryTooLarge(DormouseError):
+    """The query needs more memory or disk than it may have."""
+
+
+class EngineFailed(DormouseError):
+    """The engine of SQL failed at the statement."""
 
 
 class JobFailed(DormouseError):

@@ -44,8 +44,11 @@ if TYPE_CHECKING:
 
     from dormouse.commits.requests import CommitRequest
     from dormouse.query import PlanSummary
-    from dormouse.query.interruptible import Interruption
+    from dormouse.query.interruption import Interruption
     from dormouse.query.where import Where
+    from dormouse.sql.engine import Sessions
+    from dormouse.sql.values import Parameters
+    from dormouse.sql.workers import WorkerLimits, Workers
 
 MARKER = "instance.json"
 NO_TABLE = 0
@@ -104,6 +107,7 @@ class Instance:
         """Ends committers and gives connections back; an embedded database stops with its last user."""
         self._closed = True
         self._commits.close()
+        self._tables.close()
         self._supplier.close()
         on_close, self._on_close = self._on_close, lambda: None
         on_close()
@@ -174,12 +178,23 @@ class Instance:
         self._catalog.rename(name, new_name)
         return self.table(new_name)
 
-    def sql(self, statement: str, *, interruption: Interruption | None = None) -> pa.RecordBatchReader:
-        """The answer of a SELECT over the instance's tables, by name, streamed.
+    def sql(
+        self,
+        statement: str,
+        parameters: Parameters | None = None,
+        *,
+        interruption: Interruption | None = None,
+        sessions: Sessions | None = None,
+    ) -> pa.RecordBatchReader:
+        """The answer of one statement of DuckDB's dialect over the instance's tables, by name, streamed.
 
-        Another thread ends it by `interruption.set()`. Raises `InvalidQuery`.
+        SELECT, WITH, VALUES, SHOW TABLES, DESCRIBE, SUMMARIZE, EXPLAIN and EXPLAIN ANALYZE; `parameters` are
+        a list for `$1`, `$2`, … or `?`, or a dict for `$name`. Columns of one name are numbered. Another
+        thread ends it by `interruption.set()`; `sessions` say where it runs, if not in this process.
+
+        Raises `InvalidQuery`.
         """
-        return self._tables.sql(statement, interruption)
+        return self._tables.sql(statement, parameters, interruption, sessions)
 
     def duckdb(self, as_of: None = None, where: Mapping[str, Where] | None = None) -> DuckDBPyConnection:
         """A DuckDB connection with a view of each table, by name, as all of them are at one moment.
@@ -196,9 +211,25 @@ class Instance:
             raise InvalidQuery(f"where must be a dict of tables, like {{'flights': {{…}}}}, not {where!r}")
         return self._tables.duckdb(where or {})
 
-    def explain_sql(self, statement: str) -> dict[str, PlanSummary]:
+    def explain_sql(
+        self,
+        statement: str,
+        parameters: Parameters | None = None,
+        *,
+        interruption: Interruption | None = None,
+        sessions: Sessions | None = None,
+    ) -> dict[str, PlanSummary]:
         """What a statement would read of each table that it reads. Raises `InvalidQuery`."""
-        return self._tables.explain_sql(statement)
+        return self._tables.explain_sql(statement, parameters, interruption, sessions)
+
+    def sql_workers(self, limits: WorkerLimits, ended: Callable[[str], object] = lambda why: None) -> Workers:
+        """Processes that run SQL, for `sessions`; what a statement exhausts or crashes is one of them.
+
+        Start them, and close them before the instance. `ended` is told why one ended.
+        """
+        from dormouse.sql.workers import Workers
+
+        return Workers(self._objects, limits, ended)
 
     def submit(
         self, requests: Iterable[CommitRequest], *, waiting: Callable[[str], object] | None = None

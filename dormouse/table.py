@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dormouse.query import PlanSummary
-    from dormouse.query.interruptible import Interruption
+    from dormouse.query.interruption import Interruption
     from dormouse.rounds.compaction import CompactionReport
     from dormouse.rounds.compaction_job import CompactionResult
     from dormouse.rounds.ingest_commit import IngestReport
     from dormouse.rounds.splitting import SplitReport
+    from dormouse.sql.values import Parameters
 
 Engine = Literal["auto", "local", "spark"]
 
@@ -142,9 +143,15 @@ class Table:
 
         return explain(self._context, where)
 
-    def sql(self, statement: str, *, interruption: Interruption | None = None) -> pa.RecordBatchReader:
+    def sql(
+        self,
+        statement: str,
+        parameters: Parameters | None = None,
+        *,
+        interruption: Interruption | None = None,
+    ) -> pa.RecordBatchReader:
         """The answer of a SELECT over this and the instance's other tables, by name; see `Instance.sql`."""
-        return self._tables.sql(statement, interruption)
+        return self._tables.sql(statement, parameters, interruption)
 
     def compact(
         self,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.util import find_spec
+from threading import Event
 from typing import TYPE_CHECKING
 
 from dormouse.catalog import Catalog
 from dormouse.commits.commit_queues import CommitQueues
 from dormouse.context import JobCommits, TableContext
-from dormouse.errors import TableNotFound
+from dormouse.errors import InstanceError, TableNotFound, not_installed
 from dormouse.model.properties import TableProperties
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
@@ -22,8 +25,11 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
     from dormouse.query import PlanSummary
-    from dormouse.query.interruptible import Interruption
+    from dormouse.query.interruption import Interruption
     from dormouse.query.where import Where
+    from dormouse.sql.engine import Engine, Sessions
+    from dormouse.sql.statements import Named
+    from dormouse.sql.values import Parameters
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,7 @@ class Tables:
     trees: TreeCache
     commits: CommitQueues
     job_commits: JobCommits | None
+    _closed: Event = field(default_factory=Event, repr=False, compare=False)
 
     def context(self, record: TableRecord) -> TableContext:
         """The services of a table."""
@@ -56,29 +63,74 @@ class Tables:
         """Tells the schedules of a deployed instance that a table has changed."""
         note_if_shared(self.objects)
 
-    def sql(self, statement: str, interruption: Interruption | None = None) -> pa.RecordBatchReader:
-        from dormouse.query import sql
+    def sql(
+        self,
+        statement: str,
+        parameters: Parameters | None = None,
+        interruption: Interruption | None = None,
+        sessions: Sessions | None = None,
+    ) -> pa.RecordBatchReader:
+        _check_installed()
+        from dormouse.sql.statements import sql
 
-        contexts = self._in_statement(statement)
-        return sql(contexts, statement, known=self.catalog.names, interruption=interruption)
+        return sql(sessions or self._sessions(), self._named, statement, parameters, interruption)
 
     def duckdb(self, where: Mapping[str, Where]) -> DuckDBPyConnection:
+        _check_installed()
         from dormouse.sql.views import opened
 
         while True:
             tables = self.catalog.tables()
             try:
-                return opened(self.objects, {one.name: self.context(one) for one in tables}, where)
+                return opened(self.objects, self._contexts(tables), where)
             except TableNotFound:
                 if self.catalog.tables() == tables:
                     raise
                 # one was dropped since it was listed
 
-    def explain_sql(self, statement: str) -> dict[str, PlanSummary]:
-        from dormouse.query import explain_sql
+    def explain_sql(
+        self,
+        statement: str,
+        parameters: Parameters | None = None,
+        interruption: Interruption | None = None,
+        sessions: Sessions | None = None,
+    ) -> dict[str, PlanSummary]:
+        _check_installed()
+        from dormouse.sql.statements import explain_sql
 
-        return explain_sql(self._in_statement(statement), statement, known=self.catalog.names)
+        return explain_sql(sessions or self._sessions(), self._named, statement, parameters, interruption)
 
-    def _in_statement(self, statement: str) -> dict[str, TableContext]:
-        """The tables that a statement may mean."""
-        return {record.name: self.context(record) for record in self.catalog.tables_in(statement)}
+    def close(self) -> None:
+        """Gives back what SQL holds, and refuses more of it."""
+        self._closed.set()
+        if "_engine" in self.__dict__:
+            self._engine.close()
+
+    def _sessions(self) -> Sessions:
+        if self._closed.is_set():
+            raise InstanceError("the instance is closed")
+        return self._engine.session
+
+    @cached_property
+    def _engine(self) -> Engine:
+        from dormouse.sql.engine import Engine
+
+        return Engine(self.objects)
+
+    @property
+    def _named(self) -> Named:
+        from dormouse.sql.statements import Named
+
+        return Named(
+            like=lambda names: self._contexts(self.catalog.tables_like(names)),
+            all=lambda: self._contexts(self.catalog.tables()),
+            names=self.catalog.names,
+        )
+
+    def _contexts(self, records: Iterable[TableRecord]) -> dict[str, TableContext]:
+        return {record.name: self.context(record) for record in records}
+
+
+def _check_installed() -> None:
+    if find_spec("duckdb") is None:
+        raise not_installed("duckdb", "sql")

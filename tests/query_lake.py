@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -25,6 +25,10 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, STRING, TIMESTAMP
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
+from dormouse.query.planner import PlanSummary
+from dormouse.sql import statements
+from dormouse.sql.engine import Engine, Sessions
+from dormouse.sql.statements import Named
 
 SCHEMA = Schema(
     [Field("Name", STRING), Field("number", LONG)],
@@ -130,6 +134,40 @@ class Lake:
 
     def _key(self, row: dict[str, KeyValue]) -> bytes:
         return encode_key(self.schema.row_keys, [row[name] for name in self.schema.row_key_names])
+
+
+def named(contexts: Mapping[str, TableContext]) -> Named:
+    """Tables that statements find by name."""
+
+    def like(names: Iterable[str]) -> dict[str, TableContext]:
+        lower = {name.lower() for name in names}
+        return {name: context for name, context in contexts.items() if name.lower() in lower}
+
+    return Named(like, lambda: contexts, lambda: list(contexts))
+
+
+_engines: dict[str, Engine] = {}
+
+
+def engine(objects: ObjectStore) -> Engine:
+    """One for each store."""
+    return _engines.setdefault(objects.url, Engine(objects))
+
+
+def sql(
+    contexts: Mapping[str, TableContext], statement: str, *given: Any, **options: Any
+) -> pa.RecordBatchReader:
+    """The answer over tables of one instance."""
+    return statements.sql(_sessions(contexts), named(contexts), statement, *given, **options)
+
+
+def explain_sql(contexts: Mapping[str, TableContext], statement: str, *given: Any) -> dict[str, PlanSummary]:
+    return statements.explain_sql(_sessions(contexts), named(contexts), statement, *given)
+
+
+def _sessions(contexts: Mapping[str, TableContext]) -> Sessions:
+    objects = next((context.objects for context in contexts.values()), None)
+    return engine(open_store(Path("nowhere")) if objects is None else objects).session
 
 
 def tuples(reader: pa.RecordBatchReader) -> list[tuple[object, ...]]:

@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
+from query_lake import sql
 
 from dormouse.catalog import Catalog
 from dormouse.context import TableContext
@@ -32,7 +33,6 @@ from dormouse.objects import open_store
 from dormouse.partitions.tree_cache import TreeCache
 from dormouse.postgres import ConnectionSupplier
 from dormouse.query import query, scan_session, table_view
-from dormouse.query.statements import sql
 from dormouse.rounds.compaction import compact
 from dormouse.rounds.ingest import ingest
 from dormouse.rounds.splitting import split
@@ -144,7 +144,7 @@ def maintain(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, _: 
 def read(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, number: int) -> None:
     """Some queries over views that live a while, so that their trees grow old."""
     # plans end in the midst of everything
-    scan_session._ONE_STREAM["datafusion.execution.batch_size"] = "16"
+    scan_session._OPTIONS["datafusion.execution.batch_size"] = "16"
     table_view.PAGE_LEAVES = table_view.PAGE_LEAVES_MAX = 1 + 2 * (number % 2)
     contexts = storm.contexts(supplier)
     for _ in range(10):

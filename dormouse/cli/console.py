@@ -49,7 +49,7 @@ def _table(
     table = RichTable(title=title, title_justify="left", title_style="bold", header_style="bold")
     for number, column in enumerate(columns):
         numeric = any(_is_number(row[number]) for row in rows)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        table.add_column(escape(column), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(text, row))
     return table

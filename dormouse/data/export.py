@@ -115,7 +115,11 @@ class Parquet:
     """Parquet, compressed with zstd."""
 
     def begin(self, schema: pa.Schema) -> bytes:
-        self._writer = WriterOfArrow(lambda file: pq.ParquetWriter(file, schema, compression="zstd"))
+        try:
+            self._writer = WriterOfArrow(lambda file: pq.ParquetWriter(file, schema, compression="zstd"))
+        except pa.ArrowNotImplementedError:
+            kinds = ", ".join(f"{field.name!r} is {field.type}" for field in schema)
+            raise InvalidInput(f"Parquet has not all of these types, cast to VARCHAR: {kinds}") from None
         return self._writer.taken()
 
     def rows(self, batch: pa.RecordBatch) -> bytes:

@@ -14,9 +14,7 @@ from datafusion.object_store import AmazonS3
 
 from dormouse.errors import InvalidData, one_line
 from dormouse.objects import ObjectStore
-from dormouse.objects.aws_credentials import current
-
-_S3_OPTIONS = {"region", "access_key_id", "secret_access_key", "session_token", "endpoint"}
+from dormouse.objects.aws_credentials import current, s3_options
 
 
 def credentials(store: ObjectStore) -> dict[str, str]:
@@ -28,14 +26,10 @@ def register(ctx: SessionContext, store: ObjectStore) -> None:
     """Let `ctx` read the objects of `store` under their `store.uri(name)`; a folder needs nothing."""
     parts = urlsplit(store.url)
     if parts.scheme == "s3":
-        options: dict[str, Any] = {"bucket_name": parts.netloc, "allow_http": True} | s3_options(store)
+        options: dict[str, Any] = {"bucket_name": parts.netloc, "allow_http": True} | s3_options(
+            store.options
+        )
         ctx.register_object_store("s3://", AmazonS3(**options), parts.netloc)
-
-
-def s3_options(store: ObjectStore) -> dict[str, str]:
-    """What a reader of S3 is given; the rest it takes from AWS's variables, as the store itself does."""
-    given = {key: value for key, value in store.options.items() if key in _S3_OPTIONS}
-    return current(store.options) | given
 
 
 @contextmanager

@@ -24,7 +24,10 @@ _FUNCTIONS = get_args(Function)
 _numbers = count(1)
 _CALL = re.compile(r"\s*(\w+)\s*\(\s*(\w+)\s*\)\s*")
 _AGE_OFF = re.compile(r"\s*age_off\s*\(\s*(\w+)\s*,\s*(\d+)\s*\)\s*")
-_TOO_LARGE = re.compile(r"value of (-?\d+) is out of range Int64")
+_TOO_LARGE = re.compile(
+    r"value of (-?\d+) is out of range Int64|INT128 with value (-?\d+) can't be cast .*source column sum\("
+)
+"""As DataFusion and DuckDB have it."""
 _AGE_MS_MAX = (1 << 63) - 1
 _MICROSECONDS_LIMIT = 1 << 63
 _DEFAULTS = {
@@ -91,13 +94,13 @@ class Transform:
         return f"SELECT {keys}, {values} FROM {source} WHERE {where} GROUP BY {keys}"
 
     def overflow(self, error: str) -> InvalidData | None:
-        """The error to raise when DataFusion's says that a sum has become too large; else None."""
+        """The error to raise when an engine's says that a sum has become too large; else None."""
         found = _TOO_LARGE.search(error)
         sums = [f"sum({f.name})" for f, function in self.aggregates if function == "sum" and f.type == LONG]
         if found is None or not sums:
             return None
         return InvalidData(
-            f"{' or '.join(sums)} of rows of equal key is {found[1]}, which LONG cannot hold; "
+            f"{' or '.join(sums)} of rows of equal key is {found[1] or found[2]}, which LONG cannot hold; "
             "change the aggregate property"
         )
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from dormouse.settings import environment
 
+_OF_READERS = {"region", "access_key_id", "secret_access_key", "session_token", "endpoint"}
+
 
 def provider(options: Mapping[str, str]) -> dict[str, Any]:
     """Options of an obstore client: what renews credentials, and the region; {} leaves it to obstore."""
@@ -29,6 +31,11 @@ def current(options: Mapping[str, str]) -> dict[str, str]:
     keys = credentials.get_frozen_credentials()
     found = {"access_key_id": keys.access_key, "secret_access_key": keys.secret_key, **_region(options)}
     return found | ({"session_token": keys.token} if keys.token else {})
+
+
+def s3_options(options: Mapping[str, str]) -> dict[str, str]:
+    """What a reader of S3 is given; the rest it takes from AWS's variables, as the store itself does."""
+    return current(options) | {key: value for key, value in options.items() if key in _OF_READERS}
 
 
 def _found(options: Mapping[str, str]) -> Any:

@@ -1,4 +1,4 @@
-"""Queries: what to read of a table (planner), in key order (executor), or as SQL (statements)."""
+"""Queries: what to read of a table (planner), and its rows in key order (executor)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from dormouse.query.planner import PlanSummary
 
 if TYPE_CHECKING:
     from dormouse.query.executor import query
-    from dormouse.query.statements import explain_sql, sql
     from dormouse.query.table_view import explain
 
-__all__ = ["PlanSummary", "explain", "explain_sql", "query", "sql"]
+__all__ = ["PlanSummary", "explain", "query"]
 
-_MODULES = {"explain": "table_view", "query": "executor", "explain_sql": "statements", "sql": "statements"}
+_MODULES = {"explain": "table_view", "query": "executor"}
 
 
 def __getattr__(name: str) -> Any:

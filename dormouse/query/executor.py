@@ -14,17 +14,19 @@ from datafusion import ExecutionPlan
 from datafusion.record_batch import RecordBatch
 
 from dormouse.context import TableContext
-from dormouse.data.arrow_schema import arrow_schema
+from dormouse.data.arrow_schema import arrow_schema, exact
 from dormouse.data.expressions import column, key_order
 from dormouse.data.transform import Transform
 from dormouse.errors import ObjectNotFound
 from dormouse.model.region import Range
+from dormouse.query.failures import named_failures
 from dormouse.query.held_back import HeldBack, Reached
-from dormouse.query.interruptible import Interruption, interruptible
+from dormouse.query.interruptible import interruptible
+from dormouse.query.interruption import Interruption
 from dormouse.query.planner import Scan
 from dormouse.query.predicates import from_key, meets
 from dormouse.query.scan_session import key_session, rows
-from dormouse.query.streams import FileGone, check_there, exact, named_failures, one_ahead
+from dormouse.query.streams import FileGone, check_there, one_ahead
 from dormouse.query.table_view import plan_query
 from dormouse.query.where import Question, Where, question
 

@@ -7,43 +7,16 @@ import atexit
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 
 from datafusion.record_batch import RecordBatch, RecordBatchStream
 
 from dormouse.data.datafusion_session import check_not_forked
-from dormouse.errors import DormouseError
+from dormouse.query.interruption import Interruption
 
 END_SECONDS_MAX = 1.0
 LEAVE_SECONDS = 0.01
 """Without the GIL, which they need to leave."""
-
-
-class Interruption:
-    """Ends the reading of interruptible streams, from any thread, and for good."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._awaited: Future[RecordBatch] | None = None
-        self._is_set = False
-
-    def set(self) -> None:
-        """What is computed now is given up."""
-        with self._lock:
-            self._is_set = True
-            if self._awaited is not None:
-                self._awaited.cancel()
-
-    def check(self) -> None:
-        """`DormouseError` when it is set."""
-        if self._is_set:
-            raise DormouseError("the query was interrupted")
-
-    def _await(self, upcoming: Future[RecordBatch] | None) -> None:
-        with self._lock:
-            self._awaited = upcoming
-            if self._is_set and upcoming is not None:
-                upcoming.cancel()
 
 
 def interruptible(stream: RecordBatchStream, interruption: Interruption) -> Iterator[RecordBatch]:
@@ -61,7 +34,7 @@ def interruptible(stream: RecordBatchStream, interruption: Interruption) -> Iter
     try:
         while True:
             future = asyncio.run_coroutine_threadsafe(upcoming(), _Loop.running())
-            interruption._await(future)
+            interruption.awaits(future)
             try:
                 batch = future.result()
             except StopAsyncIteration:
@@ -71,7 +44,7 @@ def interruptible(stream: RecordBatchStream, interruption: Interruption) -> Iter
             yield batch
     finally:
         # the interruption may be kept, but not the stream with it: that computes as long as it lives
-        interruption._await(None)
+        interruption.awaits(None)
         streams.clear()
     interruption.check()
 

@@ -72,7 +72,8 @@ class KeyRanges(Mapping[str, Ranges]):
         """What both have."""
         both = dict(self._ranges)
         for name, items in other.items():
-            both[name] = tuple(_common(both[name], items)) if name in both else items
+            if both.setdefault(name, items) != items:
+                both[name] = tuple(_common(both[name], items))
         return KeyRanges._known(both)
 
     def without(self, names: Iterable[str]) -> KeyRanges:
@@ -100,11 +101,20 @@ def united(parts: Sequence[KeyRanges]) -> KeyRanges:
 def _disjoint(items: Iterable[Range]) -> Ranges:
     merged: list[Range] = []
     for item in sorted(items, key=start_of):
-        if merged and merged[-1].intersect(item) is not None:
+        if merged and _meet(merged[-1], item):
             merged[-1] = _hull(merged[-1], max(merged[-1], item, key=end_of))
         else:
             merged.append(item)
     return tuple(merged)
+
+
+def _meet(earlier: Range, later: Range) -> bool:
+    """Of two ranges, by where they begin."""
+    end: Any = earlier.max
+    start: Any = later.min
+    if end is None or start is None:
+        return True
+    return bool(start < end or (start == end and earlier.max_inclusive and later.min_inclusive))
 
 
 def _common(left: Ranges, right: Ranges) -> Iterator[Range]:

@@ -87,13 +87,15 @@ class QueryPlan:
 class Page:
     """What is wanted of some leaves, and of the partitions above them; and the rest, if there is one.
 
-    Planned `in_key_order` it has many groups; otherwise one, so that each file is read once.
+    Planned `in_key_order` it has many groups; otherwise one, so that each file is read once. Where rows are
+    `filtered_again`, of a file with rows of one leaf alone all are read.
     """
 
     tree: PartitionTree
     wanted: Mapping[int, KeyRanges]
     rest: KeyRanges | None = None
     in_key_order: bool = True
+    filtered_again: bool = False
 
     @property
     def partition_ids(self) -> list[str]:
@@ -178,6 +180,7 @@ class _Own(NamedTuple):
 
     leaf: int
     group: int
+    wanted: KeyRanges
     slices: tuple[KeyRanges]
 
 
@@ -185,6 +188,7 @@ class _Planner:
     def __init__(self, page: Page) -> None:
         self.tree = tree = page.tree
         self.wanted = page.wanted
+        self._filtered_again = page.filtered_again
         leaves = [node for node in page.wanted if tree.children(node) is None]
         groups = tree.key_order_groups(leaves) if page.in_key_order and len(leaves) > 1 else [leaves]
         self.group_of = {leaf: number for number, group in enumerate(groups) for leaf in group}
@@ -198,14 +202,14 @@ class _Planner:
         file = references[0]
         own = self._own(file.partition_id) if file.only and len(references) == 1 else None
         if own is not None:  # as nearly all files are
-            is_held = not own.slices[0] or self._may_hold(file, own.leaf)
+            is_held = not own.wanted or self._may_hold(file, own.leaf)
             return [(own.group, Scan(file.filename, own.slices))] if is_held else []
         return list(self._scattered(references))
 
     def reaches_beyond(self, file: PlannedReference) -> bool:
         """Whether a file may have wanted rows before or after what is planned."""
         own = self._own(file.partition_id) if file.only else None
-        return own is None or self.tree.schema.row_keys[0].name in own.slices[0]
+        return own is None or self.tree.schema.row_keys[0].name in own.wanted
 
     def _own(self, partition_id: str) -> _Own | None:
         """What is wanted of the files that are a leaf's alone; None for a partition that is no leaf."""
@@ -214,8 +218,9 @@ class _Planner:
             node = self.tree.node(partition_id)
             if node is None or node not in self.group_of:
                 return None
+            wanted = self._cut(node, node)
             slices = (self._slice(node, node),)
-            found = self._owns[partition_id] = _Own(node, self.group_of[node], slices)
+            found = self._owns[partition_id] = _Own(node, self.group_of[node], wanted, slices)
         return found
 
     def _scattered(self, references: Sequence[PlannedReference]) -> Iterator[tuple[int, Scan]]:
@@ -250,8 +255,15 @@ class _Planner:
     def _slice(self, node: int, home: int) -> KeyRanges:
         found = self._slices.get((node, home))
         if found is None:
-            found = self._slices[node, home] = self._cut(node, home)
+            cut = self._of_region if self._filtered_again else self._cut
+            found = self._slices[node, home] = cut(node, home)
         return found
+
+    def _of_region(self, node: int, home: int) -> KeyRanges:
+        """What tells a file's rows of this partition from its others."""
+        if home != NO_NODE:
+            return KeyRanges()
+        return KeyRanges({name: (item,) for name, item in self.tree.region_of(node).items()})
 
     def _cut(self, node: int, home: int) -> KeyRanges:
         wanted = self.wanted[node]

@@ -15,13 +15,14 @@ from dormouse.data.object_access import credentials, register
 from dormouse.data.transform import Transform
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
+from dormouse.query.failures import MEMORY_BYTES_MAX
 from dormouse.query.file_lists import scan_of
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import Scan
 from dormouse.query.predicates import in_slices
-from dormouse.query.streams import MEMORY_BYTES_MAX
 
 KEY_SESSIONS_MAX = 8
+FILES_A_SCAN = 64
 _lock = Lock()
 _key_sessions: dict[tuple[object, ...], _KeySession] = {}
 _OPTIONS = {
@@ -33,21 +34,6 @@ _OPTIONS = {
     # names mean what they say, in upper and lower case
     "datafusion.sql_parser.enable_ident_normalization": "false",
     "datafusion.optimizer.prefer_existing_sort": "true",
-}
-# DataFusion makes their answers at one go, outside of the memory that a session may use
-UNBOUNDED_FUNCTIONS = (
-    "array_repeat",
-    "array_resize",
-    "generate_series",  # the table function stays, as `range` does
-    "list_repeat",
-    "list_resize",
-    "lpad",
-    "range",
-    "repeat",
-    "rpad",
-)
-FILES_A_SCAN = 64
-_ONE_STREAM = {
     # a file is one sorted stream: nothing may cut it up or mix it
     "datafusion.execution.target_partitions": str(FILES_A_SCAN),
     "datafusion.optimizer.repartition_file_scans": "false",
@@ -58,13 +44,10 @@ _ONE_STREAM = {
 }
 
 
-def session(store: ObjectStore | None, *, in_key_order: bool) -> SessionContext:
-    """A session that reads the store's objects; `in_key_order` keeps every plan one sorted stream."""
+def session(store: ObjectStore) -> SessionContext:
+    """A session that reads the store's objects, in which every plan is one sorted stream."""
     runtime = RuntimeEnvBuilder().with_disk_manager_os().with_fair_spill_pool(MEMORY_BYTES_MAX)
-    ctx = open_session(_OPTIONS | (_ONE_STREAM if in_key_order else {}), runtime, store)
-    for name in UNBOUNDED_FUNCTIONS:
-        ctx.deregister_udf(name)
-    return ctx
+    return open_session(_OPTIONS, runtime, store)
 
 
 def key_session(store: ObjectStore) -> SessionContext:
@@ -89,7 +72,7 @@ class _KeySession:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._credentials = credentials(store)
-        self._ctx = session(store, in_key_order=True)
+        self._ctx = session(store)
 
     def renewed(self) -> SessionContext:
         """The session, with the credentials as they are now."""
@@ -101,40 +84,28 @@ class _KeySession:
 
 
 def rows(
-    ctx: SessionContext,
-    store: ObjectStore,
-    transform: Transform,
-    scans: Sequence[Scan],
-    now_ms: int,
-    *,
-    in_key_order: bool = True,
+    ctx: SessionContext, store: ObjectStore, transform: Transform, scans: Sequence[Scan], now_ms: int
 ) -> DataFrame:
     """The wanted rows of some files, with the table's filter and aggregation applied; in no order.
 
-    With `in_key_order` each file is a sorted stream of its own; without, few scans read all files.
+    Each file is a sorted stream of its own.
     """
-    files_max = FILES_A_SCAN if in_key_order else None
-    found = union(list(_scans(ctx, store, transform.schema, scans, files_max)))
+    found = union(list(_scans(ctx, store, transform.schema, scans)))
     return transform.of(found, ctx, now_ms)
 
 
-def no_rows(ctx: SessionContext, schema: Schema) -> DataFrame:
-    """A table of the schema without any row."""
-    return ctx.from_arrow(arrow_schema(schema).empty_table())
-
-
 def _scans(
-    ctx: SessionContext, store: ObjectStore, schema: Schema, scans: Iterable[Scan], files_max: int | None
+    ctx: SessionContext, store: ObjectStore, schema: Schema, scans: Iterable[Scan]
 ) -> Iterator[DataFrame]:
-    """A scan for files of which the same is wanted; with `files_max`, of at most so many, each sorted."""
+    """Scans for files of which the same is wanted, each of so many files as are sorted streams at once."""
     urls: dict[tuple[KeyRanges, ...], list[str]] = defaultdict(list)
     for scan in scans:
         urls[scan.slices].append(_url(store, scan.filename))
-    columns, order = arrow_schema(schema), None if files_max is None else key_order(schema.key_names)
+    columns, order = arrow_schema(schema), key_order(schema.key_names)
     for slices, listed in urls.items():
         predicate = in_slices(schema, slices)
-        for start in range(0, len(listed), files_max or len(listed)):
-            found = scan_of(ctx, listed[start:][:files_max], columns, order)
+        for start in range(0, len(listed), FILES_A_SCAN):
+            found = scan_of(ctx, listed[start:][:FILES_A_SCAN], columns, order)
             yield found if predicate is None else found.filter(predicate)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -60,20 +61,25 @@ class _PlannedPage(NamedTuple):
         return _PlannedPage(page, plan(page, map(PlannedReference._make, rows)), snapshot)
 
 
-def plan_query(context: TableContext, ranges: KeyRanges) -> Iterator[tuple[Scan, ...]]:
+def plan_query(
+    context: TableContext, ranges: KeyRanges, *, filtered_again: bool = False
+) -> Iterator[tuple[Scan, ...]]:
     """The groups of a query's plan; the first leaves are planned now, the others when they are come to.
 
     All of it sees the moment at which it began for half of the table's `gc_delay_seconds`; then what is left
     is planned as of a later moment, since files may be collected. Raises `TableNotFound`; the
     iterator also `FileGone`.
     """
-    view = _View(context)
+    view = _View(context, filtered_again=filtered_again)
     first = view.now(ranges, PAGE_LEAVES)
     return (group for planned in view.pages(first) for group in planned.plan.groups)
 
 
 def plan_tables(
-    wanted: Sequence[tuple[TableContext, KeyRanges]], *, files_max: int | None = None
+    wanted: Sequence[tuple[TableContext, KeyRanges]],
+    *,
+    files_max: int | None = None,
+    filtered_again: bool = False,
 ) -> list[QueryPlan]:
     """A plan in one group for each table of one instance; all of them see the same moment.
 
@@ -84,12 +90,12 @@ def plan_tables(
             check_files(context, ranges, files_max)
     if len(wanted) == 1:
         [(context, ranges)] = wanted
-        return [_View(context).now(ranges, None).plan]
+        return [_View(context, filtered_again=filtered_again).now(ranges, None).plan]
     if not wanted:
         return []
 
     def work(conn: psycopg.Connection[Any]) -> list[QueryPlan]:
-        views = [(_View(context), ranges) for context, ranges in wanted]
+        views = [(_View(context, filtered_again=filtered_again), ranges) for context, ranges in wanted]
         return [view.within(conn, ranges, None).plan for view, ranges in views]
 
     return _in_one_snapshot(wanted[0][0], work)
@@ -127,8 +133,9 @@ def summary(context: TableContext, ranges: KeyRanges) -> PlanSummary:
 class _View:
     """One table as its plans see it."""
 
-    def __init__(self, context: TableContext) -> None:
+    def __init__(self, context: TableContext, *, filtered_again: bool = False) -> None:
         self._context = context
+        self._filtered_again = filtered_again
         self._store = context.store
         self._partitions = context.partitions
         self._seen_at = time.monotonic()
@@ -138,7 +145,7 @@ class _View:
         self._seen_at = time.monotonic()
         tree = self.tree(ranges, whole=whole_tree)
         for _ in range(EPOCHS_CHASED_MAX):
-            page = _page(tree, ranges, leaves_max)
+            page = self._page(tree, ranges, leaves_max)
             epoch, made_at, snapshot, rows = self._alone(partial(self._store.planned_on, page.partition_ids))
             if epoch == tree.epoch and tree.arrays.agrees(epoch, made_at):
                 return _PlannedPage.of(page, rows, snapshot)
@@ -150,7 +157,7 @@ class _View:
         self, conn: psycopg.Connection[Any], ranges: KeyRanges, leaves_max: int | None
     ) -> _PlannedPage:
         """As `now`, as a REPEATABLE READ transaction sees it."""
-        page = _page(self._partitions.tree_in(conn), ranges, leaves_max)
+        page = self._page(self._partitions.tree_in(conn), ranges, leaves_max)
         found = self._store.own.following(lambda: self._store.planned_on(page.partition_ids, conn), conn)
         _, _, snapshot, rows = found
         return _PlannedPage.of(page, rows, snapshot)
@@ -170,7 +177,7 @@ class _View:
 
     def _later(self, before: _PlannedPage, rest: KeyRanges, leaves_max: int) -> _PlannedPage:
         """The first page of what is left, as of the moment that the page before saw."""
-        page = first_page(before.page.tree, rest, leaves_max)
+        page = self._page(before.page.tree, rest, leaves_max)
         rows = self._alone(partial(self._store.planned_at, page.partition_ids, before.snapshot))
         for _, filename, *_, is_there in rows:
             # compacted after that moment, and collected: only a later plan can do without it
@@ -195,16 +202,17 @@ class _View:
                 return found
         return self._partitions.tree()
 
+    def _page(self, tree: PartitionTree, ranges: KeyRanges, leaves_max: int | None) -> Page:
+        if leaves_max is None:
+            page = whole_page(tree, ranges, in_key_order=False)
+        else:
+            page = first_page(tree, ranges, leaves_max)
+        return replace(page, filtered_again=self._filtered_again)
+
     def _alone(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
         """One statement in one round trip."""
         supplier = self._context.supplier
         return self._store.own.following(lambda: run_lookup(supplier, work, operation=OPERATION))
-
-
-def _page(tree: PartitionTree, ranges: KeyRanges, leaves_max: int | None) -> Page:
-    if leaves_max is None:
-        return whole_page(tree, ranges, in_key_order=False)
-    return first_page(tree, ranges, leaves_max)
 
 
 def _in_one_snapshot(context: TableContext, work: Callable[[psycopg.Connection[Any]], T]) -> T:

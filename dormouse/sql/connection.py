@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 
 import duckdb
 
-from dormouse.data.object_access import s3_options
 from dormouse.errors import not_installed
 from dormouse.objects import ObjectStore
+from dormouse.objects.aws_credentials import s3_options
 from dormouse.settings import environment
 from dormouse.sql.conditions import text
 
@@ -37,10 +37,11 @@ def connection(objects: ObjectStore) -> duckdb.DuckDBPyConnection:
     # what is needed is installed beside DuckDB, and nothing is fetched unasked
     made = duckdb.connect(config={"autoinstall_known_extensions": False})
     try:
-        made.execute("SET TimeZone = 'UTC'")
-        if urlsplit(objects.url).scheme == "s3":
+        # of all its cursors, too
+        made.execute("SET GLOBAL TimeZone = 'UTC'")
+        if secret := secret_of(objects):
             _load_httpfs(made)
-            made.execute(_secret(objects))
+            made.execute(secret)
     except BaseException:
         made.close()
         raise
@@ -64,16 +65,18 @@ def _load_httpfs(made: duckdb.DuckDBPyConnection) -> None:
     made.load_extension(str(folder / "httpfs.duckdb_extension"))
 
 
-def _secret(objects: ObjectStore) -> str:
-    """What the store is reached with, as it is now; temporary credentials end."""
-    found = _of_environment() | s3_options(objects)
+def secret_of(objects: ObjectStore) -> str | None:
+    """The statement that says what S3 is reached with, as it is now: temporary credentials end."""
+    if urlsplit(objects.url).scheme != "s3":
+        return None
+    found = _of_environment() | s3_options(objects.options)
     scope = text(f"s3://{urlsplit(objects.url).netloc}/")
     given = [f"{ours} {text(found[name])}" for name, ours in _OF_SECRET.items() if name in found]
     if "endpoint" in found:
         parts = urlsplit(found["endpoint"])
         tls = str(parts.scheme != "http").lower()
         given += [f"endpoint {text(parts.netloc + parts.path)}", "url_style 'path'", f"use_ssl {tls}"]
-    return f"CREATE SECRET dormouse (TYPE s3, SCOPE {scope}, {', '.join(given)})"
+    return f"CREATE OR REPLACE SECRET dormouse (TYPE s3, SCOPE {scope}, {', '.join(given)})"
 
 
 def _of_environment() -> dict[str, str]:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 import duckdb
 
 from dormouse.context import TableContext
-from dormouse.data.transform import AgeOff, Function, Transform, quoted
+from dormouse.data.transform import quoted
 from dormouse.errors import InvalidQuery, ObjectNotFound
-from dormouse.model.schema import Field
-from dormouse.model.types import DOUBLE, LONG, TIMESTAMP
 from dormouse.objects import ObjectStore
 from dormouse.query.key_ranges import KeyRanges
-from dormouse.query.planner import QueryPlan, Scan
+from dormouse.query.planner import QueryPlan
 from dormouse.query.table_view import check_files, plan_tables
 from dormouse.query.where import Question, Where, question, unknown
-from dormouse.sql.conditions import all_of, in_slices, meets, text, type_name
-from dormouse.sql.connection import connection, path_of
+from dormouse.sql.conditions import text, type_name
+from dormouse.sql.connection import connection
+from dormouse.sql.selects import Select, ways
 
 FILES_MAX = 10_000
 """Of a view: whenever it is used, DuckDB looks at each."""
@@ -68,12 +66,26 @@ def _with_views(
     made = connection(objects)
     try:
         for (name, one), plan in zip(asked.items(), plans, strict=True):
-            if why := _failure(made, name, _View(contexts[name], one, now_ms).of(plan)):
+            if why := _failure(made, name, _select(contexts[name], one, now_ms, plan)):
                 failed[name] = f"table {name!r} cannot be read: {why}"
     except BaseException:
         made.close()
         raise
     return made, failed
+
+
+def _select(context: TableContext, asked: Question, now_ms: int, plan: QueryPlan) -> str:
+    scans = [scan for group in plan.groups for scan in group]
+    parts = ways(scans)
+    if plan.summary.files <= FILES_MAX and parts <= PARTS_MAX:
+        return Select(context, asked, now_ms).of(scans)
+    found = (
+        f"{plan.summary.files:,} files, more than {FILES_MAX:,}"
+        if plan.summary.files > FILES_MAX
+        else f"parts of files in {parts:,} ways, more than {PARTS_MAX:,}"
+    )
+    name = context.table.name
+    return _refusing(context, f"table {name!r} has {found}: bound it by where={{{name!r}: …}}, or compact it")
 
 
 def _failure(made: duckdb.DuckDBPyConnection, name: str, select: str) -> str | None:
@@ -99,12 +111,6 @@ def _refusal(context: TableContext, ranges: KeyRanges) -> str | None:
     return None
 
 
-def _no_rows(context: TableContext) -> str:
-    """A select of a table's columns, and of no row."""
-    columns = (f"NULL::{type_name(field.type)} AS {quoted(field.name)}" for field in context.schema.fields)
-    return f"SELECT {', '.join(columns)} WHERE false"
-
-
 def _refusing(context: TableContext, why: str) -> str:
     """A select of a table's columns that fails, whatever is asked of it."""
     columns = (
@@ -112,90 +118,3 @@ def _refusing(context: TableContext, why: str) -> str:
         for field in context.schema.fields
     )
     return f"SELECT {', '.join(columns)} WHERE error({text(why)})"
-
-
-class _View:
-    """What is wanted of one table, as a select."""
-
-    def __init__(self, context: TableContext, asked: Question, now_ms: int) -> None:
-        self._context = context
-        self._schema = context.schema
-        self._transform = Transform.parse(context.schema, context.properties)
-        self._asked = asked
-        self._now_ms = now_ms
-
-    def of(self, plan: QueryPlan) -> str:
-        """The wanted rows of planned files."""
-        parts: dict[tuple[KeyRanges, ...], list[Scan]] = defaultdict(list)
-        for group in plan.groups:
-            for scan in group:
-                parts[scan.slices].append(scan)
-        if plan.summary.files > FILES_MAX or len(parts) > PARTS_MAX:
-            return _refusing(self._context, self._too_much(plan, len(parts)))
-        if not parts:
-            return _no_rows(self._context)
-        rows = " UNION ALL ".join(self._part(slices, scans) for slices, scans in parts.items())
-        conditions = [meets(condition) for condition in self._asked.conditions]
-        if self._transform.aggregates:
-            return _where(f"SELECT * FROM ({self._merged(rows)})", conditions)
-        return _where(f"SELECT * FROM ({rows})", [*conditions, self._young()])
-
-    def _too_much(self, plan: QueryPlan, parts: int) -> str:
-        found = (
-            f"{plan.summary.files:,} files, more than {FILES_MAX:,}"
-            if plan.summary.files > FILES_MAX
-            else f"parts of files in {parts:,} ways, more than {PARTS_MAX:,}"
-        )
-        name = self._context.table.name
-        return f"table {name!r} has {found}: bound it by where={{{name!r}: …}}, or compact it"
-
-    def _part(self, slices: tuple[KeyRanges, ...], scans: Sequence[Scan]) -> str:
-        """The rows of files of which the same counts."""
-        columns = ", ".join(map(_column, self._schema.fields))
-        files = ", ".join(text(path_of(self._context.objects, scan.filename)) for scan in scans)
-        # a folder that is called a=b says nothing of its files' columns
-        read = f"read_parquet([{files}], hive_partitioning = false)"
-        return _where(f"SELECT {columns} FROM {read}", [in_slices(self._schema, slices)])
-
-    def _merged(self, rows: str) -> str:
-        """The rows with those of equal keys made one."""
-        keys = ", ".join(map(quoted, self._schema.key_names))
-        values = ", ".join(_aggregate(field, function) for field, function in self._transform.aggregates)
-        return f"{_where(f'SELECT {keys}, {values} FROM ({rows})', [self._young()])} GROUP BY {keys}"
-
-    def _young(self) -> str | None:
-        """Whether a row is one that the table's filter keeps."""
-        age_off = self._transform.age_off
-        if age_off is None:
-            return None
-        field, name = self._schema.field(age_off.field), quoted(age_off.field)
-        return f"{name} > {_oldest(field, age_off, self._now_ms)} OR {name} IS NULL"
-
-
-def _column(field: Field) -> str:
-    """A column as the file has it.
-
-    Parquet's statistics leave NaN out, and DuckDB, to which it is the largest number, would skip what has
-    one: it does not apply them to what is computed. 1.0 times any number is that number, -0.0 too.
-    """
-    name = quoted(field.name)
-    return f"{name} * 1.0::DOUBLE AS {name}" if field.type == DOUBLE else name
-
-
-def _oldest(field: Field, age_off: AgeOff, now_ms: int) -> str:
-    oldest_ms = now_ms - age_off.age_ms
-    if field.type == TIMESTAMP:
-        return f"make_timestamptz({max(oldest_ms * 1_000, -(1 << 63) + 2)})"
-    return f"({oldest_ms})::BIGINT"
-
-
-def _aggregate(field: Field, function: Function) -> str:
-    name = quoted(field.name)
-    # a sum of BIGINT is exact, and too large a one an error
-    exact = "::BIGINT" if function == "sum" and field.type == LONG else ""
-    return f"{function}({name}){exact} AS {name}"
-
-
-def _where(select: str, conditions: Iterable[str | None]) -> str:
-    found = all_of(conditions)
-    return select if found is None else f"{select} WHERE {found}"

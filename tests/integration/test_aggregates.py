@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from data_files import merge_plan
 from ingested import flights_table
+from query_lake import sql
 
 from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_type
@@ -21,7 +22,7 @@ from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LONG, STRING, TIMESTAMP, DataType
 from dormouse.postgres import ConnectionSupplier
-from dormouse.query import query, sql
+from dormouse.query import query
 from dormouse.rounds.compaction import compact
 from dormouse.rounds.ingest import ingest_in_process as ingest
 

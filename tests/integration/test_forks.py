@@ -12,7 +12,11 @@ import multiprocessing, sys
 from dormouse.data.datafusion_session import sorted_session
 from dormouse.errors import DormouseError
 from dormouse.objects import open_store
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import LONG
+from dormouse.query.interruption import Interruption
 from dormouse.query.scan_session import session
+from dormouse.sql.engine import Engine
 
 def read(kind):
     if kind.startswith("http"):
@@ -20,9 +24,15 @@ def read(kind):
         return list(open_store("s3://dormouse-test/nothing", endpoint=kind, **keys).list())
     return use(kind)
 
-MAKE = {"merge": sorted_session, "query": lambda: session(None, in_key_order=True)}
+ENGINE = Engine(open_store("nowhere"))
+MAKE = {"merge": sorted_session, "query": lambda: session(None)}
 
 def use(kind):
+    if kind == "sql":
+        session = ENGINE.session(Interruption())
+        session.wanted({"t": Schema([Field("k", LONG)])}, session.parsed("select k from t"), [])
+        [batch] = session.rows({}, "select 1 as one", []).batches
+        return batch.to_pydict()["one"]
     return MAKE[kind]().sql("select 1 as one").to_pydict()["one"]
 
 def child(answers, kind):
@@ -65,6 +75,10 @@ def test_a_child_forked_after_s3_was_used_is_told_to_be_spawned(s3_endpoint: str
     found, after = said(s3_endpoint, s3_endpoint)
     assert "forked after its parent had used an object store in S3" in found
     assert after == "[]"
+
+
+def test_a_child_opens_a_duckdb_of_its_own() -> None:
+    assert said("sql", "sql") == ["[1]", "[1]"]
 
 
 def test_a_child_forked_before_datafusion_was_used_uses_it() -> None:

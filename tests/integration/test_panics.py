@@ -18,8 +18,7 @@ from datafusion import DataFrame, SessionContext
 from dormouse.context import TableContext
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.data.merge import merge_sorted
-from dormouse.errors import InvalidData, InvalidQuery, JobFailed
-from dormouse.query.statements import sql
+from dormouse.errors import InvalidData, JobFailed
 
 
 class PanicException(BaseException):
@@ -75,9 +74,3 @@ def test_of_a_compaction(
             [table.objects.uri("file")], table.schema, tmp_path / "out", now_ms=0, store=table.objects
         )
     assert error is JobFailed or "file" in str(found.value)
-
-
-def test_of_a_statement(new_table: Callable[..., TableContext], panics: Callable[[type, str], None]) -> None:
-    panics(SessionContext, "sql_with_options")
-    with pytest.raises(InvalidQuery, match="index out of bounds"):
-        sql({"t": new_table()}, "select 1")

@@ -18,7 +18,8 @@ from dormouse.errors import DormouseError
 from dormouse.model.region import Range
 from dormouse.postgres import ConnectionSupplier
 from dormouse.query import executor, query
-from dormouse.query.interruptible import Interruption, interruptible
+from dormouse.query.interruptible import interruptible
+from dormouse.query.interruption import Interruption
 
 WAIT_SECONDS = 60
 _names = count()

@@ -32,7 +32,7 @@ def new_lake(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) ->
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of a few rows, so that plans end in the midst of everything."""
     monkeypatch.setattr(scan_session, "_key_sessions", {})
-    monkeypatch.setitem(scan_session._ONE_STREAM, "datafusion.execution.batch_size", "16")
+    monkeypatch.setitem(scan_session._OPTIONS, "datafusion.execution.batch_size", "16")
 
 
 step = st.sampled_from(["compact", "split", "add nothing", "read"])

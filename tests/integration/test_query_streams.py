@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from datafusion import SessionContext
-from query_lake import COUNTS, SCHEMA, Lake, NewLake, expected, four_leaves, ordered, tuples
+from query_lake import COUNTS, SCHEMA, Lake, NewLake, expected, four_leaves, ordered, sql, tuples
 
 from dormouse.errors import ObjectNotFound, ObjectStoreError
 from dormouse.model.file_reference import (
@@ -26,7 +26,7 @@ from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import Range
 from dormouse.objects import ObjectStore
 from dormouse.postgres import ConnectionSupplier
-from dormouse.query import query, sql
+from dormouse.query import query
 from dormouse.query.streams import one_ahead
 
 

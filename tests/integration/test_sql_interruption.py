@@ -1,9 +1,12 @@
-"""Statements that are given up stop: while they are planned, and while DataFusion computes."""
+"""Statements that are given up stop: while they are planned, and while DuckDB computes."""
 
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,28 +18,30 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import DormouseError
-from dormouse.query import sql, statements
-from dormouse.query.interruptible import Interruption, interruptible
+from dormouse.query.interruption import Interruption
+from dormouse.sql import statements
+from dormouse.sql.engine import LocalSession
 from tests.serving import SECONDS_MAX, computes_nothing, connected, eventually, metric, request, serving
 
-NUMBERS = "generate_series(1, 1000000)"
+NUMBERS = "range(1000000)"
 # some thousand years of counting, before there is a row
-HEAVY = f"select count(*) from {NUMBERS} a cross join {NUMBERS} b cross join {NUMBERS} c"
+HEAVY = f"select count(*) from {NUMBERS} a(i), {NUMBERS} b(j), {NUMBERS} c(k) where i * j <> k + 1"
 # rows at once, and then none for ever
-SEARCH = f"select a.value from {NUMBERS} a, generate_series(1, 10000000) b where a.value < 100 or a.value < 0"
+SEARCH = "select i from range(1000000000000) a(i) where i < 1000000 or i % 3 = 5"
+FEW_FOUND = "select i from range(1000000000000) a(i) where i < 10 or i % 3 = 5"
 INTERRUPTED = "the query was interrupted"
 
 
 @pytest.fixture
 def computing(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set when a statement runs."""
-    begun = threading.Event()
+    """Set when a statement is about to run."""
+    begun, rows = threading.Event(), LocalSession.rows
 
-    def watched(*given: Any) -> Iterator[Any]:
+    def watched(*given: Any) -> Any:
         begun.set()
-        return interruptible(*given)
+        return rows(*given)
 
-    monkeypatch.setattr(statements, "interruptible", watched)
+    monkeypatch.setattr(LocalSession, "rows", watched)
     return begun
 
 
@@ -56,19 +61,41 @@ def test_whoever_waits_for_the_first_row_can_be_interrupted(
 ) -> None:
     interruption = Interruption()
     with ThreadPoolExecutor(1) as thread:
-        reader = instance.table("t").sql(HEAVY, interruption=interruption)
-        waiting = thread.submit(reader.read_all)
+        waiting = thread.submit(instance.table("t").sql, HEAVY, interruption=interruption)
         assert computing.wait(SECONDS_MAX)
         assert not waiting.done()
         interruption.set()
         with pytest.raises(DormouseError, match=INTERRUPTED):
             waiting.result(SECONDS_MAX)
-    del reader, waiting  # but not the interruption, which may be kept
+    del waiting  # but not the interruption, which may be kept
     eventually(computes_nothing)
 
 
-def test_a_reader_that_is_dropped_ends_what_it_computes() -> None:
-    reader = sql({}, SEARCH)
+@pytest.fixture
+def ctrl_c(computing: threading.Event) -> Iterator[None]:
+    """Presses it when a statement runs."""
+
+    def press() -> None:
+        assert computing.wait(SECONDS_MAX)
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    pressing = threading.Thread(target=press)
+    pressing.start()
+    yield
+    pressing.join()
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("statement", [HEAVY, f"explain analyze {HEAVY}", SEARCH, FEW_FOUND])
+def test_ctrl_c_ends_what_is_computed(instance: dm.Instance, statement: str) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        instance.sql(statement).read_all()
+    eventually(computes_nothing)
+
+
+def test_a_reader_that_is_dropped_ends_what_it_computes(instance: dm.Instance) -> None:
+    reader = instance.sql(SEARCH)
     for _ in range(2):
         assert reader.read_next_batch().num_rows
     del reader
@@ -86,7 +113,7 @@ def test_what_is_interrupted_before_it_is_planned_is_not_planned(
         instance.sql(statement, interruption=interruption)
 
 
-@pytest.mark.parametrize("step", ["plans", "_prepared", "_check_there"])
+@pytest.mark.parametrize("step", ["_on_all", "_on", "_view"])
 def test_what_is_interrupted_while_it_is_planned_does_not_run(
     instance: dm.Instance, computing: threading.Event, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,9 +125,9 @@ def test_what_is_interrupted_while_it_is_planned_does_not_run(
         return whole(*given)
 
     monkeypatch.setattr(statements._Statement, step, interrupted)
-    monkeypatch.setattr(statements, "check_there", lambda *_: pytest.fail("it looks for files"))
     with pytest.raises(DormouseError, match=INTERRUPTED):
-        instance.sql("select count(*) from t", interruption=interruption).read_all()
+        instance.sql("select count(*) from t", interruption=interruption)
+    assert step == "_view" or not computing.is_set()
 
 
 def test_a_client_that_vanishes_before_the_first_row_ends_what_is_computed(

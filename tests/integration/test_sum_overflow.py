@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
+from query_lake import sql
 
 from dormouse.catalog import Catalog
 from dormouse.context import TableContext
@@ -14,7 +15,7 @@ from dormouse.files.attempts import WriteAttempts
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
-from dormouse.query import query, sql
+from dormouse.query import query
 from dormouse.rounds.compaction import compact
 from dormouse.rounds.ingest import ingest_in_process as ingest
 

@@ -31,7 +31,7 @@ HOMES = {
     "botocore": {"commits", "system", "postgres", "objects"},
     "msgspec": {"commits"},
     "obstore": {"objects"},
-    "pyarrow": {"data", "query", "rounds", "spark", "client", "service"},
+    "pyarrow": {"data", "query", "sql", "rounds", "spark", "client", "service"},
     "httpx": {"client"},
     "fastapi": {"service"},
     "starlette": {"service"},
@@ -53,7 +53,7 @@ CORE = ["errors", "model", "settings", "postgres", "objects", "files", "partitio
 HEAVY = ["pyarrow", "datafusion", "pyspark", "datasketches", "numpy", "pandas"]
 ENTRY_POINTS = {
     "dormouse", "dormouse.cli", "dormouse.client", "dormouse.__main__", "dormouse.settings.reference",
-    "dormouse.spark.run",
+    "dormouse.spark.run", "dormouse.sql.wanted",
 }  # fmt: skip
 
 CODE = ("dormouse", "stacks", "lambdas", "emr", "query_image", "packages", "tests", "benchmarks")

@@ -1,4 +1,4 @@
-"""What EXPLAIN says beside DataFusion's plan: what is read of each table, out of how much."""
+"""What EXPLAIN says beside DuckDB's plan: what is read of each table, out of how much."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import pyarrow as pa
 
 from dormouse.model.region import Range
 from dormouse.query.key_ranges import KeyRanges
-from dormouse.query.outline import Wanted
 from dormouse.query.planner import PlanSummary
+from dormouse.sql.wanted import Wanted
 
 PLAN_TYPE = "dormouse"
+COLUMNS = ["plan_type", "plan"]
 RANGES_SHOWN = 5
 
 
-def explanation(schema: pa.Schema, wanted: Wanted, summaries: Mapping[str, PlanSummary]) -> pa.RecordBatch:
-    """One row for EXPLAIN's columns `plan_type` and `plan`: a paragraph for each table."""
+def explanation(wanted: Wanted, summaries: Mapping[str, PlanSummary]) -> pa.RecordBatch:
+    """One row for EXPLAIN's columns: a paragraph for each table."""
     text = "\n".join(_table(name, summaries[name], ranges) for name, ranges in wanted.ranges.items())
-    return pa.RecordBatch.from_pylist(
-        [dict(zip(schema.names, (PLAN_TYPE, text or "no table is read"), strict=True))], schema=schema
+    return pa.RecordBatch.from_arrays(
+        [pa.array([PLAN_TYPE]), pa.array([text or "no table is read"])], COLUMNS
     )
 
 

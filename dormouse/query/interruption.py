@@ -1,0 +1,65 @@
+"""How another thread ends a query."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from dormouse.errors import DormouseError
+
+AGAIN_SECONDS = 0.01
+
+
+class Interruption:
+    """Ends what reads for a query, from any thread, and for good."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._awaited: Future[Any] | None = None
+        self._ended: Callable[[], object] | None = None
+        self._is_set = False
+
+    def set(self) -> None:
+        """What is computed now is given up."""
+        with self._lock:
+            self._is_set = True
+            if self._awaited is not None:
+                self._awaited.cancel()
+            ended = self._ended
+        if ended is not None:
+            threading.Thread(target=self._end, args=(ended,), name="dormouse-interrupt", daemon=True).start()
+
+    @contextmanager
+    def ending(self, end: Callable[[], object]) -> Iterator[None]:
+        """While it is set in another thread, calls `end`, again and again, until what stands within ends."""
+        with self._lock:
+            self.check()
+            self._ended = end
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._ended = None
+        self.check()
+
+    def _end(self, end: Callable[[], object]) -> None:
+        # a call that has not begun does not hear the first
+        while self._ended is end:
+            with suppress(Exception):  # it may have ended, and be closed, a moment before
+                end()
+            time.sleep(AGAIN_SECONDS)
+
+    def check(self) -> None:
+        """`DormouseError` when it is set."""
+        if self._is_set:
+            raise DormouseError("the query was interrupted")
+
+    def awaits(self, upcoming: Future[Any] | None) -> None:
+        with self._lock:
+            self._awaited = upcoming
+            if self._is_set and upcoming is not None:
+                upcoming.cancel()

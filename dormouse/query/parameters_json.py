@@ -1,0 +1,61 @@
+"""Parameters of statements in JSON, as the service and its client have them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from datetime import date, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from dormouse.errors import InvalidQuery
+from dormouse.model.values import base64_text, bytes_of_base64
+
+_KINDS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
+    "bytes": (bytes, base64_text, bytes_of_base64),
+    "timestamp": (datetime, datetime.isoformat, datetime.fromisoformat),
+    "date": (date, date.isoformat, date.fromisoformat),
+    "decimal": (Decimal, str, Decimal),
+    "double": (float, str, float),
+}
+"""What JSON has no word for is an object with the name of its kind; the first that fits counts."""
+
+
+def parameters_json(parameters: Any) -> Any:
+    """Parameters, as `parse_parameters` takes them."""
+    if isinstance(parameters, Mapping):
+        return {name: _json(value) for name, value in parameters.items()}
+    return [_json(value) for value in parameters]
+
+
+def parse_parameters(parameters: list[Any] | dict[str, Any] | None) -> list[Any] | dict[str, Any] | None:
+    """Raises `InvalidQuery` for what is not as `parameters_json` gives it."""
+    if isinstance(parameters, dict):
+        return {name: _parsed(name, value) for name, value in parameters.items()}
+    return parameters and [_parsed(str(number), value) for number, value in enumerate(parameters, 1)]
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_json(item) for item in value]
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    found = ({name: text(value)} for name, (kind, text, _) in _KINDS.items() if isinstance(value, kind))
+    return next(found, value)
+
+
+def _parsed(name: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_parsed(name, item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    try:
+        [(kind, text)] = value.items()
+        if not isinstance(text, str):
+            raise TypeError
+        return _KINDS[kind][2](text)
+    except (KeyError, TypeError, ValueError, InvalidOperation):
+        kinds = ", ".join(f'{{"{kind}": "…"}}' for kind in _KINDS)
+        raise InvalidQuery(
+            f"parameter ${name} is {value!r:.100}; for what JSON has no word there is {kinds}"
+        ) from None

@@ -1,0 +1,192 @@
+"""DuckDB in this process, locked to one object store; each statement has a session of its own."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+import duckdb
+
+from dormouse.data.transform import quoted
+from dormouse.errors import EngineFailed
+from dormouse.model.schema import Schema
+from dormouse.objects import ObjectStore
+from dormouse.query.interruption import Interruption
+from dormouse.sql.conditions import text
+from dormouse.sql.connection import connection, path_of, secret_of
+from dormouse.sql.failures import ReadFailed, named_failures
+from dormouse.sql.parsed import Parsed, parsed
+from dormouse.sql.results import Rows, rows_of
+from dormouse.sql.values import Parameters
+from dormouse.sql.wanted import Wanted, wanted
+
+MEMORY_SHARE = 0.6
+"""Of what DuckDB takes by itself: four fifths of the machine's memory, or of its container's."""
+
+_of_parents: list[object] = []
+
+
+class Session(Protocol):
+    """What one statement is asked of, call after call."""
+
+    def parsed(self, statement: str) -> Parsed:
+        """What it names."""
+        ...
+
+    def wanted(self, schemas: Mapping[str, Schema], statement: Parsed, parameters: Parameters) -> Wanted:
+        """What it wants of the tables that it names."""
+        ...
+
+    def rows(self, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:
+        """Its answer, with tables as selects of their files; what was asked before is given up."""
+        ...
+
+    def close(self) -> None: ...
+
+
+Sessions: TypeAlias = Callable[[Interruption], Session]
+
+
+class Engine:
+    """A DuckDB that reads the objects of one store, and nothing else; opened when it is first used."""
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        *,
+        memory_limit: str | None = None,
+        spill_limit: str | None = None,
+        spill_folder: Path | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self._objects = objects
+        self._settings = {
+            "memory_limit": memory_limit,
+            "max_temp_directory_size": spill_limit,
+            "threads": None if threads is None else str(threads),
+        }
+        self._spill_folder = spill_folder
+        self._lock = threading.Lock()
+        self._opened: duckdb.DuckDBPyConnection | None = None
+        self._secret: str | None = None
+        self._pid = 0
+
+    def session(self, interruption: Interruption) -> LocalSession:
+        return LocalSession(self, interruption)
+
+    def cursor(self) -> duckdb.DuckDBPyConnection:
+        """A connection of one statement's own."""
+        with self._lock:
+            if self._opened is None or self._pid != os.getpid():
+                # what a parent had opened does not work in its child, and must not be closed there
+                _of_parents.append(self._opened)
+                self._secret = secret_of(self._objects)
+                self._opened, self._pid = self._open(), os.getpid()
+            made = self._opened.cursor()
+        self.renew()
+        return made
+
+    def renew(self) -> bool:
+        """Reads with the credentials of now; whether they are others. What runs keeps those it began with."""
+        secret = secret_of(self._objects)
+        with self._lock:
+            if secret is None or secret == self._secret or self._opened is None:
+                return False
+            self._opened.execute(secret)
+            self._secret = secret
+            return True
+
+    def give_up(self) -> None:
+        """After DuckDB failed inside: the next statement gets another."""
+        with self._lock:
+            self._opened = None
+
+    def close(self) -> None:
+        with self._lock:
+            if self._opened is not None and self._pid == os.getpid():
+                self._opened.close()
+            self._opened = None
+
+    def _open(self) -> duckdb.DuckDBPyConnection:
+        made = connection(self._objects)
+        try:
+            made.execute(f"SET memory_limit = '{_memory_limit(made)}'")
+            for name, value in self._settings.items():
+                if value is not None:
+                    made.execute(f"SET {name} = {text(value)}")
+            # DuckDB makes the folder when it first needs it, and removes it
+            folder = self._spill_folder
+            folder = folder or Path(tempfile.gettempdir()) / f"dormouse-sql-{os.getpid()}-{id(made):x}"
+            made.execute(f"SET temp_directory = {text(str(folder))}")
+            self._lock_to_objects(made)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def _lock_to_objects(self, made: duckdb.DuckDBPyConnection) -> None:
+        # as a path, and as the pattern that stands for it alone
+        inside = {self._objects.uri("x"), path_of(self._objects, "x")}
+        roots = ", ".join(text(name.removesuffix("x")) for name in sorted(inside))
+        made.execute(f"SET allowed_directories = [{roots}]")
+        # rows come as soon as there are some
+        made.execute("SET streaming_buffer_size = '256KiB'")
+        made.execute("SET parquet_metadata_cache = true")
+        made.execute("SET autoload_known_extensions = false")
+        made.execute("SET enable_external_access = false")
+        made.execute("SET lock_configuration = true")
+
+
+def _memory_limit(made: duckdb.DuckDBPyConnection) -> str:
+    found = made.execute("SELECT current_setting('memory_limit')").fetchone()
+    number, unit = str(found and found[0]).split()
+    return f"{float(number) * MEMORY_SHARE:.3f} {unit}"
+
+
+class LocalSession:
+    """A statement's session in this process; closes itself with the rows that it gave."""
+
+    def __init__(self, engine: Engine, interruption: Interruption) -> None:
+        self._engine = engine
+        self._interruption = interruption
+        self._connection = engine.cursor()
+
+    def parsed(self, statement: str) -> Parsed:
+        return parsed(self._connection, statement)
+
+    def wanted(self, schemas: Mapping[str, Schema], statement: Parsed, parameters: Parameters) -> Wanted:
+        return wanted(schemas, statement, parameters, self._interruption)
+
+    def rows(self, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:
+        try:
+            return self._rows(views, statement, parameters)
+        except ReadFailed:
+            # it may have taken longer than credentials last
+            if not self._engine.renew():
+                raise
+        return self._rows(views, statement, parameters)
+
+    def _rows(self, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:
+        with self._watched():
+            for name, select in views.items():
+                self._connection.execute(f"CREATE OR REPLACE TEMP VIEW {quoted(name)} AS {select}")
+            found = self._connection.execute(statement, parameters or None)
+            return rows_of(found, self._watched)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """What ends when it is interrupted, and fails with errors of ours."""
+        try:
+            with self._interruption.ending(self._connection.interrupt), named_failures():
+                yield
+        except EngineFailed:
+            self._engine.give_up()
+            raise

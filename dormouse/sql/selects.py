@@ -1,0 +1,106 @@
+"""Tables as DuckDB's selects of their files."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from dormouse.context import TableContext
+from dormouse.data.transform import AgeOff, Function, Transform, quoted
+from dormouse.model.schema import Field
+from dormouse.model.types import DOUBLE, LONG, TIMESTAMP
+from dormouse.objects.names import PARQUET_SUFFIX
+from dormouse.query.key_ranges import KeyRanges
+from dormouse.query.planner import Scan
+from dormouse.query.where import Question
+from dormouse.sql.conditions import all_of, in_slices, meets, text, type_name
+from dormouse.sql.connection import path_of
+
+_Way = tuple[tuple[KeyRanges, ...], bool]
+
+
+def ways(scans: Iterable[Scan]) -> int:
+    """In how many ways parts of files are wanted: each is read apart."""
+    return len({scan.slices for scan in scans})
+
+
+def no_rows(context: TableContext) -> str:
+    """A select of a table's columns, and of no row."""
+    columns = (f"NULL::{type_name(field.type)} AS {quoted(field.name)}" for field in context.schema.fields)
+    return f"SELECT {', '.join(columns)} WHERE false"
+
+
+class Select:
+    """What is wanted of one table, as a select."""
+
+    def __init__(self, context: TableContext, asked: Question, now_ms: int) -> None:
+        self._context = context
+        self._schema = context.schema
+        self._transform = Transform.parse(context.schema, context.properties)
+        self._asked = asked
+        self._now_ms = now_ms
+
+    def of(self, scans: Iterable[Scan]) -> str:
+        """The wanted rows of files."""
+        parts: dict[_Way, list[str]] = defaultdict(list)
+        for scan in scans:
+            parts[scan.slices, scan.filename.endswith(PARQUET_SUFFIX)].append(scan.filename)
+        if not parts:
+            return no_rows(self._context)
+        rows = " UNION ALL ".join(self._part(*way, files) for way, files in parts.items())
+        conditions = [meets(condition) for condition in self._asked.conditions]
+        if self._transform.aggregates:
+            return _where(f"SELECT * FROM ({self._merged(rows)})", conditions)
+        return _where(f"SELECT * FROM ({rows})", [*conditions, self._young()])
+
+    def _part(self, slices: tuple[KeyRanges, ...], unbounded: bool, filenames: Sequence[str]) -> str:
+        """The rows of files of which the same counts, and that are written alike."""
+        columns = ", ".join(_column(field, unbounded) for field in self._schema.fields)
+        files = ", ".join(text(path_of(self._context.objects, name)) for name in filenames)
+        # a folder that is called a=b says nothing of its files' columns
+        read = f"read_parquet([{files}], hive_partitioning = false)"
+        return _where(f"SELECT {columns} FROM {read}", [in_slices(self._schema, slices)])
+
+    def _merged(self, rows: str) -> str:
+        """The rows with those of equal keys made one."""
+        keys = ", ".join(map(quoted, self._schema.key_names))
+        values = ", ".join(_aggregate(field, function) for field, function in self._transform.aggregates)
+        return f"{_where(f'SELECT {keys}, {values} FROM ({rows})', [self._young()])} GROUP BY {keys}"
+
+    def _young(self) -> str | None:
+        """Whether a row is one that the table's filter keeps."""
+        age_off = self._transform.age_off
+        if age_off is None:
+            return None
+        field, name = self._schema.field(age_off.field), quoted(age_off.field)
+        return f"{name} > {_oldest(field, age_off, self._now_ms)} OR {name} IS NULL"
+
+
+def _column(field: Field, unbounded: bool) -> str:
+    """A column as the file has it.
+
+    Parquet's statistics leave NaN out, and DuckDB, to which it is the largest number, would skip what has
+    one. Files have none for DOUBLE; where those of before have, they are not applied to what is computed: 1.0
+    times any number is that number, -0.0 too.
+    """
+    name = quoted(field.name)
+    return f"{name} * 1.0::DOUBLE AS {name}" if field.type == DOUBLE and not unbounded else name
+
+
+def _oldest(field: Field, age_off: AgeOff, now_ms: int) -> str:
+    oldest_ms = now_ms - age_off.age_ms
+    if field.type == TIMESTAMP:
+        return f"make_timestamptz({max(oldest_ms * 1_000, -(1 << 63) + 2)})"
+    return f"({oldest_ms})::BIGINT"
+
+
+def _aggregate(field: Field, function: Function) -> str:
+    name = quoted(field.name)
+    # a sum of BIGINT is exact, and too large a one an error
+    exact = "::BIGINT" if function == "sum" and field.type == LONG else ""
+    return f"{function}({name}){exact} AS {name}"
+
+
+def _where(select: str, conditions: Iterable[str | None]) -> str:
+    found = all_of(conditions)
+    return select if found is None else f"{select} WHERE {found}"

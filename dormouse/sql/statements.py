@@ -1,0 +1,331 @@
+"""SQL over tables by name, as they are at one moment: DuckDB reads only the files that a statement wants.
+
+A statement is planned twice. Once over tables without files, to see which row keys it wants of each; then
+over the files that hold them.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from dormouse.context import TableContext
+from dormouse.data.transform import Transform
+from dormouse.errors import InvalidQuery, ObjectNotFound, ObjectStoreError
+from dormouse.query.interruption import Interruption
+from dormouse.query.planner import PlanSummary, QueryPlan, Scan
+from dormouse.query.streams import FileGone, check_there, heeding_signals, in_thread
+from dormouse.query.table_view import plan_query, plan_tables, summary
+from dormouse.query.where import question, unknown
+from dormouse.sql.engine import Session, Sessions
+from dormouse.sql.explained import explanation
+from dormouse.sql.failures import ReadFailed
+from dormouse.sql.parsed import Parsed
+from dormouse.sql.results import BATCH_ROWS, Rows
+from dormouse.sql.selects import Select, no_rows, ways
+from dormouse.sql.values import Parameters, given
+
+FILES_MAX = 50_000
+"""Of one statement: DuckDB looks for each before it reads the first."""
+WAYS_MAX = 1_000
+"""Of files of which different keys are wanted, each a scan of its own."""
+EXPLAINED_FILES_MAX = 1_000
+"""Beyond it EXPLAIN says what is read, and leaves DuckDB's plan out, which looks at each file."""
+REPLANS_MAX = 10
+ROWS_ENOUGH_MAX = 10_000
+FIRST_FILES = 16
+MORE_FILES = 8
+"""A limit that the first files do not fill is tried on so many times as many."""
+_DUCKDBS = re.compile(r"[./\\:]|^(duckdb|pg|pragma|sqlite)_", re.IGNORECASE)
+"""Names of files, and of DuckDB's own views."""
+Reads = Mapping[str, Sequence[Scan]]
+
+
+@dataclass(frozen=True)
+class Named:
+    """How a statement finds tables by their names."""
+
+    like: Callable[[Iterable[str]], Mapping[str, TableContext]]
+    """Tables that have one of the names, in upper or lower case."""
+    all: Callable[[], Mapping[str, TableContext]]
+    names: Callable[[], Iterable[str]]
+
+
+def sql(
+    sessions: Sessions,
+    tables: Named,
+    statement: str,
+    parameters: Parameters | None = None,
+    interruption: Interruption | None = None,
+) -> pa.RecordBatchReader:
+    """The answer of one statement that reads tables by name, streamed.
+
+    All tables are of one instance, and are seen as they are at one moment. EXPLAIN gives rows `plan_type` and
+    `plan`, of which the first says what is read of each table. A file that is collected before the first rows
+    come makes the statement start anew. Columns of one name are numbered.
+
+    Raises `InvalidQuery`; also while it is read, `ObjectNotFound` for a file that was collected,
+    `ObjectStoreError` for one that is damaged, and `DormouseError` when another thread sets `interruption`.
+    A reader that is dropped stops.
+    """
+    interruption = interruption or Interruption()
+    return _Statement(sessions(interruption), tables, statement, given(parameters), interruption).reader()
+
+
+def explain_sql(
+    sessions: Sessions,
+    tables: Named,
+    statement: str,
+    parameters: Parameters | None = None,
+    interruption: Interruption | None = None,
+) -> dict[str, PlanSummary]:
+    """What a statement would read of each table that it reads."""
+    interruption = interruption or Interruption()
+    return _Statement(sessions(interruption), tables, statement, given(parameters), interruption).summaries()
+
+
+class _Statement:
+    def __init__(
+        self,
+        session: Session,
+        tables: Named,
+        statement: str,
+        parameters: Parameters,
+        interruption: Interruption,
+    ) -> None:
+        self.session = session
+        self.text = statement
+        self.parameters = parameters
+        self.interruption = interruption
+        self.now_ms = time.time_ns() // 1_000_000
+        self.gone: set[str] = set()
+        try:
+            found = session.parsed(statement)
+            self.contexts = _meant(found, tables)
+            schemas = {name: context.schema for name, context in self.contexts.items()}
+            self.wanted = session.wanted(schemas, found, parameters)
+        except BaseException:
+            session.close()
+            raise
+
+    def summaries(self) -> dict[str, PlanSummary]:
+        """What is read of each table; made without a plan in memory."""
+        self.session.close()
+        return self._summaries()
+
+    def reader(self) -> pa.RecordBatchReader:
+        try:
+            rows = heeding_signals(self._opened, self.interruption.set)
+        except BaseException:
+            self.session.close()
+            raise
+        return pa.RecordBatchReader.from_batches(rows.schema, self._read(rows))
+
+    def _read(self, rows: Rows) -> Iterator[pa.RecordBatch]:
+        """The batches; when there are many, in a thread, so that Ctrl-C need not wait for one."""
+        found = self._again_if_gone(rows)
+        first = heeding_signals(lambda: next(found, None), self.interruption.set)
+        if first is None:
+            return
+        yield first
+        yield from found if first.num_rows < BATCH_ROWS else in_thread(found, self.interruption.set)
+
+    def _again_if_gone(self, rows: Rows) -> Iterator[pa.RecordBatch]:
+        """Plans and runs anew when a file is gone, as long as no row was handed out."""
+        given = False
+        try:
+            while True:
+                try:
+                    for batch in rows.batches:
+                        given = True
+                        yield batch
+                    break
+                except FileGone as error:
+                    if given:
+                        raise
+                    self._note_gone(error)
+                    rows = self._opened()
+        finally:
+            self.session.close()
+
+    def _opened(self) -> Rows:
+        """The answer, of which the first rows were found; planned anew as long as a file is gone."""
+        while True:
+            try:
+                return self._run()
+            except FileGone as error:
+                self._note_gone(error)
+
+    def _note_gone(self, error: FileGone) -> None:
+        if error.filename in self.gone:
+            # a plan that was made after it was gone refers to it
+            raise ObjectNotFound(
+                f"a table refers to the object {error.filename!r}, which does not exist: it is lost, not "
+                "collected; bring it back with restore-objects, see docs/how-to/restore-from-backup.md"
+            ) from error
+        if len(self.gone) == REPLANS_MAX:
+            raise error
+        self.gone.add(error.filename)
+
+    def _run(self) -> Rows:
+        if self.wanted.explains:
+            return self._explained()
+        enough = self.wanted.rows_enough
+        return self._on_all() if enough is None or enough > ROWS_ENOUGH_MAX else self._until_enough(enough)
+
+    def _explained(self) -> Rows:
+        """What is read of each table, and DuckDB's own plan."""
+        summaries = self._summaries()
+        files = sum(one.files for one in summaries.values())
+        said = explanation(self.wanted, summaries)
+        if not self.wanted.runs and files > EXPLAINED_FILES_MAX:
+            return Rows(said.schema, iter([said]))
+        rows = self._on_all()
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield said
+            yield from (
+                pa.RecordBatch.from_arrays(batch.columns, schema=said.schema) for batch in rows.batches
+            )
+
+        return Rows(said.schema, batches())
+
+    def _on_all(self) -> Rows:
+        asked = [(self.contexts[name], ranges) for name, ranges in self.wanted.ranges.items()]
+        plans: list[QueryPlan] = plan_tables(asked, files_max=FILES_MAX, filtered_again=True)
+        return self._on(
+            {
+                name: [scan for group in plan.groups for scan in group]
+                for name, plan in zip(self.wanted.ranges, plans, strict=True)
+            }
+        )
+
+    def _until_enough(self, enough: int) -> Rows:
+        """Over the first files in key order, and over more of them until the limit is filled."""
+        [(name, ranges)] = self.wanted.ranges.items()
+        scans: list[Scan] = []
+        files = FIRST_FILES
+        for group in plan_query(self.contexts[name], ranges, filtered_again=True):
+            if len(scans) + len(group) > files and scans:
+                rows = self._on({name: scans})
+                found = list(rows.batches)
+                if sum(batch.num_rows for batch in found) >= enough:
+                    return Rows(rows.schema, iter(found))
+                files *= MORE_FILES
+            scans += group
+            _check_size({name: scans})
+        return self._on({name: scans})
+
+    def _on(self, reads: Reads) -> Rows:
+        """The statement over tables that have these files; what it does not read is empty."""
+        _check_size(reads)
+        self.interruption.check()
+        views = {name: self._view(name, reads.get(name, ())) for name in self.contexts}
+        with self._naming_files(reads):
+            rows = self.session.rows(views, self.text, self.parameters)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            with self._naming_files(reads):
+                yield from rows.batches
+
+        return Rows(rows.schema, batches())
+
+    def _view(self, name: str, scans: Sequence[Scan]) -> str:
+        context = self.contexts[name]
+        if not scans:
+            return no_rows(context)
+        return Select(context, question(context.schema, None, None, None), self.now_ms).of(scans)
+
+    def _summaries(self) -> dict[str, PlanSummary]:
+        return {name: summary(self.contexts[name], ranges) for name, ranges in self.wanted.ranges.items()}
+
+    @contextmanager
+    def _naming_files(self, reads: Reads) -> Iterator[None]:
+        """Names the table and file, or the sum, of which DuckDB complains."""
+        try:
+            yield
+        except InvalidQuery as error:
+            for name, scans in reads.items():
+                context = self.contexts[name]
+                _check_sums(context, error)
+                if isinstance(error, ReadFailed):
+                    _check_files(context, scans, error)
+            raise InvalidQuery(str(error)) from error
+
+
+def _check_sums(context: TableContext, error: InvalidQuery) -> None:
+    if too_large := Transform.parse(context.schema, context.properties).overflow(str(error)):
+        raise too_large from error
+
+
+def _check_files(context: TableContext, scans: Iterable[Scan], error: ReadFailed) -> None:
+    said = unquote(str(error))
+    for filename in (scan.filename for scan in scans if scan.filename in said):
+        check_there(context.objects, [filename])
+        raise ObjectStoreError(
+            f"file {filename!r} of table {context.table.name!r} cannot be read as Parquet: {error}"
+        ) from error
+
+
+def _meant(parsed: Parsed, tables: Named) -> dict[str, TableContext]:
+    """The tables that a statement may read, by name; `InvalidQuery` for a name that means nothing."""
+    found = dict(tables.all() if parsed.lists_tables else tables.like(parsed.names))
+    by_name: dict[str, str] = {}
+    for name in sorted(parsed.names):
+        meant = _one(name, found)
+        # where the statement's own name does not reach, DuckDB would read a file, or its catalog
+        if meant is None and (name.lower() not in parsed.ctes or _DUCKDBS.search(name)):
+            raise unknown("table", name, tables.names())
+        if meant is not None and by_name.setdefault(meant.lower(), meant) != meant:
+            raise _alike(meant, by_name[meant.lower()])
+    if parsed.lists_tables:
+        return {name: found[name] for name in sorted(found) if by_name.get(name.lower(), name) == name}
+    return {name: _checked(found[name]) for name in by_name.values()}
+
+
+def _one(name: str, found: Mapping[str, TableContext]) -> str | None:
+    """The table that a name means: exactly, or else in upper or lower case."""
+    alike = [name] if name in found else [one for one in found if one.lower() == name.lower()]
+    if len(alike) > 1:
+        raise _alike(*sorted(alike)[:2])
+    return alike[0] if alike else None
+
+
+def _alike(one: str, other: str) -> InvalidQuery:
+    return InvalidQuery(
+        f"SQL cannot tell table {one!r} from {other!r}, whose name differs in upper and lower case only: "
+        "rename one"
+    )
+
+
+def _checked(context: TableContext) -> TableContext:
+    names: dict[str, str] = {}
+    for name in context.schema.names:
+        if names.setdefault(name.lower(), name) != name:
+            raise InvalidQuery(
+                f"SQL cannot read table {context.table.name!r}: its columns {names[name.lower()]!r} and "
+                f"{name!r} differ in upper and lower case only"
+            )
+    return context
+
+
+def _check_size(reads: Reads) -> None:
+    """`InvalidQuery` when DuckDB would have too much to plan."""
+    files, parts = sum(map(len, reads.values())), sum(map(ways, reads.values()))
+    if files <= FILES_MAX and parts <= WAYS_MAX:
+        return
+    name = max(reads, key=lambda table: len(reads[table]))
+    why = (
+        f"{files:,} files, more than {FILES_MAX:,}"
+        if files > FILES_MAX
+        else f"parts of files in {parts:,} ways, more than {WAYS_MAX:,}"
+    )
+    raise InvalidQuery(
+        f"the statement would read {why}, most of table {name!r}: narrow its row keys, or compact the table"
+    )

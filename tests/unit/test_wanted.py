@@ -1,0 +1,211 @@
+"""Parameters, refusals, limits and EXPLAIN of statements, by DuckDB's plans."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+
+from dormouse.errors import DormouseError, InvalidQuery
+from dormouse.model.region import Range
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import STRING
+from dormouse.query.interruption import Interruption
+from dormouse.sql.wanted import Wanted
+from tests.wanted_ranges import SCHEMAS, of, shown, wanted
+
+
+@pytest.mark.parametrize(
+    ("statement", "parameters", "expected"),
+    [
+        ("from t where k = ?", [5], "t k=5"),
+        ("from t where k = $1 and s = $2", [5, "a"], "t k=5 s='a'"),
+        ("from t where s = $2 and k = $1", [5, "a"], "t k=5 s='a'"),
+        ("from t where k = ?2 and s = ?1", ["a", 5], "t k=5 s='a'"),
+        ("from t where k = $a and s like $B || '%'", {"A": 5, "b": "x"}, "t k=5 s['x','y')"),
+        ('from t where k = $"a b"', {"a b": 5}, "t k=5"),
+        ("from t where k = $é and s = 'é'", {"é": 5}, "t k=5 s='é'"),
+        ("from t where k in (?, ?)", [5, 9], "t k=5+=9"),
+        ("from t where k = any(?)", [[1, 5]], "t k=1+=5"),
+        ("from t where k in ?", [[1, 5]], "t k=1+=5"),
+        ("from t where k in?and s = ?", [[1], "a"], "t k=1 s='a'"),
+        ("from t where s in $1", ["ab"], "t"),  # text that has s in it
+        ("from t where k > ? + 1", [5], "t k(6,)"),
+        ("from t where k = ?", ["5"], "t k=5"),
+        ("from t where k = ?", ["abc"], "t"),
+        ("from t where k = ?", [None], ""),
+        ("from t where k < ?", [5.5], "t k(,5]"),
+        ("from t where b = ?", [b"\x00'\\x41\xff"], 't b=b"\\x00\'\\\\x41\\xff"'),
+        ("from t where s = '?' and \"k\" = ?/*?*/ -- ?", [4], "t k=4 s='?'"),
+        ("from t where s = $$ ? $$ and k = ?", [4], "t k=4 s=' ? '"),
+        ("select [? + i for i in [?] if ? = 9] from t where k = ?", [9, 1, 2, 4], "t k=4"),
+        ("select $1 from t where k = $1::int", [4], "t k=4"),
+        ("summarize (from t where k = ?)", [3], "t k=3"),
+        ("explain analyze from t where k = ?", [3], "t k=3"),
+    ],
+)
+def test_parameters_bound_it_too(statement: str, parameters: Any, expected: str) -> None:
+    assert of(statement, parameters) == expected
+
+
+def test_a_parameter_is_the_one_that_duckdb_counts() -> None:
+    """In a list comprehension the condition comes first, wherever it stands."""
+    statement = "from t where k = [? for i in [?] if ? = 7][1]"
+    assert of(statement, [1, 7, 5]) == "t k=5"
+
+
+def test_a_statement_cannot_ask_for_another_ones_parameters() -> None:
+    of("from t where k = ?", [5])
+    assert of("select * from t where k = 4 and getvariable('x') is null") == "t"
+
+
+@pytest.mark.parametrize(
+    ("statement", "parameters", "message"),
+    [
+        ("from t where k = ?", [], "the statement has 1 parameter, but 0 values were given"),
+        ("from t where k = ? and s = ?", [1], "the statement has 2 parameters, but 1 values were given"),
+        ("from t", [1], "the statement has 0 parameters, but 1 values were given"),
+        ("from t where k = $2", [1, 5], "the statement has no parameter $1"),
+        ("from t where k = $a", {}, "parameter $a has no value"),
+        ("from t where k = $a", {"a": 1, "b": 2}, "the statement has no parameter $b"),
+        ("from t where k = $a", [1], "parameter $a has no value"),
+        ("from t where k = ?", [1 << 130], "a parameter cannot be used: .*too large.*"),
+        ("from t where k = ?", [object()], "a parameter cannot be used: .*Unable to transform.*"),
+        ("from t where nope = ?", [1], 'Referenced column "nope" not found .*'),
+        ("from t where nope = 1", [], r'.*"nope" not found .*!; Candidate bindings: "\w+"'),
+        ("select x.k from t", [], 'Referenced table "x" not found!; Candidate tables: "t"'),
+        ("from tt", [], 'Table with name tt does not exist!; Did you mean "t"[?]'),
+        ("select summ(v) from t", [], ".*summ does not exist!; Did you mean .*"),
+        ("selec", [], 'syntax error at or near "selec"'),
+        ("explain selec", [], 'syntax error at or near "selec"'),
+        ("select '\ud800'", [], ".* half a surrogate pair"),
+        ("", [], "the statement is empty; SQL can only read: .*"),
+        ("-- nothing", [], "the statement is empty; SQL can only read: .*"),
+        ("from t; from u", [], "only one statement at a time can be run, these are 2"),
+    ],
+)
+def test_what_duckdb_refuses_is_one_clear_line(statement: str, parameters: Any, message: str) -> None:
+    with pytest.raises(InvalidQuery, match=f"^{message.replace('$', '[$]')}$") as raised:
+        wanted(SCHEMAS, statement, parameters)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("statement", "rows"),
+    [
+        ("from t limit 5", 5),
+        ("select k * 2, upper(s) from t where v > 3 limit 5 offset 3", 5),
+        ("from (from t limit 5) where v > 3", None),
+        ("select k + 1 from (from t limit 5)", 5),
+        ("from t offset 3", None),
+        ("from range(9) limit 5", None),
+        ("from t limit 10%", None),
+        ("from t limit (select 3)", None),
+        ("from t order by k limit 5", None),
+        ("select distinct k from t limit 5", None),
+        ("select count(*) from t limit 5", None),
+        ("select k from t union all select k from u limit 5", None),
+        ("select row_number() over () from t limit 5", None),
+        ("from t using sample 10% limit 5", None),
+        ("from t join u using (k) limit 5", None),
+        ("with a as materialized (from t) from a limit 5", None),
+        ("explain analyze from t limit 5", 5),
+    ],
+)
+def test_rows_of_any_files_are_enough_for_a_limit_without_an_order(statement: str, rows: int | None) -> None:
+    assert wanted(SCHEMAS, statement).rows_enough == rows
+
+
+@pytest.mark.parametrize(
+    ("statement", "explains", "runs"),
+    [
+        ("from t where k = 5", False, True),
+        ("explain from t where k = 5", True, False),
+        ("/* */ EXPLAIN -- x\n (from t where k = 5)", True, False),
+        ("explain analyze from t where k = 5", True, True),
+        ("explain (format json) from t where k = 5", True, False),
+        ("explain (analyse) from t where k = 5", True, True),
+        ("explain (analyze, format json) (from t where k = 5)", True, True),
+        ("select * from t where s <> 'explain' and k = 5", False, True),
+    ],
+)
+def test_explain_is_told_from_the_statement_that_it_explains(
+    statement: str, explains: bool, runs: bool
+) -> None:
+    found = wanted(SCHEMAS, statement)
+    assert (shown(found.ranges), found.explains, found.runs) == ("t k=5", explains, runs)
+
+
+def test_tables_are_those_that_are_given() -> None:
+    changed = {"t": Schema([Field("v", STRING)]), "w": SCHEMAS["u"]}
+    assert of("from t where v = 3") == "t"
+    assert shown(wanted(changed, "from t, w where t.v = 'a' and w.k = 4").ranges) == "t v='a' | w k=4"
+    with pytest.raises(InvalidQuery, match="Table with name u does not exist"):
+        wanted(changed, "from u")
+    assert of("from u where k = 3") == "u k=3"
+    with pytest.raises(InvalidQuery, match="upper and lower case only"):
+        wanted({"t": SCHEMAS["t"], "T": SCHEMAS["u"]}, "from t")
+
+
+def test_constants_that_fill_the_memory_or_the_plan_bound_nothing() -> None:
+    assert of("select repeat('a', 30_000_000) from t where k = 5") == "t"
+    assert of("select repeat('a', 70_000_000) from t where k = 5") == "t"
+
+
+def test_thousands_of_values_are_ranges() -> None:
+    found = wanted(SCHEMAS, f"from t where k in ({', '.join(str(7 * n) for n in range(5_000))})")
+    assert found.ranges["t"]["k"] == tuple(Range.exactly(7 * n) for n in range(5_000))
+
+
+def test_conditions_too_deep_for_python_bound_nothing() -> None:
+    deep = "k = 1"
+    for n in range(200):
+        deep = f"({deep} or k = {n} and v = {n}) and (v = {n} or s = 'a')"
+    assert of(f"from t where {deep}") == "t"
+
+
+class Watching(Interruption):
+    """An interruption that notes what ends the planning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: list[Callable[[], object]] = []
+
+    def ending(self, end: Callable[[], object]) -> AbstractContextManager[None]:
+        self.ends.append(end)
+        return super().ending(end)
+
+
+def test_an_interruption_is_told_how_to_end_the_planning() -> None:
+    watching = Watching()
+    wanted(SCHEMAS, "from t", interruption=watching)
+    [end] = watching.ends
+    end()
+    assert of("from t where k = 5") == "t k=5"
+    watching.set()
+    with pytest.raises(DormouseError, match="interrupted"):
+        wanted(SCHEMAS, "from t", interruption=watching)
+
+
+def test_threads_plan_at_once() -> None:
+    found: list[Wanted] = []
+
+    def plan(key: int) -> None:
+        found.extend(wanted(SCHEMAS, "from t where k = ?", [key]) for _ in range(20))
+
+    threads = [threading.Thread(target=plan, args=[key]) for key in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(shown(one.ranges) for one in found) == [f"t k={key}" for key in range(6) for _ in range(20)]
+
+
+def test_a_forked_child_plans_by_itself() -> None:
+    of("from t")
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply_async(of, ["from t where k = 5"]).get(30) == "t k=5"

@@ -1,0 +1,52 @@
+"""What statements want of two tables, as short text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import duckdb
+
+from dormouse.model.region import Range
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import BYTES, DOUBLE, INT, LONG, STRING
+from dormouse.query.interruption import Interruption
+from dormouse.query.key_ranges import KeyRanges
+from dormouse.sql import wanted as module
+from dormouse.sql.parsed import parsed
+from dormouse.sql.wanted import Wanted
+
+SCHEMAS = {
+    "t": Schema([Field("k", LONG), Field("s", STRING), Field("b", BYTES)], values=[Field("v", DOUBLE, True)]),
+    "u": Schema([Field("k", INT), Field("s", STRING)], values=[Field("v", DOUBLE, True)]),
+}
+
+
+def wanted(
+    schemas: Mapping[str, Schema],
+    statement: str,
+    parameters: Sequence[Any] | Mapping[str, Any] = (),
+    interruption: Interruption | None = None,
+) -> Wanted:
+    """What a statement wants, given as text."""
+    with duckdb.connect() as parser:
+        found = parsed(parser, statement)
+    return module.wanted(schemas, found, parameters, interruption)
+
+
+def shown(ranges: Mapping[str, KeyRanges]) -> str:
+    return " | ".join(
+        " ".join([name, *(f"{key}{'+'.join(map(_range, some[key])) or ' none'}" for key in sorted(some))])
+        for name, some in sorted(ranges.items())
+    )
+
+
+def _range(one: Range) -> str:
+    if one.is_exact:
+        return f"={one.min!r}"
+    low, high = ("" if end is None else repr(end) for end in (one.min, one.max))
+    return f"{'[' if low and one.min_inclusive else '('}{low},{high}{']' if one.max_inclusive else ')'}"
+
+
+def of(statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> str:
+    return shown(wanted(SCHEMAS, statement, parameters).ranges)
