@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dormouse.data.arrow_schema import arrow_schema
-from dormouse.data.bloom_filters import bloom_filter_columns, sized_filters
+from dormouse.data.bloom_filters import sized_filters
+from dormouse.data.file_shape import SAMPLE_ROWS, FileShape
 from dormouse.data.leaf_sorter import LeafSorter
-from dormouse.data.parquet_file import FileFacts, bounded_columns
+from dormouse.data.parquet_file import FileFacts
 from dormouse.data.portions import portions
 from dormouse.data.sketches import KeySampler
 from dormouse.errors import JobFailed
@@ -47,6 +48,8 @@ class LeafFiles:
         self._properties = properties
         self._ids = partition_ids
         self._name_of = name_of
+        self._shape: FileShape | None = None
+        self._shape_rows = 0
 
     def sorter(self, memory_bytes: int) -> LeafSorter:
         """What sorts rows in the order in which `write` needs them."""
@@ -95,17 +98,17 @@ class LeafFiles:
     def _write_rows(self, path: Path, batches: Iterator[pa.RecordBatch], sampler: KeySampler) -> None:
         groups = self._groups(batches, sampler)
         first = next(groups)
-        compression = self._properties.compression
-        level = 1 if compression == "zstd" else None
+        if self._shape is None or self._shape_rows < min(first.num_rows, SAMPLE_ROWS):
+            self._shape = FileShape.like(first, self._schema, self._properties)
+            self._shape_rows = first.num_rows
+        shape = self._shape
         with pq.ParquetWriter(
             path,
             self._arrow,
-            compression=compression,
-            compression_level=level,
             store_schema=False,  # readers take the types from Parquet
             write_page_index=True,
-            write_statistics=bounded_columns(self._schema),
-            bloom_filter_options=sized_filters(bloom_filter_columns(self._schema, self._properties), first),
+            bloom_filter_options=sized_filters(shape.bloom_columns, first),
+            **shape.of_arrow(self._schema),
         ) as writer:
             writer.write_table(first, row_group_size=first.num_rows)
             del first  # or two row groups would be held at once

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,9 @@ from dormouse.data.datafusion_session import (
     table_file,
 )
 from dormouse.data.expressions import in_region, key_order, union
-from dormouse.data.parquet_file import FileFacts, FileShape, write_sorted, writer_options
+from dormouse.data.file_shape import SAMPLE_ROWS, FileShape
+from dormouse.data.parquet_file import FileFacts, write_sorted, writer_options
+from dormouse.data.portions import portions
 from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError, InvalidData
 from dormouse.model.properties import TableProperties
@@ -26,8 +29,6 @@ from dormouse.model.schema import Schema
 
 if TYPE_CHECKING:
     from dormouse.objects.store import ObjectStore
-
-_SAMPLE_ROWS = 8_192
 
 
 def merge_sorted(
@@ -56,7 +57,7 @@ def merge_sorted(
     try:
         with panics_as_errors():
             rows = merged_rows(context, files, schema, region=region, properties=properties, now_ms=now_ms)
-            shape = FileShape.like(_sample(files[0], schema), schema, properties)
+            shape = FileShape.like(_sample(files[0], schema, properties.row_group_bytes), schema, properties)
             return write_sorted(rows, schema, output_path, shape, _constant(schema, region))
     except InvalidData as error:
         raise InvalidData(f"{error} in the merge of {', '.join(map(repr, inputs))}") from None
@@ -89,7 +90,9 @@ def _constant(schema: Schema, region: Region | None) -> list[str]:
     return [field.name for field in schema.row_keys if found.range(field.name).has_one_value(field)]
 
 
-def _sample(file: DataFrame, schema: Schema) -> pa.Table:
-    """A few rows of a file."""
-    sample = file.limit(_SAMPLE_ROWS).to_arrow_table()
-    return sample.cast(pa.schema([pa.field(field.name, arrow_type(field.type)) for field in schema.fields]))
+def _sample(file: DataFrame, schema: Schema, byte_count: int) -> pa.Table:
+    """The first rows of a file: a few, and not many more bytes than these."""
+    batches = (batch.to_pyarrow() for batch in file.limit(SAMPLE_ROWS).execute_stream())
+    found = next(portions(batches, attrgetter("nbytes"), byte_count), [])
+    fields = [pa.field(field.name, arrow_type(field.type)) for field in schema.fields]
+    return pa.Table.from_batches(found, None if found else pa.schema(fields)).cast(pa.schema(fields))

@@ -7,33 +7,21 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from datafusion import DataFrame
-from datafusion.dataframe import ParquetColumnOptions, ParquetWriterOptions
 
-from dormouse.data.bloom_filters import FALSE_POSITIVES, bloom_filter_columns
 from dormouse.data.datafusion_session import file_url
+from dormouse.data.file_shape import FileShape
 from dormouse.data.sketches import KeySampler
 from dormouse.errors import JobFailed
 from dormouse.model.file_reference import FileReference, FileWithReferences
 from dormouse.model.keys import encode_key
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
-from dormouse.model.types import DOUBLE, STRING
+from dormouse.model.types import STRING
 
-_CODECS = {"zstd": "zstd(1)", "snappy": "snappy", "lz4": "lz4_raw", "none": "uncompressed"}
 _MERGE = re.compile(r"SortPreservingMergeExec: \[(.*?)\]")
 _MERGE_COLUMN = re.compile(r"([^\s,]+)@\d+ ASC")
 _READ_ROWS = 65_536
-_GROUP_ROWS_MIN = 1_000
-_GROUP_ROWS_MAX = 1 << 20
-_ENCODED_ROWS_MAX = 8_192
-_ENCODED_OF_GROUP = 1 / 16
-_TELLING_ROWS_MIN = 1_000
-_DISTINCT_SHARE_MIN = 0.9
-_STATISTICS_BYTES_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,71 +69,6 @@ def writer_options() -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class FileShape:
-    """How a Parquet file is laid out: rows of a row group, which columns go without a dictionary, and which
-    have bloom filters."""
-
-    group_rows: int = _GROUP_ROWS_MAX
-    plain_columns: tuple[str, ...] = ()
-    bloom_columns: tuple[str, ...] = ()
-    compression: str = "zstd"
-
-    @staticmethod
-    def like(sample: pa.Table, schema: Schema, properties: TableProperties) -> FileShape:
-        """For rows like these, in row groups of about so many bytes before encoding as the properties say.
-
-        Where values hardly repeat, a dictionary would be filled, given up, and have cost time and bytes.
-        """
-        row_bytes = max(sample.nbytes / max(1, sample.num_rows), 1)
-        group_rows = int(properties.row_group_bytes / row_bytes)
-        plain = (name for name in sample.column_names if _hardly_repeats(sample.column(name)))
-        return FileShape(
-            group_rows=min(max(group_rows, _GROUP_ROWS_MIN), _GROUP_ROWS_MAX),
-            plain_columns=tuple(plain) if sample.num_rows >= _TELLING_ROWS_MIN else (),
-            bloom_columns=bloom_filter_columns(schema, properties),
-            compression=properties.compression,
-        )
-
-    def options(self, schema: Schema) -> ParquetWriterOptions:
-        """As DataFusion takes it; SQL's options would not tell upper from lower case."""
-        unbounded = set(schema.names).difference(bounded_columns(schema))
-        # encoded at once: few calls, yet pages that keep to their size when rows are long
-        encoded = min(max(int(self.group_rows * _ENCODED_OF_GROUP), 1), _ENCODED_ROWS_MAX)
-        return ParquetWriterOptions(
-            compression=_CODECS[self.compression],
-            max_row_group_size=self.group_rows,
-            write_batch_size=encoded,
-            statistics_enabled="page",
-            # a column of many values is smaller and faster without a dictionary: it is given up early
-            dictionary_page_size_limit=200_000,
-            created_by="dormouse",
-            # readers take the types from Parquet: not Arrow's views, which some of them do not know
-            skip_arrow_metadata=True,
-            statistics_truncate_length=_STATISTICS_BYTES_MAX,
-            column_specific_options={
-                name: self._column_options(name, bounded=name not in unbounded)
-                for name in {*self.plain_columns, *self.bloom_columns, *unbounded}
-            },
-        )
-
-    def _column_options(self, name: str, *, bounded: bool) -> ParquetColumnOptions:
-        bloom = name in self.bloom_columns
-        return ParquetColumnOptions(
-            dictionary_enabled=False if name in self.plain_columns else None,
-            bloom_filter_enabled=True if bloom else None,
-            # as if all values differed: the writer folds a filter to the size that its values need
-            bloom_filter_ndv=self.group_rows if bloom else None,
-            bloom_filter_fpp=FALSE_POSITIVES if bloom else None,
-            statistics_enabled=None if bounded else "none",
-        )
-
-
-def bounded_columns(schema: Schema) -> list[str]:
-    """The columns of which files have minimum and maximum: of DOUBLE, these would not tell of NaN."""
-    return [field.name for field in schema.fields if field.type != DOUBLE and not field.type.is_nested]
-
-
 def write_sorted(
     rows: DataFrame, schema: Schema, output_path: Path, shape: FileShape, constant: Collection[str] = ()
 ) -> FileFacts:
@@ -158,7 +81,7 @@ def write_sorted(
     written = output_path.with_name(output_path.name + ".parquet")
     try:
         check_merges_by_all_keys(schema, rows.execution_plan().display_indent(), constant)
-        rows.write_parquet_with_options(file_url(written), shape.options(schema))
+        rows.write_parquet_with_options(file_url(written), shape.of_datafusion(schema))
         facts = file_facts(written, schema) if written.exists() else FileFacts(0)
         if facts.row_count:
             written.replace(output_path)
@@ -194,9 +117,3 @@ def file_facts(path: Path, schema: Schema) -> FileFacts:
         for batch in file.iter_batches(_READ_ROWS, columns=list(names)):
             sampler.add(batch)
     return FileFacts.of(path, schema, sampler)
-
-
-def _hardly_repeats(column: pa.ChunkedArray) -> bool:
-    if pa.types.is_nested(column.type) or pa.types.is_boolean(column.type):
-        return False
-    return bool(pc.count_distinct(column, mode="all").as_py() >= _DISTINCT_SHARE_MIN * len(column))

@@ -68,6 +68,17 @@ class Transform:
         age_off = _parse_filter(schema, properties.filter) if properties.filter else None
         return Transform(schema, aggregates, age_off)
 
+    @staticmethod
+    def check(schema: Schema, properties: TableProperties) -> None:
+        """`InvalidProperties` when new ones do not fit the schema, or let compactions change answers."""
+        found = Transform.parse(schema, properties)
+        if found.aggregates and found.age_off is not None and found.age_off.field not in schema.key_names:
+            name = found.age_off.field
+            raise InvalidProperties(
+                f"filter: age_off({name}) beside aggregate needs a row key or a sort key; of {name!r}, which "
+                "merging changes, it would depend on the moment of a compaction which rows are counted"
+            )
+
     def of(self, rows: DataFrame, ctx: SessionContext, now_ms: int) -> DataFrame:
         """The transformed rows of a frame of the session, with the schema's columns, in no order.
 
@@ -191,8 +202,13 @@ def _aggregate_sql(field: Field, function: Function) -> str:
 def _extreme_sql(name: str, function: Function) -> str:
     """The minimum or maximum of a DOUBLE, NaN counting as the largest value, as in PostgreSQL and Spark.
 
-    DataFusion's own depends on where a NaN stands among the rows.
+    DataFusion's own depends on where a NaN stands among the rows, and begins with the largest finite numbers.
     """
-    number = f"{function}(CASE WHEN isnan({name}) THEN NULL ELSE {name} END)"
-    nan = f"CASE WHEN bool_or(isnan({name})) THEN CAST('NaN' AS DOUBLE) END"
-    return f"coalesce({number}, {nan})" if function == "min" else f"coalesce({nan}, {number})"
+    low, high, nan = (f"CAST('{text}' AS DOUBLE)" for text in ("-Infinity", "Infinity", "NaN"))
+    found = [
+        f"CASE WHEN bool_or({name} = {low}) THEN {low} END",
+        f"{function}(CASE WHEN {name} > {low} AND {name} < {high} THEN {name} END)",
+        f"CASE WHEN bool_or({name} = {high}) THEN {high} END",
+        f"CASE WHEN bool_or(isnan({name})) THEN {nan} END",
+    ]
+    return f"coalesce({', '.join(found if function == 'min' else reversed(found))})"

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import is_like
 from dormouse.model.types import BYTES, STRING
-from dormouse.model.values import base64_text
+from dormouse.model.values import base64_text, interval_text
 
 _TEXT = pa.large_string()
 _CONTROL = r"[\x00-\x1f]"
@@ -64,16 +63,11 @@ def plain_text(column: pa.Array) -> pa.Array:
     if is_like(kind, BYTES):
         return pa.array([None if v is None else base64_text(v) for v in column.to_pylist()], _TEXT)
     if pa.types.is_interval(kind):
-        return pa.array([None if v is None else _interval_text(v) for v in column.to_pylist()], _TEXT)
+        return pa.array([None if v is None else interval_text(v) for v in column.to_pylist()], _TEXT)
     try:
         return column.cast(_TEXT)
     except pa.ArrowNotImplementedError:
         return pa.array([None if v is None else str(v) for v in column.to_pylist()], _TEXT)
-
-
-def _interval_text(value: pa.MonthDayNano) -> str:
-    """ISO 8601."""
-    return f"P{value.months}M{value.days}DT{Decimal(value.nanoseconds).scaleb(-9).normalize():f}S"
 
 
 def _texts(column: pa.Array) -> pa.Array:

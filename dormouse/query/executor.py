@@ -27,7 +27,7 @@ from dormouse.query.planner import Scan
 from dormouse.query.predicates import from_key, meets
 from dormouse.query.scan_session import key_session, rows
 from dormouse.query.streams import FileGone, check_there, one_ahead
-from dormouse.query.table_view import plan_query
+from dormouse.query.table_view import Moment, plan_query
 from dormouse.query.where import Question, Where, question
 
 Groups = Iterator[tuple[Scan, ...]]
@@ -46,20 +46,22 @@ def query(
     """The rows that `where` asks for, ordered by the row keys, then the sort keys.
 
     `where` gives for a column a value, a `dm.Range`, or a list of them; row keys choose the files that are
-    read. The reader has exactly the columns asked for, also when there are no rows. It sees the table as it
-    is now, whatever is committed while it is read; when a file that it has not read yet is collected
-    meanwhile, then from the key that it has reached it sees the table as it is then.
+    read. The reader has exactly the columns asked for, also when there are no rows. It sees the rows that the
+    table has now, whatever is committed while it is read; also when a file that it has not read yet is
+    compacted and collected meanwhile.
 
     Raises `InvalidQuery` or `InvalidRange`; while it is read, `ObjectNotFound` for a file that is lost,
-    `ObjectStoreError` for one that is damaged. A reader that is dropped stops; so does one that waits for its
+    `QueryOvertaken` when one was collected and rows were added or removed meanwhile, `ObjectStoreError` for
+    one that is damaged. A reader that is dropped stops; so does one that waits for its
     next batch in another thread, when `interruption` is set, and raises `DormouseError`.
     """
     asked = question(context.schema, where, columns, limit)
-    groups = plan_query(context, asked.ranges)
+    moment = Moment()
+    groups = plan_query(context, asked.ranges, moment)
     whole = arrow_schema(context.schema)
     schema = pa.schema([whole.field(name) for name in asked.columns])
     interruption = interruption or Interruption()
-    found = one_ahead(_Execution(context, asked, interruption).rows(groups), interruption.set)
+    found = one_ahead(_Execution(context, asked, moment, interruption).rows(groups), interruption.set)
     batches = (exact(batch.select(asked.columns), schema) for batch in found)
     return pa.RecordBatchReader.from_batches(schema, batches)
 
@@ -67,9 +69,12 @@ def query(
 class _Execution:
     """One query while it is read; it plans again when a file of its plan is gone."""
 
-    def __init__(self, context: TableContext, asked: Question, interruption: Interruption) -> None:
+    def __init__(
+        self, context: TableContext, asked: Question, moment: Moment, interruption: Interruption
+    ) -> None:
         self._context = context
         self._asked = asked
+        self._moment = moment
         self._interruption = interruption
         self._transform = Transform.parse(context.schema, context.properties)
         self._now_ms = time.time_ns() // 1_000_000
@@ -106,7 +111,7 @@ class _Execution:
         ranges, reached = self._asked.ranges, self._held.reached
         if reached is not None:
             ranges = ranges.clipped(self._context.schema.row_keys[0].name, Range(min=reached.key[0]))
-        return plan_query(self._context, ranges)
+        return plan_query(self._context, ranges, self._moment)
 
     def _planned(self, groups: Groups, start: Reached | None) -> Iterator[pa.RecordBatch]:
         """A plan's rows from a key on, but for those that are held back, group after group."""

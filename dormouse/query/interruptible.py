@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 
-from datafusion.record_batch import RecordBatch, RecordBatchStream
+from datafusion import RecordBatch, RecordBatchStream
 
 from dormouse.data.datafusion_session import check_not_forked
 from dormouse.query.interruption import Interruption

@@ -11,12 +11,17 @@ from typing import Any
 from dormouse.errors import InvalidQuery
 from dormouse.model.values import base64_text, bytes_of_base64
 
-_KINDS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
-    "bytes": (bytes, base64_text, bytes_of_base64),
-    "timestamp": (datetime, datetime.isoformat, datetime.fromisoformat),
-    "date": (date, date.isoformat, date.fromisoformat),
-    "decimal": (Decimal, str, Decimal),
-    "double": (float, str, float),
+_KINDS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any], str]] = {
+    "bytes": (bytes, base64_text, bytes_of_base64, "base64"),
+    "timestamp": (
+        datetime,
+        datetime.isoformat,
+        datetime.fromisoformat,
+        "a time in ISO 8601, like 2026-01-31T12:00:00Z",
+    ),
+    "date": (date, date.isoformat, date.fromisoformat, "a date, like 2026-01-31"),
+    "decimal": (Decimal, str, Decimal, "a decimal number, like 0.10"),
+    "double": (float, str, float, "a number, NaN, Infinity or -Infinity"),
 }
 """What JSON has no word for is an object with the name of its kind; the first that fits counts."""
 
@@ -40,7 +45,7 @@ def _json(value: Any) -> Any:
         return [_json(item) for item in value]
     if isinstance(value, float) and math.isfinite(value):
         return value
-    found = ({name: text(value)} for name, (kind, text, _) in _KINDS.items() if isinstance(value, kind))
+    found = ({name: text(value)} for name, (kind, text, *_) in _KINDS.items() if isinstance(value, kind))
     return next(found, value)
 
 
@@ -49,13 +54,16 @@ def _parsed(name: str, value: Any) -> Any:
         return [_parsed(name, item) for item in value]
     if not isinstance(value, dict):
         return value
+    must = ""
     try:
         [(kind, text)] = value.items()
+        _, _, parse, what = _KINDS[kind]
+        must = f": it must be {what}"
         if not isinstance(text, str):
             raise TypeError
-        return _KINDS[kind][2](text)
+        return parse(text)
     except (KeyError, TypeError, ValueError, InvalidOperation):
         kinds = ", ".join(f'{{"{kind}": "…"}}' for kind in _KINDS)
         raise InvalidQuery(
-            f"parameter ${name} is {value!r:.100}; for what JSON has no word there is {kinds}"
+            f"parameter ${name} is {value!r:.100}{must}; for what JSON has no word there is {kinds}"
         ) from None

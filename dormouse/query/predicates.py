@@ -55,6 +55,9 @@ def _in_ranges(field: Field, ranges: Bounds) -> Expr | None:
     if not ranges:
         return literal(False)
     exact: list[Any] = [item.min for item in ranges if item.is_exact]
+    if len(exact) > 1 and field.type == DOUBLE and 0.0 in exact:
+        # a long list is looked up by its bits, in which one zero is not the other
+        exact += [0.0, -0.0]
     others = [_in_range(field, item) for item in ranges if not item.is_exact]
     if len(exact) == 1:
         others.append(column(field.name) == value(field, exact[0]))

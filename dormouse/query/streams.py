@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from itertools import islice
 from typing import Any, TypeVar, cast
@@ -16,6 +16,8 @@ from dormouse.objects import ObjectStore
 
 T = TypeVar("T")
 CHECKS_AT_ONCE_MAX = 8
+SIGNALS_SECONDS = 0.2
+"""How long a signal may go unheard."""
 
 
 def first_rows(reader: pa.RecordBatchReader, limit: int) -> pa.RecordBatchReader:
@@ -53,7 +55,7 @@ def in_thread(
     try:
         upcoming: Future[T | object] = worker.submit(next, items, end)
         yield from given
-        while (item := upcoming.result()) is not end:
+        while (item := _result(upcoming)) is not end:
             upcoming = worker.submit(next, items, end)
             yield item  # type: ignore[misc]
     finally:
@@ -72,10 +74,17 @@ def heeding_signals(call: Callable[[], T], interrupt: Callable[[], object]) -> T
     with ThreadPoolExecutor(1, thread_name_prefix="dormouse-query") as worker:
         made = worker.submit(call)
         try:
-            return made.result()
+            return _result(made)
         finally:
             if not made.done():
                 interrupt()
+
+
+def _result(made: Future[T]) -> T:
+    """What a thread gives; a signal ends the wait even if a library has it begun anew, as Polars does."""
+    while not made.done():
+        wait([made], SIGNALS_SECONDS)
+    return made.result()
 
 
 class FileGone(ObjectNotFound):

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dormouse.context import TableContext
-from dormouse.errors import InvalidQuery
+from dormouse.errors import InvalidQuery, QueryOvertaken
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.postgres import Isolation, run_lookup, run_transaction
 from dormouse.query.key_ranges import KeyRanges
@@ -61,17 +61,37 @@ class _PlannedPage(NamedTuple):
         return _PlannedPage(page, plan(page, map(PlannedReference._make, rows)), snapshot)
 
 
+@dataclass(slots=True)
+class Moment:
+    """The moment whose rows a query sees: that of its first plan."""
+
+    snapshot: str | None = None
+
+
 def plan_query(
-    context: TableContext, ranges: KeyRanges, *, filtered_again: bool = False
+    context: TableContext,
+    ranges: KeyRanges,
+    moment: Moment | None = None,
+    *,
+    filtered_again: bool = False,
 ) -> Iterator[tuple[Scan, ...]]:
     """The groups of a query's plan; the first leaves are planned now, the others when they are come to.
 
-    All of it sees the moment at which it began for half of the table's `gc_delay_seconds`; then what is left
-    is planned as of a later moment, since files may be collected. Raises `TableNotFound`; the
-    iterator also `FileGone`.
+    All of it has the rows of the moment at which it began. When half of the table's `gc_delay_seconds` has
+    passed, what is left is planned as of a later moment that has the same rows, since files may be collected.
+    Raises `TableNotFound`; the iterator also `FileGone`. A query that is planned again gives its moment:
+    `QueryOvertaken` when the rows are others now.
     """
     view = _View(context, filtered_again=filtered_again)
     first = view.now(ranges, PAGE_LEAVES)
+    if moment is not None:
+        if moment.snapshot is not None and not view.has_same_rows(ranges, moment.snapshot):
+            raise QueryOvertaken(
+                f"files of table {context.table.name!r} were collected while the query ran, and rows were "
+                "added or removed since it began; run it again, or raise the table's property "
+                "gc_delay_seconds"
+            )
+        moment.snapshot = moment.snapshot or first.snapshot
     return (group for planned in view.pages(first) for group in planned.plan.groups)
 
 
@@ -157,10 +177,15 @@ class _View:
         self, conn: psycopg.Connection[Any], ranges: KeyRanges, leaves_max: int | None
     ) -> _PlannedPage:
         """As `now`, as a REPEATABLE READ transaction sees it."""
-        page = self._page(self._partitions.tree_in(conn), ranges, leaves_max)
-        found = self._store.own.following(lambda: self._store.planned_on(page.partition_ids, conn), conn)
-        _, _, snapshot, rows = found
-        return _PlannedPage.of(page, rows, snapshot)
+        known = self._partitions.cached()
+        while True:
+            tree = self._partitions.tree_in(conn) if known is None else known
+            page = self._page(tree, ranges, leaves_max)
+            plan = partial(self._store.planned_on, page.partition_ids, conn)
+            epoch, made_at, snapshot, rows = self._store.own.following(plan, conn)
+            if known is None or (epoch == tree.epoch and tree.arrays.agrees(epoch, made_at)):
+                return _PlannedPage.of(page, rows, snapshot)
+            known = None  # it is of another moment than the transaction
 
     def pages(self, planned: _PlannedPage, leaves_max: int = PAGE_LEAVES) -> Iterator[_PlannedPage]:
         """A first page and all further ones."""
@@ -171,9 +196,17 @@ class _View:
             if rest is None:
                 return
             leaves_max = min(leaves_max * PAGE_GROWTH, PAGE_LEAVES_MAX)
-            # files that the snapshot shows may be collected soon: what is left is planned as it is then
+            # files that the snapshot shows may be collected soon: later ones may show the same rows
             is_old = time.monotonic() - self._seen_at > cut_seconds_max
-            planned = self.now(rest, leaves_max) if is_old else self._later(planned, rest, leaves_max)
+            later = self.now(rest, leaves_max) if is_old else None
+            if later is None or not self.has_same_rows(rest, planned.snapshot):
+                later = self._later(planned, rest, leaves_max)
+            planned = later
+
+    def has_same_rows(self, ranges: KeyRanges, snapshot: str) -> bool:
+        """Whether what is wanted has the rows that a snapshot had, in plans that were made until now."""
+        page = self._page(self._partitions.tree(), ranges, None)
+        return self._store.has_same_rows(page.partition_ids, snapshot)
 
     def _later(self, before: _PlannedPage, rest: KeyRanges, leaves_max: int) -> _PlannedPage:
         """The first page of what is left, as of the moment that the page before saw."""

@@ -22,6 +22,7 @@ from dormouse.model.region import Range
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.sql.failures import ReadFailed
 from dormouse.sql.parsed import Parsed
+from dormouse.sql.scans import Enough
 from dormouse.sql.wanted import Wanted
 
 CALL, STOP = b"C", b"I"
@@ -34,7 +35,7 @@ ROW_BYTES_MAX = 64 * 1024 * 1024
 FRAME_BYTES_MAX = 2 * ROW_BYTES_MAX
 TOGETHER_BYTES_MAX = 16 * 1024
 _HEADER = struct.Struct("!cQ")
-_CLASSES = (Parsed, Wanted, KeyRanges, Range, frozenset)
+_CLASSES = (Parsed, Wanted, Enough, KeyRanges, Range, frozenset)
 _PLAIN = {f"{one.__module__}.{one.__qualname__}": one for one in _CLASSES}
 _ERRORS = {
     name: found

@@ -7,10 +7,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import duckdb
+import pyarrow as pa
 
 from dormouse.data.transform import quoted
 from dormouse.errors import EngineFailed
@@ -21,12 +23,18 @@ from dormouse.sql.conditions import text
 from dormouse.sql.connection import connection, path_of, secret_of
 from dormouse.sql.failures import ReadFailed, named_failures
 from dormouse.sql.parsed import Parsed, parsed
+from dormouse.sql.remembered import Remembered
 from dormouse.sql.results import Rows, rows_of
 from dormouse.sql.values import Parameters
 from dormouse.sql.wanted import Wanted, wanted
 
 MEMORY_SHARE = 0.6
 """Of what DuckDB takes by itself: four fifths of the machine's memory, or of its container's."""
+SPARE_MAX = 4
+"""Cursors kept with their views, as to make one again takes as long as to plan its table."""
+VIEWS_MAX = 64
+VIEW_CHARACTERS_MAX = 1_000_000
+"""Of all views of one that is kept."""
 
 _of_parents: list[object] = []
 
@@ -52,6 +60,35 @@ class Session(Protocol):
 Sessions: TypeAlias = Callable[[Interruption], Session]
 
 
+@dataclass(eq=False, slots=True)
+class Cursor:
+    """A connection of one statement at a time, and what it has views of."""
+
+    opened: duckdb.DuckDBPyConnection
+    """The one that it is a cursor of."""
+    connection: duckdb.DuckDBPyConnection
+    _made: dict[str, str] = field(default_factory=dict)
+    """What each view is, by its name in lower case."""
+
+    def make(self, views: Mapping[str, str], parsed: Callable[[], Parsed]) -> None:
+        """These views; of those that there are, the ones that the statement would see otherwise go."""
+        wanted = {name.lower(): f"{quoted(name)} AS {select}" for name, select in views.items()}
+        others = self._made.keys() - wanted.keys()
+        if others:
+            named = {name.lower() for name in parsed().names}
+            for name in others if parsed().lists_tables else others & named:
+                self.connection.execute(f"DROP VIEW {quoted(name)}")
+                del self._made[name]
+        for name, view in wanted.items():
+            if self._made.get(name) != view:
+                self.connection.execute(f"CREATE OR REPLACE TEMP VIEW {view}")
+                self._made[name] = view
+
+    @property
+    def is_small(self) -> bool:
+        return len(self._made) <= VIEWS_MAX and sum(map(len, self._made.values())) <= VIEW_CHARACTERS_MAX
+
+
 class Engine:
     """A DuckDB that reads the objects of one store, and nothing else; opened when it is first used."""
 
@@ -71,25 +108,36 @@ class Engine:
             "threads": None if threads is None else str(threads),
         }
         self._spill_folder = spill_folder
+        self.parsed: Remembered[Parsed] = Remembered()
+        self.wanted: Remembered[Wanted] = Remembered()
         self._lock = threading.Lock()
         self._opened: duckdb.DuckDBPyConnection | None = None
+        self._spare: list[Cursor] = []
         self._secret: str | None = None
         self._pid = 0
 
     def session(self, interruption: Interruption) -> LocalSession:
         return LocalSession(self, interruption)
 
-    def cursor(self) -> duckdb.DuckDBPyConnection:
-        """A connection of one statement's own."""
+    def cursor(self) -> Cursor:
+        """One statement's own until it is given back."""
         with self._lock:
             if self._opened is None or self._pid != os.getpid():
                 # what a parent had opened does not work in its child, and must not be closed there
-                _of_parents.append(self._opened)
+                _of_parents.append((self._opened, self._spare))
                 self._secret = secret_of(self._objects)
-                self._opened, self._pid = self._open(), os.getpid()
-            made = self._opened.cursor()
+                self._opened, self._spare, self._pid = self._open(), [], os.getpid()
+            made = self._spare.pop() if self._spare else Cursor(self._opened, self._opened.cursor())
         self.renew()
         return made
+
+    def give_back(self, cursor: Cursor) -> None:
+        """A cursor whose last statement has ended well."""
+        with self._lock:
+            if cursor.opened is self._opened and cursor.is_small and len(self._spare) < SPARE_MAX:
+                self._spare.append(cursor)
+                return
+        cursor.connection.close()
 
     def renew(self) -> bool:
         """Reads with the credentials of now; whether they are others. What runs keeps those it began with."""
@@ -104,13 +152,15 @@ class Engine:
     def give_up(self) -> None:
         """After DuckDB failed inside: the next statement gets another."""
         with self._lock:
-            self._opened = None
+            self._opened, self._spare = None, []
 
     def close(self) -> None:
         with self._lock:
             if self._opened is not None and self._pid == os.getpid():
+                for cursor in self._spare:
+                    cursor.connection.close()
                 self._opened.close()
-            self._opened = None
+            self._opened, self._spare = None, []
 
     def _open(self) -> duckdb.DuckDBPyConnection:
         made = connection(self._objects)
@@ -154,13 +204,19 @@ class LocalSession:
     def __init__(self, engine: Engine, interruption: Interruption) -> None:
         self._engine = engine
         self._interruption = interruption
-        self._connection = engine.cursor()
+        self._cursor = engine.cursor()
+        self._is_open = self._ended_well = True
 
     def parsed(self, statement: str) -> Parsed:
-        return parsed(self._connection, statement)
+        return self._engine.parsed.get(statement, None, lambda: parsed(self._cursor.connection, statement))
 
     def wanted(self, schemas: Mapping[str, Schema], statement: Parsed, parameters: Parameters) -> Wanted:
-        return wanted(schemas, statement, parameters, self._interruption)
+        def find() -> Wanted:
+            return wanted(schemas, statement, parameters, self._interruption)
+
+        if parameters:
+            return find()
+        return self._engine.wanted.get(statement.text, frozenset(schemas.items()), find)
 
     def rows(self, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:
         try:
@@ -172,20 +228,31 @@ class LocalSession:
         return self._rows(views, statement, parameters)
 
     def _rows(self, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:
+        self._ended_well = False
         with self._watched():
-            for name, select in views.items():
-                self._connection.execute(f"CREATE OR REPLACE TEMP VIEW {quoted(name)} AS {select}")
-            found = self._connection.execute(statement, parameters or None)
-            return rows_of(found, self._watched)
+            self._cursor.make(views, lambda: self.parsed(statement))
+            rows = rows_of(self._cursor.connection.execute(statement, parameters or None), self._watched)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield from rows.batches
+            self._ended_well = True
+
+        return Rows(rows.schema, batches())
 
     def close(self) -> None:
-        self._connection.close()
+        if not self._is_open:  # its cursor may be another's
+            return
+        self._is_open = False
+        if self._ended_well:
+            self._engine.give_back(self._cursor)
+        else:
+            self._cursor.connection.close()
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """What ends when it is interrupted, and fails with errors of ours."""
         try:
-            with self._interruption.ending(self._connection.interrupt), named_failures():
+            with self._interruption.ending(self._cursor.connection.interrupt), named_failures():
                 yield
         except EngineFailed:
             self._engine.give_up()

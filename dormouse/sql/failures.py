@@ -13,6 +13,7 @@ from dormouse.errors import DormouseError, EngineFailed, InvalidQuery, QueryTooL
 
 INTERRUPTED = "the query was interrupted"
 _POSITION = re.compile(r"\n*^LINE \d+:", re.MULTILINE)
+_CARET = re.compile(r"^LINE (\d+): (.*)\n( *)\^", re.MULTILINE)
 _KIND = re.compile(r"^(?:TransactionContext Error: )?(?:(\w[\w ]*) Error: )?")
 _MAY_BE_FILES = {"IO", "HTTP", "Invalid Input", "Serialization"}
 _SETTING = re.compile(r'\n?Use "?SET [^\n]*')
@@ -53,6 +54,24 @@ def failure(error: Exception, *, reads: bool = True) -> DormouseError:
     if kind in {"INTERNAL", "FATAL"}:
         return EngineFailed(f"DuckDB failed at this statement, write it in another way: {line}")
     return ReadFailed(line) if reads and kind in _MAY_BE_FILES else InvalidQuery(line)
+
+
+def syntax_error(error: duckdb.Error, statement: str) -> DormouseError:
+    """Why the statement cannot be read, and where."""
+    return InvalidQuery(f"{first_line(error)}{_place(str(error), statement)}")
+
+
+def _place(complaint: str, statement: str) -> str:
+    """The line and column, of what DuckDB shows of the line with a caret below."""
+    found = _CARET.search(complaint)
+    if found is None:
+        return ""
+    number, shown, indent = found.groups()
+    line, part = statement.split("\n")[int(number) - 1], shown.removeprefix("...").removesuffix("...")
+    if not line.isascii() or part not in line:  # its caret stands elsewhere then
+        return f" (line {number})"
+    cut = len(f"LINE {number}: ") + len("...") * shown.startswith("...")
+    return f" (line {number}, column {line.index(part) + len(indent) - cut + 1})"
 
 
 def first_line(error: BaseException) -> str:

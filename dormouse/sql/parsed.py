@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise, product
 
 import duckdb
 
 from dormouse.errors import InvalidQuery
 from dormouse.model.text import is_text
 from dormouse.sql.conditions import text
-from dormouse.sql.failures import failure
+from dormouse.sql.failures import failure, syntax_error
 
 STATEMENT_CHARACTERS_MAX = 1 << 20
 _READS = "SQL can only read: SELECT, WITH, VALUES, SHOW, DESCRIBE, SUMMARIZE and EXPLAIN of them"
@@ -21,6 +22,10 @@ _TELLING = {"current_setting", "json_serialize_plan", "write_log"}
 """Functions that tell of the process, or of the instance's own files, or write to DuckDB's log."""
 _LISTS = {'"tables"', "__show_tables_expanded"}
 _ANALYZES = ("analyze", "analyse")
+_COMPARING_NULL = {
+    ("distinct", "from"),
+    *product(("is", "not"), ("true", "false", "unknown")),
+}
 _WORD = re.compile(rb'"((?:[^"]|"")*)"|([\w\x80-\xff][\w$\x80-\xff]*)')
 _CATALOGS = {"temp", "memory"}
 _PATHS = {
@@ -30,6 +35,7 @@ _PATHS = {
     "called": "$..function_name",
     "schemas": "$..schema_name",
     "catalogs": "$..catalog_name",
+    "homes": "$..catalog",
     "shown": "$..show_type",
 }
 """Of what a statement names, in the tree that the parser makes of it. No name can be mistaken for a node."""
@@ -50,6 +56,8 @@ class Parsed:
     explains: bool
     runs: bool
     """False for EXPLAIN without ANALYZE."""
+    compares_null: bool
+    """Whether it may compare so that NULL is a value: IS DISTINCT FROM, IS TRUE and others."""
 
 
 def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
@@ -79,6 +87,7 @@ def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
         lists_tables=bool(lists),
         explains=explains,
         runs=runs,
+        compares_null=any(pair in _COMPARING_NULL for pair in pairwise(word for _, word in words(select))),
     )
 
 
@@ -98,7 +107,7 @@ def _one(statement: str) -> duckdb.Statement:
     try:
         found = duckdb.extract_statements(statement)
     except duckdb.Error as error:
-        raise failure(error, reads=False) from None
+        raise syntax_error(error, statement) from None
     kinds = [one.type for one in found]
     if not kinds:
         raise InvalidQuery(f"the statement is empty; {_READS}")
@@ -141,8 +150,10 @@ def _check_reads_tables(named: Mapping[str, set[str]]) -> None:
         )
     for function in sorted({name.lower() for name in named["called"]} & _TELLING):
         raise InvalidQuery(f"SQL reads tables only, not {function}(…)")
-    for schema in sorted(named["schemas"] - {"main"} | named["catalogs"] - _CATALOGS):
-        raise InvalidQuery(f"there is no schema {schema!r}: tables go by their names alone")
+    # a function of "system" would be another than the one of the planner, which knows no time
+    catalogs = named["catalogs"] | named["homes"]
+    for schema in sorted(named["schemas"] - {"main"} | catalogs - _CATALOGS):
+        raise InvalidQuery(f"there is no schema {schema!r}: tables and functions go by their names alone")
     if "SHOW_UNQUALIFIED" in named["shown"] and not named["names"] & _LISTS:
         raise InvalidQuery("of SHOW there is SHOW TABLES, and SHOW with a table's name")
 

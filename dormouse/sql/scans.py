@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dormouse.model.region import Range
@@ -33,18 +33,52 @@ _RIGHT_BY_LEFT = {"INNER", "SEMI", "ANTI", "LEFT", "SINGLE"}
 _COMPUTED_AGAIN = {"LOGICAL_MATERIALIZED_CTE", "LOGICAL_RECURSIVE_CTE", "LOGICAL_CTE_REF"}
 
 
-def rows_enough(plan: Node) -> int | None:
-    """The limit of a plan of one scan, when each of its rows comes from one row of the table."""
-    while plan["type"] == "LOGICAL_PROJECTION":
-        [plan] = plan["children"]
+@dataclass(frozen=True, slots=True)
+class Enough:
+    """So many rows of a result, after an OFFSET, are all of it."""
+
+    rows: int
+    in_key_order: bool
+    """Whether they must be those that come first in the order of the row keys, or are any."""
+
+
+def enough(plan: Node, schemas: Mapping[str, Schema]) -> Enough | None:
+    """What the limit of a plan of one scan says, when each of its rows comes from one row of the table."""
+    plan = _below(plan, "LOGICAL_PROJECTION")
     limit = plan.get("limit_val", {})
     if plan["type"] != "LOGICAL_LIMIT" or limit.get("type") != "CONSTANT_VALUE":
         return None
-    [plan] = plan["children"]
-    while plan["type"] in ("LOGICAL_PROJECTION", "LOGICAL_FILTER", "LOGICAL_LIMIT"):
+    rows = int(limit["constant_integer"])
+    below = _below(plan["children"][0], "LOGICAL_PROJECTION")
+    if below["type"] == "LOGICAL_ORDER_BY":
+        [sorted_rows] = below["children"]
+        is_whole = _is_scan(_below(sorted_rows, "LOGICAL_PROJECTION", "LOGICAL_FILTER"))
+        return Enough(rows, True) if is_whole and _is_in_key_order(below, schemas) else None
+    is_whole = _is_scan(_below(below, "LOGICAL_PROJECTION", "LOGICAL_FILTER", "LOGICAL_LIMIT"))
+    return Enough(rows, False) if is_whole else None
+
+
+def _below(plan: Node, *kinds: str) -> Node:
+    while plan["type"] in kinds:
         [plan] = plan["children"]
-    is_scan = plan["type"] == "LOGICAL_GET" and not plan.get("children")
-    return int(limit["constant_integer"]) if is_scan else None
+    return plan
+
+
+def _is_scan(plan: Node) -> bool:
+    return plan["type"] == "LOGICAL_GET" and not plan.get("children")
+
+
+def _is_in_key_order(order: Node, schemas: Mapping[str, Schema]) -> bool:
+    """Whether rows are sorted by the first row keys; by more, when it is all of them."""
+    [child] = order["children"]
+    scans = Scans(schemas)
+    columns = scans.read(child)
+    terms = [
+        key.field.name if (key := _plain(one["expression"], columns)) and one["type"] == "ASCENDING" else None
+        for one in order["orders"]
+    ]
+    keys = [name for table in scans.tables for name in schemas[table].row_key_names]
+    return terms[: len(keys)] == keys[: len(terms)]
 
 
 class Scans:
@@ -61,6 +95,11 @@ class Scans:
         self._passed: list[tuple[Key, Key]] = []
         self._correlated: list[Known] = []
         self._again = False
+
+    @property
+    def tables(self) -> Sequence[str]:
+        """Those that are scanned, once for each scan."""
+        return self._tables
 
     @property
     def is_one(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from dormouse.context import TableContext
 from dormouse.data.transform import AgeOff, Function, Transform, quoted
@@ -24,7 +24,7 @@ def ways(scans: Iterable[Scan]) -> int:
     return len({scan.slices for scan in scans})
 
 
-def no_rows(context: TableContext) -> str:
+def _no_rows(context: TableContext) -> str:
     """A select of a table's columns, and of no row."""
     columns = (f"NULL::{type_name(field.type)} AS {quoted(field.name)}" for field in context.schema.fields)
     return f"SELECT {', '.join(columns)} WHERE false"
@@ -33,33 +33,57 @@ def no_rows(context: TableContext) -> str:
 class Select:
     """What is wanted of one table, as a select."""
 
-    def __init__(self, context: TableContext, asked: Question, now_ms: int) -> None:
+    def __init__(
+        self, context: TableContext, asked: Question, now_ms: int, *, compares_null: bool = True
+    ) -> None:
+        """`compares_null`: whether what reads it may compare so that NULL is a value."""
         self._context = context
+        self._compares_null = compares_null
         self._schema = context.schema
         self._transform = Transform.parse(context.schema, context.properties)
         self._asked = asked
         self._now_ms = now_ms
 
-    def of(self, scans: Iterable[Scan]) -> str:
-        """The wanted rows of files."""
-        parts: dict[_Way, list[str]] = defaultdict(list)
-        for scan in scans:
-            parts[scan.slices, scan.filename.endswith(PARQUET_SUFFIX)].append(scan.filename)
-        if not parts:
-            return no_rows(self._context)
-        rows = " UNION ALL ".join(self._part(*way, files) for way, files in parts.items())
+    def of(self, scans: Collection[Scan]) -> str:
+        """The wanted rows of files; without any, a select of no row."""
+        if not scans:
+            return _no_rows(self._context)
+        rows = self.unmerged(scans)
         conditions = [meets(condition) for condition in self._asked.conditions]
         if self._transform.aggregates:
             return _where(f"SELECT * FROM ({self._merged(rows)})", conditions)
         return _where(f"SELECT * FROM ({rows})", [*conditions, self._young()])
 
+    def unmerged(self, scans: Iterable[Scan]) -> str:
+        """The rows of files, of which there are some, in the wanted slices, as the files have them."""
+        parts: dict[_Way, list[str]] = defaultdict(list)
+        for scan in scans:
+            parts[scan.slices, scan.filename.endswith(PARQUET_SUFFIX)].append(scan.filename)
+        return " UNION ALL ".join(self._part(*way, files) for way, files in parts.items())
+
     def _part(self, slices: tuple[KeyRanges, ...], unbounded: bool, filenames: Sequence[str]) -> str:
         """The rows of files of which the same counts, and that are written alike."""
-        columns = ", ".join(_column(field, unbounded) for field in self._schema.fields)
+        columns = ", ".join(self._column(field, unbounded) for field in self._schema.fields)
         files = ", ".join(text(path_of(self._context.objects, name)) for name in filenames)
         # a folder that is called a=b says nothing of its files' columns
         read = f"read_parquet([{files}], hive_partitioning = false)"
         return _where(f"SELECT {columns} FROM {read}", [in_slices(self._schema, slices)])
+
+    def _column(self, field: Field, unbounded: bool) -> str:
+        """A column as the file has it, computed where DuckDB would leave out rows that are wanted.
+
+        Parquet's statistics leave NaN out, and DuckDB, to which it is the largest number, would skip what has
+        one. Files have none for DOUBLE; where those of before have, they are not applied to what is computed:
+        1.0 times any number is that number, -0.0 too.
+
+        Of a file in which a column is all NULL it skips every row for `x IS DISTINCT FROM 1 OR x < 0`.
+        """
+        name = quoted(field.name)
+        if field.type == DOUBLE and not unbounded:
+            return f"{name} * 1.0::DOUBLE AS {name}"
+        if field.nullable and self._compares_null and not field.type.is_nested:
+            return f"CASE WHEN {name} IS NULL THEN NULL ELSE {name} END AS {name}"
+        return name
 
     def _merged(self, rows: str) -> str:
         """The rows with those of equal keys made one."""
@@ -74,17 +98,6 @@ class Select:
             return None
         field, name = self._schema.field(age_off.field), quoted(age_off.field)
         return f"{name} > {_oldest(field, age_off, self._now_ms)} OR {name} IS NULL"
-
-
-def _column(field: Field, unbounded: bool) -> str:
-    """A column as the file has it.
-
-    Parquet's statistics leave NaN out, and DuckDB, to which it is the largest number, would skip what has
-    one. Files have none for DOUBLE; where those of before have, they are not applied to what is computed: 1.0
-    times any number is that number, -0.0 too.
-    """
-    name = quoted(field.name)
-    return f"{name} * 1.0::DOUBLE AS {name}" if field.type == DOUBLE and not unbounded else name
 
 
 def _oldest(field: Field, age_off: AgeOff, now_ms: int) -> str:

@@ -10,15 +10,17 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
 import pyarrow as pa
 
 from dormouse.context import TableContext
-from dormouse.data.transform import Transform
+from dormouse.data.transform import Transform, quoted
 from dormouse.errors import InvalidQuery, ObjectNotFound, ObjectStoreError
+from dormouse.model.region import Range
 from dormouse.query.interruption import Interruption
+from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import PlanSummary, QueryPlan, Scan
 from dormouse.query.streams import FileGone, check_there, heeding_signals, in_thread
 from dormouse.query.table_view import plan_query, plan_tables, summary
@@ -28,7 +30,8 @@ from dormouse.sql.explained import explanation
 from dormouse.sql.failures import ReadFailed
 from dormouse.sql.parsed import Parsed
 from dormouse.sql.results import BATCH_ROWS, Rows
-from dormouse.sql.selects import Select, no_rows, ways
+from dormouse.sql.scans import Enough
+from dormouse.sql.selects import Select, ways
 from dormouse.sql.values import Parameters, given
 
 FILES_MAX = 50_000
@@ -42,6 +45,8 @@ ROWS_ENOUGH_MAX = 10_000
 FIRST_FILES = 16
 MORE_FILES = 8
 """A limit that the first files do not fill is tried on so many times as many."""
+FIRST_ROWS = 10_000
+"""As many as this have the first keys of files of which rows are merged."""
 _DUCKDBS = re.compile(r"[./\\:]|^(duckdb|pg|pragma|sqlite)_", re.IGNORECASE)
 """Names of files, and of DuckDB's own views."""
 Reads = Mapping[str, Sequence[Scan]]
@@ -107,6 +112,7 @@ class _Statement:
         self.gone: set[str] = set()
         try:
             found = session.parsed(statement)
+            self.compares_null = found.compares_null
             self.contexts = _meant(found, tables)
             schemas = {name: context.schema for name, context in self.contexts.items()}
             self.wanted = session.wanted(schemas, found, parameters)
@@ -176,8 +182,10 @@ class _Statement:
     def _run(self) -> Rows:
         if self.wanted.explains:
             return self._explained()
-        enough = self.wanted.rows_enough
-        return self._on_all() if enough is None or enough > ROWS_ENOUGH_MAX else self._until_enough(enough)
+        enough = self.wanted.enough
+        if enough is None or enough.rows > ROWS_ENOUGH_MAX:
+            return self._on_all()
+        return self._until_enough(enough)
 
     def _explained(self) -> Rows:
         """What is read of each table, and DuckDB's own plan."""
@@ -206,29 +214,56 @@ class _Statement:
             }
         )
 
-    def _until_enough(self, enough: int) -> Rows:
+    def _until_enough(self, enough: Enough) -> Rows:
         """Over the first files in key order, and over more of them until the limit is filled."""
         [(name, ranges)] = self.wanted.ranges.items()
         scans: list[Scan] = []
-        files = FIRST_FILES
+        files = 1 if enough.in_key_order else FIRST_FILES
         for group in plan_query(self.contexts[name], ranges, filtered_again=True):
             if len(scans) + len(group) > files and scans:
-                rows = self._on({name: scans})
-                found = list(rows.batches)
-                if sum(batch.num_rows for batch in found) >= enough:
-                    return Rows(rows.schema, iter(found))
+                found = self._first_of(name, scans, enough) or self._filled({name: scans}, enough)
+                if found is not None:
+                    return found
                 files *= MORE_FILES
             scans += group
             _check_size({name: scans})
-        return self._on({name: scans})
+        return self._first_of(name, scans, enough) or self._on({name: scans})
+
+    def _first_of(self, name: str, scans: Sequence[Scan], enough: Enough) -> Rows | None:
+        """An answer from the first keys of files of which rows are merged, if it fills the limit.
+
+        No key is merged with one that is larger, so that the others need not be read.
+        """
+        context = self.contexts[name]
+        if not (enough.in_key_order and scans and context.properties.aggregate):
+            return None
+        first = context.schema.row_keys[0].name
+        wanted = [_within(scan, self.wanted.ranges[name]) for scan in scans]
+        statement = f"SELECT {quoted(first)} FROM {quoted(name)} ORDER BY 1 LIMIT 1 OFFSET {FIRST_ROWS}"
+        found = self._rows({name: wanted}, {name: self._select(name).unmerged(wanted)}, statement, ())
+        last = [key for batch in found.batches for key in batch.column(0).to_pylist()]
+        if not last:
+            return None
+        below = KeyRanges({first: [Range(max=last[0], max_inclusive=True)]})
+        return self._filled({name: [_within(scan, below) for scan in wanted]}, enough)
+
+    def _filled(self, reads: Reads, enough: Enough) -> Rows | None:
+        """The answer over these files, if it fills the limit."""
+        rows = self._on(reads)
+        found = list(rows.batches)
+        is_enough = sum(batch.num_rows for batch in found) >= enough.rows
+        return Rows(rows.schema, iter(found)) if is_enough else None
 
     def _on(self, reads: Reads) -> Rows:
         """The statement over tables that have these files; what it does not read is empty."""
+        views = {name: self._select(name).of(reads.get(name, ())) for name in self.contexts}
+        return self._rows(reads, views, self.text, self.parameters)
+
+    def _rows(self, reads: Reads, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:
         _check_size(reads)
         self.interruption.check()
-        views = {name: self._view(name, reads.get(name, ())) for name in self.contexts}
         with self._naming_files(reads):
-            rows = self.session.rows(views, self.text, self.parameters)
+            rows = self.session.rows(views, statement, parameters)
 
         def batches() -> Iterator[pa.RecordBatch]:
             with self._naming_files(reads):
@@ -236,11 +271,10 @@ class _Statement:
 
         return Rows(rows.schema, batches())
 
-    def _view(self, name: str, scans: Sequence[Scan]) -> str:
+    def _select(self, name: str) -> Select:
         context = self.contexts[name]
-        if not scans:
-            return no_rows(context)
-        return Select(context, question(context.schema, None, None, None), self.now_ms).of(scans)
+        asked = question(context.schema, None, None, None)
+        return Select(context, asked, self.now_ms, compares_null=self.compares_null)
 
     def _summaries(self) -> dict[str, PlanSummary]:
         return {name: summary(self.contexts[name], ranges) for name, ranges in self.wanted.ranges.items()}
@@ -257,6 +291,10 @@ class _Statement:
                 if isinstance(error, ReadFailed):
                     _check_files(context, scans, error)
             raise InvalidQuery(str(error)) from error
+
+
+def _within(scan: Scan, ranges: KeyRanges) -> Scan:
+    return replace(scan, slices=tuple(one.intersect(ranges) for one in scan.slices))
 
 
 def _check_sums(context: TableContext, error: InvalidQuery) -> None:

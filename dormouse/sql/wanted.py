@@ -21,7 +21,7 @@ from dormouse.sql.conditions import text, type_name
 from dormouse.sql.failures import INTERRUPTED, first_line
 from dormouse.sql.parameters import Placed, placed
 from dormouse.sql.parsed import Parsed
-from dormouse.sql.scans import Scans, rows_enough
+from dormouse.sql.scans import Enough, Scans, enough
 
 MEMORY_MAX = "64MB"
 """Of text that is computed when it is planned; it does not bound lists, here or where a statement runs."""
@@ -49,8 +49,8 @@ class Wanted:
 
     ranges: Mapping[str, KeyRanges]
     """By the names of tables; one that it does not read is not here."""
-    rows_enough: int | None
-    """Rows of any files will do as soon as the result has so many, after an OFFSET."""
+    enough: Enough | None
+    """What makes further files needless."""
     explains: bool
     runs: bool
     """False for EXPLAIN without ANALYZE."""
@@ -84,8 +84,8 @@ def _of_plan(schemas: Mapping[str, Schema], plans: Sequence[Node], everything: W
     [plan] = plans
     scans = Scans(schemas)
     scans.read(plan)
-    enough = rows_enough(plan) if scans.is_one else None
-    return replace(everything, ranges=scans.ranges(), rows_enough=enough)
+    found = enough(plan, schemas) if scans.is_one else None
+    return replace(everything, ranges=scans.ranges(), enough=found)
 
 
 class _Planner:

@@ -15,6 +15,7 @@ from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import STRING
 from dormouse.query.interruption import Interruption
+from dormouse.sql.scans import Enough
 from dormouse.sql.wanted import Wanted
 from tests.wanted_ranges import SCHEMAS, of, shown, wanted
 
@@ -80,8 +81,12 @@ def test_a_statement_cannot_ask_for_another_ones_parameters() -> None:
         ("select x.k from t", [], 'Referenced table "x" not found!; Candidate tables: "t"'),
         ("from tt", [], 'Table with name tt does not exist!; Did you mean "t"[?]'),
         ("select summ(v) from t", [], ".*summ does not exist!; Did you mean .*"),
-        ("selec", [], 'syntax error at or near "selec"'),
-        ("explain selec", [], 'syntax error at or near "selec"'),
+        ("selec", [], r'syntax error at or near "selec" \(line 1, column 1\)'),
+        ("explain selec", [], r'syntax error at or near "selec" \(line 1, column 9\)'),
+        ("select 1,\n  2 frm\tx y", [], r'syntax error at or near "x" \(line 2, column 8\)'),
+        (f"select {'1, ' * 50} 1 frm x y", [], r'syntax error at or near "x" \(line 1, column 165\)'),
+        ("select 'é' frm x y", [], r'syntax error at or near "x" \(line 1\)'),
+        ("select (", [], "syntax error at end of input"),
         ("select '\ud800'", [], ".* half a surrogate pair"),
         ("", [], "the statement is empty; SQL can only read: .*"),
         ("-- nothing", [], "the statement is empty; SQL can only read: .*"),
@@ -105,7 +110,6 @@ def test_what_duckdb_refuses_is_one_clear_line(statement: str, parameters: Any, 
         ("from range(9) limit 5", None),
         ("from t limit 10%", None),
         ("from t limit (select 3)", None),
-        ("from t order by k limit 5", None),
         ("select distinct k from t limit 5", None),
         ("select count(*) from t limit 5", None),
         ("select k from t union all select k from u limit 5", None),
@@ -117,7 +121,42 @@ def test_what_duckdb_refuses_is_one_clear_line(statement: str, parameters: Any, 
     ],
 )
 def test_rows_of_any_files_are_enough_for_a_limit_without_an_order(statement: str, rows: int | None) -> None:
-    assert wanted(SCHEMAS, statement).rows_enough == rows
+    assert wanted(SCHEMAS, statement).enough == (None if rows is None else Enough(rows, in_key_order=False))
+
+
+@pytest.mark.parametrize(
+    ("statement", "rows"),
+    [
+        ("from t order by k limit 5", 5),
+        ("from t order by k nulls first limit 5 offset 7", 5),
+        ("select v, s as a, k + 1 from t where v > 1 order by k, a limit 5", 5),
+        ("select v * 2 as w from t order by k, s, b, v desc, w limit 5", 5),
+        ("select v from (from t order by k) limit 5", 5),
+        ("select upper(s) from (from t order by k, s limit 5)", 5),
+        ("explain analyze from t order by k limit 5", 5),
+        ("from t order by k desc limit 5", None),
+        ("from t order by k, s desc limit 5", None),
+        ("from t order by s limit 5", None),
+        ("from t order by k, v limit 5", None),
+        ("from t order by k + 1 limit 5", None),
+        ("from t order by k::integer limit 5", None),
+        ("from t order by k, s collate nocase limit 5", None),
+        ("select v as k from t order by 1 limit 5", None),
+        ("from (from t order by v limit 9) order by k limit 5", None),
+        ("from (from t limit 9) order by k limit 5", None),
+        ("from (from t order by k limit 5) order by v", None),
+        ("select count(*) from t group by k order by k limit 5", None),
+        ("select k, row_number() over (order by v) from t order by k limit 5", None),
+        ("select t.k from t join u using (k) order by t.k limit 5", None),
+        ("select k from t union all select k from u order by k limit 5", None),
+        ("select distinct k from t order by k limit 5", None),
+        ("from t where k in (select k from t) order by k limit 5", None),
+    ],
+)
+def test_the_first_rows_in_key_order_are_enough_for_a_limit_in_that_order(
+    statement: str, rows: int | None
+) -> None:
+    assert wanted(SCHEMAS, statement).enough == (None if rows is None else Enough(rows, in_key_order=True))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,43 @@
+"""What is remembered of statements."""
+
+from __future__ import annotations
+
+import pytest
+
+from dormouse.sql import remembered
+from dormouse.sql.remembered import CHARACTERS_MAX, Remembered
+
+
+def test_it_is_found_out_once_for_each_statement_and_what_else_tells_them_apart() -> None:
+    made = Remembered[int]()
+    assert [made.get("a", 1, lambda: 1), made.get("a", 2, lambda: 2), made.get("b", 1, lambda: 3)] == [
+        1,
+        2,
+        3,
+    ]
+    assert [made.get("a", 1, lambda: 9), made.get("a", 2, lambda: 9), made.get("b", 1, lambda: 9)] == [
+        1,
+        2,
+        3,
+    ]
+
+
+def test_what_was_asked_longest_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remembered, "STATEMENTS_MAX", 2)
+    made = Remembered[int]()
+    for number, statement in enumerate("abac"):
+        made.get(statement, None, lambda number=number: number)
+    assert [made.get(statement, None, lambda: 9) for statement in "acb"] == [0, 3, 9]
+
+
+def test_long_statements_and_mistakes_are_not_remembered() -> None:
+    made = Remembered[int]()
+    long = "a" * (CHARACTERS_MAX + 1)
+    assert [made.get(long, None, lambda: 1), made.get(long, None, lambda: 2)] == [1, 2]
+
+    def fail() -> int:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        made.get("a", None, fail)
+    assert made.get("a", None, lambda: 1) == 1
