@@ -2,45 +2,60 @@
 
 The kinds go in an order in which one makes what the next needs; what is still missing is tried again at once
 when the pass applied anything, and later otherwise. When a statement fails as a whole, the batch is halved
-until the request that made it fail stands alone.
+until the request that made it fail stands alone; what waits for others is put off together.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import psycopg
+from psycopg import errors as pg
 
 from dormouse.commits.outcomes import (
     BUSY,
+    NOT_OUR_SCHEMA,
     OUT_OF_REACH,
     CommitOutcome,
+    PartlyApplied,
     State,
+    check_schema,
     error_class,
     is_for_later,
+    only_waits,
     text_of,
 )
-from dormouse.commits.requests import CommitRequest, Envelope, SplitPartition, attempt_of
+from dormouse.commits.requests import CommitRequest, Envelope, SplitPartition, attempt_of, names_of_new_files
 from dormouse.commits.table_cache import CommitTable, Tables
 from dormouse.errors import (
     CommitIdReused,
     DormouseError,
     FileReferenceAssignedToJob,
     FileReferenceNotAssignedToJob,
-    FileReferenceNotFound,
+    InvalidName,
     TableNotFound,
 )
 from dormouse.files.attempts import WriteAttempts
-from dormouse.files.commit import Commit, CommitResult, Kind
+from dormouse.files.commit import Commit, CommitResult, Kind, RefusedPart
 from dormouse.model.file_reference import CheckAssignmentRequest
 from dormouse.model.text import narrow_id
-from dormouse.postgres.connection import Isolation
+from dormouse.objects.names import check_file_name
+from dormouse.postgres.connection import DURABLY, Isolation
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import run_transaction
 
 PASSES_MAX = 10
+_HALVING_IS_NO_USE = (
+    *OUT_OF_REACH,
+    *BUSY,
+    TableNotFound,
+    *NOT_OUR_SCHEMA,
+    pg.LockNotAvailable,
+    psycopg.InterfaceError,
+)
 _KINDS: tuple[Kind, ...] = (
     "add_files",
     "assign_job_ids",
@@ -57,11 +72,15 @@ Outcomes = dict[int, CommitOutcome]
 
 
 def apply(tables: Tables, envelopes: Sequence[Envelope]) -> list[CommitOutcome]:
-    """The outcome of each, in their order. Never raises for what is wrong with a request or a database."""
+    """The outcome of each, in their order.
+
+    Raises `InstanceTooNew`, and nothing for what else is wrong with a request or a database.
+    """
     outcomes: Outcomes = {}
     try:
         found = tables.named((e.table_id, e.request.table) for e in envelopes)
     except Exception as error:
+        check_schema(tables.supplier, error)
         return [_answered(e.request, e.table_id, error) for e in envelopes]
     groups: dict[int, tuple[CommitTable, Requests]] = {}
     for number, envelope in enumerate(envelopes):
@@ -69,8 +88,14 @@ def apply(tables: Tables, envelopes: Sequence[Envelope]) -> list[CommitOutcome]:
         if table is None:
             missing = TableNotFound(f"table {request.table!r} does not exist")
             outcomes[number] = _answered(request, None, missing)
-        else:
-            groups.setdefault(table.record.table_id, (table, {}))[1][number] = request
+            continue
+        try:
+            for name in names_of_new_files(request):
+                check_file_name(name, table.record.object_prefix)
+        except InvalidName as error:
+            outcomes[number] = _answered(request, table.record.table_id, error)
+            continue
+        groups.setdefault(table.record.table_id, (table, {}))[1][number] = request
     for table, requests in groups.values():
         outcomes |= _TableBatch(tables, table).apply(requests)
     return [outcomes[number] for number in range(len(envelopes))]
@@ -105,6 +130,7 @@ class _TableBatch:
             try:
                 outcomes[number] = self._outcome(request, self._split_partition(request))
             except Exception as error:
+                check_schema(self._supplier, error)
                 outcomes[number] = self._failed(request, error)
         return outcomes
 
@@ -112,12 +138,16 @@ class _TableBatch:
         try:
             results = self._in_one_transaction(requests)
         except Exception as error:
-            stopped = isinstance(error, (*OUT_OF_REACH, *BUSY, TableNotFound))
-            if len(requests) == 1 or stopped:
-                return {n: self._failed(request, error) for n, request in requests.items()}
-            halves = list(requests.items())
-            middle = len(halves) // 2
-            return self._batch(dict(halves[:middle])) | self._batch(dict(halves[middle:]))
+            check_schema(self._supplier, error)
+            if len(requests) == 1 or isinstance(error, _HALVING_IS_NO_USE):
+                return self._all_failed(requests, error)
+            # by chance: one that takes for ever does not come before the others each time
+            mixed = random.sample(list(requests.items()), len(requests))
+            half, rest = dict(mixed[: len(mixed) // 2]), dict(mixed[len(mixed) // 2 :])
+            outcomes = self._batch(half)
+            if only_waits(error) and all(outcome.waits for outcome in outcomes.values()):
+                return outcomes | self._all_failed(rest, error)  # it is not for its size
+            return outcomes | self._batch(rest)
         return {n: self._outcome(request, results[n]) for n, request in requests.items()}
 
     def _in_one_transaction(self, requests: Requests) -> dict[int, CommitResult]:
@@ -145,7 +175,12 @@ class _TableBatch:
     def _finish(
         self, conn: psycopg.Connection[Any], with_attempts: dict[int, str], results: dict[int, CommitResult]
     ) -> None:
-        """Ends the write attempts of what is applied; an abandoned one commits nothing."""
+        """Ends the write attempts of what is applied; an abandoned one commits nothing.
+
+        Their writers look for that, so it must not be seen before it is on disk.
+        """
+        if with_attempts:
+            conn.execute(DURABLY.on())
         for leftovers in (False, True):  # what the refused items of a commit wrote is collected later
             ended = [
                 attempt_id
@@ -183,7 +218,8 @@ class _TableBatch:
     def _outcome(self, request: CommitRequest, result: CommitResult) -> CommitOutcome:
         answer = partial(_answer, request, self._table.record.table_id)
         if result.state != "refused":
-            return answer(result.state, PartlyApplied(result, len(request.items)) if result.failed else None)
+            part = RefusedPart(len(request.items), result.failed) if result.failed else None
+            return answer(result.state, PartlyApplied(part) if part else None)
         for_later: list[DormouseError] = []
         for_ever: list[DormouseError] = []
         for _, error in result.failed:
@@ -194,6 +230,9 @@ class _TableBatch:
         if for_ever and not (for_later and request.kind in _ITEMS_ALONE):
             return answer("rejected", for_ever[0])
         return answer("try_later", for_later[0] if for_later else None)
+
+    def _all_failed(self, requests: Requests, error: Exception) -> Outcomes:
+        return {n: self._failed(request, error) for n, request in requests.items()}
 
     def _failed(self, request: CommitRequest, error: Exception) -> CommitOutcome:
         return _answered(request, self._table.record.table_id, error)
@@ -214,8 +253,8 @@ class _TableBatch:
             self._table.store.is_assigned([request])
         except FileReferenceAssignedToJob:
             return True
-        except FileReferenceNotFound:
-            pass
+        except (DormouseError, psycopg.Error):
+            pass  # it is tried again, and asked again
         return False
 
 
@@ -232,14 +271,6 @@ def _without_repeated_ids(requests: Requests) -> list[Requests]:
     return waves
 
 
-class PartlyApplied(DormouseError):
-    """Some items of a commit were refused."""
-
-    def __init__(self, result: CommitResult, items: int) -> None:
-        errors = "; ".join(f"number {number + 1}: {error}" for number, error in result.failed)
-        super().__init__(f"{len(result.failed)} of {items} requests failed, the others are applied: {errors}")
-
-
 def _answered(request: CommitRequest, table_id: int | None, error: Exception) -> CommitOutcome:
     return _answer(request, table_id, "try_later" if is_for_later(error) else "rejected", error)
 
@@ -248,4 +279,5 @@ def _answer(
     request: CommitRequest, table_id: int | None, state: State, error: Exception | None
 ) -> CommitOutcome:
     text, kind = (None, None) if error is None else (text_of(error), error_class(error))
-    return CommitOutcome(request.commit_id, request.table, state, text, kind, table_id)
+    waits = state == "try_later" and error is not None and only_waits(error)
+    return CommitOutcome(request.commit_id, request.table, state, text, kind, table_id, waits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import defaultdict
@@ -12,21 +13,27 @@ from typing import get_args
 from weakref import WeakSet
 
 from dormouse.commits.backpressure import Gate, Marks, Waiting
+from dormouse.commits.bodies import KEPT_SECONDS_IN_DATABASE, sweep
 from dormouse.commits.committer import Committer, CommitterOptions
 from dormouse.commits.outcomes import CommitStatus, DeadLetter, commit_statuses, dead_letters
+from dormouse.commits.patience import Patience
 from dormouse.commits.pointers import PointerQueue
 from dormouse.commits.postgres_queue import PostgresQueue, rehome
 from dormouse.commits.queue import CommitQueue, QueueDepth, queue_number
 from dormouse.commits.requests import CommitRequest, encode
-from dormouse.commits.table_cache import Tables
-from dormouse.errors import InvalidCommitRequest, InvalidInput, TableNotFound
+from dormouse.commits.table_cache import LIMITS_MS, Tables
+from dormouse.commits.together import Together
+from dormouse.errors import InstanceTooNew, InvalidCommitRequest, InvalidInput, TableNotFound
 from dormouse.objects import ObjectStore
 from dormouse.objects.activity import note_if_shared
-from dormouse.postgres.connection import Supplier
+from dormouse.postgres.connection import ConnectionSupplier
 from dormouse.settings import Settings
 
+logger = logging.getLogger(__name__)
+
 SEND_BATCH_MAX = 1_000
-STATUS_SECONDS_MIN, STATUS_SECONDS_MAX = 0.005, 0.5
+SENT_TOGETHER_CHARACTERS_MAX = 64 * 1024
+"""Of larger bodies each sender sends its own: they would make the others wait."""
 _REQUESTS = get_args(CommitRequest)
 
 
@@ -34,17 +41,28 @@ class CommitQueues:
     """Submits requests, makes committers, and tells what became of requests."""
 
     def __init__(
-        self, supplier: Supplier, objects: ObjectStore, settings: Settings, *, committer: bool = False
+        self,
+        supplier: ConnectionSupplier,
+        objects: ObjectStore,
+        settings: Settings,
+        *,
+        committer: bool = False,
     ) -> None:
         self._supplier = supplier
         self._objects = objects
         self._settings = settings
+        self._limited = supplier.limited(**LIMITS_MS)
+        if not settings.commit_queue_urls:
+            # what is seen before it is on disk is told to be pending, by its message in the database
+            self._limited = self._limited.hurried()
         self._tables = Tables(supplier)
         self._committers: WeakSet[Committer] = WeakSet()
         self._own_wanted = committer
         self._own: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = False
+        self._ask = Together(self._statuses_of_all)
+        self._patience = Patience()
 
     @cached_property
     def queues(self) -> Sequence[CommitQueue]:
@@ -82,26 +100,28 @@ class CommitQueues:
         if not self._settings.commit_queue_urls:
             rehome(self._supplier, self._settings.queues)
         noting = partial(note_if_shared, self._objects)
-        made = Committer(self._tables, self.queues, options, applied=noting)
+        tidy = partial(sweep, self._supplier, self._objects)
+        if not self._settings.commit_queue_urls:
+            tidy = partial(tidy, kept_seconds=KEPT_SECONDS_IN_DATABASE)
+        made = Committer(Tables(self._limited), self.queues, options, applied=noting, tidy=tidy)
         self._committers.add(made)
         return made
 
     def statuses(self, commit_ids: Sequence[str]) -> list[CommitStatus]:
         """The state of each commit, in their order."""
-        return commit_statuses(self._supplier, commit_ids)
+        return self._ask(commit_ids)
 
     def wait_for(self, commit_ids: Sequence[str], seconds_max: float) -> list[CommitStatus]:
         """The states, once none is pending or unknown, or the time is over."""
         if isinstance(commit_ids, str):
             raise InvalidInput(f"commit ids must be a list: write [{commit_ids!r}]")
-        deadline, pause = time.monotonic() + seconds_max, STATUS_SECONDS_MIN
-        while True:
+        deadline = time.monotonic() + seconds_max
+        for pause in self._patience.pauses():
+            time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
             found = self.statuses(commit_ids)
-            left = deadline - time.monotonic()
-            if left <= 0 or all(status.state in {"applied", "rejected"} for status in found):
+            if time.monotonic() >= deadline or all(one.state in {"applied", "rejected"} for one in found):
                 return found
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, STATUS_SECONDS_MAX)
+        raise AssertionError("it looks until it returns")
 
     def wait_for_room(self, table_id: int, waiting: Waiting | None = None) -> None:
         """Waits while the table's queue is above its high mark; raises `CommitQueueFull`."""
@@ -124,6 +144,7 @@ class CommitQueues:
             committer.close()
         if own is not None:
             own.join()
+        self._limited.close()
 
     @cached_property
     def _gates(self) -> dict[str, list[Gate]]:
@@ -134,9 +155,21 @@ class CommitQueues:
         marks = {who: Marks(messages_max, age, seconds_max) for who, age in ages.items()}
         return {who: [Gate(queue.depth, marks[who]) for queue in self.queues] for who in ages}
 
+    @cached_property
+    def _senders(self) -> list[Together[Sequence[str], None]]:
+        """By queue: they send what threads submit at once by one statement."""
+        return [Together(partial(_send_all, queue)) for queue in self.queues]
+
+    def _statuses_of_all(self, asked: Sequence[Sequence[str]]) -> list[list[CommitStatus]]:
+        found = iter(commit_statuses(self._supplier, [one for commit_ids in asked for one in commit_ids]))
+        return [list(islice(found, len(commit_ids))) for commit_ids in asked]
+
     def _send(self, number: int, bodies: Sequence[str], waiting: Waiting | None = None) -> None:
         self._gates["send"][number].admit(len(bodies), waiting)
-        self.queues[number].send(bodies)
+        if sum(map(len, bodies)) <= SENT_TOGETHER_CHARACTERS_MAX:
+            self._senders[number](bodies)
+        else:
+            self.queues[number].send(bodies)
         self._start_own()
 
     def _bodies(self, requests: Sequence[CommitRequest]) -> dict[int, list[str]]:
@@ -161,6 +194,19 @@ class CommitQueues:
             return
         with self._lock:
             if self._own is None and not self._closed:
-                committer = self.committer(CommitterOptions())
-                self._own = threading.Thread(target=committer.run, name="committer", daemon=True)
+                run = partial(_run, self.committer(CommitterOptions()))
+                self._own = threading.Thread(target=run, name="committer", daemon=True)
                 self._own.start()
+
+
+def _send_all(queue: CommitQueue, submitted: Sequence[Sequence[str]]) -> list[None]:
+    queue.send([body for bodies in submitted for body in bodies])
+    return [None] * len(submitted)
+
+
+def _run(committer: Committer) -> None:
+    """An instance's own committer, which has nobody to tell why it ends."""
+    try:
+        committer.run()
+    except InstanceTooNew as error:
+        logger.error("the committer has ended: %s", error)  # noqa: TRY400  # it is the line, not the traceback

@@ -17,13 +17,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 
+import psycopg
+
 from dormouse.backoff import backoff_seconds
 from dormouse.commits.backpressure import LOOKS_TO_BELIEVE
-from dormouse.commits.handling import RECEIVES_MAX, CommitterMetrics, Handled, Handler, Tally
-from dormouse.commits.outcomes import CommitOutcome, forget_rejected, text_of
+from dormouse.commits.handling import RECEIVES_MAX, CommitterMetrics, Fate, Handled, Handler, Tally
+from dormouse.commits.in_flight import InFlight
+from dormouse.commits.outcomes import CommitOutcome, check_schema, forget_rejected, text_of
 from dormouse.commits.queue import CommitQueue, Message
+from dormouse.commits.repeating import repeating
 from dormouse.commits.table_cache import Tables
-from dormouse.errors import DormouseError, InvalidInput
+from dormouse.errors import DormouseError, InstanceTooNew, InvalidInput
+from dormouse.files import removal_log
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +38,13 @@ WAIT_SECONDS = 1.0
 RETRY_SECONDS_MIN = 0.05
 RETRY_SECONDS_MAX = 30.0
 RETRY_SECONDS_MAX_OF_DRAIN = 0.25
+TOO_NEW_SECONDS = 60.0
+"""After which what only a newer committer understands comes again."""
+AGAIN_SECONDS = 5.0
+"""After which what waits for a lock, or for a database that is away, comes again."""
+COMMITS_OF_A_TABLE = 10
+"""Wanted in a batch where many wait: a table costs a statement, one commit more in it a fifth of that."""
+BATCHES_OF_MANY_TABLES = 20
 STOP_SECONDS = 0.2
 FAILURE_SECONDS_MAX = 10.0
 REPORT_SECONDS = 60.0
@@ -41,7 +53,10 @@ FORGET_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class CommitterOptions:
-    """`concurrency`: batches at once; `batch_max`: messages a batch; `receives_max`: tries a message."""
+    """`concurrency`: batches at once; `batch_max`: messages a batch; `receives_max`: tries a message.
+
+    Where as many wait for many tables, a batch has up to `BATCHES_OF_MANY_TABLES` times as many.
+    """
 
     concurrency: int = 2
     batch_max: int = 500
@@ -64,14 +79,18 @@ class Committer:
         options: CommitterOptions | None = None,
         *,
         applied: Callable[[], object] = lambda: None,
+        tidy: Callable[[], object] = lambda: None,
     ) -> None:
-        """`applied` is called after each batch."""
+        """`applied` is called after each batch, `tidy` once an hour."""
         self._options = options or CommitterOptions()
         self._applied = applied
+        self._tidy = tidy
         self._tables = tables
         self._queues = queues
         self._handler = Handler(tables, receives_max=self._options.receives_max)
         self._tally = Tally()
+        self._in_flight = InFlight()
+        self._limit = self._options.batch_max
         # a thread for each queue at least, so that none is forgotten; of them so many apply at once
         self._threads = max(self._options.concurrency, len(queues))
         self._permits = threading.Semaphore(self._options.concurrency)
@@ -82,12 +101,17 @@ class Committer:
     def run(self, stop: threading.Event | None = None) -> CommitterMetrics:
         """Works until `stop` is set, then finishes what it holds; gives what it did.
 
-        A queue or database that fails is waited for.
+        A queue or database that fails is waited for. Raises `InstanceTooNew` when a newer Dormouse has
+        migrated the database: its requests wait for a newer committer.
         """
         stop = threading.Event() if stop is None else stop
         self._ended.clear()
         try:
-            with self._reporting(), ThreadPoolExecutor(self._threads, "committer") as pool:
+            with (
+                self._reporting(),
+                self._in_flight.kept(self._queues),
+                ThreadPoolExecutor(self._threads, "committer") as pool,
+            ):
                 loops = [pool.submit(self._serve, queue) for queue in self._queue_of_each_thread()]
                 try:
                     while not stop.wait(STOP_SECONDS) and not self._closed.is_set():
@@ -108,13 +132,18 @@ class Committer:
     def drain(self) -> list[CommitOutcome]:
         """Applies until the queues are empty; gives the last outcome of every request that it has met.
 
-        Also of those that other committers hold, or that wait for what they need: it waits for them. Raises
-        `CommitQueueError` and `InstanceError`.
+        Also of those that other committers hold, or that wait for what they need: it waits for them. Those
+        that a newer Dormouse wrote stay, and are to be tried later. Raises `CommitQueueError` and
+        `InstanceError`.
         """
         outcomes: list[CommitOutcome] = []
         put_off = [_PutOff(queue) for queue in self._queues]
         failed = threading.Event()
-        with self._reporting(), ThreadPoolExecutor(self._threads, "committer") as pool:
+        with (
+            self._reporting(),
+            self._in_flight.kept(self._queues),
+            ThreadPoolExecutor(self._threads, "committer") as pool,
+        ):
             loops = [
                 pool.submit(self._drain, queue, put_off[number % len(put_off)], failed)
                 for number, queue in enumerate(self._queue_of_each_thread())
@@ -136,11 +165,15 @@ class Committer:
             try:
                 self._batch(queue, WAIT_SECONDS, RETRY_SECONDS_MAX)
                 failures = 0
+            except InstanceTooNew:
+                self._closed.set()
+                raise
             except Exception as error:
                 # its messages come again; what was applied is known by its commit id
                 failures += 1
                 pause = backoff_seconds(failures, RETRY_SECONDS_MIN, FAILURE_SECONDS_MAX)
                 known = isinstance(error, DormouseError)
+                self._check_schema(error)
                 logger.warning(
                     "the committer tries again in %.1f s: %s", pause, text_of(error), exc_info=not known
                 )
@@ -152,13 +185,14 @@ class Committer:
         try:
             while not failed.is_set():
                 batch = self._batch(queue, RETRY_SECONDS_MIN, RETRY_SECONDS_MAX_OF_DRAIN, put_off)
-                outcomes += [item.outcome for item in batch if item.fate != "later"]
+                outcomes += [item.outcome for item in batch if not item.is_tried_again]
                 depth = None if batch else queue.depth()
-                empty = empty + 1 if depth is not None and depth.messages == 0 else 0
+                empty = empty + 1 if depth is not None and depth.messages <= put_off.left() else 0
                 if depth is not None and empty >= (LOOKS_TO_BELIEVE if depth.approximate else 1):
                     break
-        except BaseException:
+        except BaseException as error:
             failed.set()  # the others would wait for what this one has left
+            self._check_schema(error)
             raise
         return outcomes
 
@@ -169,64 +203,87 @@ class Committer:
         retry_seconds_max: float,
         put_off: _PutOff | None = None,
     ) -> list[Handled]:
-        messages = queue.receive(self._options.batch_max, wait_seconds)
+        limit = self._limit
+        messages = queue.receive(limit, wait_seconds)
         if not messages:
             return []
-        with self._permits:
+        with self._in_flight.held(queue, messages), self._permits:
             hopeless = partial(put_off.are_all_but, messages) if put_off is not None else lambda: False
             handled = self._handler.handle(messages, hopeless)
         self._applied()
+        tables = len({item.outcome.table_id for item in handled}) if len(handled) == limit else 0
+        self._limit = limit_of_batch(self._options.batch_max, tables)
         if put_off is not None:
             put_off.update(handled)  # before another thread can receive them again
         self._acknowledge(queue, handled, retry_seconds_max)
         self._tally.add(handled)
         for item in handled:
-            if item.outcome.error is not None and item.fate != "later":
+            if item.outcome.error is not None and not item.is_tried_again:
                 logger.warning("%s", _line(item.outcome))
         return handled
 
     @staticmethod
     def _acknowledge(queue: CommitQueue, handled: Sequence[Handled], retry_seconds_max: float) -> None:
-        done = [item.message for item in handled if item.fate == "done"]
-        if done:
-            queue.delete(done)
-        later = defaultdict(list)
+        by_fate = defaultdict[Fate, list[Handled]](list)
         for item in handled:
-            if item.fate == "later":
-                later[item.message.receive_count].append(item.message)
+            by_fate[item.fate].append(item)
+        if done := by_fate["done"]:
+            queue.delete([item.message for item in done])
+        pauses: dict[Fate, float] = {
+            "waits": min(AGAIN_SECONDS, retry_seconds_max),
+            "too new": TOO_NEW_SECONDS,
+        }
+        for fate, seconds in pauses.items():
+            if again := by_fate[fate]:
+                queue.send_again([item.message for item in again], seconds)
+        later = defaultdict(list)
+        for item in by_fate["later"]:
+            later[item.message.receive_count].append(item.message)
         for receives, messages in later.items():
             queue.retry_later(messages, backoff_seconds(receives, RETRY_SECONDS_MIN, retry_seconds_max))
-        for item in handled:  # last: a queue without a place for dead letters must not hold up the others
-            if item.fate == "bury":
-                queue.bury([item.message], item.outcome.error or "")
+        # last: a queue without a place for dead letters must not hold up the others
+        for item in by_fate["bury"]:
+            queue.bury([item.message], item.outcome.error or "")
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
         """Says every minute, and at the end, what it has done."""
-        ended = threading.Event()
+        forget_at = time.monotonic()
 
         def report() -> None:
-            forget_at = time.monotonic()
-            while not ended.wait(REPORT_SECONDS):
-                logger.info("committer: %s", self.metrics())
-                if time.monotonic() >= forget_at:
-                    forget_at = time.monotonic() + FORGET_SECONDS
-                    self._forget()
+            nonlocal forget_at
+            logger.info("committer: %s", self.metrics())
+            if time.monotonic() >= forget_at:
+                forget_at = time.monotonic() + FORGET_SECONDS
+                self._forget()
 
-        reporter = threading.Thread(target=report, name="committer-report", daemon=True)
-        reporter.start()
         try:
-            yield
+            with repeating(report, REPORT_SECONDS, "committer-report"):
+                yield
         finally:
-            ended.set()
-            reporter.join()
             logger.info("committer: %s", self.metrics())
 
+    def _check_schema(self, error: BaseException) -> None:
+        """Raises `InstanceTooNew`, and ends the others, when that is why."""
+        try:
+            check_schema(self._tables.supplier, error)
+        except InstanceTooNew:
+            self._closed.set()
+            raise
+
     def _forget(self) -> None:
+        """What nothing else does where a committer runs alone."""
         try:
             forget_rejected(self._tables.supplier)
-        except DormouseError as error:
-            logger.info("refused commits of long ago are forgotten later: %s", error)
+            removal_log.roll(self._tables.supplier)
+            self._tidy()
+        except (DormouseError, psycopg.Error) as error:
+            logger.info("what is of long ago is forgotten later: %s", error)
+
+
+def limit_of_batch(batch_max: int, tables: int) -> int:
+    """How many messages a batch may have where as many wait, for so many tables."""
+    return min(max(COMMITS_OF_A_TABLE * tables, batch_max), BATCHES_OF_MANY_TABLES * batch_max)
 
 
 class _PutOff:
@@ -235,22 +292,36 @@ class _PutOff:
     def __init__(self, queue: CommitQueue) -> None:
         self._queue = queue
         self._lock = threading.Lock()
-        self._known: set[tuple[str, datetime]] = set()
+        self._known: set[tuple[int, datetime]] = set()
+        self._too_new: set[tuple[int, datetime]] = set()
 
     def are_all_but(self, messages: Sequence[Message]) -> bool:
         """Whether the queue has no others than these and those that were put off."""
         with self._lock:
-            known = self._known.union((message.body, message.sent_at) for message in messages)
+            known = self._known.union(map(_key, messages))
         depth = self._queue.depth()
         return not depth.approximate and depth.messages <= len(known)
+
+    def left(self) -> int:
+        """How many may wait for a newer committer: what it would apply may be what others need."""
+        with self._lock:
+            return len(self._known | self._too_new) if self._too_new else 0
 
     def update(self, handled: Sequence[Handled]) -> None:
         with self._lock:
             for item in handled:
-                key = (item.message.body, item.message.sent_at)
+                key = _key(item.message)
                 (self._known.add if item.fate == "later" else self._known.discard)(key)
+                if item.fate == "too new":
+                    self._too_new.add(key)
+
+
+def _key(message: Message) -> tuple[int, datetime]:
+    return hash(message.body), message.sent_at
 
 
 def _line(outcome: CommitOutcome) -> str:
-    what = "is applied in part" if outcome.state == "applied" else "is rejected"
-    return f"commit {outcome.commit_id!r} of table {outcome.table!r} {what}: {outcome.error}"
+    if outcome.state == "try_later":
+        return f"{outcome.subject} waits for a newer committer: {outcome.error}"
+    what = "is rejected" if outcome.state == "rejected" else "is applied in part"
+    return f"{outcome.subject} {what}: {outcome.error}"

@@ -147,6 +147,7 @@ class Head(msgspec.Struct):
     version: Any = None
     type: Any = None
     commit_id: Any = None
+    table_id: Any = None
     object: Any = None
 
 
@@ -165,12 +166,17 @@ def text_of(message: Message) -> str:
     return text if text.isascii() else _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
+def is_unknown_key(error: BaseException) -> bool:
+    """Whether `message_of` refused a message for a key that is not known; msgspec has no class for it."""
+    return isinstance(error, msgspec.ValidationError) and "unknown field" in str(error)
+
+
 def head_of(body: str | bytes) -> Head:
     """The head of a message that `message_of` may refuse, of any version. Raises as `message_of` does."""
     return _HEADS.decode(body)
 
 
-def kind_of(shape: type[Message] | Message) -> str:
+def kind_of(shape: type[Message]) -> str:
     """The type that a message names."""
     return str(shape.__struct_config__.tag)
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Literal
 
 from dormouse.commits.apply import apply
 from dormouse.commits.outcomes import CommitOutcome, commit_statuses, error_class, settle, text_of
 from dormouse.commits.pointers import object_of
-from dormouse.commits.queue import Message
+from dormouse.commits.queue import Message, batches
 from dormouse.commits.requests import Envelope, commit_id_of, decode
 from dormouse.commits.table_cache import Tables
-from dormouse.errors import InvalidCommitRequest
+from dormouse.errors import CommitRequestTooNew, InvalidCommitRequest
 from dormouse.postgres.transaction import RETRIES
 
 RECEIVES_MAX = 10
@@ -24,9 +24,12 @@ PATIENCE_SECONDS = 150.0
 
 PATIENCE_RECEIVES = 4  # times as many as the limit, whatever the clocks say
 
+ITEMS_MAX = 50_000
+"""Files, or other changes, of one transaction: a few seconds."""
+
 LATENCIES_KEPT = 2_000
 
-Fate = Literal["done", "later", "bury"]
+Fate = Literal["done", "later", "waits", "too new", "bury"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,27 +40,42 @@ class Handled:
     outcome: CommitOutcome
     fate: Fate
 
+    @property
+    def is_tried_again(self) -> bool:
+        """Whether this committer, or one like it, will have it again soon."""
+        return self.fate in ("later", "waits")
+
 
 class Handler:
     """Applies the requests of messages, and keeps why one was refused where its submitter finds it.
 
     What waits for its inputs, or fails, at `receives_max` deliveries is refused when it is so old that
-    nothing it needs can still be hidden, or when `hopeless` knows that nothing else is in the queue.
+    nothing it needs can still be hidden, or when `hopeless` knows that nothing else is in the queue. What
+    waits for locks, or for a database that is away, is never refused for it; what waits for inputs is not
+    while a newer Dormouse sends requests, which may bring them.
     """
 
     def __init__(self, tables: Tables, *, receives_max: int = RECEIVES_MAX) -> None:
         self._tables = tables
         self._receives_max = receives_max
+        self._too_new_until = float("-inf")
 
     def handle(
         self, messages: Sequence[Message], hopeless: Callable[[], bool] = lambda: False
     ) -> list[Handled]:
-        """What became of each, in their order. Raises only when a refusal could not be kept."""
+        """What became of each, in their order.
+
+        Raises only when a refusal could not be kept, and `InstanceTooNew`.
+        """
         read = [self._read(message) for message in messages]
         envelopes = [item for item in read if isinstance(item, Envelope)]
-        applied = iter(apply(self._tables, envelopes))
+        portions = batches(envelopes, lambda envelope: len(envelope.request.items), ITEMS_MAX)
+        outcomes = [outcome for portion in portions for outcome in apply(self._tables, portion)]
+        applied, some_wait = iter(outcomes), any(outcome.waits for outcome in outcomes)
         handled = [
-            self._fate_of(message, next(applied), hopeless) if isinstance(item, Envelope) else item
+            self._fate_of(message, next(applied), lambda: not some_wait and hopeless())
+            if isinstance(item, Envelope)
+            else item
             for message, item in zip(messages, read, strict=True)
         ]
         settle(self._tables.supplier, [item.outcome for item in handled])
@@ -66,29 +84,37 @@ class Handler:
     def _read(self, message: Message) -> Envelope | Handled:
         try:
             return decode(message.body)
+        except CommitRequestTooNew as error:
+            outcome = CommitOutcome(
+                commit_id_of(message.body) or "", "", "try_later", text_of(error), error_class(error)
+            )
+            self._too_new_until = time.monotonic() + PATIENCE_SECONDS
+            return Handled(message, outcome, "too new")
         except InvalidCommitRequest as error:
             commit_id = commit_id_of(message.body)
-            if commit_id is not None and object_of(message.body) is not None and self._is_applied(commit_id):
-                # its object went with an earlier delivery
-                return Handled(message, CommitOutcome(commit_id, "", "applied_before"), "done")
+            if commit_id is not None and object_of(message.body) is not None:
+                status = commit_statuses(self._tables.supplier, [commit_id], durable_seconds=0)[0]
+                if status.state == "applied":  # its object went with an earlier delivery
+                    return Handled(
+                        message, CommitOutcome(commit_id, "", "applied_before", status.error), "done"
+                    )
             outcome = CommitOutcome(commit_id or "", "", "rejected", text_of(error), error_class(error))
             return Handled(message, outcome, "bury")
-
-    def _is_applied(self, commit_id: str) -> bool:
-        return commit_statuses(self._tables.supplier, [commit_id])[0].state == "applied"
 
     def _fate_of(self, message: Message, outcome: CommitOutcome, hopeless: Callable[[], bool]) -> Handled:
         if outcome.state != "try_later":
             return Handled(message, outcome, "done")
-        spent = message.receive_count >= self._receives_max and outcome.was_tried
+        if outcome.waits:
+            return Handled(message, outcome, "waits")
+        spent = message.receive_count >= self._receives_max and time.monotonic() > self._too_new_until
         if not spent or not (self._is_old(message) or hopeless()):
             return Handled(message, outcome, "later")
         times = f"tried {message.receive_count} times, the last time: {outcome.error}"
         return Handled(message, replace(outcome, state="rejected", error=times), "bury")
 
     def _is_old(self, message: Message) -> bool:
-        age = (datetime.now(UTC) - message.sent_at).total_seconds()
-        return age > PATIENCE_SECONDS or message.receive_count >= PATIENCE_RECEIVES * self._receives_max
+        many = message.receive_count >= PATIENCE_RECEIVES * self._receives_max
+        return many or message.age_seconds > PATIENCE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +122,7 @@ class CommitterMetrics:
     """Counts since the committer was made.
 
     `try_later` counts tries, the other three requests. The latencies are of the last requests, from sending
-    to answer, as far as the clocks agree. `retries` are this process's transactions by operation.
+    to answer. `retries` are this process's transactions by operation.
     """
 
     applied: int
@@ -132,17 +158,12 @@ class Tally:
         self._latencies: deque[float] = deque(maxlen=LATENCIES_KEPT)
 
     def add(self, batch: Sequence[Handled]) -> None:
-        now = datetime.now(UTC)
         with self._lock:
             self._batches += 1
             self._messages += len(batch)
             self._messages_max = max(self._messages_max, len(batch))
             self._states.update(item.outcome.state for item in batch)
-            self._latencies.extend(
-                max(0.0, (now - item.message.sent_at).total_seconds())
-                for item in batch
-                if item.fate == "done"
-            )
+            self._latencies.extend(item.message.age_seconds for item in batch if item.fate == "done")
 
     def metrics(self) -> CommitterMetrics:
         with self._lock:

@@ -7,7 +7,7 @@ was abandoned is applied, however late it comes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
@@ -15,7 +15,9 @@ from typing import TypeVar
 import psycopg
 
 from dormouse.backoff import backoff_seconds
+from dormouse.commits.patience import Patience
 from dormouse.commits.requests import CommitRequest
+from dormouse.commits.together import Together
 from dormouse.errors import (
     CommitFailed,
     CommitOutcomeUnknown,
@@ -23,7 +25,8 @@ from dormouse.errors import (
     DormouseError,
 )
 from dormouse.files.attempts import WriteAttempt, WriteAttempts, abandoned
-from dormouse.model.text import narrow_id
+from dormouse.model.text import narrow_bytes
+from dormouse.postgres.arrays import Uuids, integers
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_statement
@@ -34,7 +37,7 @@ ANSWER_SECONDS_MAX = 300.0
 SILENCE_SECONDS_MAX = 30.0
 """How long a database may not answer before the outcome is unknown."""
 
-LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.005, 0.4
+ASK_AGAIN_SECONDS = 0.4
 _QUERIES = load(__package__ or "", "job_commits")
 T = TypeVar("T")
 
@@ -58,19 +61,22 @@ class QueuedJobCommits:
         self._send = send
         self._supplier = supplier
         self._attempts = attempts
+        self._answers = Together(self._ask)
+        self._patience = Patience()
 
     def commit(self, request: CommitRequest, attempt: WriteAttempt) -> bool:
         """Applies what the attempt wrote, and ends it; see `JobCommits`."""
         self._send(request, attempt.table_id)
         deadline = time.monotonic() + ANSWER_SECONDS_MAX
-        for look in count(1):
-            answer = self._asked(lambda: self._answer(request.commit_id, attempt))
+        for pause in self._patience.pauses():
+            time.sleep(pause)
+            answer = self._asked(lambda: self._answers((attempt, request.commit_id)))
             if (applied := _outcome(request.commit_id, attempt, answer)) is not None:
                 return applied
             error = CommitRejected(answer.error) if answer.error is not None else None
             if error is None and time.monotonic() < deadline:
-                time.sleep(backoff_seconds(look, LOOK_SECONDS_MIN, LOOK_SECONDS_MAX))
-            elif self._asked(lambda: self._attempts.abandon(attempt)):
+                continue
+            if self._asked(lambda: self._attempts.abandon(attempt)):
                 raise error or CommitFailed(
                     f"commit {request.commit_id!r} of table {request.table!r}: no committer answered within "
                     f"{ANSWER_SECONDS_MAX:g} s, and nothing was applied; run one (dormouse committer), or "
@@ -78,14 +84,14 @@ class QueuedJobCommits:
                 )
         raise AssertionError("it looks until it returns or raises")
 
-    def _answer(self, commit_id: str, attempt: WriteAttempt) -> _Answer:
+    def _ask(self, asked: Sequence[tuple[WriteAttempt, str]]) -> list[_Answer]:
         values = {
-            "table_id": attempt.table_id,
-            "attempt_id": attempt.attempt_id,
-            "commit_key": narrow_id(commit_id),
+            "table_ids": integers([attempt.table_id for attempt, _ in asked]),
+            "attempt_ids": Uuids([bytes.fromhex(attempt.attempt_id) for attempt, _ in asked]),
+            "commit_keys": Uuids([narrow_bytes(commit_id) for _, commit_id in asked]),
         }
-        work = rows_of(_QUERIES["answer"], values)
-        return _Answer(*run_statement(self._supplier, work, operation="answer of a commit")[0])
+        work = rows_of(_QUERIES["answers"], values)
+        return [_Answer(*row) for row in run_statement(self._supplier, work, operation="answers of commits")]
 
     @staticmethod
     def _asked(ask: Callable[[], T]) -> T:
@@ -97,7 +103,7 @@ class QueuedJobCommits:
             except (DormouseError, OSError, psycopg.OperationalError) as error:
                 if time.monotonic() >= deadline:
                     raise CommitOutcomeUnknown(f"a commit was sent, and then: {error}") from error
-            time.sleep(backoff_seconds(attempt, LOOK_SECONDS_MAX, LOOK_SECONDS_MAX))
+            time.sleep(backoff_seconds(attempt, ASK_AGAIN_SECONDS, ASK_AGAIN_SECONDS))
         raise AssertionError("it asks until it returns or raises")
 
 

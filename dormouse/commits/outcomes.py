@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 import psycopg
+from psycopg import errors as pg
 
 from dormouse.errors import (
     CommitOutcomeUnknown,
@@ -18,29 +19,45 @@ from dormouse.errors import (
     FileReferenceNotAssignedToJob,
     FileReferenceNotFound,
     InstanceError,
+    InstanceTooNew,
     ObjectNotFound,
     ObjectStoreError,
     TooManyRetries,
 )
-from dormouse.model.text import check_text, is_text, narrow_id
-from dormouse.postgres.connection import Supplier
+from dormouse.files.commit import RefusedPart
+from dormouse.model.text import check_text, is_text, narrow_bytes
+from dormouse.postgres.arrays import Uuids, integers
+from dormouse.postgres.connection import DURABLY, Supplier
+from dormouse.postgres.migrate import lacking
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_statement
 
 State = Literal["applied", "applied_before", "rejected", "try_later"]
 
+NOT_OUR_SCHEMA = (
+    pg.UndefinedColumn,
+    pg.UndefinedFunction,
+    pg.UndefinedObject,
+    pg.UndefinedTable,
+    pg.InvalidSchemaName,
+)
+"""What a statement names is not there: the schema is another, which no request can help."""
+
 NOT_THERE_YET = (FileNotFound, FileReferenceNotFound, FileReferenceNotAssignedToJob)
 """The queue is not ordered: what a request needs may come with a later one."""
 
 OUT_OF_REACH = (InstanceError, ConnectionsExhausted, CommitQueueError, ObjectStoreError)
-"""Neither the request's fault nor a try of it: it is tried until what it needs is back."""
+"""What a request needs is away: it waits until that is back."""
 
 BUSY = (TooManyRetries, CommitOutcomeUnknown)
 """Others were faster at every attempt, or the outcome is unknown; the commit id tells at the next try."""
 
 TEXT_CHARACTERS_MAX = 2_000
 REJECTED_KEPT_SECONDS = 30 * 86_400.0
+DURABLE_SECONDS = 360.0
+"""After which a commit is on disk also when its committer died: a transaction of one takes 300 at most."""
 _QUERIES = load(__package__ or "", "outcomes")
+_SETTLE = _QUERIES["settle"].including(durably=DURABLY)
 _LIMIT_EXCEEDED = "54"  # class of SQLSTATE: a row or statement too large stays too large
 
 
@@ -48,8 +65,9 @@ _LIMIT_EXCEEDED = "54"  # class of SQLSTATE: a row or statement too large stays 
 class CommitOutcome:
     """The answer to one request.
 
-    `applied` with an `error`: some of its replacements or splits were refused, which the error names.
-    `error_class` is the name of the error's class; `table_id` is None when there is no such table.
+    `applied`, now or before, with an `error`: it names the replacements or splits that were refused.
+    `error_class` is the name of the error's class; `table_id` is None when there is no such table. What
+    `waits` is tried later through no fault of its own, without limit.
     """
 
     commit_id: str
@@ -58,16 +76,19 @@ class CommitOutcome:
     error: str | None = None
     error_class: str | None = None
     table_id: int | None = field(default=None, repr=False)
+    waits: bool = field(default=False, repr=False)
+
+    @property
+    def subject(self) -> str:
+        """What it is the answer to, in words."""
+        if not self.commit_id:
+            return "a message without an id"
+        return f"commit {self.commit_id!r}" + (f" of table {self.table!r}" if self.table else "")
 
     @property
     def waits_for_inputs(self) -> bool:
         """Whether what it needs is not there yet."""
-        return self.state == "try_later" and self.error_class in _NAMES[NOT_THERE_YET]
-
-    @property
-    def was_tried(self) -> bool:
-        """Whether the database has looked at it; there is a limit to such tries."""
-        return not (self.state == "try_later" and self.error_class in _NAMES[OUT_OF_REACH])
+        return self.state == "try_later" and self.error_class in _NOT_THERE_YET
 
 
 def is_for_later(error: BaseException) -> bool:
@@ -76,13 +97,44 @@ def is_for_later(error: BaseException) -> bool:
         return not (error.sqlstate or "").startswith(_LIMIT_EXCEEDED)
     if isinstance(error, ObjectNotFound):
         return False
-    return isinstance(error, (*NOT_THERE_YET, *OUT_OF_REACH, *BUSY, psycopg.InterfaceError, MemoryError))
+    kinds = (*NOT_THERE_YET, *OUT_OF_REACH, *BUSY, *NOT_OUR_SCHEMA, psycopg.InterfaceError, MemoryError)
+    return isinstance(error, kinds)
+
+
+def check_schema(supplier: Supplier, error: BaseException) -> None:
+    """Raises `InstanceTooNew` when the error may be one of a schema that was migrated since, and it was."""
+    cause = error.__cause__ or error
+    if isinstance(cause, (*NOT_OUR_SCHEMA, psycopg.IntegrityError)):
+        try:
+            lacking(supplier)
+        except InstanceTooNew:
+            raise
+        except (DormouseError, psycopg.Error):
+            pass  # it is looked at again when the error comes again
+
+
+def only_waits(error: BaseException) -> bool:
+    """Whether the request is not at fault, as far as can be told: a lock, a full server, one that ends.
+
+    A server that dies without a word may have died of the request.
+    """
+    if isinstance(error, BUSY):
+        cause = error.__cause__
+        return isinstance(cause, psycopg.Error) and cause.sqlstate is not None
+    return is_for_later(error) and not isinstance(error, NOT_THERE_YET)
 
 
 def error_class(error: BaseException) -> str:
     """The class by which the error is known; those out of reach go by their base."""
     base = next((kind for kind in OUT_OF_REACH if isinstance(error, kind)), type(error))
     return (base if is_for_later(error) else type(error)).__name__
+
+
+class PartlyApplied(DormouseError):
+    """Some items of a commit were refused."""
+
+    def __init__(self, part: RefusedPart) -> None:
+        super().__init__(str(part))
 
 
 def text_of(error: BaseException) -> str:
@@ -97,8 +149,8 @@ def text_of(error: BaseException) -> str:
 class CommitStatus:
     """The state of a commit.
 
-    `applied` with an `error`: a part of it was refused, or another request came with the same id. `unknown`:
-    never sent, or in a queue that cannot be asked (SQS).
+    `applied` with an `error`: a part of it was refused, or a later request with its id was rejected.
+    `unknown`: never sent, or in a queue that cannot be asked (SQS).
     """
 
     commit_id: str
@@ -118,18 +170,29 @@ class DeadLetter:
     body: str
 
 
-def commit_statuses(supplier: Supplier, commit_ids: Sequence[str]) -> list[CommitStatus]:
-    """The state of each, in their order; one query."""
+def commit_statuses(
+    supplier: Supplier, commit_ids: Sequence[str], durable_seconds: float = DURABLE_SECONDS
+) -> list[CommitStatus]:
+    """The state of each, in their order; one query.
+
+    What was applied less than `durable_seconds` ago is pending as long as it has a message: a crash may
+    undo it.
+    """
     for commit_id in commit_ids:
         check_text("commit_id", commit_id)
-    values = {"commit_keys": [narrow_id(commit_id) for commit_id in commit_ids]}
+    keys = Uuids([narrow_bytes(commit_id) for commit_id in commit_ids])
+    values = {"commit_keys": keys, "durable_seconds": durable_seconds}
     rows = run_statement(supplier, rows_of(_QUERIES["statuses"], values), operation="status")
     return [_status(name, *row) for name, row in zip(commit_ids, rows, strict=True)]
 
 
-def _status(commit_id: str, applied: bool, pending: bool, error: str | None) -> CommitStatus:
+def _status(
+    commit_id: str, applied: bool, pending: bool, error: str | None, refused: Any, table: str
+) -> CommitStatus:
     if applied:
-        return CommitStatus(commit_id, "applied", error)
+        part = text_of(PartlyApplied(RefusedPart.from_json(refused, table))) if refused else None
+        other = f"a later request with this id was rejected: {error}" if error else None
+        return CommitStatus(commit_id, "applied", "; ".join(filter(None, (part, other))) or None)
     if pending:
         return CommitStatus(commit_id, "pending", error)
     return CommitStatus(commit_id, "unknown" if error is None else "rejected", error)
@@ -143,23 +206,26 @@ def dead_letters(supplier: Supplier, limit: int) -> list[DeadLetter]:
 
 
 def settle(supplier: Supplier, outcomes: Sequence[CommitOutcome]) -> None:
-    """Keeps what was refused where the submitter finds it; one statement."""
+    """Keeps what was refused where the submitter finds it, and has what was applied on disk; one statement.
+
+    Only then may a message be deleted, or its sender be told.
+    """
     named = [o for o in outcomes if o.commit_id and is_text(o.commit_id)]
-    refused = {o.commit_id: o for o in named if o.error and o.state != "try_later"}
+    refused = {o.commit_id: o for o in named if o.state == "rejected"}
     applied = [o for o in outcomes if o.state == "applied" and o.commit_id not in refused]
-    if not refused and not applied:
+    if not refused and all(outcome.state == "try_later" for outcome in outcomes):
         return
-    rows = sorted((narrow_id(name), name, outcome) for name, outcome in refused.items())
+    rows = sorted((narrow_bytes(name), name, outcome) for name, outcome in refused.items())
     values = {
-        "applied_keys": [narrow_id(outcome.commit_id) for outcome in applied],
-        "applied_table_ids": [outcome.table_id for outcome in applied],
-        "commit_keys": [key for key, _, _ in rows],
+        "applied_keys": Uuids([narrow_bytes(outcome.commit_id) for outcome in applied]),
+        "applied_table_ids": integers([outcome.table_id for outcome in applied]),
+        "commit_keys": Uuids([key for key, _, _ in rows]),
         "commit_ids": [name for _, name, _ in rows],
         "table_ids": [outcome.table_id for _, _, outcome in rows],
         "error_classes": [outcome.error_class for _, _, outcome in rows],
         "errors": [outcome.error for _, _, outcome in rows],
     }
-    run_statement(supplier, rows_of(_QUERIES["settle"], values), operation="settle commits")
+    run_statement(supplier, rows_of(_SETTLE, values), operation="settle commits")
 
 
 def forget_rejected(supplier: Supplier) -> None:
@@ -168,4 +234,4 @@ def forget_rejected(supplier: Supplier) -> None:
     run_statement(supplier, rows_of(_QUERIES["forget_rejected"], values), operation="forget rejected")
 
 
-_NAMES = {kinds: frozenset(kind.__name__ for kind in kinds) for kinds in (NOT_THERE_YET, OUT_OF_REACH)}
+_NOT_THERE_YET = frozenset(kind.__name__ for kind in NOT_THERE_YET)

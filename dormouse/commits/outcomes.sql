@@ -1,37 +1,51 @@
 -- name: statuses
 -- What became of some commits, in their order: applied to any table, pending in the queue, refused and why.
 select
-    exists (
-        select from tables t
-        cross join lateral (
-            -- a look-up in the primary key for each table, and never a scan
-            select from applied_commit c
-            where c.table_id = t.table_id and c.commit_key = k.commit_key
-            limit 1
-        ) a
-    ) as applied,
-    exists (select from commit_message m where m.commit_key = k.commit_key) as pending,
-    r.error
+    a.applied_at is not null
+        -- just applied: its message goes when a crash cannot undo it any more
+        and not (m.pending and a.applied_at > clock_timestamp() - make_interval(secs => %(durable_seconds)s)) as applied,
+    m.pending,
+    r.error,
+    a.refused,
+    a.name
 from unnest(%(commit_keys)s::uuid[]) with ordinality k (commit_key, number)
-left join rejected_commit r on r.commit_key = k.commit_key
+cross join lateral (
+    select exists (select from commit_message m where m.commit_key = k.commit_key) as pending
+) m
+left join lateral (
+    select c.applied_at, c.refused, t.name
+    from tables t
+    cross join lateral (
+        -- a look-up in the primary key for each table, and never a scan
+        select applied_at, refused from applied_commit c
+        where c.table_id = t.table_id and c.commit_key = k.commit_key
+        limit 1
+    ) c
+    order by c.refused is null
+    limit 1
+) a on true
+-- what was refused before it was applied after all is forgotten, though its committer may have died before it said so
+left join rejected_commit r on r.commit_key = k.commit_key and (a.applied_at is null or r.rejected_at > a.applied_at)
 order by k.number;
 
 -- name: settle
--- Keeps why commits were refused, and forgets it of those that are applied after all.
+-- Keeps why commits were refused, and forgets it of those that are applied after all; what they changed is on disk then.
 with applied as (
     delete from rejected_commit r
     using unnest(%(applied_keys)s::uuid[], %(applied_table_ids)s::integer[]) as a (commit_key, table_id)
     where r.commit_key = a.commit_key and (r.table_id is null or r.table_id = a.table_id)
+), refused as (
+    insert into rejected_commit (commit_key, commit_id, table_id, error_class, error)
+    select *
+    from unnest(
+        %(commit_keys)s::uuid[], %(commit_ids)s::text[], %(table_ids)s::integer[], %(error_classes)s::text[],
+        %(errors)s::text[]
+    )
+    on conflict (commit_key) do update set
+        table_id = excluded.table_id, error_class = excluded.error_class, error = excluded.error,
+        rejected_at = clock_timestamp()
 )
-insert into rejected_commit (commit_key, commit_id, table_id, error_class, error)
-select *
-from unnest(
-    %(commit_keys)s::uuid[], %(commit_ids)s::text[], %(table_ids)s::integer[], %(error_classes)s::text[],
-    %(errors)s::text[]
-)
-on conflict (commit_key) do update set
-    table_id = excluded.table_id, error_class = excluded.error_class, error = excluded.error,
-    rejected_at = clock_timestamp();
+{durably}
 
 -- name: forget_rejected
 -- Forgets commits that were refused long ago.

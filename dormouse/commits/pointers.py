@@ -1,19 +1,19 @@
 """Messages too large for a queue: the body is an object, and a pointer to it travels.
 
-Each message has an object of its own, which goes when the message goes; that of a dead letter stays.
+Each message has an object of its own, which goes when the message goes; that of a dead letter stays with it.
+What is left when somebody dies in between goes later: `commits.bodies`.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from uuid import uuid4
 
-from dormouse.commits.queue import CommitQueue, Message, QueueDepth
-from dormouse.commits.requests import BODY_BYTES_MAX, POINTER, VERSION, commit_id_of
+from dormouse.commits.body_names import commit_key_of, new_name
+from dormouse.commits.queue import RECEIVED_BYTES_MAX, CommitQueue, Message, QueueDepth
+from dormouse.commits.requests import BODY_BYTES_MAX, POINTER, VERSION, commit_id_of, table_id_of
 from dormouse.errors import (
     InvalidCommitRequest,
     ObjectAlreadyExists,
@@ -23,9 +23,9 @@ from dormouse.errors import (
 from dormouse.model.text import narrow_id
 from dormouse.objects import ObjectStore
 
-OBJECT_PREFIX = "commits/"
 RETRY_SECONDS = 5.0
-_OBJECT_NAME = re.compile(r"commits/[0-9a-f]{32}-[0-9a-f]{32}\.json")
+FITTING_AT_FIRST = 10_000
+"""Messages that are received at once; of large ones, as many as fitted the last time, then twice as many."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,19 +44,28 @@ class PointerQueue:
     def __init__(self, queue: CommitQueue, objects: ObjectStore) -> None:
         self._queue = queue
         self._objects = objects
+        self._fitting = FITTING_AT_FIRST
 
     @property
     def body_bytes_max(self) -> int:
         return BODY_BYTES_MAX
+
+    @property
+    def visibility_seconds(self) -> float:
+        return self._queue.visibility_seconds
 
     def send(self, bodies: Sequence[str]) -> None:
         """Send messages; first the objects are written, so that no pointer leads nowhere."""
         self._queue.send([body if self._fits(body) else self._put(body) for body in bodies])
 
     def receive(self, limit: int, wait_seconds: float = 0.0) -> list[Message]:
-        found, unreadable = with_bodies(self._queue.receive(limit, wait_seconds), self._objects)
-        if unreadable:
-            self._queue.retry_later(unreadable, RETRY_SECONDS)
+        asked = min(limit, self._fitting)
+        found, unreadable, rest = with_bodies(self._queue.receive(asked, wait_seconds), self._objects)
+        # what is too much goes back, so that it is not asked for again at once
+        self._fitting = max(1, len(found)) if rest else min(max(self._fitting, 2 * asked), FITTING_AT_FIRST)
+        for messages, seconds in ((unreadable, RETRY_SECONDS), (rest, 0.0)):
+            if messages:
+                self._queue.send_again(messages, seconds)
         return found
 
     def delete(self, messages: Sequence[Message]) -> None:
@@ -67,12 +76,12 @@ class PointerQueue:
     def retry_later(self, messages: Sequence[Message], seconds: float) -> None:
         self._queue.retry_later(messages, seconds)
 
+    def send_again(self, messages: Sequence[Message], seconds: float) -> None:
+        self._queue.send_again(_as_sent(messages), seconds)
+
     def bury(self, messages: Sequence[Message], reason: str) -> None:
         """A dead letter is the pointer, and its object is kept."""
-        as_sent = [
-            message.pointer if isinstance(message, PointedMessage) else message for message in messages
-        ]
-        self._queue.bury(as_sent, reason)
+        self._queue.bury(_as_sent(messages), reason)
 
     def depth(self) -> QueueDepth:
         return self._queue.depth()
@@ -84,7 +93,7 @@ class PointerQueue:
     def _put(self, body: str) -> str:
         """Writes the body's object; gives the pointer."""
         commit_id = commit_id_of(body)
-        name = f"{OBJECT_PREFIX}{narrow_id(commit_id or body).hex}-{uuid4().hex}.json"
+        name = new_name(narrow_id(commit_id or body))
         try:
             data = body.encode()
         except UnicodeEncodeError:
@@ -100,23 +109,39 @@ class PointerQueue:
             # the store's client tried again a write that had succeeded
             if self._objects.get(name) != data:
                 raise
-        pointer = {"version": VERSION, "type": POINTER, "commit_id": commit_id, "object": name}
+        # the table tells, when the message is buried, how long the object is kept
+        about = {"commit_id": commit_id, "table_id": table_id_of(body)}
+        pointer = {"version": VERSION, "type": POINTER, **about, "object": name}
         return json.dumps(pointer, separators=(",", ":"))
 
 
-def with_bodies(messages: Sequence[Message], objects: ObjectStore) -> tuple[list[Message], list[Message]]:
-    """Messages with their objects as bodies, and those whose object cannot be read now, to be tried again.
+def with_bodies(
+    messages: Sequence[Message], objects: ObjectStore
+) -> tuple[list[Message], list[Message], list[Message]]:
+    """Messages with their objects as bodies, those whose object cannot be read now, those to be read later.
 
-    A pointer whose object is gone stays as it is: `decode` says what that means.
+    The last would make the first more than `RECEIVED_BYTES_MAX`. A pointer whose object is gone stays as it
+    is: `decode` says what that means.
     """
-    found, unreadable = list[Message](), list[Message]()
+    found, unreadable, rest = list[Message](), list[Message](), list[Message]()
+    room = RECEIVED_BYTES_MAX
     for message in messages:
         try:
-            found.append(_followed(message, objects))
+            name = object_of(message.body)
+            size = 0 if name is None else objects.size(name)
+            if name is None or size > BODY_BYTES_MAX:  # larger objects are not written by us
+                found.append(message)
+            elif size > room and found:
+                rest.append(message)
+            else:
+                found.append(_followed(message, name, objects))
+                room -= size
+        except ObjectNotFound:
+            found.append(message)
         except ObjectStoreError as error:
             logger.warning("a commit request waits for its object: %s", error)
             unreadable.append(message)
-    return found, unreadable
+    return found, unreadable, rest
 
 
 def delete_bodies(messages: Sequence[Message], objects: ObjectStore) -> None:
@@ -126,15 +151,17 @@ def delete_bodies(messages: Sequence[Message], objects: ObjectStore) -> None:
         logger.warning("%s is not needed and could not be deleted: %s", name, why)
 
 
-def _followed(message: Message, objects: ObjectStore) -> Message:
-    name = object_of(message.body)
+def _as_sent(messages: Sequence[Message]) -> list[Message]:
+    return [message.pointer if isinstance(message, PointedMessage) else message for message in messages]
+
+
+def _followed(message: Message, name: str, objects: ObjectStore) -> Message:
     try:
-        if name is None or objects.size(name) > BODY_BYTES_MAX:
-            return message  # larger objects are not written by us
         body = objects.get(name).decode()
-    except (ObjectNotFound, UnicodeDecodeError):
+    except UnicodeDecodeError:
         return message
-    return PointedMessage(body, message.receipt, message.receive_count, message.sent_at, message, name)
+    facts = (message.receipt, message.receive_count, message.sent_at, message, name)
+    return PointedMessage(body, *facts, born=message.born)
 
 
 def object_of(body: str) -> str | None:
@@ -146,4 +173,4 @@ def object_of(body: str) -> str | None:
     except (ValueError, RecursionError):
         return None
     # a forged pointer must not have us read, or delete, a table's data
-    return name if isinstance(name, str) and _OBJECT_NAME.fullmatch(name) else None
+    return name if isinstance(name, str) and commit_key_of(name) is not None else None

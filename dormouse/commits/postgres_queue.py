@@ -7,18 +7,19 @@ nothing. Source: procrastinate's and River's job tables. All times are the datab
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import chain, repeat
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import psycopg
 from psycopg import errors
 
-from dormouse.commits.queue import Message, QueueDepth, check_hidden
+from dormouse.commits.queue import RECEIVED_BYTES_MAX, Message, QueueDepth, check_hidden
 from dormouse.commits.requests import commit_id_of
 from dormouse.errors import (
     CommitOutcomeUnknown,
@@ -28,7 +29,8 @@ from dormouse.errors import (
     InvalidInput,
     one_line,
 )
-from dormouse.model.text import is_text, narrow_id
+from dormouse.model.text import is_text, narrow_bytes
+from dormouse.postgres.arrays import Uuids, texts
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import CONFLICTS, rows_of, run_statement, run_transaction
@@ -44,6 +46,7 @@ FIRST_POLLS_SECONDS = (0.005, 0.01, 0.02, 0.04, 0.08)
 COUNTED_MAX = 100_000
 REASON_CHARACTERS_MAX = 10_000
 ATTEMPTS_MAX = 3
+_RECEIPT = re.compile(r"([0-9a-f-]{36})\.([0-9a-f-]{36})\.([0-9]{1,9})", re.ASCII)
 _LOOK_BEHIND_SECONDS = 1.0
 _LOOK_EVERYWHERE_SECONDS = 1.0
 _UNDO_JUMP_SECONDS = 10.0
@@ -93,13 +96,17 @@ class PostgresQueue:
         values: _Values = {
             "queue": self._queue,
             "channel": self._channel,
-            "commit_keys": [commit_key(body) for body in bodies],
-            "bodies": list(bodies),
+            "commit_keys": Uuids([commit_key(body) for body in bodies]),
+            "bodies": texts(bodies),
         }
         if conn is not None:
             conn.execute(_QUERIES["send"].on(), values)
         else:
             self._run("send", values)
+
+    @property
+    def visibility_seconds(self) -> float:
+        return self._visibility_seconds
 
     def receive(self, limit: int, wait_seconds: float = 0.0) -> list[Message]:
         if limit < 1:
@@ -125,6 +132,11 @@ class PostgresQueue:
         check_hidden("seconds", seconds, HIDDEN_SECONDS_MAX)
         if messages:
             self._again("retry_later", {**_deliveries(messages), "seconds": seconds})
+
+    def send_again(self, messages: Sequence[Message], seconds: float) -> None:
+        check_hidden("seconds", seconds, HIDDEN_SECONDS_MAX)
+        if messages:
+            self._again("send_again", {**_deliveries(messages), "seconds": seconds})
 
     def bury(self, messages: Sequence[Message], reason: str) -> None:
         """Moves them to the table `dead_commit_message`."""
@@ -176,6 +188,7 @@ class PostgresQueue:
             "queue": self._queue,
             "since": self._sight.since(),
             "limit": limit,
+            "bytes_max": RECEIVED_BYTES_MAX,
             "visibility_seconds": self._visibility_seconds,
         }
 
@@ -183,7 +196,10 @@ class PostgresQueue:
         rows.sort(key=lambda row: row[0])
         if rows:
             self._sight.saw(rows[0][0])
-        return [Message(row[5], f"{row[1].hex}.{row[2].hex}.{row[3]}", row[3], row[4]) for row in rows]
+        now = time.monotonic()
+        return [
+            Message(row[5], f"{row[1]}.{row[2]}.{row[3]}", row[3], row[4], born=now - row[6]) for row in rows
+        ]
 
     def _run(self, query: str, values: _Values) -> list[Any]:
         work = rows_of(_QUERIES[query], values)
@@ -256,21 +272,18 @@ class _Sight:
         return True
 
 
-def commit_key(body: str) -> UUID:
-    """Under what a message is found; one that names no commit is found by itself."""
-    return narrow_id(commit_id_of(body) or body)
+def commit_key(body: str) -> bytes:
+    """Under what a message is found: a UUID's bytes; one that names no commit is found by itself."""
+    return narrow_bytes(commit_id_of(body) or body)
 
 
 def _deliveries(messages: Sequence[Message]) -> _Values:
-    receipts = sorted(message.receipt.split(".") for message in messages)
-    try:
-        return {
-            "commit_keys": [UUID(key) for key, _, _ in receipts],
-            "message_ids": [UUID(message_id) for _, message_id, _ in receipts],
-            "receive_counts": [int(count) for _, _, count in receipts],
-        }
-    except ValueError:
-        raise InvalidInput("a receipt is not one of a commit queue in PostgreSQL") from None
+    found = [_RECEIPT.fullmatch(message.receipt) for message in messages]
+    receipts = sorted(match.groups() for match in found if match is not None)
+    if len(receipts) < len(messages):
+        raise InvalidInput("a receipt is not one of a commit queue in PostgreSQL")
+    keys, message_ids, counts = zip(*receipts, strict=True)
+    return {"commit_keys": texts(keys), "message_ids": texts(message_ids), "receive_counts": texts(counts)}
 
 
 def rehome(supplier: Supplier, queues: int) -> None:

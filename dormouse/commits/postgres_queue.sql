@@ -13,7 +13,7 @@ limit 1;
 -- name: receive
 -- Takes visible messages, oldest first, that no other receiver is taking, and hides them for a while.
 with taken as materialized (
-    select ctid, visible_at
+    select ctid, visible_at, octet_length(body) as size
     from commit_message
     where queue = %(queue)s
         -- the index is not walked through what was received and is not vacuumed yet
@@ -22,15 +22,25 @@ with taken as materialized (
     order by visible_at
     limit %(limit)s
     for update skip locked
+), fitting as (
+    -- the first, and what fits in beside it; the others are free again when this ends
+    select ctid, visible_at
+    from (
+        select *, sum(size) over w as bytes, row_number() over w as number
+        from taken
+        window w as (order by visible_at, ctid rows unbounded preceding)
+    ) t
+    where number = 1 or bytes <= %(bytes_max)s
 )
 update commit_message m
 set visible_at = clock_timestamp() + make_interval(secs => %(visibility_seconds)s),
     receive_count = m.receive_count + 1
-from taken,
+from fitting,
     -- what a crash undoes is received again, so that no receiver waits for the disk
     (select set_config('synchronous_commit', 'off', true)) as quick
-where m.ctid = taken.ctid
-returning taken.visible_at, m.commit_key, m.message_id, m.receive_count, m.sent_at, m.body;
+where m.ctid = fitting.ctid
+returning fitting.visible_at, m.commit_key::text, m.message_id::text, m.receive_count, m.sent_at, m.body,
+    extract(epoch from clock_timestamp() - m.sent_at)::float8;
 
 -- name: undo_clock_jump
 -- Shows what is hidden although it never was received, or for longer than anything is: the clock ran back.
@@ -53,6 +63,17 @@ where m.commit_key = d.commit_key and m.message_id = d.message_id and m.receive_
 -- Hides messages for so long from now, each only if its delivery is still the last one.
 update commit_message m
 set visible_at = clock_timestamp() + make_interval(secs => %(seconds)s)
+from unnest(%(commit_keys)s::uuid[], %(message_ids)s::uuid[], %(receive_counts)s::integer[])
+    as d (commit_key, message_id, receive_count)
+where m.commit_key = d.commit_key and m.message_id = d.message_id and m.receive_count = d.receive_count;
+
+-- name: send_again
+-- Hides messages for so long from now, and does not count the delivery; each only if it is still the last one.
+update commit_message m
+set visible_at = clock_timestamp() + make_interval(secs => %(seconds)s),
+    -- what was never received, and is hidden, would be taken for that of a clock that ran back
+    receive_count = greatest(m.receive_count - 1, 1),
+    message_id = gen_random_uuid()
 from unnest(%(commit_keys)s::uuid[], %(message_ids)s::uuid[], %(receive_counts)s::integer[])
     as d (commit_key, message_id, receive_count)
 where m.commit_key = d.commit_key and m.message_id = d.message_id and m.receive_count = d.receive_count;

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import blake2b
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from dormouse.errors import InvalidInput
+
+T = TypeVar("T")
+RECEIVED_BYTES_MAX = 4 * 2**20
+"""What one receiver gets at once, but for a larger message that comes alone: some 40,000 files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A delivery of a body. `receipt` is this delivery's; `receive_count` is 1 the first time."""
+    """A delivery of a body. `receipt` is this delivery's; `receive_count` is 1 the first time.
+
+    `sent_at` is of the queue's clock; `born` is that moment on this process's monotonic clock: the queue
+    tells the age, as the clocks may differ.
+    """
 
     body: str
     receipt: str
     receive_count: int
     sent_at: datetime
+    born: float = field(default_factory=time.monotonic, kw_only=True)
+
+    @property
+    def age_seconds(self) -> float:
+        return max(0.0, time.monotonic() - self.born)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +54,18 @@ class CommitQueue(Protocol):
     def body_bytes_max(self) -> int:
         """What one message may hold."""
 
+    @property
+    def visibility_seconds(self) -> float:
+        """For how long a message that was received is hidden."""
+
     def send(self, bodies: Sequence[str]) -> None:
         """Send messages; when it raises, some may have been sent."""
 
     def receive(self, limit: int, wait_seconds: float) -> list[Message]:
-        """At most `limit` messages, at once when there are any; else wait for the first. Maybe none."""
+        """At most `limit` messages, at once when there are any; else wait for the first. Maybe none.
+
+        After the first, no more than about `RECEIVED_BYTES_MAX`.
+        """
 
     def delete(self, messages: Sequence[Message]) -> None:
         """Done with them; a delivery that another one has overtaken is left to that one."""
@@ -52,11 +73,31 @@ class CommitQueue(Protocol):
     def retry_later(self, messages: Sequence[Message], seconds: float) -> None:
         """Deliver them again, after `seconds`."""
 
+    def send_again(self, messages: Sequence[Message], seconds: float) -> None:
+        """Deliver them again, after `seconds`, as if they had not been received; maybe twice."""
+
     def bury(self, messages: Sequence[Message], reason: str) -> None:
         """Put them where they are delivered no more, with the reason, for a person to look at."""
 
     def depth(self) -> QueueDepth:
         """How much is waiting."""
+
+
+def batches(
+    items: Iterable[T], size_of: Callable[[T], int], size_max: int, count_max: int | None = None
+) -> Iterator[list[T]]:
+    """In their order, at most so many and so large a batch; an item that is larger comes alone."""
+    batch: list[T] = []
+    size = 0
+    for item in items:
+        more = size_of(item)
+        if batch and (len(batch) == count_max or size + more > size_max):
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += more
+    if batch:
+        yield batch
 
 
 def check_hidden(what: str, seconds: float, seconds_max: float) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, get_args
 
 from dormouse.commits import encoding
-from dormouse.errors import InvalidCommitRequest, InvalidInput, one_line
+from dormouse.errors import CommitRequestTooNew, InvalidCommitRequest, InvalidInput, one_line
 from dormouse.model.file_reference import (
     FILENAME_BYTES_MAX,
     AssignJobIdRequest,
@@ -153,6 +153,8 @@ CommitRequest: TypeAlias = (
     | SplitPartition
 )
 _REQUESTS: dict[str, type[CommitRequest]] = {request.kind: request for request in get_args(CommitRequest)}
+_OF_MESSAGES = {shape: _REQUESTS[kind] for kind, shape in encoding.MESSAGES.items()}
+_WITH_ATTEMPTS = (AddFiles, ReplaceFileReferences)
 encoding.prepare(request for request in _REQUESTS.values() if request is not SplitPartition)
 
 
@@ -166,7 +168,16 @@ class Envelope:
 
 def attempt_of(request: object) -> str | None:
     """The write attempt that a request ends."""
-    return request.attempt_id if isinstance(request, AddFiles | ReplaceFileReferences) else None
+    return request.attempt_id if isinstance(request, _WITH_ATTEMPTS) else None
+
+
+def names_of_new_files(request: CommitRequest) -> list[str]:
+    """The files that a request adds."""
+    if isinstance(request, AddFiles):
+        return [file.filename for file in request.files]
+    if isinstance(request, ReplaceFileReferences):
+        return [one.new_reference.filename for one in request.requests if one.new_reference is not None]
+    return []
 
 
 def encode(request: CommitRequest, *, table_id: int | None = None) -> str:
@@ -182,7 +193,11 @@ def encode(request: CommitRequest, *, table_id: int | None = None) -> str:
 
 
 def decode(body: str | bytes) -> Envelope:
-    """The request that `encode` wrote; `InvalidCommitRequest` for anything else."""
+    """The request that `encode` wrote; `InvalidCommitRequest` for anything else.
+
+    It is `CommitRequestTooNew` for what a newer Dormouse may have written: a later version, an unknown type
+    or key.
+    """
     try:
         _check_size(len(body))
         message = encoding.message_of(body)
@@ -202,6 +217,15 @@ def commit_id_of(body: str) -> str | None:
     return str(commit_id)
 
 
+def table_id_of(body: str) -> int | None:
+    """The id of the table that a body names; None when it names none."""
+    try:
+        table_id = encoding.head_of(body).table_id
+    except (ValueError, RecursionError):
+        return None
+    return table_id if type(table_id) is int else None
+
+
 def _request_of(message: encoding.Message) -> CommitRequest:
     if isinstance(message, encoding.SplitPartitionMessage):
         return SplitPartition(
@@ -211,7 +235,7 @@ def _request_of(message: encoding.Message) -> CommitRequest:
             point=message.typed_point.value,
             field=message.field,
         )
-    return encoding.converted(message, _REQUESTS[encoding.kind_of(message)])
+    return encoding.converted(message, _OF_MESSAGES[type(message)])
 
 
 def _refusal(body: str | bytes, error: Exception) -> InvalidCommitRequest:
@@ -226,7 +250,8 @@ def _refusal(body: str | bytes, error: Exception) -> InvalidCommitRequest:
     if type(head.version) is not int:
         return InvalidCommitRequest(f"a commit request must have a version, not {_shown(head.version)}")
     if head.version != VERSION:
-        return InvalidCommitRequest(
+        too_new = CommitRequestTooNew if head.version > VERSION else InvalidCommitRequest
+        return too_new(
             f"version {_shown(head.version)} of a commit request is not known; "
             f"this Dormouse reads version {VERSION}: upgrade it"
         )
@@ -237,7 +262,10 @@ def _refusal(body: str | bytes, error: Exception) -> InvalidCommitRequest:
         )
     elif head.type not in list(_REQUESTS):
         known = ", ".join(_REQUESTS)
-        error = InvalidInput(f"the type {_shown(head.type)} is not known; known are {known}")
+        said = f"the type {_shown(head.type)} is not known; known are {known}"
+        error = CommitRequestTooNew(said) if isinstance(head.type, str) else InvalidInput(said)
+    elif encoding.is_unknown_key(error):
+        error = CommitRequestTooNew(one_line(error))
     return _invalid(head.commit_id, error)
 
 
@@ -274,7 +302,8 @@ def _check_size(size: int) -> None:
 
 
 def _invalid(commit_id: object, error: Exception) -> InvalidCommitRequest:
-    return InvalidCommitRequest(f"commit request {_shown(commit_id)}: {one_line(error)}")
+    kind = CommitRequestTooNew if isinstance(error, CommitRequestTooNew) else InvalidCommitRequest
+    return kind(f"commit request {_shown(commit_id)}: {one_line(error)}")
 
 
 def _shown(value: object) -> str:

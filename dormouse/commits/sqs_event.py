@@ -61,16 +61,20 @@ def handle(
     acknowledged, since its submitter finds why by its commit id. Messages that name no commit are left to the
     queue's own dead-letter queue. Raises `InvalidCommitRequest` when the event is not one of SQS.
     """
-    found, unreadable = with_bodies(_messages(event), objects)
-    handled = _patiently(Handler(Tables(supplier), receives_max=receives_max), found, patience_seconds)
-    delete_bodies([item.message for item in handled if item.fate == "done"], objects)
+    handler = Handler(Tables(supplier), receives_max=receives_max)
+    handled, unreadable, rest = list[Handled](), list[Message](), _messages(event)
+    while rest:
+        found, away, rest = with_bodies(rest, objects)
+        unreadable += away
+        handled += (portion := _patiently(handler, found, patience_seconds))
+        delete_bodies([item.message for item in portion if item.fate == "done"], objects)
     for item in handled:
-        if item.outcome.error is not None and item.fate != "later":
+        if item.outcome.error is not None and not item.is_tried_again:
             _warn(item.outcome)
     tally = Tally()
     tally.add(handled)
     logger.info("committer: %s", tally.metrics())
-    waiting = [*unreadable, *(item.message for item in handled if item.fate == "later")]
+    waiting = [*unreadable, *(item.message for item in handled if item.outcome.state == "try_later")]
     later = {message.receipt for message in waiting}
     dead = {item.message.receipt for item in handled if _is_dead(item)}
     states = Counter(item.outcome.state for item in handled if not _is_dead(item))
@@ -88,14 +92,14 @@ def _patiently(handler: Handler, messages: Sequence[Message], seconds: float) ->
     found = {item.message.receipt: item for item in handler.handle(messages)}
     end = time.monotonic() + seconds
     idle_end, pause = _idle_end(end), FIRST_PAUSE_SECONDS
-    while waiting := [item.message for item in found.values() if item.fate == "later"]:
+    while waiting := [item.message for item in found.values() if item.is_tried_again]:
         pause = min(pause, idle_end - time.monotonic())
         if pause <= 0:
             break
         time.sleep(pause)
         again = {item.message.receipt: item for item in handler.handle(waiting)}
         found |= again
-        if any(item.fate != "later" for item in again.values()):
+        if any(item.outcome.state != "try_later" for item in again.values()):
             idle_end, pause = _idle_end(end), FIRST_PAUSE_SECONDS
         else:
             pause *= 2
@@ -113,9 +117,8 @@ def _is_dead(item: Handled) -> bool:
 def _warn(outcome: CommitOutcome) -> None:
     names = {"table": outcome.table, "commit_id": outcome.commit_id, "state": outcome.state}
     logger.warning(
-        "commit %r of table %r is %s: %s",
-        outcome.commit_id,
-        outcome.table,
+        "%s is %s: %s",
+        outcome.subject,
         outcome.state,
         outcome.error,
         extra={**names, "error_class": outcome.error_class},
@@ -132,4 +135,7 @@ def _messages(event: Mapping[str, Any]) -> list[Message]:
 def _message(record: Mapping[str, Any]) -> Message:
     attributes = record["attributes"]
     sent_at = datetime.fromtimestamp(int(attributes["SentTimestamp"]) / 1_000, UTC)
-    return Message(record["body"], record["messageId"], int(attributes["ApproximateReceiveCount"]), sent_at)
+    # both are clocks of AWS
+    born = time.monotonic() - (datetime.now(UTC) - sent_at).total_seconds()
+    receives = int(attributes["ApproximateReceiveCount"])
+    return Message(record["body"], record["messageId"], receives, sent_at, born=born)

@@ -10,11 +10,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import cached_property
 from typing import Any
 
 from dormouse.backoff import backoff_seconds
-from dormouse.commits.queue import Message, QueueDepth, check_hidden
+from dormouse.commits.queue import RECEIVED_BYTES_MAX, Message, QueueDepth, batches, check_hidden
 from dormouse.errors import (
     CommitQueueError,
     DependencyMissing,
@@ -29,6 +30,7 @@ BODY_BYTES_MAX = 2**20 - 4096
 """Leaves room for the reason of a dead letter."""
 WAIT_SECONDS_MAX = 20
 HIDDEN_SECONDS_MAX = 43_200
+DELAY_SECONDS_MAX = 900
 REASON_CHARACTERS_MAX = 900
 ATTEMPTS_MAX = 6
 RETRY_SECONDS_MIN = 0.05
@@ -72,23 +74,28 @@ class SqsQueue:
         self._visibility_seconds = visibility_seconds
         self._body_bytes_max = min(body_bytes_max, BODY_BYTES_MAX)
         self._options = {"region_name": region[1] if region else None, **client}
-        self._oldest_sent: datetime | None = None
+        self._oldest: Message | None = None
         self._lock = threading.Lock()
 
     @property
     def body_bytes_max(self) -> int:
         return self._body_bytes_max
 
+    @property
+    def visibility_seconds(self) -> float:
+        return self._visibility_seconds
+
     def send(self, bodies: Sequence[str]) -> None:
         entries = [{"MessageBody": self._checked(body)} for body in bodies]
-        for batch in _batches(entries):
+        for batch in batches(entries, _size, BATCH_BYTES_MAX, BATCH_MESSAGES_MAX):
             self._send_batch(self._url, batch)
 
     def receive(self, limit: int, wait_seconds: float = 0.0) -> list[Message]:
         if limit < 1:
             raise InvalidInput(f"limit must be at least 1, not {limit}")
         messages: list[Message] = []
-        while len(messages) < limit:
+        size = 0
+        while len(messages) < limit and size < RECEIVED_BYTES_MAX:
             wait = 0.0 if messages else wait_seconds
             try:
                 some = self._receive_some(limit - len(messages), wait)
@@ -98,9 +105,10 @@ class SqsQueue:
                 logger.warning("%s", error)
                 break
             messages += some
+            size += sum(len(message.body) for message in some)
             if not some:
                 break
-        self._oldest_sent = min((message.sent_at for message in messages), default=None)
+        self._oldest = min(messages, key=lambda message: message.born, default=None)
         return messages
 
     def delete(self, messages: Sequence[Message]) -> None:
@@ -110,6 +118,14 @@ class SqsQueue:
         check_hidden("seconds", seconds, HIDDEN_SECONDS_MAX)
         change = {"VisibilityTimeout": math.ceil(seconds)}
         self._for_receipts("change_message_visibility_batch", messages, change)
+
+    def send_again(self, messages: Sequence[Message], seconds: float) -> None:
+        """Sends others like them, and deletes these: SQS buries what was delivered too often."""
+        check_hidden("seconds", seconds, DELAY_SECONDS_MAX)
+        entries = [{"MessageBody": message.body, "DelaySeconds": math.ceil(seconds)} for message in messages]
+        for batch in batches(entries, _size, BATCH_BYTES_MAX, BATCH_MESSAGES_MAX):
+            self._send_batch(self._url, batch)
+        self.delete(messages)
 
     def bury(self, messages: Sequence[Message], reason: str) -> None:
         """Sends them to the dead-letter queue, with the attribute `reason`, and deletes them here.
@@ -122,16 +138,15 @@ class SqsQueue:
         attributes = {"reason": {"DataType": "String", "StringValue": text}}
         entries = [{"MessageBody": message.body, "MessageAttributes": attributes} for message in messages]
         target = self._dead_letters
-        for batch in _batches(entries):
+        for batch in batches(entries, _size, BATCH_BYTES_MAX, BATCH_MESSAGES_MAX):
             self._send_batch(target, batch)
         self.delete(messages)
 
     def depth(self) -> QueueDepth:
         answer = self._call("get_queue_attributes", QueueUrl=self._url, AttributeNames=list(_COUNTS))
         messages = sum(int(answer["Attributes"][name]) for name in _COUNTS)
-        oldest = self._oldest_sent
-        age = (datetime.now(UTC) - oldest).total_seconds() if messages and oldest else 0.0
-        return QueueDepth(messages, max(age, 0.0), approximate=True)
+        oldest = self._oldest
+        return QueueDepth(messages, oldest.age_seconds if messages and oldest else 0.0, approximate=True)
 
     def _checked(self, body: str) -> str:
         if _NOT_XML.search(body) or not body:
@@ -152,7 +167,9 @@ class SqsQueue:
             VisibilityTimeout=math.ceil(self._visibility_seconds),
             MessageSystemAttributeNames=["ApproximateReceiveCount", "SentTimestamp"],
         )
-        return [_message(found) for found in answer.get("Messages", ())]
+        date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+        now = parsedate_to_datetime(date) if date else datetime.now(UTC)
+        return [_message(found, now) for found in answer.get("Messages", ())]
 
     def _send_batch(self, url: str, entries: Sequence[_Entry]) -> None:
         """Sends at most ten; those that fail through no fault of theirs are sent again."""
@@ -238,29 +255,17 @@ class SqsQueue:
             raise CommitQueueError(f"commit queue {self._url} {_reason(error)}") from error
 
 
-def _message(found: _Entry) -> Message:
+def _message(found: _Entry, now: datetime) -> Message:
+    """A delivery; `now` is of the clock of SQS."""
     attributes = found["Attributes"]
     sent_at = datetime.fromtimestamp(int(attributes["SentTimestamp"]) / 1000, UTC)
     count = int(attributes["ApproximateReceiveCount"])
-    return Message(found["Body"], found["ReceiptHandle"], count, sent_at)
-
-
-def _batches(entries: Sequence[_Entry]) -> Iterator[list[_Entry]]:
-    """At most ten messages and 1 MiB, attributes included."""
-    batch: list[_Entry] = []
-    batch_bytes = 0
-    for entry in entries:
-        size = _size(entry)
-        if batch and (len(batch) == BATCH_MESSAGES_MAX or batch_bytes + size > BATCH_BYTES_MAX):
-            yield batch
-            batch, batch_bytes = [], 0
-        batch.append(entry)
-        batch_bytes += size
-    if batch:
-        yield batch
+    born = time.monotonic() - (now - sent_at).total_seconds()
+    return Message(found["Body"], found["ReceiptHandle"], count, sent_at, born=born)
 
 
 def _size(entry: _Entry) -> int:
+    """In bytes, attributes included."""
     attributes = entry.get("MessageAttributes", {})
     texts = [text for name, value in attributes.items() for text in (name, *value.values())]
     return len(entry["MessageBody"].encode()) + sum(len(text.encode()) for text in texts)

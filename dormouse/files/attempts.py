@@ -17,6 +17,7 @@ from typing import Any
 import psycopg
 
 from dormouse.errors import AttemptAbandoned, CommitOutcomeUnknown, DormouseError, TableNotFound
+from dormouse.files.own_tables import OwnTables
 from dormouse.model.properties import TableProperties
 from dormouse.model.table import TableRecord
 from dormouse.model.text import narrow_id
@@ -138,16 +139,17 @@ class WriteAttempts:
         """
         expiry = {"table_id": table.table_id, "expiry_seconds": table.properties.attempt_expiry_seconds}
         self._execute("abandon_expired", expiry)
+        own = OwnTables(self._supplier, table)
         for attempt in self._attempts("finished", expiry):
-            if self.delete_leftovers(attempt):
+            if self.delete_leftovers(attempt, own):
                 self._execute("forget", attempt._key)
         return self.collect_abandoned(table.table_id)
 
-    def delete_leftovers(self, attempt: WriteAttempt) -> bool:
+    def delete_leftovers(self, attempt: WriteAttempt, own: OwnTables) -> bool:
         """Deletes a committed attempt's objects that are no part of the table; False: some are left."""
         try:
-            failed = self._objects.delete(self._untracked(attempt))
-        except DormouseError as error:
+            failed = self._objects.delete(self._untracked(attempt, own))
+        except (DormouseError, psycopg.Error) as error:  # there is more to collect
             failed = [(attempt.object_prefix, error)]
         for name, why in failed:
             logger.warning("%s is not needed and could not be deleted: %s", name, why)
@@ -167,18 +169,18 @@ class WriteAttempts:
         return collected
 
     def _attempts(self, query: str, values: dict[str, Any]) -> list[WriteAttempt]:
-        with self._supplier.connection() as conn:
-            rows = conn.execute(_QUERIES[query].on(), values).fetchall()
+        work = rows_of(_QUERIES[query], values)
+        rows = run_transaction(self._supplier, work, read_only=True, operation=f"attempts {query}")
         return [WriteAttempt(row[0], str(row[1]), row[2]) for row in rows]
 
-    def _untracked(self, attempt: WriteAttempt) -> Iterator[str]:
+    def _untracked(self, attempt: WriteAttempt, own: OwnTables) -> Iterator[str]:
         """The attempt's objects that are neither a file of the table nor the sketches of one."""
         listed = (name for name, _ in self._objects.list(attempt.object_prefix))
         while names := list(islice(listed, LISTED_NAMES_MAX)):
             files = {name: narrow_id(name.removesuffix(SKETCHES_SUFFIX)) for name in names}
-            values = {"table_id": attempt.table_id, "file_ids": list(files.values())}
-            with self._supplier.connection() as conn:
-                tracked = {row[0] for row in conn.execute(_QUERIES["tracked"].on(), values)}
+            # of the table's own tables: a look at those of all tables would lock each of them
+            values = {"file_ids": list(files.values())}
+            tracked = {row[0] for row in own.rows("tracked", values, operation="look for leftovers")}
             yield from (name for name, file_id in files.items() if file_id not in tracked)
 
     def _delete_objects(self, prefix: str) -> list[tuple[str, Exception]]:

@@ -29,10 +29,6 @@ from write_attempt
 where table_id = %(table_id)s and finished_at < clock_timestamp() - make_interval(secs => %(expiry_seconds)s)
 order by finished_at;
 
--- name: tracked
--- Which of some files the table has.
-select file_id from tracked_file where table_id = %(table_id)s and file_id = any(%(file_ids)s);
-
 -- name: abandon
 -- An attempt commits nothing any more; its objects are to be deleted. Gives nothing when it has committed.
 update write_attempt set abandoned_at = coalesce(abandoned_at, clock_timestamp())

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dormouse import errors
 from dormouse.errors import DormouseError
 
 Kind = Literal[
@@ -38,8 +39,9 @@ class Commit:
 class CommitResult:
     """What became of a commit.
 
-    `failed` has the items that were refused, by number, with the error of each. A commit is refused when
-    nothing of it was applied; replacements and splits succeed alone, all else of a commit together.
+    `failed` has the items that were refused, by number, with the error of each, also when the commit was
+    applied before. A commit is refused when nothing of it was applied; replacements and splits succeed alone,
+    all else of a commit together.
     """
 
     state: State
@@ -48,3 +50,35 @@ class CommitResult:
     @property
     def error(self) -> DormouseError | None:
         return self.failed[0][1] if self.failed else None
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedPart:
+    """What was refused of a commit of so many items that is applied: `failed` as in `CommitResult`."""
+
+    items: int
+    failed: tuple[tuple[int, DormouseError], ...]
+    marks: tuple[str, ...] = ()
+    """By which those that failed are known, in whatever order they come again."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is kept with the commit."""
+        failed = [
+            [
+                n,
+                type(e).__name__,
+                *(getattr(e, name, None) for name in ("filename", "partition_id", "job_id")),
+            ]
+            for n, e in self.failed
+        ]
+        return {"items": self.items, "failed": failed, "marks": self.marks}
+
+    @classmethod
+    def from_json(cls, kept: dict[str, Any], table: str) -> RefusedPart:
+        """What `to_json` made, of a table that may have another name by now."""
+        failed = [(n, getattr(errors, kind)(table, *about)) for n, kind, *about in kept["failed"]]
+        return cls(kept["items"], tuple(failed), tuple(kept["marks"]))
+
+    def __str__(self) -> str:
+        said = "; ".join(f"number {number + 1}: {error}" for number, error in self.failed)
+        return f"{len(self.failed)} of {self.items} requests failed, the others are applied: {said}"

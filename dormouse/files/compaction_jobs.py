@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import psycopg
 
+from dormouse.files.last_rounds import count_given_up
 from dormouse.files.own_tables import OwnTables
 from dormouse.files.store import FileReferenceStore
 from dormouse.files.watermarks import look
@@ -51,6 +52,11 @@ class CompactionJob:
     def row_count(self) -> int:
         return sum(item.row_count for item in self.inputs)
 
+    @property
+    def runners_died(self) -> str:
+        """Why it is given up when it is taken once more than it may be."""
+        return f"the process that compacted partition {self.partition_id} died, at every attempt"
+
 
 @dataclass(frozen=True, slots=True)
 class DueJobs:
@@ -89,10 +95,12 @@ class CompactionJobs:
         """
         properties = self._table.properties
         limit = properties.compaction_jobs_max
+        # so many others cannot add up to more of the largest
+        others = properties.compaction_batch_files - 1
         chosen_by = {
             "strategy": properties.compaction_strategy,
             "batch_files": properties.compaction_batch_files,
-            "size_ratio": properties.size_ratio,
+            "size_ratio": properties.size_ratio if properties.size_ratio < others else others / 2,
         }
         values = {"jobs_max": limit if jobs_max is None else min(limit, jobs_max)}
         name = f"create_{properties.compaction_strategy}"
@@ -118,11 +126,10 @@ class CompactionJobs:
             for job in jobs:
                 if job.inputs and job.attempt <= attempts_max:
                     due.append(job)
-                    continue
-                self._store.unassign_job(job.job_id, partition_id=job.partition_id)
-                if job.attempt > attempts_max:
-                    where = f"partition {job.partition_id} of table {self._table.name}"
-                    logger.warning("compaction of %s is given up: its runner died, at every attempt", where)
+                elif not job.inputs:
+                    self._store.unassign_job(job.job_id, partition_id=job.partition_id)
+                elif self.fail(job, job.runners_died) == "given_up":
+                    logger.warning("table %s: a job is given up: %s", self._table.name, job.runners_died)
                     given_up(job)
             if due:
                 return due
@@ -134,7 +141,7 @@ class CompactionJobs:
         return [_job(list(group)) for _, group in groupby(rows, key=itemgetter(0, 1))]
 
     def fail(self, job: CompactionJob, error: str) -> Fate:
-        """Puts a failed job back, or gives it up after its last attempt and releases its files.
+        """Puts a failed job back, or gives it up after its last attempt, counts it and releases its files.
 
         Neither when it is not this attempt's any more: then another has taken or ended it.
         """
@@ -145,6 +152,8 @@ class CompactionJobs:
                 return "superseded"
             if job.attempt >= self._table.properties.compaction_attempts_max:
                 self._store.unassign_job(job.job_id, partition_id=job.partition_id, conn=conn)
+                # last: the next one to be given up waits for this row
+                count_given_up(conn, self._table, error)
                 return "given_up"
             conn.execute(_QUERIES["release"].on(), {**values, "error": error.replace("\0", "")[:1000]})
             return "retry"

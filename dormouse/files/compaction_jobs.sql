@@ -1,15 +1,17 @@
 -- name: create_basic
 -- Makes jobs of exactly so many unassigned files of a leaf, smallest first, and assigns the files to them.
 with {changed}, candidate as (
-    select r.partition_id, r.file_id,
+    select r.partition_id, r.place,
         (row_number() over (partition by r.partition_id order by r.row_count, r.file_id) - 1)
             / %(batch_files)s as batch
     from changed c
-    join partition p on p.table_id = %(table_id)s and p.partition_id = c.partition_id and p.sealed_epoch is null
-    join {file_reference} r on r.partition_id = p.partition_id
-    where r.job_id is null
+    {its_partition}
+    cross join lateral (
+        select r.ctid as place, r.* from {file_reference} r where r.partition_id = p.partition_id offset 0
+    ) r
+    where p.sealed_epoch is null and r.job_id is null
 ), batch as materialized (
-    select partition_id, array_agg(file_id order by file_id) as file_ids
+    select partition_id, array_agg(place) as places
     from candidate
     group by partition_id, batch
     having count(*) = %(batch_files)s
@@ -18,20 +20,22 @@ with {changed}, candidate as (
 -- name: create_size_ratio
 -- Makes jobs of files of a leaf of which the largest is not too large for the others to be merged with it.
 with {changed}, sized as (
-    select r.partition_id, r.file_id, r.row_count,
+    select r.partition_id, r.place, r.row_count,
         row_number() over smallest_first as position,
         sum(r.row_count) over smallest_first - r.row_count >= %(size_ratio)s::float8 * r.row_count as meets
     from changed c
-    join partition p on p.table_id = %(table_id)s and p.partition_id = c.partition_id and p.sealed_epoch is null
-    join {file_reference} r on r.partition_id = p.partition_id
-    where r.job_id is null
+    {its_partition}
+    cross join lateral (
+        select r.ctid as place, r.* from {file_reference} r where r.partition_id = p.partition_id offset 0
+    ) r
+    where p.sealed_epoch is null and r.job_id is null
     window smallest_first as (
         partition by r.partition_id order by r.row_count, r.file_id rows unbounded preceding
     )
 ), candidate as (
     select *, max(position) filter (where meets) over (partition by partition_id) as kept from sized
 ), batch as materialized (
-    select partition_id, array_agg(file_id order by file_id) as file_ids
+    select partition_id, array_agg(place) as places
     from candidate
     where position <= kept
     group by partition_id, (position - 1) / %(batch_files)s
@@ -45,18 +49,23 @@ with {changed}, sized as (
 due as (
     select distinct partition_id from batch
 ), job as materialized (
-    select gen_random_uuid()::text as job_id, partition_id, file_ids from batch limit %(jobs_max)s
+    select gen_random_uuid() as job_id, partition_id, places from batch limit %(jobs_max)s
 ), wanted as materialized (
-    select job_id, partition_id, unnest(file_ids) as file_id from job
+    select job_id, unnest(places) as place from job
+), sorted as materialized (
+    select array_agg(place order by place) as places, array_agg(job_id order by place) as job_ids from wanted
 ), claimed as (
+    -- the job of each place is found by halves, as no join is planned well whatever the statistics say
     update {file_reference} r
-    set job_id = w.job_id, last_updated = clock_timestamp()
-    from wanted w
-    where r.partition_id = w.partition_id and r.file_id = w.file_id and r.job_id is null
+    set job_id = (select job_ids from sorted)[width_bucket(r.ctid, (select places from sorted))]::text,
+        last_updated = clock_timestamp()
+    where r.ctid = any(array(select place from wanted)) and r.job_id is null
+        -- of a row that was changed just before, the place is another
+        and r.ctid = (select places from sorted)[width_bucket(r.ctid, (select places from sorted))]
     returning r.file_id
 ), created as (
     insert into compaction_job (table_id, job_id, partition_id)
-    select %(table_id)s, job_id, partition_id from job
+    select %(table_id)s, job_id::text, partition_id from job
 ), {remembered}
 select (select count(*) from job) as jobs,
     case when (select count(*) from claimed) < (select count(*) from wanted)
@@ -88,7 +97,9 @@ with due as (
 select t.job_id, t.partition_id, t.attempts, r.filename, r.row_count, r.only_contains_data_for_this_partition,
     not r.count_approximate
 from taken t
-left join {file_reference} r on r.partition_id = t.partition_id and r.job_id = t.job_id
+left join lateral (
+    select * from {file_reference} r where r.partition_id = t.partition_id and r.job_id = t.job_id offset 0
+) r on true
 order by t.job_id, t.partition_id, r.filename;
 
 -- name: is_open
@@ -136,20 +147,27 @@ with gone as (
         for update
     ))
     returning job_id, partition_id
-), locked as materialized (
-    select r.partition_id, r.file_id
+), held as materialized (
+    select r.partition_id, r.file_id, r.job_id
     from gone g
-    join {file_reference} r on r.partition_id = g.partition_id and r.job_id = g.job_id
+    cross join lateral (
+        select r.partition_id, r.file_id, r.job_id
+        from {file_reference} r
+        where r.partition_id = g.partition_id and r.job_id = g.job_id
+        offset 0
+    ) r
     order by r.partition_id, r.file_id
-    for update of r
-), freed as (
-    update {file_reference} r
-    set job_id = null, last_updated = clock_timestamp()
-    from locked l
-    where r.partition_id = l.partition_id and r.file_id = l.file_id
-    returning r.partition_id
-), {mark_freed}
-select (select count(*) from gone), (select count(*) from freed);
+), locked as materialized (
+    select l.place
+    from held h
+    cross join lateral (
+        select r.ctid as place
+        from {file_reference} r
+        where r.partition_id = h.partition_id and r.file_id = h.file_id and r.job_id = h.job_id
+        for update
+    ) l
+), {freed}, {mark_freed}
+select (select count(*) from gone), {freed_whole};
 
 -- name: open_jobs
 -- How many jobs of each table a run has, or could be handed.
@@ -203,8 +221,10 @@ where table_id = %(table_id)s and leased_until < statement_timestamp() and {is_o
 select count(distinct j.job_id), coalesce(sum(r.row_count), 0),
     coalesce(sum(r.row_count::float8 * coalesce(f.byte_count / nullif(f.row_count, 0)::float8, 100)), 0)
 from compaction_job j
-left join {file_reference} r on r.partition_id = j.partition_id and r.job_id = j.job_id
-left join ({file_facts}) f on f.file_id = r.file_id
+left join lateral (
+    select * from {file_reference} r where r.partition_id = j.partition_id and r.job_id = j.job_id offset 0
+) r on true
+left join lateral (select * from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
 where j.table_id = %(table_id)s and j.leased_until < clock_timestamp() and {is_open};
 
 -- name: count

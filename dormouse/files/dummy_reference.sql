@@ -53,15 +53,15 @@ order by file_id
 
 -- name: is_tracked
 -- Part of a query: whether the file o.file_id is tracked.
-select from {file_reference} f where f.partition_id = '' and f.file_id = o.file_id
+select from {file_reference} f where f.partition_id = '' and f.file_id = o.file_id offset 0
 
 -- name: lock_file
 -- Part of an update: holds the file i.file_id, if it is tracked.
-select true as found from {file_reference} f where f.partition_id = '' and f.file_id = i.file_id for update
+select f.ctid as place from {file_reference} f where f.partition_id = '' and f.file_id = i.file_id for update
 
 -- name: forget_files
 -- Part of an update: forgets the files of gone.
-delete from {file_reference} f using gone g where f.partition_id = '' and f.file_id = g.file_id
+delete from {file_reference} f where f.ctid = any(array(select place from gone)) returning f.file_id
 
 -- name: forget_all
 -- Part of a query: forgets every file.
@@ -76,20 +76,25 @@ counted as (select 1 where false)
 counted as (select 1 where false)
 
 -- name: stamp_unreferenced
--- Garbage collection, stage one: stamps the markers of files whose last reference went since the last run.
+-- Garbage collection, stage one: stamps the markers of files whose last reference went since the last run, with now: who
+-- plans from here on sees that it went, whenever its removal was committed.
 with {gone}, free as materialized (
-    -- "offset 0" and the array below keep to the indexes, where joins would read whole tables
-    select *
-    from gone
+    -- "offset 0" keeps to the indexes, where joins would read whole tables
+    select l.place
+    from gone g
+    cross join lateral (
+        select f.ctid as place
+        from {file_reference} f
+        where f.partition_id = '' and f.file_id = g.file_id and f.last_updated = 'infinity'
+        offset 0
+    ) l
     where not exists (
-        select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(gone.file_id) and r.file_id = gone.file_id and r.partition_id <> '' offset 0
+        select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(g.file_id) and r.file_id = g.file_id and r.partition_id <> '' offset 0
     )
 ), stamped as (
     update {file_reference} f
-    set last_updated = free.removed_at, file_unreferenced = true
-    from free
-    where f.partition_id = '' and f.file_id = any(array(select file_id from free)) and f.file_id = free.file_id
-        and f.last_updated = 'infinity'
+    set last_updated = clock_timestamp(), file_unreferenced = true
+    where f.ctid = any(array(select place from free)) and f.last_updated = 'infinity'
     returning f.file_id
 ), remembered as (
     update tables set collected_till = pg_current_snapshot() where table_id = %(table_id)s
@@ -98,7 +103,7 @@ select count(*) from stamped;
 
 -- name: orphaned
 -- How many files nothing refers to, as far as stage one has seen, and their bytes.
-select count(*), coalesce(sum(file_byte_count), 0)::bigint from {file_reference} where file_unreferenced;
+select count(*), coalesce(sum(file_byte_count), 0) from {file_reference} where file_unreferenced;
 
 -- name: count_unreferenced
 -- Part of a query: how many files nothing refers to: those that are marked so, and those that will be.
@@ -116,28 +121,10 @@ where not exists (
 )
 
 -- name: ready_for_gc
--- A page of the files whose last reference went before a time, stamped or not yet, by id.
-select file_id, filename
-from (
-    select f.file_id, f.filename
-    from {file_reference} f
-    where f.file_unreferenced and f.last_updated < %(before)s and f.file_id > %(after)s
-    union all
-    select f.file_id, f.filename
-    from (
-        select file_id
-        from removed_reference r, (select collected_till from tables where table_id = %(table_id)s) s
-        where r.table_id = %(table_id)s and r.file_id > %(after)s
-            and r.removed_xid >= pg_snapshot_xmin(s.collected_till)
-            and not pg_visible_in_snapshot(r.removed_xid, s.collected_till)
-        group by file_id
-        having max(removed_at) < %(before)s
-    ) gone
-    join {file_reference} f using (file_id)
-    where f.partition_id = '' and f.last_updated = 'infinity'
-) ready
-where not exists (
-    select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(ready.file_id) and r.file_id = ready.file_id and r.partition_id <> '' offset 0
-)
-order by file_id
+-- A page of the files whose markers were stamped before a time, by id.
+select f.file_id, f.filename
+from {file_reference} f
+where f.file_unreferenced and f.last_updated < %(before)s and f.file_id > %(after)s
+    and not exists (select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(f.file_id) and r.file_id = f.file_id and r.partition_id <> '' offset 0)
+order by f.file_id
 limit %(limit)s;

@@ -13,12 +13,13 @@ from itertools import islice
 
 from psycopg import sql
 
-from dormouse.errors import FileHasReferences, FileNotFound
+from dormouse.errors import FileHasReferences, FileNotFound, InvalidName
 from dormouse.files import removal_log
 from dormouse.files.attempts import WriteAttempts
+from dormouse.files.last_rounds import LastRounds
 from dormouse.files.store import FileReferenceStore
 from dormouse.objects import ObjectStore
-from dormouse.objects.names import SKETCHES_SUFFIX
+from dormouse.objects.names import SKETCHES_SUFFIX, check_file_name
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.transaction import rows_of, run_transaction
 
@@ -68,6 +69,16 @@ class GarbageCollector:
 
         It ends after the batch of files during which `is_over` becomes true.
         """
+        with LastRounds(self._supplier, self._store.table).round("collection") as current:
+            report = self._collect(is_over)
+            current.worked = bool(report.newly_unreferenced or report.deleted or report.abandoned_attempts)
+            if report.failed:
+                name, reason = min(report.failed)
+                objects = "1 object" if report.failures == 1 else f"{report.failures:,} objects"
+                current.errors.append(f"{objects} could not be deleted, first {name}: {reason}")
+        return report
+
+    def _collect(self, is_over: Callable[[], bool]) -> GarbageReport:
         # while what is about to go can be looked up
         self._store.totals.bring_forward(daily=True)
         report = GarbageReport(self._store.stamp_unreferenced(), (), (), 0)
@@ -81,7 +92,7 @@ class GarbageCollector:
         return report
 
     def ready(self) -> Iterator[str]:
-        """What `collect` would delete now."""
+        """What `collect` would delete now, of what an earlier round has stamped."""
         return self._store.files_ready_for_gc(self._due_before())
 
     def _due_before(self) -> datetime:
@@ -102,8 +113,17 @@ class GarbageCollector:
             yield batch
 
     def _delete(self, filenames: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
-        names = [name for filename in filenames for name in (filename, filename + SKETCHES_SUFFIX)]
-        errors = [(name, str(error)) for name, error in self._objects.delete(names)]
+        errors: list[tuple[str, str]] = []
+        names = []
+        for filename in filenames:
+            try:
+                names += [
+                    check_file_name(filename, self._store.table.object_prefix),
+                    filename + SKETCHES_SUFFIX,
+                ]
+            except InvalidName as error:  # tracked by a Dormouse that did not check
+                errors.append((filename, str(error)))
+        errors += [(name, str(error)) for name, error in self._objects.delete(names)]
         kept = {name for name, _ in errors}
         done = [name for name in filenames if kept.isdisjoint((name, name + SKETCHES_SUFFIX))]
         return self._forget(done), errors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,11 +62,11 @@ def _files_touched(file: FileWithReferences) -> list[str]:
     return [file.filename]
 
 
-def _file_fingerprint(file: FileWithReferences) -> Iterator[str]:
-    yield file.filename
-    yield f"{file.byte_count} {file.row_count} {file.min_key!r} {file.max_key!r}"
+def _file_fingerprint(file: FileWithReferences) -> list[str]:
+    parts = [file.filename, f"{file.byte_count} {file.row_count} {file.min_key!r} {file.max_key!r}"]
     for reference in file.references:
-        yield from (reference.partition_id, _counted(reference))
+        parts += (reference.partition_id, _counted(reference))
+    return parts
 
 
 def _counted(reference: FileReference) -> str:
@@ -115,21 +115,24 @@ def _replace_keys(request: ReplaceFileReferencesRequest) -> Keys:
     return [(request.partition_id, name) for name in names]
 
 
-def _replace_fingerprint(request: ReplaceFileReferencesRequest) -> Iterator[str]:
-    yield from (request.job_id, request.partition_id, *request.input_filenames)
+def _replace_fingerprint(request: ReplaceFileReferencesRequest) -> list[str]:
+    parts = [request.job_id, request.partition_id, *request.input_filenames]
     if request.new_reference is not None:
-        yield from ("", request.new_reference.filename, _counted(request.new_reference))
+        parts += ("", request.new_reference.filename, _counted(request.new_reference))
     if request.new_file is not None:
-        yield from _file_fingerprint(request.new_file)
+        parts += _file_fingerprint(request.new_file)
+    return parts
 
 
 def _split_keys(request: SplitFileReferenceRequest) -> Keys:
     return [(r.partition_id, r.filename) for r in (request.old_reference, *request.new_references)]
 
 
-def _split_fingerprint(request: SplitFileReferenceRequest) -> Iterator[str]:
+def _split_fingerprint(request: SplitFileReferenceRequest) -> list[str]:
+    parts: list[str] = []
     for reference in (request.old_reference, *request.new_references):
-        yield from (reference.filename, reference.partition_id, _counted(reference))
+        parts += (reference.filename, reference.partition_id, _counted(reference))
+    return parts
 
 
 def first_doubled(items: Sequence[Any]) -> Any:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from itertools import accumulate
 from typing import Any
 
-from dormouse.files.arrays import booleans, bytes_, integers, texts, words
 from dormouse.model.file_reference import (
     AssignJobIdRequest,
     FileReference,
@@ -14,20 +14,21 @@ from dormouse.model.file_reference import (
     ReplaceFileReferencesRequest,
     SplitFileReferenceRequest,
 )
-from dormouse.model.text import narrow_hex
+from dormouse.model.text import narrow_bytes
+from dormouse.postgres.arrays import Uuids, booleans, bytes_, integers, texts
 
 Parameters = dict[str, Any]
 _REFERENCE_FIELDS = tuple(field.name for field in fields(FileReference))
 
 
 def reference_arrays(
-    prefix: str, references: Sequence[FileReference], ids: Mapping[str, str] | None = None
+    prefix: str, references: Sequence[FileReference], ids: Mapping[str, bytes] | None = None
 ) -> Parameters:
     """References as columns; `ids` has the narrow ids of their files, where they are known."""
     names = [r.filename for r in references]
     columns = {
         "partition_ids": texts([r.partition_id for r in references]),
-        "file_ids": words([ids[name] for name in names] if ids else [narrow_hex(name) for name in names]),
+        "file_ids": Uuids([ids[name] for name in names] if ids else list(map(narrow_bytes, names))),
         "filenames": texts(names),
         "row_counts": integers([r.row_count for r in references]),
         "approximate": booleans([r.count_approximate for r in references]),
@@ -40,10 +41,10 @@ def file_arrays(commits: Sequence[int], files: Sequence[FileWithReferences]) -> 
     """Files, each of the commit of its number."""
     references = [(n, reference) for n, f in zip(commits, files, strict=True) for reference in f.references]
     references.sort(key=lambda pair: pair[1].partition_id)  # neighbours in the index come together
-    ids = {f.filename: narrow_hex(f.filename) for f in files}
+    ids = {f.filename: narrow_bytes(f.filename) for f in files}
     return {
         "commits": integers(commits),
-        "file_ids": words([ids[f.filename] for f in files]),
+        "file_ids": Uuids([ids[f.filename] for f in files]),
         "filenames": texts([f.filename for f in files]),
         "byte_counts": integers([f.byte_count for f in files]),
         "row_counts": integers([f.row_count for f in files]),
@@ -60,7 +61,7 @@ def key_arrays(keys: Iterable[tuple[str, str]]) -> Parameters:
     listed = list(keys)
     return {
         "partition_ids": texts([p for p, _ in listed]),
-        "file_ids": words([narrow_hex(f) for _, f in listed]),
+        "file_ids": Uuids([narrow_bytes(f) for _, f in listed]),
     }
 
 
@@ -69,7 +70,7 @@ def assign_arrays(commits: Sequence[int], requests: Sequence[AssignJobIdRequest]
         "commits": integers(commits),
         "partition_ids": texts([r.partition_id for r in requests]),
         "job_ids": texts([r.job_id for r in requests]),
-        "files": texts([_file_ids(r.filenames) for r in requests]),
+        **_input_arrays([r.filenames for r in requests]),
     }
 
 
@@ -80,7 +81,7 @@ def replace_arrays(commits: Sequence[int], requests: Sequence[ReplaceFileReferen
         "commits": integers(commits),
         "partition_ids": texts([r.partition_id for r in requests]),
         "job_ids": texts([r.job_id for r in requests]),
-        "inputs": texts([_file_ids(r.input_filenames) for r in requests]),
+        **_input_arrays([r.input_filenames for r in requests]),
         "out_requests": integers([n for n, _, _ in outputs]),
         **reference_arrays("out", [reference for _, _, reference in outputs]),
         "out_byte_counts": integers([f.byte_count if f else None for f in files]),
@@ -107,7 +108,7 @@ def split_arrays(commits: Sequence[int], requests: Sequence[SplitFileReferenceRe
 def forget_arrays(commits: Sequence[int], filenames: Sequence[str]) -> Parameters:
     return {
         "commits": integers(commits),
-        "file_ids": words([narrow_hex(name) for name in filenames]),
+        "file_ids": Uuids(list(map(narrow_bytes, filenames))),
         "filenames": texts(filenames),
     }
 
@@ -117,5 +118,12 @@ def reference_from_row(row: Sequence[Any]) -> FileReference:
     return FileReference(**dict(zip(_REFERENCE_FIELDS, row, strict=True)))
 
 
-def _file_ids(filenames: Iterable[str]) -> str:
-    return words(sorted([narrow_hex(name) for name in filenames]))
+def _input_arrays(groups: Sequence[Sequence[str]]) -> Parameters:
+    """Files by request: the ids of all, and from which to which each has."""
+    sizes = list(map(len, groups))
+    lasts = list(accumulate(sizes))
+    return {
+        "inputs": Uuids([narrow_bytes(name) for group in groups for name in group]),
+        "firsts": integers([last - size + 1 for last, size in zip(lasts, sizes, strict=True)]),
+        "lasts": integers(lasts),
+    }

@@ -11,10 +11,10 @@ sent as materialized (
 -- name: before
 -- Part of an update: the commits that are applied already.
 before as materialized (
-    select s.commit, coalesce(s.content = b.content, true) as same
+    select s.commit, coalesce(s.content = b.content, true) as same, b.refused
     from sent s
     cross join lateral (
-        select a.content
+        select a.content, a.refused
         from applied_commit a
         where a.table_id = %(table_id)s and a.commit_key = s.commit_key
         offset 0  -- so that it stays a look-up for each
@@ -45,36 +45,35 @@ verdict as materialized (
 -- Part of an update: records what was applied, but for what another transaction has recorded meanwhile.
 recorded as (
     {record}
+    where (select ok from applied)[commit]
+    order by commit_key
     on conflict do nothing
     returning commit_key
 )
 
 -- name: record
--- Part of an update: records what was applied, in the order of the keys.
+-- Part of an update: records commits.
 insert into applied_commit (table_id, commit_key, commit_id, content, expires_at)
 select %(table_id)s, commit_key, commit_id, content,
     case when expires then clock_timestamp() + make_interval(secs => %(kept_seconds)s::float8) end
 from sent
-where (select ok from applied)[commit]
-order by commit_key
 
 -- name: outcome
 -- Part of an update: what became of each unit and commit. Nothing is applied when a commit was applied before.
 (select ok from verdict) as applied,
 array(select commit from before where same) as before,
 array(select commit from before where not same) as reused,
+(select jsonb_object_agg(commit, refused) from before where refused is not null) as refused_before,
 case when (select count(*) from recorded) < (select count(*) from sent where (select ok from applied)[commit])
     then lost_race('another transaction applies the same commit') end
 
 -- name: replacements
--- Part of an update: the requests to replace references, their inputs, their outputs. Requests come in the order
--- of their partitions and inputs in that of their ids, so that all lock references in one order.
+-- Part of an update: the requests to replace references, with the ids of their inputs, and their outputs. Requests come
+-- in the order of their partitions, and the inputs of each are found in that of their ids: all lock in one order.
 request as materialized (
-    select *
-    from unnest(%(partition_ids)s::text[], %(job_ids)s::text[], %(inputs)s::text[])
-        with ordinality as t (partition_id, job_id, inputs, number)
-), input as materialized (
-    select number, partition_id, job_id, unnest(inputs::uuid[]) as file_id from request
+    select number, partition_id, job_id, (%(inputs)s::uuid[])[first : last] as file_ids
+    from unnest(%(partition_ids)s::text[], %(job_ids)s::text[], %(firsts)s::integer[], %(lasts)s::integer[])
+        with ordinality as t (partition_id, job_id, first, last, number)
 ), output as materialized (
     select *
     from unnest(
@@ -100,7 +99,7 @@ applied as materialized (
 -- name: taken
 -- Part of an update: where the references are that valid requests take.
 taken as materialized (
-    select place from locked where (select ok from verdict)[number]
+    select place from locked where place is not null and (select ok from verdict)[number]
 )
 
 -- name: removed
@@ -112,19 +111,49 @@ removed as (
     returning {removed_columns}
 )
 
+-- name: finished
+-- Part of an update: forgets the jobs of valid requests; one that was leased anew just before, too.
+finished as (
+    delete from compaction_job
+    where table_id = %(table_id)s and job_id = any(array(select job_id from valid))
+)
+
+-- name: freed
+-- Part of an update: releases the references that are locked, by their places.
+freed as (
+    update {file_reference} r
+    set job_id = null, last_updated = clock_timestamp()
+    where r.ctid = any(array(select place from locked))
+    returning r.partition_id
+)
+
+-- name: freed_whole
+-- Part of an update: how many references are released. One that was changed just before it was locked is elsewhere.
+(select count(*) from freed) + case when (select count(*) from freed) < (select count(*) from locked)
+    then lost_race('another transaction changed a reference')::integer else 0 end
+
 -- name: removed_columns
--- Part of an update: what the log keeps of a reference r.
-r.table_id, r.partition_id, r.file_id, r.row_count, r.count_approximate, r.only_contains_data_for_this_partition,
-r.added_xid
+-- Part of an update: what the log keeps of a reference r, and its job.
+r.partition_id, r.job_id, r.file_id, r.row_count, r.count_approximate, r.only_contains_data_for_this_partition,
+r.added_xid, r.ingested
 
 -- name: logged
--- Part of an update: logs the references that were removed.
-logged as (
-    insert into removed_reference (
-        table_id, partition_id, file_id, row_count, count_approximate,
-        only_contains_data_for_this_partition, added_xid
+-- Part of an update: logs the references that were removed, those of a job and a partition together.
+of_job as materialized (
+    select partition_id, job_id, array_agg(file_id) as file_ids, array_agg(row_count) as row_counts,
+        array_agg(count_approximate) as counts_approximate,
+        array_agg(only_contains_data_for_this_partition) as only_contain_data_for_this_partition,
+        array_agg(added_xid) as added_xids, array_agg(ingested) as ingested
+    from removed
+    group by partition_id, job_id
+), logged as (
+    insert into removal (
+        table_id, partition_id, file_ids, row_counts, counts_approximate, only_contain_data_for_this_partition,
+        added_xids, ingested
     )
-    select * from removed
+    select %(table_id)s, partition_id, file_ids, row_counts, counts_approximate,
+        only_contain_data_for_this_partition, added_xids, ingested
+    from of_job
 )
 
 -- name: gone
@@ -133,16 +162,16 @@ state as materialized (
     -- not "for update": commits with an id take the row's key in share mode
     select collected_till from tables where table_id = %(table_id)s for no key update
 ), gone as (
-    select g.file_id, max(g.removed_at) as removed_at
+    select distinct unnest(g.file_ids) as file_id
     from state s
     cross join lateral (
-        select file_id, removed_at
-        from removed_reference
+        select file_ids
+        from removal
         where table_id = %(table_id)s
             and removed_xid >= pg_snapshot_xmin(s.collected_till)
             and not pg_visible_in_snapshot(removed_xid, s.collected_till)
+        offset 0
     ) g
-    group by g.file_id
 )
 
 -- name: gone_since
@@ -150,8 +179,8 @@ state as materialized (
 select r.file_id
 from tables t
 cross join lateral (
-    select file_id
-    from removed_reference
+    select unnest(file_ids) as file_id
+    from removal
     where table_id = %(table_id)s
         and removed_xid >= pg_snapshot_xmin(t.collected_till)
         and not pg_visible_in_snapshot(removed_xid, t.collected_till)
@@ -161,5 +190,6 @@ where t.table_id = %(table_id)s
 -- name: into_references
 -- Part of an update: where new references go, and their columns.
 insert into {file_reference} (
-    table_id, partition_id, file_id, filename, row_count, count_approximate, only_contains_data_for_this_partition
+    table_id, partition_id, file_id, filename, row_count, count_approximate, only_contains_data_for_this_partition,
+    ingested
 )

@@ -113,6 +113,21 @@ class FileReferenceReads:
         values = {"partition_ids": partition_ids, "snapshot": snapshot}
         return self._execute(conn, "plan_at", values).fetchall()
 
+    def has_same_rows(self, partition_ids: Sequence[str], snapshot: str) -> bool:
+        """Whether some partitions still have the rows that a snapshot had; False when that cannot be told.
+
+        Compactions and splits change none. As long as the log of removals reaches back.
+        """
+        properties = self.table.properties
+        is_transformed = properties.filter is not None or properties.aggregate is not None
+        values = {
+            "partition_ids": list(partition_ids),
+            "snapshot": snapshot,
+            "is_transformed": is_transformed,
+        }
+        rows = self._rows("has_same_rows", values, run=partial(run_transaction, read_only=True, scans=True))
+        return bool(rows[0][0])
+
     def partition_to_filenames(self) -> dict[str, list[str]]:
         """The filenames of each partition; partitions without files are absent."""
         return dict(self._rows("partition_to_filenames", run=partial(run_transaction, scans=True)))

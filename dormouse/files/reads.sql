@@ -3,8 +3,9 @@
 select f.filename as f_filename, f.byte_count, f.row_count as f_row_count, f.min_key, f.max_key,
     f.added_at, {reference_columns}
 from {file_reference} r
--- a snapshot from before a conversion has the references, but not the facts: that must show
-left join ({file_facts}) f using (file_id)
+-- looked up by key, whatever the statistics say; a snapshot from before a conversion has the references, but not the
+-- facts: that must show
+left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
 where {live}
 order by f.filename, r.partition_id;
 
@@ -13,7 +14,7 @@ order by f.filename, r.partition_id;
 select f.filename as f_filename, f.byte_count, f.row_count as f_row_count, f.min_key, f.max_key,
     f.added_at, {reference_columns}
 from {file_reference} r
-left join ({file_facts}) f using (file_id)
+left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
 where r.partition_id = any(%(partition_ids)s) and {live}
 order by f.filename, r.partition_id;
 
@@ -30,7 +31,7 @@ union all
 select null, null, r.partition_id, r.filename, r.only_contains_data_for_this_partition, f.byte_count, f.min_key,
     f.max_key, f.file_id is not null
 from {file_reference} r
-left join ({file_facts}) f using (file_id)
+left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
 where r.partition_id = any(%(partition_ids)s) and {live};
 
 -- name: count_files
@@ -46,24 +47,63 @@ from (
 select r.partition_id, r.filename, r.only_contains_data_for_this_partition, f.byte_count, f.min_key, f.max_key,
     f.file_id is not null
 from {file_reference} r
-left join ({file_facts}) f using (file_id)
+left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
 where r.partition_id = any(%(partition_ids)s) and {live}
     and pg_visible_in_snapshot(r.added_xid, %(snapshot)s::pg_snapshot)
 union all
-select g.partition_id, coalesce(f.filename, g.file_id::text), g.only_contains_data_for_this_partition, f.byte_count,
+select g.partition_id, coalesce(f.filename, r.file_id::text), r.only_contains_data_for_this_partition, f.byte_count,
     f.min_key, f.max_key, f.file_id is not null
-from removed_reference g
-left join ({file_facts}) f using (file_id)
+from removal g
+cross join lateral unnest(g.file_ids, g.only_contain_data_for_this_partition, g.added_xids)
+    as r (file_id, only_contains_data_for_this_partition, added_xid)
+left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
 where g.table_id = %(table_id)s and g.removed_xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot)
     and not pg_visible_in_snapshot(g.removed_xid, %(snapshot)s::pg_snapshot)
-    and pg_visible_in_snapshot(g.added_xid, %(snapshot)s::pg_snapshot)
+    and pg_visible_in_snapshot(r.added_xid, %(snapshot)s::pg_snapshot)
     and g.partition_id = any(%(partition_ids)s);
+
+-- name: has_same_rows
+-- Whether some partitions have the rows that they had at a snapshot, as far as that can be told: nothing was ingested
+-- since, and what was removed was only moved elsewhere, or replaced by as many rows of its partition in the same
+-- transaction. Where rows are estimated, or compaction changes how many there are, any number may replace others.
+with change as materialized (
+    select r.added_xid as xid, r.partition_id, r.file_id, 1 as sign, r.row_count, r.count_approximate, r.ingested
+    from {file_reference} r
+    where r.partition_id <> '' and r.added_xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot)
+        and not pg_visible_in_snapshot(r.added_xid, %(snapshot)s::pg_snapshot)
+    union all
+    select e.xid, g.partition_id, r.file_id, e.sign, r.row_count, r.count_approximate, r.ingested
+    from removal g
+    cross join lateral unnest(g.file_ids, g.row_counts, g.counts_approximate, g.added_xids, g.ingested)
+        as r (file_id, row_count, count_approximate, added_xid, ingested)
+    cross join lateral (values (r.added_xid, 1), (g.removed_xid, -1)) as e (xid, sign)
+    where g.table_id = %(table_id)s and g.removed_xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot)
+        and not pg_visible_in_snapshot(e.xid, %(snapshot)s::pg_snapshot)
+), replaced as (
+    select not bool_or(sign > 0 and ingested and (row_count > 0 or count_approximate))
+        and (
+            sum(sign * row_count) = 0 and not bool_or(count_approximate)
+            or bool_or(sign < 0) and (bool_or(count_approximate) or %(is_transformed)s)
+        ) as is_same
+    from (
+        select *, min(sign) over moved < max(sign) over moved as is_moved
+        from change
+        window moved as (partition by xid, file_id)
+    ) c
+    where not is_moved and partition_id in (select unnest(%(partition_ids)s::text[]))
+    group by xid, partition_id
+)
+select coalesce(bool_and(is_same), true) from replaced;
 
 -- name: unreferenced_files
 -- The first files by name that nothing refers to.
 select f.filename, f.byte_count, f.row_count, f.min_key, f.max_key, f.unreferenced_at
 from ({file_facts}) f
-where not exists (select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(f.file_id) and r.file_id = f.file_id and {live})
+where not exists (
+    select from {file_reference} r
+    where uuid_hash(r.file_id) = uuid_hash(f.file_id) and r.file_id = f.file_id and {live}
+    offset 0
+)
 order by f.filename
 limit %(limit)s;
 
@@ -76,11 +116,20 @@ select exists ({file_facts});
 r.filename, r.partition_id, r.row_count, r.job_id, r.last_updated, r.count_approximate,
 r.only_contains_data_for_this_partition
 
+-- name: tracked
+-- Which of some files the table has.
+select o.file_id from unnest(%(file_ids)s::uuid[]) as o (file_id) where exists ({is_tracked});
+
 -- name: reference_states
 -- What is known of some references: their number, whether the file is tracked, the reference is there, its job.
 select exists ({is_tracked}) as tracked, r.file_id is not null as found, r.job_id
 from unnest(%(partition_ids)s::text[], %(file_ids)s::uuid[]) with ordinality o (partition_id, file_id, number)
-left join {file_reference} r on r.partition_id = o.partition_id and r.file_id = o.file_id
+left join lateral (
+    select r.file_id, r.job_id
+    from {file_reference} r
+    where r.partition_id = o.partition_id and r.file_id = o.file_id
+    offset 0
+) r on true
 order by o.number;
 
 -- name: references

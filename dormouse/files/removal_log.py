@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, timedelta
 from typing import Any
 
 import psycopg
@@ -11,12 +11,12 @@ from psycopg import errors as pg
 from dormouse.model.properties import TableProperties
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import run_transaction
+from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
 DAYS_AHEAD = 7
 LOCK_WAIT_MS_MAX = 500
 _QUERIES = load(__package__ or "", "removal_log")
-_PREFIX = "removed_reference_"
+_PREFIX = "removal_"
 
 
 def roll(supplier: Supplier) -> None:
@@ -24,21 +24,30 @@ def roll(supplier: Supplier) -> None:
 
     A session that does not own the log leaves it to those that do, such as the maintenance of a deployment.
     """
-    today = datetime.now(UTC).date()
-    with supplier.connection() as conn:
-        if not conn.execute(_QUERIES["may_roll"].on()).fetchall()[0][0]:
-            return
-        have = {_day(name) for (name,) in conn.execute(_QUERIES["days"].on()).fetchall()}
-    ahead = (today + timedelta(days=n) for n in range(DAYS_AHEAD))
-    for day in sorted(set(ahead) - have):
+    if not _first_column(supplier, "may_roll")[0]:
+        return
+    [today] = _first_column(supplier, "today")
+    ahead = {today + timedelta(days=n) for n in range(DAYS_AHEAD)}
+    have = {_day(name) for name in _first_column(supplier, "days")}
+    late = set(_first_column(supplier, "days_without_partition"))
+    if late and max(late) > max(ahead):
+        _try(supplier, lambda conn: _date_back(conn, max(ahead)))
+    for day in sorted((ahead | {day for day in late if day < today}) - have):
         _try(supplier, lambda conn, day=day: _add(conn, day))
     for day in sorted(day for day in have if day < today):
         _try(supplier, lambda conn, day=day: _drop_unless_needed(conn, day))
 
 
 def _add(conn: psycopg.Connection[Any], day: date) -> None:
-    limits = {"from_day": f"{day} 00:00:00+00", "to_day": f"{day + timedelta(days=1)} 00:00:00+00"}
-    conn.execute(_QUERIES["add_day"].literally(**limits).on(day=_name(day)))
+    limits = {"from_day": _midnight(day), "to_day": _midnight(day + timedelta(days=1))}
+    conn.execute(_QUERIES["lock_log"].on())
+    conn.execute(_QUERIES["create_day"].on(day=_name(day)))
+    for step in ("move_to_day", "attach_day"):
+        conn.execute(_QUERIES[step].literally(**limits).on(day=_name(day)))
+
+
+def _date_back(conn: psycopg.Connection[Any], last: date) -> None:
+    conn.execute(_QUERIES["date_back"].on(), {"first_day": _midnight(last + timedelta(days=1))})
 
 
 def _drop_unless_needed(conn: psycopg.Connection[Any], day: date) -> None:
@@ -57,9 +66,12 @@ def _try(supplier: Supplier, work: Any) -> None:
 
     try:
         run_transaction(supplier, patient, operation="roll the removal log")
-    except (pg.LockNotAvailable, pg.DuplicateTable, pg.UndefinedTable, pg.CheckViolation):
-        # busy, done by another, or the default partition has rows of that day already: no removal is lost
-        return
+    except (pg.LockNotAvailable, pg.DuplicateTable, pg.UndefinedTable):
+        return  # busy, or done by another: no removal is lost
+
+
+def _first_column(supplier: Supplier, name: str) -> list[Any]:
+    return [row[0] for row in run_lookup(supplier, rows_of(_QUERIES[name]), operation="removal log")]
 
 
 def _name(day: date) -> str:
@@ -67,4 +79,8 @@ def _name(day: date) -> str:
 
 
 def _day(name: str) -> date:
-    return datetime.strptime(name.removeprefix(_PREFIX), "%Y%m%d").replace(tzinfo=UTC).date()
+    return date.fromisoformat(name.removeprefix(_PREFIX))
+
+
+def _midnight(day: date) -> str:
+    return f"{day} 00:00:00+00"

@@ -14,8 +14,8 @@ insert into {file_count} (
     table_id, file_id, salt, count, changed_at, filename, byte_count, row_count, min_key, max_key
 )
 -- a file that came without references was added a microsecond after it was stamped
-select %(table_id)s, file_id, -1, null::integer, least(added_at, unreferenced_at), filename, byte_count,
-    row_count, min_key, max_key
+select %(table_id)s, file_id, -1, case when unreferenced_at is not null then 0 end, least(added_at, unreferenced_at),
+    filename, byte_count, row_count, min_key, max_key
 from fact
 union all
 select %(table_id)s, file_id, 0, 0, coalesce(unreferenced_at, clock_timestamp()), null, null, null, null, null
@@ -48,11 +48,7 @@ true
 -- name: file_facts
 -- Part of a query: every tracked file with its facts.
 select f.file_id, f.filename, f.byte_count, f.row_count, f.min_key, f.max_key, f.changed_at as added_at,
-    (
-        select case when sum(c.count) = 0 then max(c.changed_at) end
-        from {file_count} c
-        where c.file_id = f.file_id
-    ) as unreferenced_at
+    case when f.is_zero then (select max(c.changed_at) from {file_count} c where c.file_id = f.file_id) end as unreferenced_at
 from {file_count} f
 where f.salt = -1
 
@@ -66,15 +62,15 @@ order by file_id
 
 -- name: is_tracked
 -- Part of a query: whether the file o.file_id is tracked.
-select from {file_count} f where f.file_id = o.file_id and f.salt = -1
+select from {file_count} f where f.file_id = o.file_id and f.salt = -1 offset 0
 
 -- name: lock_file
 -- Part of an update: holds the file i.file_id, if it is tracked.
-select true as found from {file_count} f where f.file_id = i.file_id and f.salt = -1 for update
+select f.ctid as place from {file_count} f where f.file_id = i.file_id and f.salt = -1 for update
 
 -- name: forget_files
 -- Part of an update: forgets the files of gone.
-delete from {file_count} f using gone g where f.file_id = g.file_id
+delete from {file_count} f where f.file_id = any(array(select file_id from gone)) returning f.file_id
 
 -- name: forget_all
 -- Part of a query: forgets every file.
@@ -115,15 +111,34 @@ counted as (
 )
 
 -- name: stamp_unreferenced
--- Garbage collection needs no stage one: the counts tell. The log of removals is not needed for it.
-with remembered as (
+-- Garbage collection, stage one: files whose counts add up to 0 get the count 0 themselves, and their other counts the
+-- time of now: who plans from here on sees that the last reference went, whenever its removal was committed.
+with free as materialized (
+    select s.places
+    from (select distinct file_id from {file_count} where is_zero) z
+    cross join lateral (
+        select array_agg(f.ctid) as places, sum(count) as count, bool_or(salt = -1 and count is null) as is_new
+        from {file_count} f
+        where f.file_id = z.file_id
+        offset 0
+    ) s
+    where s.count = 0 and s.is_new and not exists (
+        select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(z.file_id) and r.file_id = z.file_id offset 0
+    )
+), stamped as (
+    update {file_count} f
+    set count = 0, changed_at = case when salt = -1 then changed_at else clock_timestamp() end
+    where f.ctid = any(array(select unnest(places) from free)) and (salt >= 0 or count is null)
+    returning salt
+), remembered as (
+    -- the log of removals is not needed for it
     update tables set collected_till = pg_current_snapshot() where table_id = %(table_id)s
 )
-select 0;
+select count(*) from stamped where salt = -1;
 
 -- name: orphaned
 -- How many files nothing refers to, and their bytes.
-select count(*), coalesce(sum(s.byte_count), 0)::bigint
+select count(*), coalesce(sum(s.byte_count), 0)
 from (select distinct file_id from {file_count} where is_zero) z
 cross join lateral (
     select sum(count) as count, max(byte_count) as byte_count from {file_count} f where f.file_id = z.file_id
@@ -138,18 +153,14 @@ cross join lateral (select sum(count) as count from {file_count} f where f.file_
 where s.count = 0
 
 -- name: ready_for_gc
--- A page of the files whose last reference went before a time, by id.
-select z.file_id, s.filename
-from (
-    select distinct file_id from {file_count} where is_zero and file_id > %(after)s order by file_id
-) z
+-- A page of the files that were stamped before a time, by id.
+select f.file_id, f.filename
+from {file_count} f
 cross join lateral (
     -- one snapshot decides: what has no reference never gets one again
-    select sum(count) as count, max(changed_at) as changed_at, max(filename) as filename
-    from {file_count} f
-    where f.file_id = z.file_id
+    select sum(count) as count, max(changed_at) as changed_at from {file_count} c where c.file_id = f.file_id offset 0
 ) s
-where s.count = 0 and s.changed_at < %(before)s
-    and not exists (select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(z.file_id) and r.file_id = z.file_id offset 0)
-order by z.file_id
+where f.is_zero and f.salt = -1 and f.file_id > %(after)s and s.count = 0 and s.changed_at < %(before)s
+    and not exists (select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(f.file_id) and r.file_id = f.file_id offset 0)
+order by f.file_id
 limit %(limit)s;

@@ -30,15 +30,16 @@ from dormouse.model.file_reference import (
     group_by_file,
 )
 from dormouse.model.text import narrow_id
+from dormouse.postgres.transaction import run_alone
 
 
 class FileReferenceStore(Updates):
     """Every operation on the files of one table.
 
     Updates take `commit_id`: a commit that is applied already is not applied again, and the update returns
-    False. It is kept for ever, unless the commit `commit_expires`: then garbage collection forgets it after
-    `history_retention_seconds`. They also take `conn`, a connection inside a transaction that the update
-    becomes part of.
+    False, or raises again what was refused of it. It is kept for ever, unless the commit `commit_expires`:
+    then garbage collection forgets it after `history_retention_seconds`. They also take `conn`, a connection
+    inside a transaction that the update becomes part of.
     """
 
     def add_files(
@@ -150,8 +151,13 @@ class FileReferenceStore(Updates):
         self._execute(conn, "forget_table", {})
 
     def clear(self) -> None:
-        """Forgets every file of this table, of no other."""
-        self._rows("clear")
+        """Forgets every file of this table, of no other. Updates are before it or after it, whole."""
+
+        def work(conn: psycopg.Connection[Any]) -> None:
+            self._execute(conn, "keep_writers_out", {})
+            self._execute(conn, "clear", {})
+
+        self._run(work, "clear", None, run=run_alone)
 
     def is_assigned(self, requests: Iterable[CheckAssignmentRequest]) -> bool:
         """True when all are assigned to their job, False when any is unassigned.

@@ -20,7 +20,7 @@ with {sent}, {before}, file as materialized (
     returning f.file_id
 ), added as (
     {into_references}
-    select %(table_id)s, partition_id, file_id, filename, row_count, count_approximate, only_contains_data
+    select %(table_id)s, partition_id, file_id, filename, row_count, count_approximate, only_contains_data, true
     from unnest(
         %(ref_commits)s::integer[], %(ref_partition_ids)s::text[], %(ref_file_ids)s::uuid[],
         %(ref_filenames)s::text[], %(ref_row_counts)s::bigint[], %(ref_approximate)s::boolean[],
@@ -39,9 +39,11 @@ select {outcome},
 -- Assigns references to jobs, in the order of their keys, for the commits of which none is missing or assigned.
 with {sent}, {before}, input as materialized (
     select q.commit, q.partition_id, q.job_id, f.file_id
-    from unnest(%(commits)s::integer[], %(partition_ids)s::text[], %(job_ids)s::text[], %(files)s::text[])
-        as q (commit, partition_id, job_id, files)
-    cross join lateral unnest(q.files::uuid[]) as f (file_id)
+    from unnest(
+        %(commits)s::integer[], %(partition_ids)s::text[], %(job_ids)s::text[], %(firsts)s::integer[],
+        %(lasts)s::integer[]
+    ) as q (commit, partition_id, job_id, first, last)
+    cross join lateral unnest((%(inputs)s::uuid[])[q.first : q.last]) as f (file_id)
     order by q.partition_id collate "C", f.file_id
 ), locked as materialized (
     select i.commit, i.job_id, l.place, l.place is not null as ok
@@ -77,16 +79,16 @@ select {outcome},
 -- name: replace
 -- Replaces each job's inputs by its output, for the requests that are valid.
 with {sent}, {before}, {replacements}, locked as materialized (
-    select i.number, l.place, l.place is not null as ok
-    from input i
+    select q.number, cardinality(q.file_ids) as wanted, l.place
+    from request q
     left join lateral (
         select r.ctid as place
         from {file_reference} r
-        where r.partition_id = i.partition_id and r.file_id = i.file_id and r.job_id = i.job_id
+        where r.partition_id = q.partition_id and r.file_id = any(q.file_ids) and r.job_id = q.job_id
         for update
     ) l on true
 ), checks as (
-    select number, ok from locked
+    select number, count(place) = max(wanted) as ok from locked group by number
     union all
     select o.number, false from output o where exists ({is_tracked})
 ), {verdict_of_requests}, {applied}, {taken}, {removed}, {logged}, new_file as materialized (
@@ -99,17 +101,14 @@ with {sent}, {before}, {replacements}, locked as materialized (
     returning f.file_id
 ), added as (
     {into_references}
-    select %(table_id)s, partition_id, file_id, filename, row_count, count_approximate, only_contains_data
+    select %(table_id)s, partition_id, file_id, filename, row_count, count_approximate, only_contains_data, false
     from output
     where (select ok from verdict)[number]
     on conflict do nothing
     returning partition_id, file_id
-), {counts_changed}, finished as (
-    delete from compaction_job j
-    using request q
-    where (select ok from verdict)[q.number]
-        and j.table_id = %(table_id)s and j.job_id = q.job_id
-), {recorded}
+), {counts_changed}, valid as materialized (
+    select job_id from request where (select ok from verdict)[number]
+), {finished}, {recorded}
 select {outcome},
     case when (select count(distinct file_id) from tracked) < (select count(*) from new_file)
         then lost_race('another transaction adds the same file') end,
@@ -121,8 +120,16 @@ select {outcome},
 -- Quicker, and when serializable with fewer conflicts: it looks at nothing but what it changes.
 with {sent}, {replacements}, removed as (
     delete from {file_reference} r
-    using input i
-    where r.partition_id = i.partition_id and r.file_id = i.file_id and r.job_id = i.job_id
+    where r.ctid = any(array(
+            select l.place
+            from request q
+            cross join lateral (
+                select r.ctid as place
+                from {file_reference} r
+                where r.partition_id = q.partition_id and r.file_id = any(q.file_ids) and r.job_id = q.job_id
+                offset 0
+            ) l
+        ))
     returning {removed_columns}
 ), {logged}, new_file as materialized (
     select file_id, filename, byte_count, row_count, min_key, max_key, true as referenced from output
@@ -130,17 +137,21 @@ with {sent}, {replacements}, removed as (
     {track}
 ), added as (
     {into_references}
-    select %(table_id)s, partition_id, file_id, filename, row_count, count_approximate, only_contains_data
+    select %(table_id)s, partition_id, file_id, filename, row_count, count_approximate, only_contains_data, false
     from output
     returning partition_id, file_id
-), {counts_changed}, finished as (
-    delete from compaction_job j using request q where j.table_id = %(table_id)s and j.job_id = q.job_id
-), applied as materialized (
-    select array_agg(true) as ok from generate_series(1, %(count)s::integer)
-), recorded as (
+), {counts_changed}, valid as (
+    select job_id from request
+), {finished}, recorded as (
     {record}
+    order by commit_key
 )
-select case when (select count(*) from removed) < (select count(*) from input) then not_whole() end;
+select case when (select count(*) from removed) < cardinality(%(inputs)s::uuid[])
+        -- a reference that was changed just before may be another job's
+        or exists (
+            select from of_job where ((partition_id, job_id) in (select partition_id, job_id from request)) is not true
+        )
+    then not_whole() end;
 
 -- name: add_whole
 -- As add_files, when no file is tracked; else a unique violation, and nothing is done. Quicker.
@@ -154,16 +165,15 @@ with {sent}, new_file as materialized (
     {track}
 ), added as (
     {into_references}
-    select %(table_id)s, *
+    select %(table_id)s, *, true
     from unnest(
         %(ref_partition_ids)s::text[], %(ref_file_ids)s::uuid[], %(ref_filenames)s::text[],
         %(ref_row_counts)s::bigint[], %(ref_approximate)s::boolean[], %(ref_only)s::boolean[]
     )
     returning partition_id, file_id
-), {counts_added}, applied as materialized (
-    select array_agg(true) as ok from generate_series(1, %(count)s::integer)
-), recorded as (
+), {counts_added}, recorded as (
     {record}
+    order by commit_key
 )
 select 1;
 
@@ -203,7 +213,7 @@ with {sent}, {before}, input as materialized (
     )
 ), {verdict_of_requests}, {applied}, {taken}, {removed}, {logged}, added as (
     {into_references}
-    select %(table_id)s, partition_id, file_id, filename, row_count, count_approximate, only_contains_data
+    select %(table_id)s, partition_id, file_id, filename, row_count, count_approximate, only_contains_data, false
     from target
     where (select ok from verdict)[number]
     on conflict do nothing
@@ -222,7 +232,7 @@ with {sent}, {before}, input as materialized (
     from unnest(%(commits)s::integer[], %(file_ids)s::uuid[], %(filenames)s::text[]) as t (commit, file_id, filename)
     order by file_id
 ), locked as materialized (
-    select i.*, l.found is not null as tracked
+    select i.*, l.place, l.place is not null as tracked
     from input i
     left join lateral (
         {lock_file}
@@ -239,12 +249,21 @@ with {sent}, {before}, input as materialized (
     union all
     select commit, false from refused
 ), {verdict_of_commits}, gone as materialized (
-    select file_id from locked where (select ok from verdict)[commit]
+    select file_id, place from locked where (select ok from verdict)[commit]
 ), forgotten as (
     {forget_files}
 ), {recorded}
-select {outcome}, null,
+select {outcome},
+    case when (select count(distinct file_id) from forgotten) < (select count(distinct file_id) from gone)
+        then lost_race('another transaction changed a file') end,
     (select jsonb_agg(jsonb_build_array(commit, filename, tracked) order by commit, filename) from refused) as refused;
+
+-- name: remember_refused
+-- Keeps what was refused of commits that are applied in part; in the transaction that applies them.
+update applied_commit c
+set refused = r.refused::jsonb
+from unnest(%(commit_keys)s::uuid[], %(refused)s::text[]) as r (commit_key, refused)
+where c.table_id = %(table_id)s and c.commit_key = r.commit_key;
 
 -- name: unassign_job
 -- Releases every reference that a job holds, and forgets the job. A job of one partition holds references there alone;
@@ -262,22 +281,16 @@ with job as (
     from {file_reference} r
     where %(partition_id)s::text is null and r.job_id = %(job_id)s
 ), locked as materialized (
-    select l.*
+    select l.place
     from (select * from held order by partition_id, file_id) h
     cross join lateral (
-        select r.partition_id, r.file_id
+        select r.ctid as place
         from {file_reference} r
         where r.partition_id = h.partition_id and r.file_id = h.file_id and r.job_id = %(job_id)s
         for update
     ) l
-), freed as (
-    update {file_reference} r
-    set job_id = null, last_updated = clock_timestamp()
-    from locked l
-    where r.partition_id = l.partition_id and r.file_id = l.file_id
-    returning r.partition_id
-), {mark_freed}
-select count(*) from freed;
+), {freed}, {mark_freed}
+select {freed_whole};
 
 -- name: is_applied
 -- Whether a commit is applied.
@@ -299,12 +312,18 @@ with expired as (
 )
 select count(*) from forgotten;
 
+-- name: keep_writers_out
+-- Waits for the transactions that change references, and keeps others out: what they add in the middle of a clear would
+-- refer to files that are forgotten. Readers go on.
+lock table {file_reference} in share row exclusive mode;
+
 -- name: clear
--- Forgets every file, reference, job and attempt of the table. What is deleted from the log makes totals void.
+-- Forgets every file, reference, job and attempt of the table, and how its rounds ended. What is deleted from the log makes totals void.
 with references_gone as (delete from {file_reference}),
 jobs_gone as (delete from compaction_job where table_id = %(table_id)s),
-log_gone as (delete from removed_reference where table_id = %(table_id)s),
-looks_gone as (delete from watermark where table_id = %(table_id)s and purpose <> 'totals')
+log_gone as (delete from removal where table_id = %(table_id)s),
+looks_gone as (delete from watermark where table_id = %(table_id)s and purpose <> 'totals'),
+rounds_gone as (delete from last_round where table_id = %(table_id)s)
 {forget_all};
 
 -- name: forget_table

@@ -6,14 +6,18 @@ select r.count as references, r.row_count, r.approximate, f.count as files, f.by
     (select version from watermark where table_id = %(table_id)s and purpose = 'totals') as version,
     statement_timestamp() as looked_at
 from (
-    select count(*), coalesce(sum(row_count), 0)::bigint as row_count,
+    select count(*), coalesce(sum(row_count), 0) as row_count,
         count(*) filter (where count_approximate) as approximate
     from {file_reference} r
     where {live}
 ) r, (
-    select count(*), coalesce(sum(byte_count), 0)::bigint as byte_count
+    select count(*), coalesce(sum(byte_count), 0) as byte_count
     from ({file_facts}) f
-    where exists (select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(f.file_id) and r.file_id = f.file_id and {live})
+    where exists (
+        select from {file_reference} r
+        where uuid_hash(r.file_id) = uuid_hash(f.file_id) and r.file_id = f.file_id and {live}
+        offset 0
+    )
 ) f, (
     {count_unreferenced}
 ) u, (
@@ -42,9 +46,11 @@ with base as materialized (
     from base b
     cross join lateral (
         select file_id, row_count, count_approximate
-        from removed_reference
-        where table_id = %(table_id)s and removed_xid >= pg_snapshot_xmin(b.till)
-            and not pg_visible_in_snapshot(removed_xid, b.till) and pg_visible_in_snapshot(added_xid, b.till)
+        from removal g
+        cross join lateral unnest(g.file_ids, g.row_counts, g.counts_approximate, g.added_xids)
+            as f (file_id, row_count, count_approximate, added_xid)
+        where g.table_id = %(table_id)s and g.removed_xid >= pg_snapshot_xmin(b.till)
+            and not pg_visible_in_snapshot(g.removed_xid, b.till) and pg_visible_in_snapshot(f.added_xid, b.till)
     ) r
 ), file_change as materialized (
     select l.file_id, -1 as files
@@ -88,10 +94,10 @@ with base as materialized (
     where e.table_id = %(table_id)s and e.epoch > b.epoch
 )
 select ((b.facts ->> 'references')::bigint + r.count)::bigint as references,
-    ((b.facts ->> 'row_count')::bigint + r.row_count)::bigint as row_count,
+    (b.facts ->> 'row_count')::numeric + r.row_count as row_count,
     ((b.facts ->> 'approximate')::bigint + r.approximate)::bigint as approximate,
     ((b.facts ->> 'files')::bigint + f.files)::bigint as files,
-    ((b.facts ->> 'byte_count')::bigint + f.byte_count)::bigint as byte_count,
+    (b.facts ->> 'byte_count')::numeric + f.byte_count as byte_count,
     u.count as unreferenced_files,
     ((b.facts ->> 'partitions')::bigint + e.created)::bigint as partitions,
     ((b.facts ->> 'leaves')::bigint + e.created - e.sealed)::bigint as leaves,

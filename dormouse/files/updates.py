@@ -7,6 +7,7 @@ that want the same reference or file go into statements after each other, in one
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,12 +17,12 @@ import psycopg
 from psycopg import errors as pg
 
 from dormouse.errors import CommitIdReused, DormouseError, FileAlreadyExists, FileHasReferences, FileNotFound
-from dormouse.files.arrays import booleans, integers, texts, words
-from dormouse.files.commit import Commit, CommitResult, Kind
+from dormouse.files.commit import Commit, CommitResult, Kind, RefusedPart
 from dormouse.files.operations import OPERATIONS, Operation
 from dormouse.files.parameters import Parameters
 from dormouse.files.reads import FileReferenceReads
-from dormouse.model.text import check_text, narrow_hex
+from dormouse.model.text import check_text, narrow_bytes
+from dormouse.postgres.arrays import Uuids, booleans, integers, texts
 from dormouse.postgres.transaction import run_statement
 
 ROUNDS_MAX = 10
@@ -53,8 +54,11 @@ class Updates(FileReferenceReads):
         batch = _Batch(self, operation, commits)
         runs = list(batch.runs())
         if conn is None and len(runs) == 1:
-            batch.apply(runs[0], None)
-            return batch.results()
+            if batch.went_whole(runs[0]):
+                return batch.results()
+            if not batch.may_be_applied_in_part:
+                batch.apply(runs[0], None)
+                return batch.results()
 
         def work(c: psycopg.Connection[Any]) -> list[CommitResult]:
             again = _Batch(self, operation, commits)
@@ -96,10 +100,16 @@ class _Batch:
         self._before: set[int] = set()
         self._asked: set[int] = set()
         self._failed: dict[int, dict[int, DormouseError]] = defaultdict(dict)
+        self._remembered: dict[int, int] = {}
         self._ids = {n: commit.commit_id for n, commit in enumerate(commits) if commit.commit_id is not None}
         for commit_id in self._ids.values():
             check_text("commit_id", commit_id)
         self._units = [unit for n in range(len(commits)) for unit in self._checked(n)]
+
+    @property
+    def may_be_applied_in_part(self) -> bool:
+        """Whether a commit may be that, of which its id must tell later what was refused."""
+        return self._operation.alone and any(len(self._commits[number].items) > 1 for number in self._ids)
 
     def runs(self) -> Iterator[list[_Unit]]:
         """The units in runs that touch nothing twice, almost always one."""
@@ -122,15 +132,22 @@ class _Batch:
         if run:
             yield run
 
+    def went_whole(self, units: list[_Unit]) -> bool:
+        """Applies everything by the quicker statement, where there is one; or nothing and gives False."""
+        failed = self.may_be_applied_in_part and any(self._failed.values())
+        if self._operation.whole_statement is None or failed:
+            return False
+        commits = list(dict.fromkeys(unit.commit for unit in units))
+        done = self._store._apply_whole(self._operation, self._values(self._ordered(units), commits))
+        self._applied |= set(commits if done else ())
+        return done
+
     def apply(self, units: list[_Unit], conn: psycopg.Connection[Any] | None) -> None:
         """One statement; another only for what was applied before, or has changed while it was explained."""
-        order = self._operation.order
-        if order is not None:
-            units = sorted(units, key=lambda unit: order(unit.items[0]))
-        if conn is None and self._operation.whole_statement is not None and self._went_whole(units):
-            return
+        units = self._ordered(units)
         for _ in range(ROUNDS_MAX):
             if not units:
+                self._remember_refused(conn)
                 return
             units = self._round(units, conn)
         raise pg.SerializationFailure("what the commits change is being changed by others all the time")
@@ -150,20 +167,36 @@ class _Batch:
             return [_Unit(number, n, (item,)) for n, item in enumerate(items) if n not in failed]
         return [] if failed else [_Unit(number, 0, items)]
 
-    def _went_whole(self, units: list[_Unit]) -> bool:
-        commits = list(dict.fromkeys(unit.commit for unit in units))
-        done = self._store._apply_whole(self._operation, self._values(units, commits))
-        self._applied |= set(commits if done else ())
-        return done
+    def _ordered(self, units: list[_Unit]) -> list[_Unit]:
+        order = self._operation.order
+        return units if order is None else sorted(units, key=lambda unit: order(unit.items[0]))
+
+    def _remember_refused(self, conn: psycopg.Connection[Any] | None) -> None:
+        """Of commits that are applied in part; a later run may refuse more of them."""
+        parts = {
+            number: self._refused_part(number)
+            for number in sorted(self._applied & self._ids.keys())
+            if len(self._failed[number]) > self._remembered.get(number, 0)
+        }
+        if not parts:
+            return
+        values = {
+            "commit_keys": Uuids([narrow_bytes(self._ids[number]) for number in parts]),
+            "refused": texts([json.dumps(part.to_json()) for part in parts.values()]),
+        }
+        self._store._rows("remember_refused", values, conn)
+        self._remembered |= {number: len(part.failed) for number, part in parts.items()}
 
     def _round(self, units: list[_Unit], conn: psycopg.Connection[Any] | None) -> list[_Unit]:
         """Sends units; gives those that are to be sent again."""
         commits = list(dict.fromkeys(unit.commit for unit in units))
         row = self._store._apply_once(self._operation, self._values(units, commits), conn)
-        verdict, before, reused = row[:3]
+        verdict, before, reused, refused_before = row[:4]
         if before or reused:
             done = {commits[n - 1] for n in (*before, *reused)}
             self._before |= {commits[n - 1] for n in before}
+            for n in before:
+                self._recall(commits[n - 1], (refused_before or {}).get(str(n)))
             for number in (commits[n - 1] for n in reused):
                 self._failed[number][0] = CommitIdReused(
                     f"commit id {self._ids[number]!r} is that of another commit to table "
@@ -196,20 +229,18 @@ class _Batch:
             "count": len(commits),
             "kept_seconds": self._store.table.properties.history_retention_seconds,
             "sent": integers([n for n, _ in sent]),
-            "commit_keys": words([narrow_hex(commit_id) for commit_id in ids]),
+            "commit_keys": Uuids(list(map(narrow_bytes, ids))),
             "commit_ids": texts(ids),
-            "contents": words(
-                [self._content(commit) if commit.same_content else "null" for _, commit in sent]
-            ),
+            "contents": Uuids([self._content(commit) if commit.same_content else None for _, commit in sent]),
             "expire": booleans([commit.expires for _, commit in sent]),
         }
 
-    def _content(self, commit: Commit) -> str:
+    def _content(self, commit: Commit) -> bytes:
         parts = [self._operation.statement]
         for item in commit.items:
             parts += self._operation.fingerprint(item)
             parts.append("")  # no name is empty, and none has a NUL: no two contents look alike
-        return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).digest()
 
     def _named(self, units: list[_Unit], refusals: list[list[Any]]) -> list[_Unit]:
         """The statement itself has named the files that it refused, by commit."""
@@ -238,10 +269,31 @@ class _Batch:
                 again.append(unit)
         return again
 
+    def _refused_part(self, number: int) -> RefusedPart:
+        items, failed = self._commits[number].items, tuple(sorted(self._failed[number].items()))
+        return RefusedPart(len(items), failed, tuple(self._mark(items[n]) for n, _ in failed))
+
+    def _recall(self, number: int, refused: dict[str, Any] | None) -> None:
+        """What was refused of a commit when it was applied, of the items that it comes with now."""
+        failed = self._failed[number] = {}
+        if not refused:
+            return
+        part = RefusedPart.from_json(refused, self._store.table.name)
+        marks = dict(enumerate(map(self._mark, self._commits[number].items)))
+        for (n, error), mark in zip(part.failed, part.marks, strict=True):
+            # its own number first: another item may look alike
+            place = n if marks.get(n) == mark else next((k for k, m in marks.items() if m == mark), None)
+            if place is not None:
+                del marks[place]
+                failed[place] = error
+
+    def _mark(self, item: Any) -> str:
+        return self._content(Commit([item])).hex()
+
     def _result(self, number: int) -> CommitResult:
         failed = tuple(sorted(self._failed[number].items()))
         if number in self._before:
-            return CommitResult("applied_before")
+            return CommitResult("applied_before", failed)
         if number in self._applied:
             return CommitResult("applied", failed)
         return CommitResult("refused", failed)

@@ -19,6 +19,7 @@ from dormouse.postgres.transaction import allow_scans, rows_of
 
 Purpose = Literal["jobs", "splits", "pushes"]
 _QUERIES = load(__package__ or "", "watermarks")
+ITS_PARTITION = _QUERIES["its_partition"]
 
 
 def look(
@@ -41,7 +42,8 @@ def look(
         if not is_fresh:
             allow_scans(conn)
         changed = _QUERIES["changed" if is_fresh else "everything"]
-        statement = own.on(query().including(changed=changed, remembered=_QUERIES["remembered"]))
+        parts = {"changed": changed, "its_partition": ITS_PARTITION, "remembered": _QUERIES["remembered"]}
+        statement = own.on(query().including(**parts))
         found = {**facts, **(values or {}), **key, "till": till, "epoch": epoch, "whole": not is_fresh}
         return rows_of(statement, found)(conn)[0][0]
 

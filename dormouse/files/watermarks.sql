@@ -29,6 +29,12 @@ changed as (
     select partition_id from partition where table_id = %(table_id)s
 )
 
+-- name: its_partition
+-- Part of a look: the partition of each c, looked up by its key, whatever the statistics say.
+cross join lateral (
+    select * from partition p where p.table_id = %(table_id)s and p.partition_id = c.partition_id offset 0
+) p
+
 -- name: remembered
 -- Part of a look: what it looked at is not looked at again, but for what is due; it saw what this statement's
 -- snapshot sees.

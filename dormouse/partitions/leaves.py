@@ -12,7 +12,7 @@ from uuid import UUID
 
 from dormouse.files.own_tables import OwnTables
 from dormouse.files.parameters import reference_from_row
-from dormouse.files.watermarks import look
+from dormouse.files.watermarks import ITS_PARTITION, look
 from dormouse.model.file_reference import SplitFileReferenceRequest
 from dormouse.model.partition_tree import Partition
 from dormouse.model.properties import TableProperties
@@ -60,11 +60,11 @@ class Leaves:
 
     def leaf_rows(self, row_count_min: int) -> list[LeafRows]:
         """All leaves that have files and at least so many rows: reads all references."""
-        return [LeafRows(*row) for row in self._rows("row_counts", scans=True, row_count_min=row_count_min)]
+        return _leaf_rows(self._rows("row_counts", scans=True, row_count_min=row_count_min))
 
     def leaf_rows_in(self, partition_ids: Iterable[str]) -> list[LeafRows]:
         """Those of some leaves that have files."""
-        return [LeafRows(*row) for row in self._rows("row_counts_in", partition_ids=list(partition_ids))]
+        return _leaf_rows(self._rows("row_counts_in", partition_ids=list(partition_ids)))
 
     def page(self, after: str, limit: int, *, leaves: bool = False) -> list[Partition]:
         """At most `limit` partitions, by id, whose id is greater than `after`; all, or the leaves."""
@@ -92,7 +92,7 @@ class Leaves:
         while page := self._rows("full_leaves", after=after, limit=PAGE_ROWS):
             for partition_id, marks, row_count in page:
                 if row_count is not None:
-                    yield FullLeaf(partition_id, row_count, tuple(marks))
+                    yield FullLeaf(partition_id, int(row_count), tuple(marks))
             after = page[-1][0]
 
     def settle(self, leaf: FullLeaf) -> None:
@@ -128,5 +128,10 @@ class Leaves:
 
     def _rows(self, name: str, *, scans: bool = False, **values: Any) -> list[Any]:
         """Of a query on the table's own tables."""
-        query = _QUERIES[name].including(above=_QUERIES["above"])
+        query = _QUERIES[name].including(above=_QUERIES["above"], its_partition=ITS_PARTITION)
         return self._own.rows(query, values, scans=scans, operation=name)
+
+
+def _leaf_rows(rows: Iterable[tuple[str, Any, Any]]) -> list[LeafRows]:
+    """Sums are numeric: those of valid counts may be more than a bigint."""
+    return [LeafRows(partition_id, int(count), int(exact)) for partition_id, count, exact in rows]

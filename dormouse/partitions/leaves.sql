@@ -1,7 +1,7 @@
 -- name: row_counts
 -- The rows of each leaf as its references tell, in all and those known exactly.
-select r.partition_id, sum(r.row_count)::bigint as row_count,
-    coalesce(sum(r.row_count) filter (where not r.count_approximate), 0)::bigint as exact_row_count
+select r.partition_id, sum(r.row_count) as row_count,
+    coalesce(sum(r.row_count) filter (where not r.count_approximate), 0) as exact_row_count
 from {file_reference} r
 join partition p on p.table_id = %(table_id)s and p.partition_id = r.partition_id and p.sealed_epoch is null
 group by r.partition_id
@@ -10,8 +10,8 @@ order by r.partition_id;
 
 -- name: row_counts_in
 -- Likewise, of some partitions.
-select r.partition_id, sum(r.row_count)::bigint as row_count,
-    coalesce(sum(r.row_count) filter (where not r.count_approximate), 0)::bigint as exact_row_count
+select r.partition_id, sum(r.row_count) as row_count,
+    coalesce(sum(r.row_count) filter (where not r.count_approximate), 0) as exact_row_count
 from {file_reference} r
 where r.partition_id = any(%(partition_ids)s)
 group by r.partition_id
@@ -26,12 +26,13 @@ where table_id = %(table_id)s and partition_id = any(%(partition_ids)s);
 -- name: look_for_full_leaves
 -- Marks the leaves that have so many rows, among those to look at; gives how many.
 with {changed}, due as materialized (
-    select r.partition_id
+    select p.partition_id
     from changed c
-    join partition p on p.table_id = %(table_id)s and p.partition_id = c.partition_id and p.sealed_epoch is null
-    join {file_reference} r on r.partition_id = p.partition_id
-    group by r.partition_id
-    having sum(r.row_count) >= %(row_count_min)s
+    {its_partition}
+    cross join lateral (
+        select sum(r.row_count) as row_count from {file_reference} r where r.partition_id = p.partition_id offset 0
+    ) r
+    where p.sealed_epoch is null and r.row_count >= %(row_count_min)s
 ), {remembered}
 select count(*) from due;
 
@@ -46,9 +47,11 @@ from (
     order by partition_id
     limit %(limit)s
 ) d
-left join partition p on p.table_id = %(table_id)s and p.partition_id = d.partition_id and p.sealed_epoch is null
 left join lateral (
-    select sum(r.row_count)::bigint as row_count from {file_reference} r where r.partition_id = p.partition_id
+    select * from partition p where p.table_id = %(table_id)s and p.partition_id = d.partition_id offset 0
+) p on p.sealed_epoch is null
+left join lateral (
+    select sum(r.row_count) as row_count from {file_reference} r where r.partition_id = p.partition_id offset 0
 ) s on true
 order by d.partition_id;
 
@@ -61,9 +64,9 @@ delete from dirty_partition where mark_id = any(%(marks)s);
 with {changed}, due as materialized (
     select p.partition_id
     from changed c
-    join partition p on p.table_id = %(table_id)s and p.partition_id = c.partition_id and p.sealed_epoch is not null
-    where exists (
-        select from {file_reference} r where r.partition_id = p.partition_id and r.job_id is null
+    {its_partition}
+    where p.sealed_epoch is not null and exists (
+        select from {file_reference} r where r.partition_id = p.partition_id and r.job_id is null offset 0
     )
 ), {remembered}
 select pg_current_snapshot()::text;
@@ -73,12 +76,13 @@ select pg_current_snapshot()::text;
 -- pushed down one level.
 select r.file_id, p.left_id, p.right_id, r.filename, r.partition_id, r.row_count, r.job_id, r.last_updated,
     r.count_approximate, r.only_contains_data_for_this_partition
-from {above} d
-join partition p on p.table_id = %(table_id)s and p.partition_id = d.partition_id and p.sealed_epoch is not null
-join {file_reference} r on r.partition_id = d.partition_id
-where d.partition_id >= %(after_partition)s and (d.partition_id, r.file_id) > (%(after_partition)s, %(after_file)s)
-    and r.job_id is null and pg_visible_in_snapshot(r.added_xid, %(till)s::pg_snapshot)
-order by d.partition_id, r.file_id
+from {above} c
+{its_partition}
+cross join lateral (select * from {file_reference} r where r.partition_id = p.partition_id offset 0) r
+where c.partition_id >= %(after_partition)s and (c.partition_id, r.file_id) > (%(after_partition)s, %(after_file)s)
+    and p.sealed_epoch is not null and r.job_id is null
+    and pg_visible_in_snapshot(r.added_xid, %(till)s::pg_snapshot)
+order by c.partition_id, r.file_id
 limit %(limit)s;
 
 -- name: above
@@ -88,10 +92,12 @@ limit %(limit)s;
 -- name: count_above
 -- How many references of partitions that were divided wait to be pushed down.
 select count(*)
-from {above} d
-join partition p on p.table_id = %(table_id)s and p.partition_id = d.partition_id and p.sealed_epoch is not null
-join {file_reference} r on r.partition_id = d.partition_id
-where r.job_id is null;
+from {above} c
+{its_partition}
+cross join lateral (
+    select from {file_reference} r where r.partition_id = p.partition_id and r.job_id is null offset 0
+) r
+where p.sealed_epoch is not null;
 
 -- name: partition_page
 -- The partitions after one, by id: all, or the leaves alone.

@@ -6,8 +6,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from copy import copy
 from enum import StrEnum
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -20,6 +21,7 @@ from dormouse.errors import ConnectionsExhausted, InstanceError
 from dormouse.postgres.opening import Connection, Unavailable, connect, describe, is_alive, parameters
 from dormouse.postgres.pool import Pool, PoolClosed, PoolTimeout
 from dormouse.postgres.queries import load
+from dormouse.postgres.rds_iam import is_by_rds_proxy
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +42,10 @@ SESSION_SETTINGS = {
 CHECK_AFTER_IDLE_SECONDS = 1.0
 """A connection that rested longer is asked whether it is alive before it is lent again."""
 
-_HAS_ROOM = load(__package__, "connection")["has_room"].on()
+_QUERIES = load(__package__, "connection")
+
+DURABLY = _QUERIES["durably"]
+"""Within a transaction: it waits for the disk, and so is what was committed before it."""
 
 _DEFAULTS = {
     "connect_timeout": 10,
@@ -80,7 +85,7 @@ class ConnectionSupplier:
 
     Borrowers wait in the order in which they came. They also wait while the server has too many connections
     or restarts. A connection that died in the pool is replaced before it is lent. A forked child gets a pool
-    of its own.
+    of its own. `revive` is asked to start the server again when it does not answer, and tells whether it did.
     """
 
     def __init__(
@@ -93,6 +98,7 @@ class ConnectionSupplier:
         application_name: str = "dormouse",
         read_only: bool = False,
         isolation: Isolation = Isolation.READ_COMMITTED,
+        revive: Callable[[], bool] = lambda: False,
     ) -> None:
         self._conninfo = session_conninfo(
             dsn, application_name=application_name, read_only=read_only, isolation=isolation
@@ -100,6 +106,9 @@ class ConnectionSupplier:
         self._connections_max = connections_max
         self._idle_seconds_max = idle_seconds_max
         self._wait_seconds_max = wait_seconds_max
+        self._revive = revive
+        self._limits_ms: Mapping[str, int] = {}
+        self._waits_for_disk = True
         self._reached_before = False
         self._lock = threading.Lock()
         self._pool: Pool | None = None
@@ -122,6 +131,30 @@ class ConnectionSupplier:
         if pool is not None:
             pool.close()
 
+    def limited(self, **limits_ms: int) -> ConnectionSupplier:
+        """Another supplier alike, whose sessions have these settings of milliseconds, such as `lock_timeout`.
+
+        A setting of the server's or the role's own is kept when it is lower.
+        """
+        made = self._another()
+        made._limits_ms = limits_ms
+        return made
+
+    def hurried(self) -> ConnectionSupplier:
+        """Another supplier alike, whose sessions do not wait for the disk when they commit.
+
+        What they commit is seen before it is safe from a crash. `DURABLY` is for transactions that must wait.
+        """
+        made = self._another()
+        made._waits_for_disk = False
+        return made
+
+    def _another(self) -> ConnectionSupplier:
+        made = copy(self)
+        made._lock, made._pool, made._closed = threading.Lock(), None, False
+        _suppliers.add(made)
+        return made
+
     def _open_pool(self) -> Pool:
         if (pool := self._pool) is not None:
             return pool
@@ -135,9 +168,19 @@ class ConnectionSupplier:
             return self._pool
 
     def _connect(self) -> Connection:
-        conn = connect(self._conninfo, reached_before=self._reached_before)
         try:
-            (conn.is_spare,) = conn.execute(_HAS_ROOM).fetchone() or (True,)
+            conn = connect(self._conninfo, reached_before=self._reached_before)
+        except InstanceError:
+            if not self._revive():
+                raise
+            conn = connect(self._conninfo, reached_before=True)
+        try:
+            self._look(conn)
+            if self._limits_ms and not conn.is_pooled:
+                limits = {"names": list(self._limits_ms), "milliseconds": list(self._limits_ms.values())}
+                conn.execute(_QUERIES["limit"].on(), limits)
+            if not self._waits_for_disk and not conn.is_pooled:
+                conn.execute(_QUERIES["hurry"].on())
         except BaseException as error:
             conn.close()
             if isinstance(error, psycopg.OperationalError):
@@ -145,6 +188,22 @@ class ConnectionSupplier:
             raise
         self._reached_before = True
         return conn
+
+    def _look(self, conn: Connection) -> None:
+        """Sees what is between; `InstanceError` when the session is not as it was asked for."""
+        wanted = {"names": list(SESSION_SETTINGS), "values": list(SESSION_SETTINGS.values())}
+        found = conn.execute(_QUERIES["look"].on(), wanted, prepare=False).fetchone()
+        assert found is not None  # noqa: S101 it is one row
+        conn.is_spare, process_id, lost = found
+        if lost:
+            raise InstanceError(
+                f"{describe(self._conninfo)}: a pooler takes the settings of sessions away; connect "
+                f"to PostgreSQL itself, or give the role each by ALTER ROLE … SET: {', '.join(lost)}"
+            )
+        if process_id != conn.info.backend_pid and not is_by_rds_proxy(self._conninfo):
+            # the next statement may be another session's, in which names of ours mean statements of others
+            conn.is_pooled = True
+            conn.prepare_threshold = None
 
     def _borrow(self, pool: Pool) -> Connection:
         deadline = time.monotonic() + self._wait_seconds_max

@@ -8,7 +8,7 @@ select exists (select from tables where pg_snapshot_xmax(collected_till) > next)
     or exists (select from file_reference where partition_id <> '' and added_xid >= next)
     or exists (
         select from tables t
-        where exists (select from removed_reference r where r.table_id = t.table_id and r.removed_xid >= next)
+        where exists (select from removal r where r.table_id = t.table_id and r.removed_xid >= next)
     )
 from now;
 
@@ -20,8 +20,8 @@ where partition_id <> '' and added_xid >= pg_snapshot_xmax(pg_current_snapshot()
 
 -- name: renumber_removals
 -- Removals that were not collected are of this transaction, the others of the first.
-update removed_reference r
-set added_xid = '3',
+update removal r
+set added_xids = array_fill('3'::xid8, array[cardinality(file_ids)]),
     removed_xid = case when pg_visible_in_snapshot(r.removed_xid, t.collected_till) then '3' else pg_current_xact_id() end
 from tables t
 where t.table_id = r.table_id;

@@ -15,7 +15,9 @@ from psycopg.rows import TupleRow
 from dormouse.errors import InstanceError, InstanceReadOnly, InstanceTooNew, NotAnInstance, one_line
 from dormouse.postgres.connection import ConnectionSupplier, Supplier
 from dormouse.postgres.copied import settle
+from dormouse.postgres.opening import Connection
 from dormouse.postgres.queries import Queries, load
+from dormouse.postgres.transaction import run_lookup
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 """Dormouse's own migrations."""
@@ -63,10 +65,11 @@ def migrate(dsn_or_supplier: str | Supplier, folder: Path = MIGRATIONS) -> list[
         with closing(ConnectionSupplier(dsn_or_supplier)) as supplier:
             return migrate(supplier, folder)
     migrations = read_migrations(folder)
+    # a server that recovers from a crash may end the connection once more
+    applied = run_lookup(dsn_or_supplier, _applied, operation="look at the schema")
+    if applied is not None and not _pending(applied, migrations) and _in_place(applied):
+        return []
     with dsn_or_supplier.connection() as conn:
-        applied = _applied(conn)
-        if applied is not None and not _pending(applied, migrations) and _in_place(applied):
-            return []
         try:
             with locked(conn, _queries):
                 return _apply_all(conn, migrations)
@@ -76,8 +79,8 @@ def migrate(dsn_or_supplier: str | Supplier, folder: Path = MIGRATIONS) -> list[
 
 def lacking(supplier: Supplier, folder: Path = MIGRATIONS) -> list[Migration]:
     """What `migrate` would apply; changes nothing, and raises as it does."""
-    with supplier.connection() as conn:
-        return _pending(_applied(conn) or [], read_migrations(folder))
+    applied = run_lookup(supplier, _applied, operation="look at the schema")
+    return _pending(applied or [], read_migrations(folder))
 
 
 def read_migrations(folder: Path) -> list[Migration]:
@@ -170,7 +173,12 @@ def _apply(conn: psycopg.Connection[TupleRow], migration: Migration) -> None:
 
 @contextmanager
 def locked(conn: psycopg.Connection[TupleRow], queries: Queries) -> Iterator[None]:
-    """Between the queries `lock` and `unlock`."""
+    """Between the queries `lock` and `unlock`; InstanceError for a session that a pooler shares out."""
+    if isinstance(conn, Connection) and conn.is_pooled:
+        raise InstanceError(
+            "the database must be brought up to date, and a pooler is between, which keeps no lock: open "
+            "the instance once by PostgreSQL's own address"
+        )
     conn.execute(queries["lock"].on())
     try:
         yield

@@ -15,6 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
 
 from dormouse.errors import ConnectionsExhausted, DormouseError, InstanceError, InvalidInput, one_line
+from dormouse.postgres.arrays import Uuids, UuidsDumper, UuidsTextDumper
 from dormouse.postgres.rds_iam import to_conninfo, with_token
 
 POSTGRES_VERSION_MIN = 150000
@@ -32,6 +33,9 @@ _ERROR_RESPONSE = re.compile(
     rb'^B\t[^\t]*\tErrorResponse\t S "[^"]*" V "[^"]*" C "([0-9A-Z]{5})"', re.MULTILINE
 )
 
+for _dumper in (UuidsTextDumper, UuidsDumper):  # the last is preferred
+    psycopg.adapters.register_dumper(Uuids, _dumper)
+
 
 class Connection(psycopg.Connection[TupleRow]):
     """A connection that knows since when it has been open, and has rested in a pool (`time.monotonic`)."""
@@ -43,6 +47,8 @@ class Connection(psycopg.Connection[TupleRow]):
         self.rested_since = float("inf")
         self.is_spare = True
         """Whether the server has so many more that this one may be kept for later."""
+        self.is_pooled = False
+        """Whether each transaction may be another session's, as a pooler gives them out."""
 
     def __del__(self, *_: Any) -> None:
         """A pooled connection ends with the program, which is nothing to warn of."""

@@ -62,6 +62,11 @@ def with_token(conninfo: str) -> str:
     return make_conninfo("", **given)
 
 
+def is_by_rds_proxy(conninfo: str) -> bool:
+    """Whether an RDS Proxy is between, which keeps each client's prepared statements apart."""
+    return _PLACEHOLDER in conninfo and _BY_PROXY in conninfo
+
+
 def _token(host: str, port: str, user: str, region: str) -> str:
     from botocore.model import ServiceId
     from botocore.signers import RequestSigner

@@ -18,8 +18,10 @@ from dormouse.backoff import backoff_seconds
 from dormouse.errors import (
     CommitFailed,
     CommitOutcomeUnknown,
+    InstanceError,
     InstanceForbidden,
     InstanceReadOnly,
+    TableBusy,
     TooManyRetries,
 )
 from dormouse.postgres.connection import SCAN_SETTINGS, Isolation, Supplier
@@ -33,6 +35,10 @@ T = TypeVar("T")
 CONFLICTS = (errors.SerializationFailure, errors.DeadlockDetected)
 """SQLSTATE 40001 and 40P01: the server rolled back, and the same work may succeed when tried again."""
 
+ALONE_SECONDS_MAX = 600.0
+ALONE_LOCK_SECONDS_MIN, ALONE_LOCK_SECONDS_MAX = 0.05, 1.0
+"""How long one try waits for a lock, and holds up those behind it: twice as long each time."""
+
 RetryEvent = Literal["retries", "exhausted", "unknown"]
 RETRY_EVENTS: tuple[RetryEvent, ...] = get_args(RetryEvent)
 """Tried again; given up after the last attempt; died between the commit and its answer."""
@@ -42,7 +48,10 @@ _BEGIN = {
     for isolation in Isolation
     for read_only in (False, True)
 }
-_WITH_SCANS = "".join(f"; set local {name} = on" for name in SCAN_SETTINGS) + "; set local work_mem = '64MB'"
+_WITH_SCANS = "".join(f"; set local {name} = on" for name in SCAN_SETTINGS) + (
+    # planned for the sizes of now: to scan again and again is quick only while a table is small
+    "; set local work_mem = '64MB'; set local plan_cache_mode = force_custom_plan"
+)
 
 
 class Retries:
@@ -97,16 +106,55 @@ def run_transaction(
     look rows up by keys, whatever the statistics say: a plan made while a table was small outlives that.
 
     Raises TooManyRetries after `attempts_max` attempts, CommitOutcomeUnknown when the connection died between
-    COMMIT and its answer, CommitFailed when `work` hid a failed statement or ended the transaction itself,
-    InstanceReadOnly when the database only takes reads, InstanceForbidden when its role has no right; and
-    what `Supplier.connection` raises.
+    COMMIT and its answer (what is `read_only` is tried again), CommitFailed when `work` hid a failed
+    statement or ended the transaction itself, InstanceReadOnly when the database only takes reads,
+    InstanceForbidden when its role has no right, InstanceError when the database's disk is full; and what
+    `Supplier.connection` raises.
     """
     begin = _BEGIN[isolation, read_only] + (_WITH_SCANS if scans else "")
 
     def once(conn: psycopg.Connection[TupleRow]) -> T:
-        return _run_once(conn, work, begin, operation)
+        try:
+            return _run_once(conn, work, begin, operation)
+        except CommitOutcomeUnknown as error:
+            if not read_only:
+                raise
+            raise _ConnectionLost from error
 
     return _try_until_done(supplier, once, attempts_max, operation, retries)
+
+
+def run_alone(
+    supplier: Supplier,
+    work: Callable[[psycopg.Connection[TupleRow]], T],
+    *,
+    seconds_max: float = ALONE_SECONDS_MAX,
+    operation: str,
+    **options: Any,
+) -> T:
+    """As `run_transaction`, for work that keeps all others from a table, which others may use for long.
+
+    A lock that is waited for holds up all that come later. So each try waits for a moment only, and the
+    whole is tried again. Raises `TableBusy` after `seconds_max`.
+    """
+    deadline = time.monotonic() + seconds_max
+    seconds = ALONE_LOCK_SECONDS_MIN
+
+    def impatient(conn: psycopg.Connection[TupleRow]) -> T:
+        conn.execute(sql.SQL("set local lock_timeout = {}").format(round(1_000 * seconds)))
+        return work(conn)
+
+    while True:
+        try:
+            return run_transaction(supplier, impatient, operation=operation, **options)
+        except errors.LockNotAvailable:
+            if time.monotonic() >= deadline:
+                raise TableBusy(
+                    f"{operation}: for {seconds_max:g} s others have used what it must have alone (a long "
+                    "query, a backup, a process that hangs); nothing was changed, try again later"
+                ) from None
+        time.sleep(seconds)
+        seconds = min(2 * seconds, ALONE_LOCK_SECONDS_MAX)
 
 
 def allow_scans(conn: psycopg.Connection[TupleRow]) -> None:
@@ -199,6 +247,11 @@ def _try_until_done(
             raise InstanceReadOnly(
                 f"{operation}: the instance was opened read-only, or its database only takes reads"
             ) from error
+        except errors.DiskFull as error:
+            raise InstanceError(
+                f"{operation}: the disk of the database is full; nothing was applied: make room, and try "
+                f"again ({_first_line(error)})"
+            ) from error
         except errors.InsufficientPrivilege as error:
             raise InstanceForbidden(
                 f"{operation}: the role of the database may not do it ({_first_line(error)}); log in as the "
@@ -282,7 +335,8 @@ def _answered(conn: psycopg.Connection[Any], error: BaseException) -> bool:
 
 
 def _is_lost(conn: psycopg.Connection[Any], error: BaseException) -> bool:
-    return isinstance(error, psycopg.OperationalError) and (conn.closed or _is_farewell(error))
+    # a session that was idle for too long ends with an InternalError
+    return isinstance(error, psycopg.DatabaseError) and (conn.closed or _is_farewell(error))
 
 
 def _is_farewell(error: psycopg.Error) -> bool:

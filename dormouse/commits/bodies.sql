@@ -1,0 +1,33 @@
+-- name: needless
+-- Which bodies no message has any more, by number: those of commits that are applied, after a while; others when they
+-- are so old that no queue holds a message that long. A dead letter keeps its own.
+select b.number
+from unnest(%(commit_keys)s::uuid[], %(made_at)s::float8[]) with ordinality b (commit_key, made_at, number)
+cross join lateral (select extract(epoch from clock_timestamp()) - b.made_at as seconds) age
+where not exists (select from commit_message m where m.commit_key = b.commit_key)
+    and b.commit_key not in (select commit_key from dead_commit_message where commit_key is not null)
+    and (
+        age.seconds > %(kept_seconds)s
+        -- what has no time was made by an older Dormouse
+        or coalesce(age.seconds > %(applied_seconds)s, true) and exists (
+            select from tables t
+            cross join lateral (
+                select from applied_commit c
+                where c.table_id = t.table_id and c.commit_key = b.commit_key
+                limit 1
+            ) c
+        )
+    );
+
+-- name: forget_dead_pointers
+-- Forgets buried messages that have a body, of tables that are gone.
+with dead as materialized (
+    -- not read as JSON, since anything may have been buried
+    select message_id, substring(body from '"table_id":(\d{1,9})[,}]')::integer as table_id
+    from dead_commit_message
+    where body like '{"version":1,"type":"pointer",%'
+)
+delete from dead_commit_message d
+using dead
+where d.message_id = dead.message_id and dead.table_id is not null
+    and not exists (select from tables t where t.table_id = dead.table_id);
