@@ -9,6 +9,9 @@ with dm.local("./lake") as instance:
     print(table.query(where={"id": dm.Range(1, 100)}).read_all())
 """
 
+import logging  # noqa: F401  # a fork takes its lock after ours, which is registered later
+import os
+import threading
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -63,11 +66,19 @@ _HOMES = {
 """Where the names stand that are loaded when they are first asked for; what is not listed is a type."""
 
 
+# A child that was forked while a thread loads modules would wait for it for ever: the fork waits instead.
+_loading = threading.RLock()
+os.register_at_fork(
+    before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_loading.release
+)
+
+
 def __getattr__(name: str) -> object:
     # Every process that imports any module of the package would pay for PostgreSQL's client and pydantic.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOMES.get(name, _TYPES)), name)
+    with _loading:
+        value = globals()[name] = getattr(import_module(_HOMES.get(name, _TYPES)), name)
     return value
 
 

@@ -23,7 +23,7 @@ from dormouse.model.text import is_text
 from dormouse.partitions.store import PartitionStore
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
+from dormouse.postgres.transaction import rows_of, run_alone, run_lookup, run_transaction
 
 _QUERIES = load(__file__, "catalog")
 
@@ -114,8 +114,8 @@ class Catalog:
     def convert_layout(self, table: TableRecord, layout: str) -> TableRecord:
         """Changes how a table's files are tracked; changes nothing when they are tracked so already.
 
-        Waits until no other transaction uses the table; others wait, and then follow. Raises `InvalidInput`
-        for an unknown layout, `TableNotFound` when the table was dropped.
+        Waits until no other transaction uses the table, and holds up none meanwhile; others follow. Raises
+        `InvalidInput` for an unknown layout, `TableNotFound` when the table was dropped, `TableBusy`.
         """
         target = known_layout(layout).name
 
@@ -126,20 +126,25 @@ class Catalog:
                 conn.execute(_QUERIES["set_layout"].on(), {"table_id": now.table_id, "layout": target})
             return replace(now, layout=target)
 
-        return run_transaction(self._supplier, work, operation="convert layout")
+        return run_alone(self._supplier, work, operation="convert layout")
 
     def drop(self, name: str) -> TableRecord:
-        """Drops a table; its objects are left to `WriteAttempts.collect_abandoned`."""
+        """Drops a table; its objects are left to `WriteAttempts.collect_abandoned`.
+
+        Waits until no other transaction uses it, and holds up none meanwhile. Raises `TableNotFound` and
+        `TableBusy`.
+        """
         found = self.get(name)
 
         def work(conn: psycopg.Connection[Any]) -> TableRecord:
             table = self._held(conn, found)
+            conn.execute(known_layout(table.layout).on("lock", table.table_id))
             conn.execute(_QUERIES["remove"].on(), {"table_id": table.table_id})
             FileReferenceStore(self._supplier, table).drop(conn)
             self._attempts.abandon_table(conn, table)
             return table
 
-        return run_transaction(self._supplier, work, operation="drop table")
+        return run_alone(self._supplier, work, operation="drop table")
 
     def instance_id(self) -> str:
         """The id that database and object store share."""

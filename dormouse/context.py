@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from dormouse.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.files.compaction_jobs import CompactionJobs
 from dormouse.files.garbage import GarbageCollector
+from dormouse.files.last_rounds import LastRounds
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
@@ -104,6 +105,10 @@ class TableContext:
     @cached_property
     def jobs(self) -> CompactionJobs:
         return CompactionJobs(self.supplier, self.table, self.store)
+
+    @cached_property
+    def last_rounds(self) -> LastRounds:
+        return LastRounds(self.supplier, self.table)
 
     @cached_property
     def garbage(self) -> GarbageCollector:

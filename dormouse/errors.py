@@ -7,11 +7,13 @@ DormouseError
 │   ├── InvalidProperties
 │   ├── InvalidKey                   a value that is not of its field's type
 │   ├── InvalidRange                 an empty range, a split point outside its partition
-│   ├── InvalidCommitRequest         malformed, of an unknown version, too large
+│   ├── InvalidCommitRequest         malformed, too large
+│   │   └── CommitRequestTooNew      written by a newer Dormouse
 │   ├── InvalidData                  columns missing, extra, mistyped; nulls in a key; corrupt files
 │   └── InvalidQuery
 ├── TableNotFound
 ├── TableAlreadyExists
+├── TableBusy                        others use it all the time; nothing was changed
 ├── InstanceError
 │   ├── NotAnInstance                a folder or database that holds something else
 │   ├── InstanceLocked
@@ -44,6 +46,7 @@ DormouseError
 ├── CommitQueueError                 the queue does not exist, denies access, or cannot be reached
 ├── ObjectStoreError
 │   ├── ObjectNotFound
+│   │   └── QueryOvertaken           its files were collected, and the rows are others now
 │   └── ObjectAlreadyExists
 ├── QueryTooLarge                    it needs more memory or disk than it may have
 ├── EngineFailed                     DuckDB failed inside, or the process that ran it ended
@@ -94,6 +97,10 @@ class InvalidCommitRequest(InvalidInput):
     """The commit request cannot be read or applied."""
 
 
+class CommitRequestTooNew(InvalidCommitRequest):
+    """The commit request was written by a newer Dormouse."""
+
+
 class InvalidData(InvalidInput):
     """The data does not fit the table's schema."""
 
@@ -108,6 +115,10 @@ class TableNotFound(DormouseError, LookupError):
 
 class TableAlreadyExists(DormouseError):
     """A table of this name exists already."""
+
+
+class TableBusy(DormouseError):
+    """Other transactions use the table all the time; nothing was changed."""
 
 
 class InstanceError(DormouseError):
@@ -272,6 +283,10 @@ class ObjectStoreError(DormouseError):
 
 class ObjectNotFound(ObjectStoreError, LookupError):
     """The object does not exist."""
+
+
+class QueryOvertaken(ObjectNotFound):
+    """Files of the query were collected while it ran, and the table's rows are others now."""
 
 
 class ObjectAlreadyExists(ObjectStoreError):

@@ -67,6 +67,7 @@ class Instance:
         read_only: bool = False,
         committer: bool = False,
         on_close: Callable[[], None] = lambda: None,
+        revive: Callable[[], bool] = lambda: False,
     ) -> None:
         self._objects = objects
         self._read_only = read_only
@@ -78,6 +79,7 @@ class Instance:
             idle_seconds_max=settings.connection_idle_seconds_max,
             wait_seconds_max=settings.connection_wait_seconds_max,
             read_only=read_only,
+            revive=revive,
         )
         self._attempts = WriteAttempts(self._supplier, objects)
         self._catalog = Catalog(self._supplier, self._attempts)
@@ -150,7 +152,7 @@ class Instance:
             raise InvalidProperties(f"properties must be dm.TableProperties(...), not {properties!r}")
         if not isinstance(schema, Schema):
             raise InvalidSchema(f"schema must be dm.Schema(...), not {schema!r}")
-        Transform.parse(schema, properties)
+        Transform.check(schema, properties)
         split_points = () if split_points is None else split_points
         made = self._table(self._catalog.create(name, schema, properties, layout, split_points))
         self._tables.note_activity()
@@ -248,8 +250,9 @@ class Instance:
     def committer(self, *, concurrency: int = 2, batch_max: int = 500, receives_max: int = 10) -> Committer:
         """What applies requests: `run()` until it is stopped, or `drain()` until the queue is empty.
 
-        It takes at most `batch_max` requests at once, works on `concurrency` batches at a time, and rejects a
-        request whose inputs were not there at `receives_max` tries.
+        It takes at most `batch_max` requests at once (more where many wait for many tables), works on
+        `concurrency` batches at a time, and rejects a request whose inputs were not there at `receives_max`
+        tries.
         """
         self._check_writable()
         return self._commits.committer(CommitterOptions(concurrency, batch_max, receives_max))

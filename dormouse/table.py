@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from dormouse.context import TableContext
 from dormouse.errors import InstanceReadOnly, InvalidProperties
 from dormouse.files.garbage import GarbageReport
+from dormouse.files.last_rounds import LastRound
 from dormouse.files.reads import FileFacts
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.partition_tree import Partition
@@ -35,7 +37,11 @@ Engine = Literal["auto", "local", "spark"]
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """What a table consists of now. Rows of files that a split has divided are estimates."""
+    """What a table consists of now, and how its rounds end. Rows of files that a split divided are estimates.
+
+    `compaction_jobs` wait or are run, `jobs_running` of them are run; `jobs_given_up` were given up in all.
+    `rounds` has one of each kind that there was.
+    """
 
     name: str
     partitions: int
@@ -47,6 +53,11 @@ class TableStatus:
     byte_count: int
     unreferenced_files: int
     compaction_jobs: int
+    jobs_running: int = 0
+    jobs_given_up: int = 0
+    given_up_reason: str | None = None
+    given_up_at: datetime | None = None
+    rounds: tuple[LastRound, ...] = ()
 
 
 class Table:
@@ -192,7 +203,7 @@ class Table:
         return self._context.garbage.collect()
 
     def garbage_ready(self) -> Iterator[str]:
-        """The files that `collect_garbage` would delete now, streamed."""
+        """The files that `collect_garbage` would delete now, of those that an earlier round saw; streamed."""
         return self._context.garbage.ready()
 
     def set_properties(self, **changes: Any) -> TableProperties:
@@ -208,7 +219,7 @@ class Table:
         def change(now: TableProperties) -> TableProperties:
             values = {**now.model_dump(exclude_defaults=True), **changes}
             changed = TableProperties(**{name: value for name, value in values.items() if value is not None})
-            Transform.parse(self.schema, changed)
+            Transform.check(self.schema, changed)
             return changed
 
         self._context = self._tables.change_properties(self._context.table, change)
@@ -217,8 +228,9 @@ class Table:
     def convert_layout(self, layout: str) -> bool:
         """Changes how the files are tracked: `file_table`, `salted_counts` or `dummy_reference`.
 
-        One transaction, which waits until no other uses the table, and is waited for; other processes' tables
-        follow. False when they are tracked so already. Raises `InvalidInput` for an unknown layout.
+        One transaction, which waits until no other uses the table, and holds up none meanwhile; other
+        processes' tables follow. False when they are tracked so already. Raises `InvalidInput` for an unknown
+        layout, `TableBusy` when others used it all the time.
         """
         self._check_writable()
         before = self.layout
@@ -234,9 +246,14 @@ class Table:
         return self.files.page(after, limit)
 
     def status(self) -> TableStatus:
-        """What the table consists of now. Costs what has changed since it was last counted, not the table."""
+        """What the table consists of now, and how its rounds end.
+
+        Costs what has changed since it was last counted, not the table.
+        """
         totals = self.files.totals
         found = totals.read() if self._read_only else totals.bring_forward()
+        jobs, jobs_running = self._context.jobs.count()
+        rounds, given_up = self._context.last_rounds.read()
         return TableStatus(
             name=self.name,
             partitions=found.partitions,
@@ -247,7 +264,12 @@ class Table:
             rows_exact=found.rows_exact,
             byte_count=found.byte_count,
             unreferenced_files=found.unreferenced_files,
-            compaction_jobs=self._context.jobs.count()[0],
+            compaction_jobs=jobs,
+            jobs_running=jobs_running,
+            jobs_given_up=given_up.jobs,
+            given_up_reason=given_up.reason,
+            given_up_at=given_up.at,
+            rounds=rounds,
         )
 
     def _wait_for_queue(self, waiting: Callable[[str], object] | None) -> None:

@@ -13,6 +13,7 @@ from aws_lambda_powertools.utilities.batch import (
 
 from dormouse.commits import sqs_event
 from dormouse.commits.sqs_event import Answer
+from dormouse.commits.table_cache import LIMITS_MS
 from dormouse.errors import CommitRejected
 from dormouse.objects import ObjectStore, activity, open_store
 from dormouse.postgres.connection import Supplier
@@ -52,7 +53,7 @@ class CommitBatch(BasePartialBatchProcessor):
 @tracer.capture_lambda_handler(capture_response=False)
 def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
     """Answers which records are to be delivered again. Keeps no connection: an idle database can pause."""
-    with called(CommitEnvironment, "commit", context) as call, database(call) as supplier:
+    with called(CommitEnvironment, "commit", context) as call, database(call, **LIMITS_MS) as supplier:
         objects = open_store(call.environment.objects)
         batch = CommitBatch(supplier, objects, call.environment)
         answer = process_partial_response(

@@ -9,11 +9,18 @@ from datetime import timedelta
 from typing import Any
 
 from dormouse.errors import InvalidInput, ObjectNotFound
+from dormouse.files.last_rounds import rounds_failing
 from dormouse.objects import activity, open_store
 from dormouse.schedules import runs
 from dormouse.schedules.work import Schedule
 from dormouse.settings.lambdas import CompactionEnvironment
-from dormouse.settings.metrics import RUN_JOBS_FINISHED, RUN_JOBS_RELEASED, RUNS_FAILED
+from dormouse.settings.metrics import (
+    ROUNDS_FAILING,
+    RUN_JOBS_FINISHED,
+    RUN_JOBS_GIVEN_UP,
+    RUN_JOBS_RELEASED,
+    RUNS_FAILED,
+)
 from lambdas.services import called, database, logger, tracer
 
 NOTHING = {"jobs": 0}
@@ -65,9 +72,11 @@ def report(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
             return {"run_id": run["run_id"], "state": state, "reason": reason}
         with database(call) as supplier:
             done = runs.report(supplier, objects, run["run_id"], state, reason)
+            failing = rounds_failing(supplier)
         if done.released:
             activity.note(objects)  # there is work for the next run
         call.count(**{RUN_JOBS_FINISHED: done.finished, RUN_JOBS_RELEASED: done.released})
+        call.count(**{RUN_JOBS_GIVEN_UP: done.given_up, ROUNDS_FAILING: failing})
         logger.info("run %s: %d jobs finished, %d released", done.run_id, done.finished, done.released)
         return {
             "run_id": done.run_id,
@@ -77,6 +86,7 @@ def report(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
             "finished": done.finished,
             "released": done.released,
             "files_released": done.files_released,
+            "given_up": done.given_up,
         }
 
 

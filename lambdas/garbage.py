@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from dormouse.files.last_rounds import rounds_failing
 from dormouse.objects import open_store
 from dormouse.schedules.garbage import KIND, collect
 from dormouse.schedules.work import Schedule
 from dormouse.settings.lambdas import DatabaseEnvironment
-from dormouse.settings.metrics import FILES_DELETED, ORPHANED_BYTES
+from dormouse.settings.metrics import FILES_DELETED, ORPHANED_BYTES, ROUNDS_FAILING
 from lambdas.services import called, database, tracer
 
 
@@ -23,6 +24,8 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
             return {"skipped": True}
         with database(call) as supplier:
             done = collect(supplier, objects, turn, seconds_left=call.seconds_left)
+            failing = rounds_failing(supplier)
         schedule.done(turn, due_at=done.due_at, memory=done.memory)
-        call.count(**{FILES_DELETED: done.deleted_files, ORPHANED_BYTES: done.orphaned_bytes})
+        counts = {FILES_DELETED: done.deleted_files, ORPHANED_BYTES: done.orphaned_bytes}
+        call.count(**counts, **{ROUNDS_FAILING: failing})
         return {"skipped": False, "tables": done.tables, "deleted_files": done.deleted_files}

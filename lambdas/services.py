@@ -65,19 +65,25 @@ def called(model: type[E], name: str, context: Any) -> Iterator[Call[E]]:
 
 
 @contextmanager
-def database(call: Call[Any]) -> Iterator[ConnectionSupplier]:
-    """Connections that end with the call, so that an idle database can pause; one that wakes is awaited."""
+def database(call: Call[Any], **limits_ms: int) -> Iterator[ConnectionSupplier]:
+    """Connections that end with the call, so that an idle database can pause; one that wakes is awaited.
+
+    `limits_ms` as in `ConnectionSupplier.limited`.
+    """
     environment: DatabaseEnvironment = call.environment
-    with connections(environment.dsn, f"dormouse-{call.name}", environment.connect_seconds_max) as supplier:
+    name, seconds = f"dormouse-{call.name}", environment.connect_seconds_max
+    with connections(environment.dsn, name, seconds, **limits_ms) as supplier:
         yield supplier
 
 
 @contextmanager
-def connections(dsn: str, application_name: str, wait_seconds: float) -> Iterator[ConnectionSupplier]:
+def connections(
+    dsn: str, application_name: str, wait_seconds: float, **limits_ms: int
+) -> Iterator[ConnectionSupplier]:
     """Connections to a database that answers within that time; raises InstanceError when it does not."""
     supplier = ConnectionSupplier(
         dsn, connections_max=CONNECTIONS_MAX, application_name=application_name, wait_seconds_max=wait_seconds
-    )
+    ).limited(**limits_ms)
     try:
         _wait_for(supplier, time.monotonic() + wait_seconds)
         yield supplier

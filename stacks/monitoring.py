@@ -89,6 +89,7 @@ class MonitoringStack(InstanceStack):
         if (compaction := watched.compaction) is not None:
             watch.function("Compaction", self._function(compaction, compaction.create.function))
             watch.runs("Compaction runs", self._machine(compaction, compaction.runs))
+            watch.given_up()
         if (maintenance := watched.maintenance) is not None:
             watch.function("Maintenance", self._function(maintenance, maintenance.function))
             if maintenance.runs is not None:

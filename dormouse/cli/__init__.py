@@ -14,7 +14,9 @@ from typing import Annotated
 import typer
 
 from dormouse.cli import commits, data, demo, deployed, deployment, maintenance, serve, system, tables
-from dormouse.cli.failures import complain, exit_code_of, interrupts_once, silenced
+from dormouse.cli.failures import complain, exit_code_of, interrupts_once, report
+from dormouse.cli.output import ReaderGone, guard_streams
+from dormouse.errors import DormouseError
 
 app = typer.Typer(
     name="dormouse",
@@ -56,6 +58,7 @@ def _root(
 
 def main() -> int:
     """Runs the command of `sys.argv`; gives its exit code."""
+    guard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ✓ is no reason to fail
@@ -68,8 +71,8 @@ def main() -> int:
             return complain(error)
         except KeyboardInterrupt as error:
             return exit_code_of(error)
-        except BrokenPipeError:
-            return silenced()
+        except (ReaderGone, DormouseError) as error:
+            return report(error, debug="--debug" in sys.argv)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dormouse.cli.failures import say
+from dormouse.cli.failures import FAILED, say
 from dormouse.cli.verbs import Session, plural, verb
 
 if TYPE_CHECKING:
     from dormouse.commits.committer import Committer
-    from dormouse.commits.handling import CommitterMetrics
     from dormouse.commits.outcomes import CommitOutcome, DeadLetter
     from dormouse.commits.queue import QueueDepth
 
@@ -60,13 +59,21 @@ def committer(
 def commit_status(
     session: Session,
     commit_id: Annotated[
-        str, typer.Argument(help="The id that the request was sent with.", show_default=False)
+        str,
+        typer.Argument(
+            help="The id that the request was sent with; that of an ingest is ingest:ID.", show_default=False
+        ),
     ],
 ) -> None:
-    """What became of a commit: applied, rejected and why, pending, or unknown."""
+    """What became of a commit: applied, rejected and why, pending, or unknown.
+
+    Exit code 1 when it is rejected or unknown.
+    """
     with session.open(read_only=True) as instance:
         found = instance.commit_status(commit_id)
     session.show(found, lambda: found.state if found.error is None else f"{found.state}: {found.error}")
+    if found.state in {"rejected", "unknown"}:
+        raise typer.Exit(FAILED)
 
 
 def queue(
@@ -91,6 +98,7 @@ def _picture(depths: Sequence[QueueDepth], letters: Sequence[DeadLetter]) -> Any
     from rich.console import Group
 
     from dormouse.cli.console import count, grid
+    from dormouse.commits.outcomes import TEXT_CHARACTERS_MAX
 
     rows = [
         (number, count(depth.messages, exact=not depth.approximate), f"{depth.oldest_seconds:.0f} s")
@@ -99,7 +107,10 @@ def _picture(depths: Sequence[QueueDepth], letters: Sequence[DeadLetter]) -> Any
     parts: list[Any] = [grid(("queue", "messages", "oldest"), rows)]
     if letters:
         shown = [(f"{one.buried_at:%Y-%m-%d %H:%M:%S}", one.reason, one.body) for one in letters]
-        parts.append(grid(("dead since", "reason", "message"), shown))
+        # the reason says what to do at its end: it is wrapped, not cut
+        parts.append(
+            grid(("dead since", "reason", "message"), shown, cell_characters_max=TEXT_CHARACTERS_MAX)
+        )
     return Group(*parts, *(() if letters else ("no dead letters",)))
 
 
@@ -127,19 +138,15 @@ def _stop_on_signals() -> Iterator[threading.Event]:
 @contextmanager
 def _progress(committer: Committer) -> Iterator[None]:
     """A line on stderr now and then, when there is news."""
-    ended = threading.Event()
+    from dormouse.commits.repeating import repeating
+
+    said = committer.metrics().batches
 
     def tell() -> None:
-        said: CommitterMetrics = committer.metrics()
-        while not ended.wait(PROGRESS_SECONDS):
-            if (now := committer.metrics()).batches != said.batches:
-                said = now
-                say(f"so far {now}")
+        nonlocal said
+        if (now := committer.metrics()).batches != said:
+            said = now.batches
+            say(f"so far {now}")
 
-    teller = threading.Thread(target=tell, name="committer-progress", daemon=True)
-    teller.start()
-    try:
+    with repeating(tell, PROGRESS_SECONDS, "committer-progress"):
         yield
-    finally:
-        ended.set()
-        teller.join()

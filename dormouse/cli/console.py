@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.tree import Tree
 
+from dormouse.cli.output import printable
 from dormouse.model.partition_tree import Partition, PartitionTree
 from dormouse.model.values import shown_value
 
@@ -30,9 +31,15 @@ def stderr() -> Console:
     return Console(stderr=True)
 
 
-def grid(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> RichTable:
+def grid(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    title: str | None = None,
+    cell_characters_max: int = CELL_CHARACTERS_MAX,
+) -> RichTable:
     """A table; numbers stand right, with separators."""
-    return _table(columns, [list(row) for row in rows], _cell, title)
+    return _table(columns, [list(row) for row in rows], partial(_cell, most=cell_characters_max), title)
 
 
 def rows_table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> RichTable:
@@ -49,7 +56,7 @@ def _table(
     table = RichTable(title=title, title_justify="left", title_style="bold", header_style="bold")
     for number, column in enumerate(columns):
         numeric = any(_is_number(row[number]) for row in rows)
-        table.add_column(escape(column), justify="right" if numeric else "left", overflow="fold")
+        table.add_column(escape(printable(column)), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(text, row))
     return table
@@ -123,12 +130,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _cell(value: Any) -> str:
-    return count(value) if isinstance(value, int) and not isinstance(value, bool) else _plain(value)
+def _cell(value: Any, most: int) -> str:
+    return count(value) if isinstance(value, int) and not isinstance(value, bool) else _plain(value, most)
 
 
-def _plain(value: Any) -> str:
-    """Text for a cell, which rich must not take for markup."""
-    text = shown_value(value)
-    cut = text if len(text) <= CELL_CHARACTERS_MAX else text[: CELL_CHARACTERS_MAX - 1] + "…"
+def _plain(value: Any, most: int = CELL_CHARACTERS_MAX) -> str:
+    """Text for a cell, which neither rich nor the terminal must take for commands."""
+    text = printable(shown_value(value))
+    cut = text if len(text) <= most else text[: most - 1] + "…"
     return escape(cut)

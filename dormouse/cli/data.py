@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from itertools import islice
@@ -57,13 +58,12 @@ def ingest(
         report = instance.table(table).ingest(
             paths if len(paths) > 1 else paths[0], ingest_id=id, engine=engine, progress=moved
         )
-    done = "added" if report.applied else "were there already: the id was used before; added nothing for"
-    session.show(
-        report,
-        lambda: (
-            f"{done} {plural(report.rows, 'row')} in {plural(report.files, 'file')} ({report.seconds:.1f} s)"
-        ),
+    done = (
+        f"added {plural(report.rows, 'row')} in {plural(report.files, 'file')}"
+        if report.applied
+        else f"nothing was added to {table}: an ingest with the id {report.ingest_id!r} is there already"
     )
+    session.show(report, lambda: f"{done} ({report.seconds:.1f} s)")
 
 
 def query(
@@ -211,14 +211,18 @@ def write(
 
 
 def _to_file(reader: pa.RecordBatchReader, file_format: Format, output: Path) -> int:
-    """Whole, or not at all: under another name until it is."""
+    """Whole, or not at all: under another name until it is; devices and pipes are written to as they are."""
     from dormouse.data.export import export
 
-    unfinished = output.with_name(f".{output.name}.unfinished")
+    target = Path(os.path.realpath(output))  # of a link, which stays
+    unfinished = target.with_name(f".{target.name}.unfinished")
     try:
+        if output.exists() and not output.is_file():
+            with output.open("wb") as sink:
+                return export(reader, sink, file_format)
         with unfinished.open("wb") as sink:
             rows = export(reader, sink, file_format)
-        unfinished.replace(output)
+        unfinished.replace(target)
     except OSError as error:
         raise InvalidInput(f"cannot write {output}: {error.strerror}") from None
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import traceback
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from dormouse.cli.output import ReaderGone, printable
 from dormouse.errors import DormouseError, InvalidData, InvalidInput, not_installed
 
 FAILED, BAD_USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
@@ -38,16 +38,16 @@ def exit_code_of(error: BaseException) -> int:
     """Bad usage is what another command line would put right; bad data is a failure."""
     if isinstance(error, KeyboardInterrupt):
         return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
-    if isinstance(error, BrokenPipeError):
-        return 0  # the reader has what it wanted
+    if isinstance(error, ReaderGone):
+        return 0
     usage = isinstance(error, InvalidInput) and not isinstance(error, InvalidData)
     return BAD_USAGE if usage else FAILED
 
 
 def report(error: BaseException, *, debug: bool) -> int:
     """Says what went wrong in one line, with a traceback before it when asked; gives the exit code."""
-    if isinstance(error, BrokenPipeError):
-        return silenced()
+    if isinstance(error, ReaderGone):
+        return exit_code_of(error)
     error = _came[0] if _came else error
     if debug:
         traceback.print_exception(error)
@@ -66,13 +66,6 @@ def complain(error: Any) -> int:
     where = f" (see {context.command_path} --help)" if context is not None else ""
     say(error.format_message().replace("Value error, ", "").rstrip(".") + where)
     return int(error.exit_code)
-
-
-def silenced() -> int:
-    """The reader of our output has gone: nothing more is written, not even at exit."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
 
 
 @contextmanager
@@ -130,7 +123,7 @@ def _message(error: BaseException, *, debug: bool) -> str:
 
 def say(message: str) -> None:
     """One line on stderr."""
-    line = " ".join(message.split())
+    line = printable(" ".join(message.split()))
     with suppress(OSError, ValueError):
         sys.stderr.write(f"dormouse: {line}\n")
         sys.stderr.flush()

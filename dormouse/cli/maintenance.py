@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +14,14 @@ from dormouse.cli.verbs import Session, TableName, plural, verb
 from dormouse.errors import JobFailed
 
 if TYPE_CHECKING:
+    from dormouse.files.last_rounds import RoundKind
     from dormouse.table import TableStatus
+
+_ROUNDS: dict[RoundKind, tuple[str, str, str]] = {
+    "compaction": ("compaction", "compact", "Files stay unmerged"),
+    "split": ("splitting", "split", "Leaves stay undivided"),
+    "collection": ("garbage collection", "gc", "Garbage stays"),
+}
 
 
 def add_to(app: typer.Typer) -> None:
@@ -40,11 +48,14 @@ def compact(
             f"{plural(report.jobs_run, 'job')} merged {plural(report.files_in, 'file')} into "
             f"{report.files_out:,}, {plural(report.rows_written, 'row')} ({report.seconds:.1f} s)"
             if report.jobs_run
+            else "no job could be finished"
+            if report.given_up
             else "nothing to compact"
         ),
     )
     if report.given_up:
-        raise JobFailed(f"given up: {plural(report.given_up, 'job')}; the first: {report.errors[0]}")
+        jobs = plural(report.given_up, "job")
+        raise JobFailed(f"given up: {jobs}; the first: {report.errors[0]}. {_advice('compaction', table)}")
 
 
 def split(session: Session, table: TableName) -> None:
@@ -58,6 +69,9 @@ def split(session: Session, table: TableName) -> None:
             f"pushed down {plural(report.references_pushed, 'reference')}"
         ),
     )
+    if report.errors:
+        count = plural(len(report.errors), "partition")
+        raise JobFailed(f"not divided: {count}; the first: {report.errors[0]}. {_advice('split', table)}")
 
 
 def gc(
@@ -73,24 +87,24 @@ def gc(
             session.show({"would_delete": ready}, lambda: "\n".join(ready) or "nothing would be deleted")
             return
         report = found.collect_garbage(waiting=say)
-    session.show(
-        report,
-        lambda: (
-            f"deleted {plural(report.deleted, 'file')}; {report.newly_unreferenced:,} more "
-            f"{'is' if report.newly_unreferenced == 1 else 'are'} without references now, "
-            f"to go once the delay is over"
-        ),
-    )
+    # without a delay, they were tried in the same round
+    later = report.newly_unreferenced if found.properties.gc_delay_seconds else 0
+    are = "is" if later == 1 else "are"
+    waiting = f"; {later:,} more {are} without references now, to go once the delay is over" if later else ""
+    session.show(report, lambda: f"deleted {plural(report.deleted, 'file')}{waiting}")
     if report.failed:
         name, reason = min(report.failed)
-        raise JobFailed(f"{plural(report.failures, 'object')} could not be deleted, first {name}: {reason}")
+        objects = plural(report.failures, "object")
+        raise JobFailed(
+            f"{objects} could not be deleted, first {name}: {reason}. {_advice('collection', table)}"
+        )
 
 
 def status(
     session: Session,
     table: Annotated[str | None, typer.Argument(help="One table; all when not given.")] = None,
 ) -> None:
-    """What the tables consist of: partitions, files, references, rows, bytes."""
+    """What the tables consist of: partitions, files, references, rows, bytes; and what fails."""
     with session.open(read_only=True) as instance:
         tables = [instance.table(table)] if table is not None else instance.tables()
         found = [item.status() for item in tables]
@@ -98,10 +112,13 @@ def status(
 
 
 def _table(found: Sequence[TableStatus]) -> Any:
+    from rich.console import Group
+    from rich.text import Text
+
     from dormouse.cli.console import byte_size, count, grid
 
     columns = ("table", "partitions", "leaves", "files", "references", "rows", "size", "garbage", "jobs")
-    return grid(
+    tables = grid(
         columns,
         [
             (
@@ -112,3 +129,35 @@ def _table(found: Sequence[TableStatus]) -> Any:
             for one in found
         ],
     )  # fmt: skip
+    return Group(tables, *(Text(line) for one in found for line in _attention(one)))
+
+
+def _attention(status: TableStatus) -> Iterator[str]:
+    """A line for each kind of rounds that fails: why, since when, and what to do."""
+    for last in status.rounds:
+        if last.error is not None:
+            what = _ROUNDS[last.kind][0]
+            often = f", {last.failures} times in a row" if last.failures > 1 else ""
+            given_up = _given_up(status, last.error) if last.kind == "compaction" else ""
+            yield (
+                f"! {status.name}: {what} fails since {_minute(last.failing_since)}{often}: {last.error}. "
+                f"{given_up}{_advice(last.kind, status.name)}"
+            )
+
+
+def _advice(kind: RoundKind, table: str) -> str:
+    _, command, effect = _ROUNDS[kind]
+    return f"{effect}: mend what it names, then run: dormouse {command} {table}"
+
+
+def _given_up(status: TableStatus, error: str) -> str:
+    if not status.jobs_given_up:
+        return ""
+    reason = status.given_up_reason or ""
+    why = "" if error.startswith(reason) else f": {reason}"
+    jobs = plural(status.jobs_given_up, "job")
+    return f"{jobs} given up in all, the last {_minute(status.given_up_at)}{why}. "
+
+
+def _minute(time: datetime | None) -> str:
+    return "" if time is None else f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC"

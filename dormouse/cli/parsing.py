@@ -31,7 +31,14 @@ def parse_parameters(items: Sequence[str]) -> list[str] | dict[str, str]:
             raise InvalidQuery(f"parameter ${name} is given twice")
         found[name] = value
     numbers = [str(number) for number in range(1, len(found) + 1)]
-    return [found[number] for number in numbers] if found.keys() == set(numbers) else found
+    if found.keys() == set(numbers):
+        return [found[number] for number in numbers]
+    if any(name.isdecimal() for name in found):
+        missing = next(number for number in numbers if number not in found)
+        raise InvalidQuery(
+            f"parameter ${missing} is not given: number them from 1 on without a gap, or name all of them"
+        )
+    return found
 
 
 def parse_field(text: str) -> Field:

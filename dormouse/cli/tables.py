@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from dormouse.cli.parsing import parse_properties, parse_schema, parse_split_points
 from dormouse.cli.verbs import Session, TableName, plural, verb
 from dormouse.errors import InvalidInput
+from dormouse.model.properties import TableProperties, allowed_values
 from dormouse.model.values import json_value
 
 if TYPE_CHECKING:
@@ -49,14 +51,14 @@ def create(
         Path | None, typer.Option(help="Take the columns of this Parquet file; keys are then only named.")
     ] = None,
     split_point: Annotated[Many, typer.Option(help="Divide it from the start, on the first row key.")] = None,
-    property: Annotated[Many, typer.Option(help="name=value; see docs for the names.")] = None,
+    property: Annotated[
+        Many, typer.Option(help="name=value; 'dormouse table set --help' lists them.")
+    ] = None,
     layout: Annotated[
         str, typer.Option(help="How files are tracked: file_table, salted_counts or dummy_reference.")
     ] = "file_table",
 ) -> None:
     """Make a table. Types: int long string bytes; values also double boolean timestamp list<t> map<k,v>."""
-    from dormouse.model.properties import TableProperties
-
     fields = parse_schema(schema, like, row_key or [], sort_key or [], value or [])
     given = {key: item for key, item in parse_properties(property or []).items() if item is not None}
     points = parse_split_points(fields, split_point or [])
@@ -155,7 +157,19 @@ def convert_layout(
     session.show(answer, lambda: same if before == target else f"{did} from {before} to {target}")
 
 
-@verb(app, "set", example="dormouse table set flights split_threshold_rows=1000000 compression=")
+def _properties() -> Iterator[str]:
+    """A line for each, which begins with what it is without being set."""
+    for name, field in TableProperties.model_fields.items():
+        about = f": {field.description}" if field.description else ""
+        yield f"{name}={'' if field.default is None else field.default}{about} ({allowed_values(name)})"
+
+
+@verb(
+    app,
+    "set",
+    example="dormouse table set flights split_threshold_rows=1000000 compression=",
+    more="".join(f"\n\n{line}" for line in _properties()),
+)
 def set_(
     session: Session,
     name: TableName,

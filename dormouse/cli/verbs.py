@@ -86,9 +86,9 @@ class Session:
 
 
 def verb(
-    app: typer.Typer, name: str, *, example: str, opens: bool = True
+    app: typer.Typer, name: str, *, example: str, opens: bool = True, more: str = ""
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Makes a command of a function `(session, …)`, with the options that all commands share."""
+    """Makes a command of a function `(session, …)`, with the options that all share; `more` ends its help."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         shared = [option for option in _options(Session) if opens or option.name in _OF_ALL]
@@ -107,7 +107,7 @@ def verb(
 
         command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
         command.__annotations__ = {option.name: option.annotation for option in options}
-        app.command(name, help=inspect.getdoc(function), epilog=f"Example: {example}")(command)
+        app.command(name, help=f"{inspect.getdoc(function)}{more}", epilog=f"Example: {example}")(command)
         return function
 
     return decorate

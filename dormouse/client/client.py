@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from dormouse.client.http import Http
 from dormouse.client.streams import ARROW, AnswerReader
 from dormouse.errors import InvalidName, InvalidQuery, TableNotFound
+from dormouse.files.last_rounds import LastRound
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
@@ -142,7 +144,20 @@ class RemoteTable:
     def status(self) -> TableStatus:
         """What the table consists of now."""
         found = self._http.json("GET", f"{_path(self.name)}?counts=true")["counts"]
-        return TableStatus(**{name: found[name] for name in TableStatus.__dataclass_fields__})
+        return _status(found)
+
+
+def _status(found: Mapping[str, Any]) -> TableStatus:
+    values = {name: found[name] for name in TableStatus.__dataclass_fields__ if name in found}
+    values["rounds"] = tuple(LastRound(**_with_times(one)) for one in found.get("rounds", ()))
+    return TableStatus(**_with_times(values))
+
+
+def _with_times(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: datetime.fromisoformat(value) if value and name.endswith(("_at", "_since")) else value
+        for name, value in found.items()
+    }
 
 
 def _answer(http: Http, path: str, body: Mapping[str, Any]) -> pa.RecordBatchReader:

@@ -68,7 +68,13 @@ def _with_own_server(folder: Path, settings: Settings, *, read_only: bool, commi
     try:
         objects = open_store(folder / "objects")
         instance = Instance(
-            dsn, objects, settings, read_only=read_only, committer=committer, on_close=server.stop
+            dsn,
+            objects,
+            settings,
+            read_only=read_only,
+            committer=committer,
+            on_close=server.stop,
+            revive=server.revive,
         )
     except BaseException:
         server.stop()

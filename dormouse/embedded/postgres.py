@@ -74,6 +74,14 @@ class EmbeddedPostgres:
             self.stop()
             raise
 
+    def revive(self) -> bool:
+        """Starts the server again if it died; gives whether it had. Never in a fork.
+
+        Raises InstanceLocked, or InstanceError with the end of the server's log.
+        """
+        share = self._share
+        return share is not None and share.revive(self._options)
+
     def stop(self) -> None:
         """Leaves the server; the last one to leave stops it. Does nothing when called again, or in a fork."""
         with _process_lock:
@@ -122,6 +130,18 @@ class _Share:
                 raise
             self._users += 1
             return joined
+
+    def revive(self, options: Mapping[str, str]) -> bool:
+        # an empty database in place of one that was deleted would only hide the loss
+        if self._lease is None or self.server.is_running() or not self.server.data.exists():
+            return False
+        with _process_lock, self._mutex():
+            if self._lease is None:  # the last user left meanwhile
+                return False
+            if not self.server.is_running():
+                logger.warning("PostgreSQL of %s had died; it is started again", self._folder)
+            self.server.start(self._seconds_max, options)
+        return True
 
     def leave(self) -> bool:
         """Returns whether this process has left altogether."""

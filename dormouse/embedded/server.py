@@ -73,6 +73,7 @@ class Server:
         self.log = folder / "postgres.log"
         self._child: subprocess.Popen[bytes] | None = None
         self._last: psutil.Process | None = None
+        self._others_were_leaving = False
 
     def is_running(self) -> bool:
         return self._postmaster() is not None
@@ -192,7 +193,7 @@ class Server:
                 return True
             timed_out = time.monotonic() > deadline
             if postmaster is None and (self._child is None or self._child.poll() is not None):
-                if timed_out or not _processes_in(self.data):
+                if timed_out or not (self._others_were_leaving or _processes_in(self.data)):
                     raise InstanceError(f"PostgreSQL of {self.data} does not start: {self._log_tail()}")
                 time.sleep(POLL_SECONDS)
                 return False
@@ -232,7 +233,8 @@ class Server:
 
         While backends of the crashed server live, the files stay: one guards the shared memory they use.
         """
-        if not _processes_in(self.data):
+        self._others_were_leaving = bool(_processes_in(self.data))
+        if not self._others_were_leaving:
             for file in (self.data / "postmaster.pid", *self._socket_folder().glob(".s.PGSQL.*.lock")):
                 file.unlink(missing_ok=True)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from dormouse.errors import InvalidInput
-from dormouse.model.text import check_text
+from dormouse.model.text import check_text, check_texts
 
 FILENAME_BYTES_MAX = 1_024
 COUNT_MAX = (1 << 63) - 1
@@ -184,6 +184,5 @@ def _job_files(job_id: str, partition_id: str, filenames: Sequence[str]) -> tupl
         raise InvalidInput(f"job {job_id!r}: filenames must not be empty")
     if len(set(names)) != len(names):
         raise InvalidInput(f"job {job_id!r}: a filename is named twice")
-    for name in names:
-        check_text("filename", name, FILENAME_BYTES_MAX)
+    check_texts("filename", names, FILENAME_BYTES_MAX)
     return names

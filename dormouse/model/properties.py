@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -30,7 +30,12 @@ class TableProperties(BaseModel):
     )
     compaction_strategy: Literal["size_ratio", "basic"] = "size_ratio"
     compaction_batch_files: int = Field(12, ge=2, le=INT_MAX, description="files merged by one job, at most")
-    size_ratio: float = Field(3, gt=0, description="what the other files must add up to, in the largest")
+    size_ratio: float = Field(
+        3,
+        gt=0,
+        description="what the other files must add up to, in the largest; half of their number, where a job "
+        "cannot have so many",
+    )
     compaction_jobs_max: int = Field(100_000, ge=1, le=INT_MAX, description="jobs created in one run")
     compaction_attempts_max: int = Field(
         3, ge=1, le=INT_MAX, description="tries of a job before it is given up"
@@ -76,14 +81,37 @@ class TableProperties(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise InvalidProperties(describe(error)) from None
+            raise InvalidProperties(_describe(error)) from None
 
 
-def describe(error: ValidationError) -> str:
-    """A validation error in one line: each setting, and what is wrong with it."""
+def _describe(error: ValidationError) -> str:
+    """A validation error in one line: each property, and what it must be."""
     parts = []
     for item in error.errors():
-        where = ".".join(str(part) for part in item["loc"])
-        message = item["msg"].removeprefix("Value error, ")
-        parts.append(f"{where}: {message}, not {item['input']!r}" if where else message)
+        name = str(item["loc"][0]) if item["loc"] else ""
+        if name in TableProperties.model_fields:
+            parts.append(f"{name} must be {allowed_values(name)}, not {item['input']!r}")
+        elif name:
+            parts.append(
+                f"{name!r} is not a table property; they are {', '.join(TableProperties.model_fields)}"
+            )
+        else:
+            parts.append(item["msg"].removeprefix("Value error, "))
     return "; ".join(parts)
+
+
+def allowed_values(name: str) -> str:
+    """What a property may be, in words."""
+    field = TableProperties.model_fields[name]
+    if get_origin(field.annotation) is Literal:
+        *others, last = get_args(field.annotation)
+        return f"{', '.join(others)} or {last}"
+    if field.annotation not in (int, float):
+        return "text"
+    limits = {
+        key: getattr(item, key) for item in field.metadata for key in ("gt", "ge", "le") if hasattr(item, key)
+    }
+    number = "a whole number" if field.annotation is int else "a number"
+    return number + (
+        f" above {limits['gt']}" if "gt" in limits else f" from {limits['ge']} to {int(limits['le'])}"
+    )

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 from dormouse.errors import InvalidQuery
@@ -24,7 +25,7 @@ def json_value(value: Any) -> Any:
     """A value as JSON has it, with all that is in it; dataclasses are objects, what JSON lacks is text."""
     if isinstance(value, Mapping):
         return {name: json_value(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) and not _is_interval(value):
         return [json_value(item) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: json_value(getattr(value, field.name)) for field in fields(value)}
@@ -38,6 +39,8 @@ def _json_scalar(value: Any) -> Any:
         return value
     if isinstance(value, bytes):
         return base64_text(value)
+    if _is_interval(value):
+        return interval_text(value)
     return _time_text(value) if isinstance(value, datetime) else str(value)
 
 
@@ -47,6 +50,8 @@ def shown_value(value: Any) -> str:
         return ""
     if isinstance(value, bytes):
         return f"0x{value.hex()}"
+    if _is_interval(value):
+        return interval_text(value)
     if isinstance(value, bool | list | tuple | dict):
         return json.dumps(json_value(value), ensure_ascii=False)
     return _time_text(value) if isinstance(value, datetime) else str(value)
@@ -83,6 +88,15 @@ def base64_text(value: bytes) -> str:
 def bytes_of_base64(text: str) -> bytes:
     """Raises `ValueError` for what is not base64, or not in its one form."""
     return binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
+
+
+def interval_text(value: Any) -> str:
+    """ISO 8601, of Arrow's months, days and nanoseconds."""
+    return f"P{value.months}M{value.days}DT{Decimal(value.nanoseconds).scaleb(-9).normalize():f}S"
+
+
+def _is_interval(value: Any) -> bool:
+    return hasattr(value, "nanoseconds") and hasattr(value, "months")
 
 
 def _time_text(value: datetime) -> str:

@@ -13,8 +13,15 @@ SKETCHES_SUFFIX = ".sketches"
 PARQUET_SUFFIX = ".v2.parquet"
 """Of files whose DOUBLE columns have no minimum and maximum, as those of before have: NaN is in neither."""
 
+RECORDS = frozenset(
+    {STAGING, "instance.json", "owner", "commits", "payloads", "backups", "runs", "work", "activity"}
+)
+"""What the instance itself keeps beside them, by the first segment."""
+
 NAME_BYTES_MAX = 900
 SEGMENT_BYTES_MAX = 255
+_TABLES_OWN = re.compile(r"data/t\d+(/|$)")  # `TableRecord.object_prefix`
+_LEAVING = frozenset({"", ".", ".."})
 _SEGMENT = re.compile(r"[A-Za-z0-9._=-]+")
 
 
@@ -26,6 +33,23 @@ def check_name(name: str) -> str:
     reason = _fault(name)
     if reason:
         raise InvalidName(f"Object name {name!r} {reason}")
+    return name
+
+
+def check_file_name(name: str, own_prefix: str) -> str:
+    """Return `name` when a table can have a file of it, else raise `InvalidName`.
+
+    Refused is what would leave the store, another table's object, and the instance's own records: a file is
+    deleted when nothing refers to it any more. `own_prefix` is what the table's own objects begin with.
+    """
+    segments = name.split("/")
+    first = segments[0]
+    if not _LEAVING.isdisjoint(segments):
+        raise InvalidName(f"File name {name!r} would leave the object store: give it relative to the store")
+    if first in RECORDS:
+        raise InvalidName(f"File name {name!r} is of the instance's own records, and no table's")
+    if _TABLES_OWN.match(name) and not name.startswith(own_prefix):
+        raise InvalidName(f"File name {name!r} is not in {own_prefix!r}: it would be another table's")
     return name
 
 

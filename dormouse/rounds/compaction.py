@@ -56,28 +56,30 @@ def compact(
     """
     check_engine(engine)
     started = time.monotonic()
-    created = context.jobs.create() if create else 0
-    due = context.jobs.due()
-    tally = _Tally(due.jobs, progress)
-    if due.jobs:
-        run_jobs = choose_engine(engine, lambda: due.byte_count, compact_in_threads, on_spark)
-        with closing(run_jobs(context, int(time.time() * 1000))) as results:
-            for result in results:
-                tally.add(result)
-    # readers count from here on: they cannot remember what they have counted
-    context.store.totals.bring_forward()
+    with context.last_rounds.round("compaction") as current:
+        created = context.jobs.create() if create else 0
+        due = context.jobs.due()
+        current.worked = bool(created or due.jobs)
+        tally = _Tally(due.jobs, progress, current.errors)
+        if due.jobs:
+            run_jobs = choose_engine(engine, lambda: due.byte_count, compact_in_threads, on_spark)
+            with closing(run_jobs(context, int(time.time() * 1000))) as results:
+                for result in results:
+                    tally.add(result)
+        # readers count from here on: they cannot remember what they have counted
+        context.store.totals.bring_forward()
     return tally.report(created, time.monotonic() - started)
 
 
 class _Tally:
-    """Counts results as they come, and tells of them."""
+    """Counts results as they come, and tells of them; adds why jobs were given up to `errors`."""
 
-    def __init__(self, jobs: int, progress: Progress | None) -> None:
+    def __init__(self, jobs: int, progress: Progress | None, errors: list[str]) -> None:
         self._jobs = jobs
         self._progress = progress
         self._outcomes: Counter[str] = Counter()
         self._sums = dict.fromkeys(("rows_read", "rows_written", "files_in", "files_out"), 0)
-        self._errors: list[str] = []
+        self._errors = errors
 
     def add(self, result: CompactionResult) -> None:
         self._outcomes[result.outcome] += 1

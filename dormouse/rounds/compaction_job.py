@@ -208,8 +208,7 @@ def _request(job: CompactionJob, name: str, facts: FileFacts) -> ReplaceFileRefe
 
 def runners_died(job: CompactionJob) -> CompactionResult:
     """What became of a job that was given up when it was taken, because each process that ran it died."""
-    error = f"the process that compacted partition {job.partition_id} died, at every attempt"
-    return CompactionResult(job.job_id, job.partition_id, "given_up", error=error)
+    return CompactionResult(job.job_id, job.partition_id, "given_up", error=job.runners_died)
 
 
 def job_failed(context: TableContext, job: CompactionJob, error: Exception) -> CompactionResult:

@@ -65,7 +65,7 @@ def ingest_once(
             files = write(attempt)
             applied = commit_files(context, attempt, files, ingest_id, leftovers=leftovers)
         if applied and leftovers:
-            context.attempts.delete_leftovers(attempt)
+            context.attempts.delete_leftovers(attempt, context.store.own)
     added = files if applied else ()
     return IngestReport(
         ingest_id=ingest_id,

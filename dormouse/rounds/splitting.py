@@ -47,10 +47,14 @@ class DividedPartition:
 
 @dataclass(frozen=True, slots=True)
 class SplitReport:
-    """What a round did. With nothing in it, another round has nothing to do either."""
+    """What a round did. With nothing in it, another round has nothing to do either.
+
+    `errors` tell of leaves that should have been divided, and could not: the next round tries again.
+    """
 
     partitions_split: tuple[DividedPartition, ...]
     references_pushed: int
+    errors: tuple[str, ...] = ()
 
 
 def split(context: TableContext, *, progress: Progress | None = None) -> SplitReport:
@@ -59,11 +63,16 @@ def split(context: TableContext, *, progress: Progress | None = None) -> SplitRe
     Several rounds at once, or beside ingests and compactions, do not disturb each other: each leaf is divided
     once.
     """
-    divided = tuple(_divide_full_leaves(context, progress or (lambda *_: None)))
-    return SplitReport(divided, _push_down(context))
+    with context.last_rounds.round("split") as current:
+        divided = tuple(_divide_full_leaves(context, progress or (lambda *_: None), current.errors))
+        pushed = _push_down(context)
+        current.worked = bool(divided or pushed)
+    return SplitReport(divided, pushed, tuple(current.errors))
 
 
-def _divide_full_leaves(context: TableContext, progress: Progress) -> Iterator[DividedPartition]:
+def _divide_full_leaves(
+    context: TableContext, progress: Progress, errors: list[str]
+) -> Iterator[DividedPartition]:
     partitions = context.partitions
     full = partitions.look_for_full_leaves()
     for done, leaf in enumerate(partitions.full_leaves(), 1):
@@ -72,6 +81,7 @@ def _divide_full_leaves(context: TableContext, progress: Progress) -> Iterator[D
         except (InvalidData, ObjectNotFound) as error:
             # a file may also have been compacted and collected meanwhile
             logger.warning("partition %s is not divided in this round: %s", leaf.partition_id, error)
+            errors.append(f"partition {leaf.partition_id} is not divided: {error}")
         else:
             partitions.settle(leaf)
             if divided is not None:

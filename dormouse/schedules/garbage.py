@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from dormouse.catalog import Catalog
+from dormouse.commits import bodies
 from dormouse.errors import TableNotFound
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.garbage import GarbageCollector, GarbageReport
@@ -65,6 +66,7 @@ def collect(
     """
     attempts = WriteAttempts(supplier, objects)
     attempts.collect_abandoned(_DROPPED_TABLES)
+    _sweep_bodies(supplier, objects)
     order = _after(Catalog(supplier, attempts).tables(), turn.last.memory.get(_LAST, 0) if turn.last else 0)
     reports: list[tuple[TableRecord, GarbageReport | None, tuple[int, int]]] = []
     for table in order:
@@ -72,6 +74,13 @@ def collect(
             break
         reports.append((table, *_collect_table(supplier, objects, attempts, table, seconds_left)))
     return _round(order, reports, now())
+
+
+def _sweep_bodies(supplier: Supplier, objects: ObjectStore) -> None:
+    try:
+        bodies.sweep(supplier, objects)
+    except Exception:
+        logger.exception("no bodies of commit requests are deleted in this round")
 
 
 def _after(tables: Sequence[TableRecord], last: int) -> list[TableRecord]:

@@ -1,8 +1,9 @@
 """Runs: work for Spark on EMR, as a list in the object store that its driver reads.
 
-A list is `runs/<run id>.json`: {version, run_id, kind, created_at, tables: [{table, table_id, jobs}]}. Of a
-compaction, it has the jobs that were handed to the run, by table; of a split, the tables to look at. It is
-written whole, once, and removed by the run's report, or a week later.
+A list is `runs/<run id>.json`: {version, run_id, kind, created_at, tables: [{table, table_id, jobs,
+given_up}]}. Of a compaction, it has the jobs that were handed to the run, by table, and how many were given
+up until then; of a split, the tables to look at. It is written whole, once, and removed by the run's report,
+or a week later.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dormouse.catalog import Catalog
 from dormouse.errors import InstanceError, InvalidInput, ObjectAlreadyExists, ObjectNotFound, TableNotFound
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.compaction_jobs import CompactionJobs, open_jobs, tables_of_run
+from dormouse.files.last_rounds import LastRounds, jobs_given_up
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
@@ -44,11 +46,15 @@ State = Literal["SUCCEEDED", "FAILED", "CANCELLED"]
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """What a run does for a table: jobs by id; none in a split."""
+    """What a run does for a table: jobs by id; none in a split.
+
+    `given_up` of the table's jobs were given up when the list was made; None: that is not known.
+    """
 
     table: str
     table_id: int
     jobs: tuple[str, ...] = ()
+    given_up: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,10 @@ class RunList:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """What became of a run: `jobs` were its own, `released` of them it did not finish, with so many files."""
+    """What became of a run: `jobs` were its own, `released` of them it did not finish, with so many files.
+
+    `given_up` jobs of its tables were given up since its list was made.
+    """
 
     run_id: str
     state: str
@@ -87,6 +96,7 @@ class RunReport:
     finished: int
     released: int
     files_released: int
+    given_up: int
 
 
 def run_id_for(name: str) -> str:
@@ -146,18 +156,36 @@ def report(
     supplier: Supplier, objects: ObjectStore, run_id: str, state: str, reason: str | None = None
 ) -> RunReport:
     """Releases what a run that is over did not finish, and removes its list. May be called again."""
-    name, jobs = list_name(run_id), 0
+    name, jobs, given_up, listed = list_name(run_id), 0, 0, None
     with suppress(ObjectNotFound):
-        jobs = read_list(objects, name).jobs
+        listed = read_list(objects, name)
+        jobs, given_up = listed.jobs, _given_up_since(supplier, listed)
     tables = {one.table_id: one for one in Catalog(supplier, WriteAttempts(supplier, objects)).tables()}
     released = files = 0
     for table_id in tables_of_run(supplier, run_id):
         with suppress(TableNotFound, KeyError):
             done = _jobs_of(supplier, tables[table_id]).release_run(run_id)
             released, files = released + done.jobs, files + done.files
+            if state == "FAILED" and done.jobs and listed:
+                _tell_of_failure(LastRounds(supplier, tables[table_id]), listed, reason)
     remove_list(objects, run_id)
     finished = max(0, jobs - released)
-    return RunReport(run_id, state, reason, jobs, finished, released, files)
+    return RunReport(run_id, state, reason, jobs, finished, released, files, given_up)
+
+
+def _tell_of_failure(rounds: LastRounds, run: RunList, reason: str | None) -> None:
+    """Of a run that died before it could tell itself how a table's round ended."""
+    known = (one.ended_at for one in rounds.read()[0] if one.kind == "compaction")
+    if not any(ended_at and ended_at >= run.created_at for ended_at in known):
+        with rounds.round("compaction") as current:
+            current.errors.append(f"the run {run.run_id} failed: {reason or 'EMR says why'}")
+
+
+def _given_up_since(supplier: Supplier, listed: RunList) -> int:
+    before = {one.table_id: one.given_up for one in listed.tables if one.given_up is not None}
+    now = jobs_given_up(supplier, before)
+    # those of a table that was cleared count anew
+    return sum(max(0, now.get(table_id, 0) - count) for table_id, count in before.items())
 
 
 def remove_list(objects: ObjectStore, run_id: str) -> None:
@@ -174,7 +202,10 @@ def remove_old_lists(objects: ObjectStore, days_max: float = LIST_DAYS_MAX) -> i
 
 
 def encode(run: RunList) -> bytes:
-    tables = [{"table": one.table, "table_id": one.table_id, "jobs": list(one.jobs)} for one in run.tables]
+    tables = [
+        {"table": one.table, "table_id": one.table_id, "jobs": list(one.jobs), "given_up": one.given_up}
+        for one in run.tables
+    ]
     # the time comes early: a search for old lists reads no more than that
     head = {"version": VERSION, "run_id": run.run_id, "kind": run.kind}
     return json.dumps({**head, "created_at": run.created_at.isoformat(), "tables": tables}).encode()
@@ -188,7 +219,9 @@ def decode(data: bytes, name: str) -> RunList:
         if found["kind"] not in ("compaction", "split"):
             raise InvalidInput(f"{name} is a list of {found['kind']!r}, which is not known here")
         tables = (
-            RunTable(str(one["table"]), int(one["table_id"]), tuple(map(str, one["jobs"])))
+            RunTable(
+                str(one["table"]), int(one["table_id"]), tuple(map(str, one["jobs"])), one.get("given_up")
+            )
             for one in found["tables"]
         )
         created_at = datetime.fromisoformat(found["created_at"])
@@ -218,7 +251,15 @@ def _make_jobs(
             logger.warning("no time to make jobs for %d of %d tables", len(order) - number, len(order))
             return
         if (room := jobs_max - waiting.get(table.table_id, 0)) > 0:
-            _for_table(table, partial(_jobs_of(supplier, table).create, room))
+            _for_table(table, partial(_make_jobs_of, supplier, table, room))
+
+
+def _make_jobs_of(supplier: Supplier, table: TableRecord, jobs_max: int) -> None:
+    """Where no job waits or is run this is a whole round; else it ends with what runs the jobs."""
+    jobs = _jobs_of(supplier, table)
+    with LastRounds(supplier, table).round("compaction") as current:
+        jobs.create(jobs_max)
+        current.goes_on = jobs.count()[0] > 0
 
 
 def _hand_over(
@@ -227,6 +268,7 @@ def _hand_over(
     """Those with the fewest jobs first: what they leave of their share goes to the others."""
     held = tables_of_run(supplier, run_id)
     waiting = open_jobs(supplier, run_id)
+    given_up = jobs_given_up(supplier, waiting)
     order = sorted(waiting.keys() & tables.keys(), key=lambda one: (waiting[one], one))
     room = jobs_max - sum(held.values())
     handed = []
@@ -235,7 +277,7 @@ def _hand_over(
         jobs = _for_table(table, partial(_jobs_of(supplier, table).hand_over, run_id, share, run_seconds))
         if jobs:
             room -= 0 if table_id in held else len(jobs)
-            handed.append(RunTable(table.name, table_id, tuple(jobs)))
+            handed.append(RunTable(table.name, table_id, tuple(jobs), given_up.get(table_id, 0)))
     return handed
 
 

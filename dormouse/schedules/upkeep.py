@@ -15,6 +15,7 @@ from dormouse.catalog import Catalog
 from dormouse.errors import TableNotFound
 from dormouse.files import removal_log
 from dormouse.files.attempts import WriteAttempts
+from dormouse.files.last_rounds import LastRounds
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
 from dormouse.partitions.store import PartitionStore
@@ -91,8 +92,10 @@ def _state(supplier: Supplier, table: TableRecord) -> str | None:
     """What is to be split of a table, as a short text that differs when it does; None: nothing."""
     partitions = PartitionStore(supplier, table)
     try:
-        full = partitions.look_for_full_leaves()
-        above = partitions.count_above_leaves()
+        with LastRounds(supplier, table).round("split") as current:
+            full = partitions.look_for_full_leaves()
+            above = partitions.count_above_leaves()
+            current.goes_on = bool(full or above)
         if not full and not above:
             return None
         digest = hashlib.sha256(f"{above}".encode())

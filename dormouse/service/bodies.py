@@ -91,7 +91,9 @@ def parse_json(body: bytes) -> Any:
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f'JSON has no {name}; write it as text: "{name}"')
+    raise ValueError(
+        f'JSON has no {name}; write "{name}" in a condition, {{"double": "{name}"}} as a parameter'
+    )
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

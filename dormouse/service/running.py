@@ -157,7 +157,7 @@ class Answer(Response):
                 if not connection.begun:
                     self._observe(admitted_at)
                     await connection.begin(self.work.content_type)
-                await connection.send_body(piece.data, deadline)
+                await connection.send_piece(piece.data, deadline)
                 self.rows += piece.rows
             await connection.end()
         except ClientGone:
@@ -198,10 +198,10 @@ class Answer(Response):
         if not isinstance(error, DormouseError):
             logger.error("a query failed", exc_info=error)
         problem = problem_of(error)
-        if connection.begun:
-            await connection.send_body(self.work.broken_off(problem.text))
-        else:
+        if not connection.begun:
             await connection.send_problem(problem)
+        elif not connection.amid_piece:
+            await connection.send_piece(self.work.broken_off(problem.text))
         return problem.kind
 
 
@@ -213,6 +213,8 @@ class Sending:
         self._send = send
         self._stall_seconds_max = stall_seconds_max
         self.begun = False
+        self.amid_piece = False
+        """What is sent now would be taken for the rest of a piece."""
         self.byte_count = 0
 
     async def begin(self, content_type: str) -> None:
@@ -220,13 +222,20 @@ class Sending:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         self.begun = True
 
-    async def send_body(self, data: Any, deadline: float = math.inf) -> None:
-        """Raises ClientGone for a client that takes nothing, TimeoutError after the deadline."""
+    async def send_piece(self, data: Any, deadline: float = math.inf) -> None:
+        """Raises ClientGone for a client that takes nothing.
+
+        And TimeoutError for one that has not taken the whole piece when, after the deadline, the time that a
+        client may stall is over too.
+        """
         view = memoryview(data)
+        self.amid_piece = True
         for start in range(0, len(view), SENT_BYTES_MAX):
             part = bytes(view[start : start + SENT_BYTES_MAX])
-            await self._sent({"type": "http.response.body", "body": part, "more_body": True}, deadline)
+            message = {"type": "http.response.body", "body": part, "more_body": True}
+            await self._sent(message, deadline + self._stall_seconds_max)
             self.byte_count += len(part)
+        self.amid_piece = False
 
     async def end(self) -> None:
         await self._sent({"type": "http.response.body", "body": b"", "more_body": False}, math.inf)

@@ -59,8 +59,11 @@ class DatabaseEnvironment(Environment):
 class CommitEnvironment(DatabaseEnvironment):
     """Of `commit`."""
 
-    receives_max: int = Field(default=10, ge=1)
-    """How often a request is tried before it is refused because its inputs are not there."""
+    receives_max: int = Field(default=40, ge=1)
+    """How often a request is delivered before it is refused because its inputs are not there.
+
+    SQS also counts the deliveries in which it only waited for a database; after 50 it is a dead letter.
+    """
 
     patience_seconds: float = Field(default=10, ge=0, le=60)
     """How long a batch is held for requests whose inputs are not there yet, before SQS hides them again."""

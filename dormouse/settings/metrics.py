@@ -25,6 +25,12 @@ RUN_JOBS_FINISHED = "RunJobsFinished"
 RUN_JOBS_RELEASED = "RunJobsReleased"
 """Compaction jobs that a run on Spark was handed and did not finish; their files wait for the next."""
 
+RUN_JOBS_GIVEN_UP = "RunJobsGivenUp"
+"""Compaction jobs of a run's tables that failed at every attempt while it ran; their files stay."""
+
+ROUNDS_FAILING = "RoundsFailing"
+"""Of all tables, compaction, splits and collections whose last round failed; `dormouse status` names them."""
+
 RUNS_FAILED = "RunsFailed"
 """Runs on Spark that failed or were cancelled."""
 

@@ -52,7 +52,7 @@ class Settings(BaseSettings):
     """The folder of the instance that the command line works on; None means `./lake`."""
 
     connections_max: int = Field(default=8, ge=1, le=1000)
-    """How many connections to PostgreSQL a process opens at once."""
+    """How many connections to PostgreSQL a process opens at once; as many more are a committer's own."""
 
     connection_idle_seconds_max: float = Field(default=60, gt=0)
     """How long an unused connection stays open."""

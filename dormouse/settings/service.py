@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -12,7 +14,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dormouse.errors import InvalidInput
-from dormouse.settings.process import PREFIX, Optional, load
+from dormouse.settings.process import PREFIX, Optional, environment, load
 
 SERVICE_PREFIX = f"{PREFIX}SERVICE_"
 SQL_MEMORY_BYTES_MIN = 512 * 1024 * 1024
@@ -140,4 +142,14 @@ def is_loopback(host: str) -> bool:
 
 def load_service_settings(**overrides: Any) -> ServiceSettings:
     """The settings of the environment, but for overrides that are not None; InvalidInput names bad ones."""
+    _check_names(environment())
     return load(ServiceSettings, {name: value for name, value in overrides.items() if value is not None})
+
+
+def _check_names(variables: Iterable[str]) -> None:
+    """A variable that is misspelt, such as the token's, would leave the service without what it says."""
+    known = [f"{SERVICE_PREFIX}{name.upper()}" for name in ServiceSettings.model_fields]
+    for name in variables:
+        if name.upper().startswith(SERVICE_PREFIX) and name.upper() not in known:
+            nearest = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0)[0]
+            raise InvalidInput(f"{name} is no setting of the service: unset it, or name it {nearest}")

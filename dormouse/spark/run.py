@@ -2,7 +2,8 @@
 
     run.py --list s3://bucket/data/runs/<id>.json --dsn rds-iam://… --objects s3://bucket/data --region …
 
-Exits 0 when all is done, 1 when a job was given up or a table failed, 2 when it cannot begin.
+Exits 0 when all is done, 1 when a job was given up, a leaf could not be divided, or a table failed, 2 when it
+cannot begin.
 """
 
 from __future__ import annotations
@@ -134,14 +135,16 @@ def _compact(context: TableContext, run_id: str, spark: SparkSession) -> bool:
     results = compact_on_spark(
         context, int(time.time() * 1000), spark, run_id=run_id, jobs_at_once=_jobs_at_once(spark)
     )
-    with closing(results):
+    with context.last_rounds.round("compaction") as current, closing(results):
         for result in results:
             outcomes[result.outcome] += 1
+            current.worked = True
             rows += result.rows_read
             if result.outcome == "committed":
                 note_if_shared(context.objects)
             if result.outcome == "given_up":
                 logger.error("table %s: job %s is given up: %s", name, result.job_id, result.error)
+                current.errors.append(str(result.error))
             if time.monotonic() - told >= PROGRESS_SECONDS:
                 told = time.monotonic()
                 logger.info("table %s: %d of %d jobs, %d rows", name, outcomes["committed"], total, rows)
@@ -151,16 +154,19 @@ def _compact(context: TableContext, run_id: str, spark: SparkSession) -> bool:
 
 
 def _split(context: TableContext) -> bool:
-    """Rounds until one finds nothing to do, or enough were done for one run; they need no executors."""
+    """Rounds until one finds nothing to do, or enough were done for one run; they need no executors.
+
+    Whether the last of them could divide all that it was to divide.
+    """
     name = context.table.name
     for number in range(1, SPLIT_ROUNDS_MAX + 1):
         done = split(context)
         if not (done.partitions_split or done.references_pushed):
-            break
+            break  # what it could not divide is in the log already
         note_if_shared(context.objects)
         counts = (len(done.partitions_split), done.references_pushed)
         logger.info("table %s, round %d: %d partitions divided, %d references moved", name, number, *counts)
-    return True
+    return not done.errors
 
 
 def _jobs_at_once(spark: SparkSession) -> int:

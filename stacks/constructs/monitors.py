@@ -137,7 +137,24 @@ class Monitors:
             "Commit requests", metrics.COMMITS_APPLIED, metrics.COMMITS_REJECTED, metrics.COMMITS_LATER
         )
 
+    def given_up(self) -> None:
+        self._custom(
+            "Jobs given up",
+            self._ours(metrics.RUN_JOBS_GIVEN_UP, "Sum"),
+            0,
+            "Compaction jobs failed at every attempt: dormouse status says why",
+            _limits(5),
+        )
+
     def garbage(self, orphaned_gb_max: float) -> None:
+        self._custom(
+            "Failing rounds",
+            self._ours(metrics.ROUNDS_FAILING, "Maximum"),
+            0,
+            "Compaction, splits or garbage collection of a table fail: dormouse status says which, and why",
+            # Short, as the next may be told a day later: until then it is as it was.
+            {**_limits(5), "treat_missing_data_override": cloudwatch.TreatMissingData.IGNORE},
+        )
         self._custom(
             "Orphaned objects",
             self._ours(metrics.ORPHANED_BYTES, "Maximum"),
