@@ -15,6 +15,7 @@ from benchmarks.harness.processes import Remote, begin_together, remotes, wait_u
 from benchmarks.harness.report import percentile
 from benchmarks.state_tables import StateTable
 from dormouse.commits.apply import apply
+from dormouse.commits.outcomes import CommitOutcome
 from dormouse.commits.requests import Envelope
 from dormouse.commits.table_cache import Tables
 from dormouse.files.store import FileReferenceStore
@@ -102,11 +103,13 @@ def batches(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
     return [items[first : first + size] for first in range(0, len(items), size)]
 
 
-def apply_all(tables: Tables, envelopes: Sequence[Envelope]) -> None:
+def apply_all(tables: Tables, envelopes: Sequence[Envelope]) -> list[CommitOutcome]:
     """Applies a batch; RuntimeError unless all of it is applied."""
-    for outcome in apply(tables, envelopes):
+    outcomes = apply(tables, envelopes)
+    for outcome in outcomes:
         if outcome.state != "applied":
             raise RuntimeError(f"a commit is {outcome.state}: {outcome.error}")
+    return outcomes
 
 
 class _Committing:

@@ -35,7 +35,7 @@ from dormouse.model.partition_tree import ROOT
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.table import TableRecord
-from dormouse.model.text import narrow_hex
+from dormouse.model.text import narrow_id
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier, load
@@ -331,7 +331,7 @@ def _stock(table: StateTable, nodes: Sequence[Node], wanted: _Wanted) -> Iterato
         facts = f"{BYTES_PER_FILE}\t{rows}\t\\\\x{low.hex()}\t\\\\x{high.hex()}\t{job}\n"
         for prefix in ingests if is_leaf else ingests[:1]:
             name = f"{prefix}{'all' if shared else node.partition_id}.parquet"
-            yield f"{node.partition_id}\t{narrow_hex(name)}\t{name}\t{facts}"
+            yield f"{node.partition_id}\t{narrow_id(name).hex}\t{name}\t{facts}"
 
 
 def _copy(conn: psycopg.Connection[Any], query: str, lines: Iterable[str]) -> None:

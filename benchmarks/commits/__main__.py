@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from benchmarks.commits import kinds, queueing, replacing
+from benchmarks.commits import kinds, layouts, queueing, replacing
 from benchmarks.commits.bench import BATCHES, PARTS, Bench, Plan
 from benchmarks.commits.profiling import profile
 from benchmarks.commits.replacing import TWO
@@ -16,6 +16,7 @@ from benchmarks.harness.command import Benchmark, Figures, Tell
 from benchmarks.harness.place import own_place
 from benchmarks.harness.report import Grid, Pane, values
 from benchmarks.state_tables import open_tables
+from dormouse.files.layout import LAYOUTS
 
 _MEASURED = (
     replacing.by_batch,
@@ -26,6 +27,7 @@ _MEASURED = (
     queueing.idle_latency,
     queueing.through_queue,
     kinds.over_tables,
+    layouts.by_layout,
 )
 
 
@@ -60,6 +62,8 @@ _LINES = {
     "idle_latency_p99_ms": "  p99 ms",
     "idle_latencies": "  requests",
     "files_added_per_s": "files added/s",
+    "files_added_per_s_one_thread": "  one thread",
+    "files_added_per_s_two_threads": "  two threads",
     "add_commits_per_s": "  commits/s",
     "files_per_commit": "  files a commit",
     "assign_per_s": "references assigned/s",
@@ -67,7 +71,7 @@ _LINES = {
     "jobs_created_per_s": "jobs created/s",
     "jobs_65536_seconds": "  seconds for 65,536",
     "jobs_created": "  jobs",
-    "commits_per_s_1_tables": "commits/s in batches of 1,000, to 1 table",
+    "commits_per_s_1_tables": "commits/s in a committer's batches, to 1 table",
     "commits_per_s_10_tables": "  evenly to 10",
     "commits_per_s_1000_tables": "  evenly to 1,000",
     "tables_1000_vs_1": "  1,000 ÷ 1",
@@ -88,6 +92,11 @@ BENCHMARK = Benchmark(
             "Compaction commits a second (11 files by 1), by the size of the batch",
         ),
         values(_LINES),
+        Grid(
+            {layout: layout for layout in LAYOUTS},
+            {f"{name}_{{}}": name for name in layouts.NAMES},
+            "The layouts beside each other; commits in batches of 500 by one committer",
+        ),
         "{profile}",
     ],
     only_json=[f"{{seconds_{part}}}" for part in PARTS],

@@ -13,7 +13,17 @@ from benchmarks.state_tables import StateTable, Tables
 from dormouse.postgres import ConnectionSupplier
 
 BATCHES = (1, 10, 100, 500, 1_000)
-PARTS = ("batches", "alone", "adding", "assigning", "creating_jobs", "idle_latency", "queue", "tables")
+PARTS = (
+    "batches",
+    "alone",
+    "adding",
+    "assigning",
+    "creating_jobs",
+    "idle_latency",
+    "queue",
+    "tables",
+    "layouts",
+)
 
 
 @dataclass(frozen=True)
@@ -35,8 +45,9 @@ class Plan:
     files_per_commit: int = amount(10_000)
     assignments: int = amount(15_000, 1_000)
     leaves: int = amount(65_536, 4_096)
+    leaves_of_layouts: int = amount(65_536, 1_024)
     tables: tuple[int, ...] = amount((1, 10, 1_000))
-    jobs_over_tables: int = amount(12_000, 1_000)
+    jobs_over_tables: int = amount(12_000, 3_000)
     latencies: int = amount(300, 30)
     profiled_batches: int = amount(20, 6)
     layout: str = layout()

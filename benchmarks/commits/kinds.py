@@ -4,44 +4,46 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 from uuid import uuid4
 
 from benchmarks.commits.bench import Bench, shuffled
 from benchmarks.committers import apply_all, batches
 from benchmarks.state_tables import FILES_PER_JOB, StateTable, new_file
+from dormouse.commits.committer import limit_of_batch
+from dormouse.commits.outcomes import CommitOutcome, settle
 from dormouse.commits.requests import AddFiles, AssignJobIds, Envelope
 from dormouse.commits.table_cache import Tables
 from dormouse.files.compaction_jobs import CompactionJobs
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.file_reference import AssignJobIdRequest
+from dormouse.model.table import TableRecord
+from dormouse.postgres import ConnectionSupplier
+from dormouse.postgres.connection import Supplier
 
 _LEAVES = 1_024
-_ASSIGN_BATCH = 500
+_BATCH = 500
 _JOBS_WANTED = 65_536
-_BATCH_OVER_TABLES = 1_000
 _KEYS = (bytes(9), bytes(9))
 
 
-def adding(bench: Bench) -> dict[str, Any]:
+def adding(bench: Bench, name: str = "adding") -> dict[str, Any]:
     """Files a second, many to a commit and a commit to a batch, each with one reference."""
-    table = bench.tables.empty("adding", bench.layout)
-    work = []
-    for _ in range(bench.plan.add_commits):
-        partitions = [f"0-{number % _LEAVES}" for number in range(bench.plan.files_per_commit)]
-        files = tuple(
-            new_file(f"{table.object_prefix}{uuid4()}/{partition}.parquet", partition, _KEYS)
-            for partition in partitions
-        )
-        request = AddFiles(commit_id=str(uuid4()), table=table.name, files=files)
-        work.append([Envelope(request, table.table_id)])
-    seconds = _timed(bench, work)
-    files_added = bench.plan.add_commits * bench.plan.files_per_commit
+    table = bench.tables.empty(name, bench.layout)
+    commits, files = bench.plan.add_commits, bench.plan.files_per_commit
+    rates = []
+    for threads in (1, 2):
+        work = [[_addition(table, files)] for _ in range(commits)]
+        rates.append(commits * files / _timed(bench, work, threads))
     return {
-        "files_added_per_s": round(files_added / seconds, 1),
-        "add_commits_per_s": round(bench.plan.add_commits / seconds, 2),
-        "files_per_commit": bench.plan.files_per_commit,
+        "files_added_per_s": round(max(rates), 1),
+        "files_added_per_s_one_thread": round(rates[0], 1),
+        "files_added_per_s_two_threads": round(rates[1], 1),
+        "add_commits_per_s": round(max(rates) / files, 2),
+        "files_per_commit": files,
     }
 
 
@@ -50,17 +52,17 @@ def assigning(bench: Bench) -> dict[str, Any]:
     jobs = bench.plan.assignments
     table = bench.tables.make("assigning", jobs, bench.layout)
     commits = [_assignment(table, job) for job in shuffled(table)]
-    seconds = _timed(bench, batches(commits, _ASSIGN_BATCH))
+    seconds = _timed(bench, batches(commits, _BATCH))
     return {
         "assign_per_s": round(jobs * FILES_PER_JOB / seconds, 1),
         "assign_commits_per_s": round(jobs / seconds, 1),
     }
 
 
-def creating_jobs(bench: Bench) -> dict[str, Any]:
+def creating_jobs(bench: Bench, name: str = "creating") -> dict[str, Any]:
     """Jobs made a second, of exactly eleven files each, on all leaves at once."""
     table = bench.tables.make(
-        "creating",
+        name,
         bench.plan.leaves,
         bench.layout,
         compaction_strategy="basic",
@@ -81,7 +83,7 @@ def creating_jobs(bench: Bench) -> dict[str, Any]:
 
 
 def over_tables(bench: Bench) -> dict[str, Any]:
-    """Batches of as many commits to each of 1, 10 and 1,000 tables, by one committer."""
+    """Commits spread evenly over 1, 10 and 1,000 tables, in batches as a committer makes them."""
     found: dict[str, Any] = {}
     for count in bench.plan.tables:
         leaves = 1 + max(1, bench.plan.jobs_over_tables // count)
@@ -102,10 +104,14 @@ def _rates(bench: Bench, tables: list[StateTable]) -> tuple[float, float]:
         for number in range(tables[0].leaves)
     ]
     first, later = rounds[0], [envelope for each in rounds[1:] for envelope in each]
-    with bench.supplier() as supplier:
-        known = Tables(supplier)
+    # as a committer's sessions are, which has each batch on disk by one statement behind it
+    with bench.supplier() as supplier, closing(supplier.hurried()) as hurried:
+        known = Tables(hurried)
         known.named((table.record.table_id, "") for table in tables)
-        seconds = [_seconds(known, batches(some, _BATCH_OVER_TABLES)) for some in (first, later)]
+        seconds = [
+            _seconds(known, batches(some, limit_of_batch(_BATCH, len(tables))), behind=settle)
+            for some in (first, later)
+        ]
     return len(first) / seconds[0], len(later) / seconds[1]
 
 
@@ -117,22 +123,41 @@ def _assignment(table: StateTable, job: int) -> Envelope:
     return Envelope(commit, table.record.table_id)
 
 
-def _timed(bench: Bench, work: Sequence[Sequence[Envelope]]) -> float:
-    """Seconds that one committer takes for these batches, of one table."""
-    with bench.supplier() as supplier:
+def _addition(table: TableRecord, files: int) -> Envelope:
+    partitions = [f"0-{number % _LEAVES}" for number in range(files)]
+    added = tuple(
+        new_file(f"{table.object_prefix}{uuid4()}/{partition}.parquet", partition, _KEYS)
+        for partition in partitions
+    )
+    return Envelope(AddFiles(commit_id=str(uuid4()), table=table.name, files=added), table.table_id)
+
+
+def _timed(bench: Bench, work: Sequence[Sequence[Envelope]], threads: int = 1) -> float:
+    """Seconds that one committer of so many threads takes for these batches, of one table."""
+    with closing(ConnectionSupplier(bench.dsn, connections_max=threads)) as supplier:
         tables = Tables(supplier)
         tables.named([(work[0][0].table_id, "")])
-        return _seconds(tables, work)
+        return _seconds(tables, work, threads)
 
 
-def _seconds(tables: Tables, work: Sequence[Sequence[Envelope]]) -> float:
-    """What was made before does not cost at every collection."""
+def _seconds(
+    tables: Tables,
+    work: Sequence[Sequence[Envelope]],
+    threads: int = 1,
+    behind: Callable[[Supplier, list[CommitOutcome]], object] = lambda supplier, outcomes: None,
+) -> float:
+    """With what is done behind each batch. What was made before does not cost at every collection."""
+
+    def do(batch: Sequence[Envelope]) -> None:
+        behind(tables.supplier, apply_all(tables, batch))
+
     gc.collect()
     gc.freeze()
     try:
         began = time.monotonic()
-        for batch in work:
-            apply_all(tables, batch)
+        with ThreadPoolExecutor(threads) as pool:
+            for done in [pool.submit(do, batch) for batch in work]:
+                done.result()
         return time.monotonic() - began
     finally:
         gc.unfreeze()

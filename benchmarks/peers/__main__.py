@@ -21,11 +21,11 @@ from benchmarks.peers.delta import Delta
 from benchmarks.peers.ducklake import DuckLake
 from benchmarks.peers.experiments import AT_WRITERS, COMPACTORS, WRITERS, Measured, Plan, measure
 from benchmarks.peers.iceberg import Iceberg
-from benchmarks.peers.own import Dormouse, DormouseCommitter
+from benchmarks.peers.own import Dormouse, DormouseCommitter, DormouseWaiting
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.together import PRELOAD, Result
 
-_SIDES: tuple[type[Peer], ...] = (Dormouse, DormouseCommitter, DuckLake, Delta, Iceberg)
+_SIDES: tuple[type[Peer], ...] = (Dormouse, DormouseCommitter, DormouseWaiting, DuckLake, Delta, Iceberg)
 _COMPACTING = (Dormouse, DuckLake, Delta)
 _CONNECTIONS = {"max_connections": "300"}  # DuckLake takes up to four a writer
 
@@ -105,6 +105,7 @@ def figures(sides: Mapping[str, Measured]) -> Figures:
     for other in _OTHERS[:2]:
         key = f"compactions_vs_{other}_{AT_WRITERS}"
         found[key] = _ratio("compactors", sides["dormouse"], sides[other])
+    found[WAITING] = _ratio("appends", sides["waiting"], sides["dormouse"], WRITERS[-1])
     found["compaction_failures"] = _failed("compactors", sides["dormouse"])
     for name, side in sides.items():
         for (kind, workers), rounds in side.items():
@@ -113,9 +114,9 @@ def figures(sides: Mapping[str, Measured]) -> Figures:
     return found
 
 
-def _ratio(kind: str, ours: Measured, theirs: Measured) -> float:
+def _ratio(kind: str, ours: Measured, theirs: Measured, writers: int = AT_WRITERS) -> float:
     """The median over the rounds; no side counts as slower than one commit in the time."""
-    at = kind, AT_WRITERS
+    at = kind, writers
     rates = [max(them.per_second, 1 / them.seconds) for them in theirs[at]]
     return round(median_ratio([us.per_second for us in ours[at]], rates), 2)
 
@@ -124,6 +125,7 @@ def _failed(kind: str, side: Measured) -> int:
     return sum(_refused(rounds) for (of, _), rounds in side.items() if of == kind)
 
 
+WAITING = f"committer_{WRITERS[-1]}_vs_sync"
 _OURS = {"dormouse": "", "committer": "_committer"}
 _OTHERS = ("ducklake", "delta", "pyiceberg")
 _RATIOS = {
@@ -134,6 +136,7 @@ _RATIOS = {
     f"compactions_vs_{other}_{AT_WRITERS}": f"compactions/s ÷ those of {other}, {AT_WRITERS} compactors"
     for other in _OTHERS[:2]
 }
+_RATIOS[WAITING] = f"{WRITERS[-1]} writers that wait for the committer ÷ synchronous ones"
 
 
 def _grid(title: str, kinds: Sequence[str], sides: Sequence[type[Peer]], workers: Sequence[int]) -> Grid:

@@ -134,9 +134,13 @@ class DormouseCommitter(Dormouse):
                 name = f"{table}/{uuid4().hex}.parquet"
                 files = tuple(group_by_file([_reference(name, leaf, rows=1)]))
                 instance.submit([AddFiles(commit_id=name, table=table, files=files)])
+                self._after(instance, name)
                 return 1
 
             yield Steps(step)
+
+    def _after(self, instance: Instance, commit_id: str) -> None:
+        """What a writer does when it has submitted."""
 
     def committers(self, table: str) -> list[Opener]:
         return [self._committer]
@@ -163,6 +167,18 @@ class DormouseCommitter(Dormouse):
             finally:
                 committer.close()
                 running.join()
+
+
+class DormouseWaiting(DormouseCommitter):
+    """As through the queue, but each writer waits until its commit is applied before it makes the next."""
+
+    name = "waiting"
+    label = "Dormouse, waiting for the committer"
+
+    def _after(self, instance: Instance, commit_id: str) -> None:
+        [status] = instance.wait_for_commits([commit_id])
+        if status.state != "applied":
+            raise RuntimeError(f"a commit is {status.state}: {status.error}")
 
 
 def _emptied(queue: CommitQueue) -> Callable[[], bool]:

@@ -1,10 +1,8 @@
-"""How do operations on a table's state grow with the table, in time and in memory?
+"""Operations on the state of a table: how they grow with it, in time and in memory.
 
-Tables of 1,000, 10,000 and 132,000 leaves with 10 files each, and of 132,000 with 50, as metadata only. Each
-operation runs in a process of its own, whose resident memory at its highest is read at its end (of libraries,
-what it uses). What there is to do is the same at every size, but for first looks and the stream of all
-references; beside it, as the measure of what grows with the table, all references are counted in SQL. On an
-embedded PostgreSQL.
+Each runs in a process of its own, whose resident memory at its highest is read at its end (of libraries, what
+it uses). What there is to do is the same at every size, but for first looks and the stream of all references;
+beside it, as the measure of what grows with the table, all references are counted in SQL.
 """
 
 from __future__ import annotations
@@ -12,30 +10,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any
 
-from benchmarks.harness.command import Benchmark, Figures, Tell, amount, layout
-from benchmarks.harness.place import own_place
+from benchmarks.harness.command import Figures, Tell
 from benchmarks.harness.processes import remote, resident_bytes
-from benchmarks.harness.report import Grid, Pane
-from benchmarks.state_tables import KEYS_PER_LEAF, StateTable, Tables, open_tables, spread
+from benchmarks.state_tables import KEYS_PER_LEAF, StateTable, Tables, spread
 from dormouse.context import TableAddress, TableContext
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.file_reference import AssignJobIdRequest, FileReference, ReplaceFileReferencesRequest
 
-SIZES = ((1_000, 10), (10_000, 10), (132_000, 10), (132_000, 50))
+Sizes = tuple[tuple[int, int], ...]
 """Leaves, and the files of each."""
 FULL_LEAVES, ABOVE_LEAVES, CHANGED_LEAVES, GARBAGE_FILES = 10, 100, 500, 5_000
 TAKEN_JOBS, TAKEN_AT_ONCE = 100, 10
-
-
-@dataclass(frozen=True)
-class Plan:
-    sizes: tuple[tuple[int, int], ...] = amount(SIZES, SIZES[:2])
-    layout: str = layout()
 
 
 Operation = Callable[[TableContext], object]
@@ -163,20 +152,19 @@ def alone(dsn: str, objects: str, table: StateTable) -> Iterator[Alone]:
         yield Alone(context)
 
 
-def measure(plan: Plan, tell: Tell) -> Figures:
+def measure(tables: Tables, sizes: Sizes, layout: str, tell: Tell) -> Figures:
     """Every operation in every table, one after another."""
     found: dict[str, dict[str, Any]] = {name: {} for name in measured()}
-    with own_place() as place, open_tables(place.dsn, place.objects) as tables:
-        for leaves, files in plan.sizes:
-            tell(f"a table of {leaves:,} leaves with {files} files each")
-            table = _table(tables, leaves, files, plan.layout)
-            for name, figures in found.items():
-                tell(f"{leaves:,} leaves, {files} files each: {name}")
-                prepare(name, tables, table)
-                with remote(alone, tables.dsn, tables.objects, table) as process:
-                    figures[f"{leaves}x{files}"] = process.call("run", name)
-            tables.drop(table)
-    return summary(found, plan.sizes)
+    for leaves, files in sizes:
+        tell(f"a table of {leaves:,} leaves with {files} files each")
+        table = _table(tables, leaves, files, layout)
+        for name, figures in found.items():
+            tell(f"{leaves:,} leaves, {files} files each: {name}")
+            prepare(name, tables, table)
+            with remote(alone, tables.dsn, tables.objects, table) as process:
+                figures[f"{leaves}x{files}"] = process.call("run", name)
+        tables.drop(table)
+    return summary(found, sizes)
 
 
 def _table(tables: Tables, leaves: int, files: int, layout: str) -> StateTable:
@@ -195,7 +183,7 @@ def _table(tables: Tables, leaves: int, files: int, layout: str) -> StateTable:
     )
 
 
-def summary(found: dict[str, dict[str, Any]], sizes: tuple[tuple[int, int], ...]) -> Figures:
+def summary(found: dict[str, dict[str, Any]], sizes: Sizes) -> Figures:
     """With how much longer each takes in the largest table of 10 files a leaf than in the smallest."""
     keys = [f"{leaves}x{files}" for leaves, files in sizes]
     first, last = keys[0], [key for key in keys if key.endswith("x10")][-1]
@@ -213,37 +201,3 @@ def summary(found: dict[str, dict[str, Any]], sizes: tuple[tuple[int, int], ...]
         "growth_to": last,
         "operations": found,
     }
-
-
-_NAMES = {f"{leaves}x{files}": leaves * files for leaves, files in SIZES}
-_COLUMNS = {f"operations.{{}}.{size}.seconds": f"{size}: s" for size in _NAMES}
-_COLUMNS |= {f"operations.{{}}.{size}.rss_mb": f"{size}: MB" for size in _NAMES}
-_OPERATIONS = {name: name for name in measured()}
-
-BENCHMARK = Benchmark(
-    "scale",
-    __doc__,
-    Plan,
-    measure,
-    [
-        Grid(_OPERATIONS, {**_COLUMNS, "growth.{}": "growth"}, "seconds, and MB resident"),
-        "growth: {growth_to} / {growth_from}; of what may not grow {growth_max_of_the_rest}, "
-        "of all references counted {references_counted_growth}; rss_mb_max {rss_mb_max}",
-    ],
-    only_json=[Grid(_OPERATIONS, {f"operations.{{}}.{size}.answer": size for size in _NAMES})],
-    panes=[
-        Pane(
-            "Operations on a table's state",
-            "references",
-            "seconds",
-            _NAMES,
-            {f"operations.{name}.{{}}.seconds": name for name in _OPERATIONS if name not in WITH_SIZE},
-            {f"operations.{name}.{{}}.seconds": name for name in WITH_SIZE},
-            yscale="log",
-        )
-    ],
-    preload=("benchmarks.state_tables", "dormouse.context"),
-)
-
-if __name__ == "__main__":
-    BENCHMARK.main()

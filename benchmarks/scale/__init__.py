@@ -1,0 +1,1 @@
+"""What grows with the size of an instance."""
