@@ -6,8 +6,10 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
+from dormouse.commits.outcomes import CommitOutcome
 from dormouse.commits.requests import AddFiles, AssignJobIds, CommitRequest, ReplaceFileReferences
-from tests.state import assign, file, ref, replace
+from dormouse.instance import Instance
+from tests.state import assign, file, live, ref, replace
 
 _ids = itertools.count(1)
 
@@ -33,3 +35,20 @@ def compaction(table: str, number: int) -> list[CommitRequest]:
     """All that a compaction of one file of 100 rows sends, the last first: the queue is not ordered."""
     old, new, job = f"old {number}", f"new {number}", f"job {number}"
     return [replacement(table, job, [old], new), assignment(table, job, old), add(table, old)]
+
+
+def drained(instance: Instance, *requests: Any, **options: Any) -> dict[str, CommitOutcome]:
+    instance.submit(requests)
+    return {outcome.commit_id: outcome for outcome in instance.committer(**options).drain()}
+
+
+def states(outcomes: dict[str, CommitOutcome]) -> dict[str, str]:
+    return {commit_id: outcome.state for commit_id, outcome in outcomes.items()}
+
+
+def files_of(instance: Instance, table: str = "t") -> list[str]:
+    return [name for _, name, _, _ in live(instance.table(table).files)]
+
+
+def send_raw(instance: Instance, *bodies: str) -> None:
+    instance.commits.queues[0].send(bodies)

@@ -40,7 +40,7 @@ LONGEST = (
     "test_objects", "test_embedded_postgres", "test_cli", "test_batches", "test_instance_folder",
     "test_async_commits", "test_ingest_crash", "test_concurrency", "test_service_streams",
     "test_many_workers", "test_compaction_crash", "test_storms", "test_bad_input", "test_store_under_fire",
-    "test_query_concurrency", "test_committer_process", "test_ingest", "test_committer",
+    "test_query_concurrency", "test_committer_process", "test_commit_storm", "test_ingest", "test_committer",
     "test_query_outlives", "test_serve", "test_committer_sqs", "test_model", "test_run_folder",
     "test_terminated", "test_objects_s3", "test_tidy", "test_convert_layout", "test_interrupts",
     "test_merge", "test_migration", "test_client", "test_wind_down", "test_resume", "test_pause",

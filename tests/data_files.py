@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -93,3 +96,18 @@ def merge_plan(
     properties = properties or TableProperties()
     rows = merged_rows(context, files, schema, region=region, properties=properties, now_ms=0)
     return str(rows.execution_plan().display_indent())
+
+
+@contextmanager
+def as_a_user_without_rights(folder: Path) -> Iterator[None]:
+    """Meanwhile, this process may change nothing in the folder."""
+    folder.chmod(0o500)
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+        folder.chmod(0o700)

@@ -43,7 +43,7 @@ select md5(string_agg(what, '|' order by what)) from (
         from pg_database where datname = current_database()
     union all select t::text from dormouse.migration t
     union all select t::text from dormouse.instance t
-)
+) everything
 """
 _KEPT = ("migration", "instance")
 _BY_TABLE = """

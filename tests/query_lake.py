@@ -95,6 +95,14 @@ class Lake:
 
     def add_file(self, table: pa.Table, partitions: dict[str, int], *, only: bool = True) -> str:
         """Writes a sorted file and adds it with its references."""
+        file = self.written(table, partitions, only=only)
+        self.context.store.add_files_with_references([file])
+        return file.filename
+
+    def written(
+        self, table: pa.Table, partitions: dict[str, int], *, only: bool = True
+    ) -> FileWithReferences:
+        """A sorted file, as it is to be added."""
         filename = f"data/t{self.context.table.table_id}/{next(_names)}.parquet"
         with self.context.objects.staged(filename) as path:
             pq.write_table(
@@ -113,7 +121,7 @@ class Lake:
             for p, n in partitions.items()
         ]
         keys = [self._key(row) for row in table.select(self.schema.row_key_names).to_pylist()]
-        file = FileWithReferences(
+        return FileWithReferences(
             filename=filename,
             references=tuple(references),
             byte_count=self.context.objects.size(filename),
@@ -121,8 +129,6 @@ class Lake:
             min_key=min(keys, default=None),
             max_key=max(keys, default=None),
         )
-        self.context.store.add_files_with_references([file])
-        return filename
 
     def expect(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[object, ...]]:
         """DuckDB's answer over all rows that were added, as the table `t`."""

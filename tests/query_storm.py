@@ -48,7 +48,12 @@ BALLAST_BYTES = 2_000
 """So that files have several row groups, which are not read all at once."""
 ROWS = 30
 WRITERS_MAX = 8
-COLLECTED_MEANWHILE = ("faster than they are read", "too many to be held back", "run the query again")
+COLLECTED_MEANWHILE = (
+    "faster than they are read",
+    "too many to be held back",
+    "run the query again",
+    "were collected while the query ran",
+)
 Row = tuple[Any, ...]
 Answer = dict[tuple[int, int], list[Row]]
 """The rows of each ingest, by writer and number."""
@@ -171,10 +176,10 @@ class Asked:
     def now(self, array: Any) -> list[int]:
         return [array[self.storm.place(self.table, writer)] for writer in range(WRITERS_MAX)]
 
-    def check(self, found: list[Row], wanted: Callable[[Row], bool], *, one_moment: bool) -> None:
+    def check(self, found: list[Row], wanted: Callable[[Row], bool]) -> None:
         """Every row that was acknowledged is there, none twice, and none that nobody wrote.
 
-        An ingest that came meanwhile is there whole or not at all; without `one_moment`, from some key on.
+        An ingest that came meanwhile is there whole or not at all.
         """
         begun = self.now(self.storm.begun)
         assert not [row for row, times in Counter(found).items() if times > 1], "rows are doubled"
@@ -189,11 +194,7 @@ class Asked:
                 if number < self.seen[writer]:
                     assert there == expected, f"of {writer}-{number} {expected - there} miss"
                 missing = {key(row) for row in expected - there}
-                if one_moment:
-                    assert not (there and missing), f"of {writer}-{number} {missing} miss"
-                elif there and missing:
-                    # what is read later is seen as of later
-                    assert max(missing) < min(map(key, there)), f"of {writer}-{number} {missing} miss"
+                assert not (there and missing), f"of {writer}-{number} {missing} miss"
         assert not by_ingest, "rows of ingests that were not begun"
 
 
@@ -207,7 +208,7 @@ def ask_all(storm: Storm, table: int, context: TableContext, rng: random.Random)
         if number == pause:
             storm.await_rounds(table, 2)
     check_order(found)
-    asked.check(found, lambda row: True, one_moment=is_of_one_moment(context))
+    asked.check(found, lambda row: True)
     count(storm, "queries")
 
 
@@ -216,9 +217,7 @@ def ask_part(storm: Storm, table: int, context: TableContext, rng: random.Random
     parts = sorted(rng.sample(range(3), rng.randrange(1, 3)))
     asked = Asked(storm, table)
     found = in_order(query(context, {"name": Range(low, high), "part": parts}, COLUMNS))
-    asked.check(
-        found, lambda row: low <= row[0] < high and row[1] in parts, one_moment=is_of_one_moment(context)
-    )
+    asked.check(found, lambda row: low <= row[0] < high and row[1] in parts)
     count(storm, "parts")
 
 
@@ -230,7 +229,7 @@ def ask_some(storm: Storm, table: int, context: TableContext, rng: random.Random
     if len(found) == limit:
         last = key(found[-1])
         before = [row for row in found if key(row) < last]
-        asked.check(before, lambda row: key(row) < last, one_moment=is_of_one_moment(context))
+        asked.check(before, lambda row: key(row) < last)
     count(storm, "limits")
 
 
@@ -244,7 +243,7 @@ def ask_statement(storm: Storm, contexts: list[TableContext]) -> None:
     for table, *row in rows(reader):
         tables[table].append(tuple(row))
     for table, one in enumerate(asked):
-        one.check(tables[table], lambda row: True, one_moment=True)
+        one.check(tables[table], lambda row: True)
     ingests = [{row[3:5] for row in found} for found in tables.values()]
     for earlier, later in pairwise(ingests):
         assert later <= earlier, "tables are seen at different moments"
@@ -262,11 +261,6 @@ def ask_few(storm: Storm, table: int, context: TableContext, rng: random.Random)
     assert len(set(found)) == len(found) >= min(limit, number)
     assert all(row in rows_of(row[3], row[4]) for row in found)
     count(storm, "few")
-
-
-def is_of_one_moment(context: TableContext) -> bool:
-    """Whether files stay for as long as any query takes."""
-    return context.properties.gc_delay_seconds > 100
 
 
 def in_order(reader: pa.RecordBatchReader) -> list[Row]:

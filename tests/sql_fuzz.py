@@ -7,6 +7,7 @@ what it shows.
 from __future__ import annotations
 
 import re
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from itertools import chain, islice
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import duckdb
 import psycopg
@@ -37,6 +38,10 @@ Row: TypeAlias = dict[str, Any]
 AGE = timedelta(days=3_650)
 STEPS = 16
 """In a round."""
+SHRINKING_SECONDS = 60.0
+INEXACT = {5e-324, 1e300, 2.0**53}
+"""Of which a sum depends on the order."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -83,16 +88,24 @@ def steps(random: Random, made: Sequence[Create]) -> Iterator[Step]:
     """What happens to them, without end."""
     while True:
         one = random.choice(made)
-        rows = [row(random, one.schema) for _ in range(random.choice((1, 4, 15)))]
+        rows = [row(random, one) for _ in range(random.choice((1, 4, 15)))]
         kinds = (Ingest(one.table, rows), Split(one.table, 4), Compact(one.table))
         yield from random.choices(kinds, (5, 4, 1))
 
 
-def row(random: Random, schema: Schema) -> Row:
-    def value(one: Field) -> Any:
-        return None if one.nullable and random.random() < 0.2 else random.choice(POOLS[one.type])
+def row(random: Random, made: Create) -> Row:
+    """Doubles that are summed have the same sum in any order: a join on it may tell."""
+    is_summed = "sum(" in made.properties.get("aggregate", "")
 
-    return {one.name: value(one) for one in schema.fields}
+    def value(one: Field) -> Any:
+        if one.nullable and random.random() < 0.2:
+            return None
+        pool = POOLS[one.type]
+        return random.choice(
+            [x for x in pool if x not in INEXACT] if is_summed and one.type == DOUBLE else pool
+        )
+
+    return {one.name: value(one) for one in made.schema.fields}
 
 
 def _schema(random: Random) -> Schema:
@@ -238,25 +251,19 @@ class Fuzz:
         return verdict
 
     def _shrunk(self, history: History, statement: Statement) -> History:
-        """As few steps and rows as still show that something is wrong."""
-        kept = [*history]
-        for place in reversed(range(len(kept))):
-            fewer = kept[:place] + kept[place + 1 :]
-            if self._wrong(fewer, statement):
-                kept = fewer
+        """As few steps and rows as still show that something is wrong, as far as there is time."""
+        end = time.monotonic() + SHRINKING_SECONDS
+
+        def wrong(steps: Sequence[Step]) -> bool:
+            return time.monotonic() < end and self._wrong(steps, statement)
+
+        kept = _fewest(history, wrong)
         for place, step in enumerate(kept):
             if isinstance(step, Ingest):
-                self._shrink_rows(kept, place, step, statement)
+                before, table, after = kept[:place], step.table, kept[place + 1 :]
+                rows = _fewest(step.rows, lambda rows: wrong([*before, Ingest(table, rows), *after]))  # noqa: B023 called at once
+                kept[place] = Ingest(table, rows)
         return kept
-
-    def _shrink_rows(self, kept: list[Step], place: int, step: Ingest, statement: Statement) -> None:
-        rows, size = [*step.rows], len(step.rows)
-        while size := size // 2:
-            for first in reversed(range(0, len(rows), size)):
-                fewer = rows[:first] + rows[first + size :]
-                if self._wrong([*kept[:place], Ingest(step.table, fewer), *kept[place + 1 :]], statement):
-                    rows = fewer
-        kept[place] = Ingest(step.table, rows)
 
     def _wrong(self, history: History, statement: Statement) -> bool:
         """Not where the history cannot be done without what is missing."""
@@ -267,6 +274,18 @@ class Fuzz:
             self._judges.learn(lake.tables())
             return self._judges.verdict(_answer(lake, statement), statement).wrong is not None
         return False
+
+
+def _fewest(items: Sequence[T], wrong: Callable[[list[T]], bool]) -> list[T]:
+    """What is left when no part of it, down to one item, can be left out."""
+    kept, size = [*items], len(items)
+    while size:
+        for first in reversed(range(0, len(kept), size)):
+            fewer = kept[:first] + kept[first + size :]
+            if wrong(fewer):
+                kept = fewer
+        size //= 2
+    return kept
 
 
 def _answer(lake: Lake, statement: Statement) -> pa.Table | Exception:

@@ -40,10 +40,12 @@ class Judges:
             self._postgres.close()
 
     def learn(self, tables: Mapping[str, pa.Table]) -> None:
-        """What rows each table has."""
+        """What rows each table has; there are no others."""
+        for [name] in self._duckdb.execute("select table_name from duckdb_tables()").fetchall():
+            self._duckdb.execute(f"drop table {quoted(name)}")
         for name, rows in tables.items():
             self._duckdb.register("rows_of_it", rows)
-            self._duckdb.execute(f"create or replace table {quoted(name)} as from rows_of_it")
+            self._duckdb.execute(f"create table {quoted(name)} as from rows_of_it")
             if self._postgres:
                 _fill(self._postgres, name, rows)
 

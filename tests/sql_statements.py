@@ -33,11 +33,15 @@ class Writer:
     def _begin(self) -> None:
         self._aliases = 0
         self._in_postgres = True
+        self._is_rounded = False
         self._parameters: list[Any] = []
 
     def statement(self) -> Statement:
         """One of any kind."""
         self._begin()
+        if self._chance(0.08):
+            text, parameters = self._given(self._first_rows())
+            return Statement(text, parameters, True, self._in_postgres)
         kinds = (
             self._plain,
             self._plain,
@@ -56,7 +60,8 @@ class Writer:
             few = f"select * from ({text}) as result limit {self._random.randrange(9)}"
             text = f"select count(*) from ({few}) as few"
         text, parameters = self._given(text)
-        return Statement(text, parameters, ordered, self._in_postgres)
+        # what is equal once it is rounded is in PostgreSQL's order by what was rounded off
+        return Statement(text, parameters, ordered, self._in_postgres and not (ordered and self._is_rounded))
 
     def _given(self, text: str) -> tuple[str, list[Any] | dict[str, Any] | None]:
         """The text with the parameters that it has come to, by name or by number."""
@@ -81,6 +86,14 @@ class Writer:
             items.append(items[0])
         return self._select(items, source, scope), len(items)
 
+    def _first_rows(self) -> str:
+        """The first rows in the order of the columns, which begins with that of the row keys."""
+        table, alias = self._table(), self._alias()
+        names = [f"{alias}.{quoted(name)}" for name in self._columns(self._tables[table], ORDERED)]
+        where = self._where(({alias: self._tables[table]},))
+        listed = ", ".join(names)
+        return f"select {listed} from {table} as {alias}{where} order by {listed}{self._limit()}"
+
     def _select(self, items: Sequence[str], source: str, scope: Scope) -> str:
         distinct = "distinct " if self._chance(0.15) else ""
         listed = ", ".join(f"{item} as c{n}" for n, item in enumerate(items, 1))
@@ -88,12 +101,15 @@ class Writer:
 
     def _grouped(self, scope: Scope) -> tuple[str, int]:
         source, scope = self._from(scope)
-        keys = [self._value(scope, self._pick(ORDERED)) for _ in range(self._random.randrange(3))]
+        kinds = [self._pick(ORDERED) for _ in range(self._random.randrange(3))]
+        shape = self._pick(("{}", "{}", "{}", "rollup ({})", "cube ({})"))
+        # DuckDB leaves the grand total out where a constant is grouped by and HAVING asks for something
+        value = self._value if shape == "{}" else lambda scope, kind: self._column(scope, (kind,))
+        keys = [key for kind in kinds if (key := value(scope, kind)) is not None]
         found = [self._aggregate(scope) for _ in range(self._random.randrange(1, 4))]
         listed = ", ".join(f"{item} as c{n}" for n, item in enumerate([*keys, *found], 1))
         by = ", ".join(str(n) for n in range(1, len(keys) + 1))
-        shape = self._pick(("{}", "{}", "{}", "rollup ({})", "cube ({})")).format(by)
-        group = f" group by {shape}" if keys else ""
+        group = f" group by {shape.format(by)}" if keys else ""
         having = f" having count(*) > {self._random.randrange(4)}" if self._chance(0.2) else ""
         return f"select {listed} from {source}{self._where(scope)}{group}{having}", len(keys) + len(found)
 
@@ -195,6 +211,8 @@ class Writer:
         if kind == STRING:
             names += ["string_agg(substring({0} from 1 for 2), '|' order by {0})"]
         chosen = self._pick(names).format(one)
+        # DuckDB's is a double; PostgreSQL's is exact
+        self._is_rounded = self._is_rounded or (kind == LONG and chosen.startswith("avg"))
         return f"{chosen} filter (where {self._condition(scope, 1)})" if self._chance(0.15) else chosen
 
     def _scalar(self, scope: Scope) -> str:
@@ -283,10 +301,11 @@ class Writer:
         """Values that can be compared; the first is mostly a column, and the others are mostly none."""
         kind = self._pick(ORDERED)
         first = self._column(scope, (kind,)) or self._value(scope, kind)
-        others = []
-        for _ in range(count - 1):
-            other = self._pick(NUMBERS) if kind in NUMBERS and self._chance(0.2) else kind
-            others.append(self._literal(other) if self._chance(0.7) else self._value(scope, other))
+        # of one kind: DuckDB compares as doubles where one of them is, PostgreSQL each as it is
+        other = self._pick(NUMBERS) if kind in NUMBERS and self._chance(0.2) else kind
+        others = [
+            self._literal(other) if self._chance(0.7) else self._value(scope, other) for _ in range(count - 1)
+        ]
         return [first, *others]
 
     def _value(self, scope: Scope, kind: DataType) -> str:

@@ -68,6 +68,7 @@ class StoreModel:
         self.files: dict[str, Facts] = {}
         self.references: dict[Key, Reference] = {}
         self.commits: dict[str, Any] = {}
+        self.refused: dict[str, list[tuple[int, Any, set[Reason]]]] = {}
 
     def apply(self, kind: Kind, commits: Sequence[Commit]) -> list[Expected]:
         """One commit after the other."""
@@ -164,7 +165,7 @@ class StoreModel:
         if commit.commit_id in self.commits:
             known = self.commits[commit.commit_id]
             if None in (content, known) or content == known:
-                return Expected("applied_before")
+                return Expected("applied_before", self._recalled(commit))
             return Expected("refused", failed | {0: {CommitIdReused}})
         applied = (
             self._each(kind, commit.items, failed, refused)
@@ -173,7 +174,17 @@ class StoreModel:
         )
         if applied and commit.commit_id is not None:
             self.commits[commit.commit_id] = content
+            self.refused[commit.commit_id] = [(n, commit.items[n], failed[n]) for n in sorted(failed)]
         return Expected("applied" if applied else "refused", failed)
+
+    def _recalled(self, commit: Commit) -> dict[int, set[Reason]]:
+        """What was refused of the items that come again, in whatever order they do."""
+        found: dict[int, set[Reason]] = {}
+        for n, item, why in self.refused[str(commit.commit_id)]:
+            alike = [k for k, other in enumerate(commit.items) if other == item and k not in found]
+            if alike:
+                found[n if n in alike else alike[0]] = why
+        return found
 
     def _whole(self, kind: Kind, items: Sequence[Any], failed: dict[int, set[Reason]]) -> bool:
         reason_of, change = _UPDATES[kind]

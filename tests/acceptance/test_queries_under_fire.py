@@ -126,7 +126,7 @@ def check_end(storm: Storm, supplier: ConnectionSupplier) -> None:
     """All is there; totals are what a count tells; looks at what has changed have forgotten nothing."""
     for number, context in enumerate(storm.contexts(supplier)):
         asked = Asked(storm, number)
-        asked.check(in_order(query(context, columns=COLUMNS)), lambda row: True, one_moment=True)
+        asked.check(in_order(query(context, columns=COLUMNS)), lambda row: True)
         while context.jobs.create():
             pass
         above = context.partitions.count_above_leaves()

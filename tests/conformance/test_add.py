@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from state import clock, file, live, ref, remove, unreferenced
+from state import clock, file, live, ref, remove, replace, unreferenced
 
+from dormouse.context import TableContext
 from dormouse.errors import FileAlreadyExists, FileReferenceAlreadyExists, InvalidInput
 from dormouse.files.store import FileReferenceStore
+from dormouse.partitions.leaves import LeafRows
 
 ODD_NAMES = [
     "a b/c.parquet",
@@ -146,6 +148,7 @@ def test_odd_filenames_come_back_as_they_went_in(store: FileReferenceStore) -> N
     assert store.partition_to_filenames() == {"root": sorted(ODD_NAMES)}
     remove(store, *ODD_NAMES)
     assert unreferenced(store) == sorted(ODD_NAMES)
+    store.stamp_unreferenced()
     assert set(store.files_ready_for_gc(clock(store))) == set(ODD_NAMES)
     store.delete_collected_files(ODD_NAMES)
     assert store.has_no_files()
@@ -188,3 +191,27 @@ def test_counts_that_cannot_be_stored_are_refused_when_they_are_named(rows: obje
 def test_facts_that_cannot_be_stored_are_refused_when_they_are_named(facts: dict[str, object]) -> None:
     with pytest.raises(InvalidInput, match="_count"):
         file("a", **facts)
+
+
+def test_counts_may_add_up_to_more_than_a_bigint(table: TableContext) -> None:
+    store, leaf = table.store, table.partitions.root().partition_id
+    most = 2**63 - 1
+    store.totals.bring_forward()
+    store.add_files_with_references(
+        [file(name, ref(name, leaf, most), byte_count=most, row_count=most) for name in "abcde"]
+    )
+    for totals in (store.totals.read(), store.totals.bring_forward(), store.totals.read()):
+        assert (totals.row_count, totals.byte_count) == (5 * most, 5 * most)
+    assert table.partitions.leaf_rows(0) == [LeafRows(leaf, 5 * most, 5 * most)]
+    assert table.partitions.leaf_rows_in([leaf]) == table.partitions.leaf_rows(0)
+    assert table.partitions.look_for_full_leaves() == 1
+    assert [found.row_count for found in table.partitions.full_leaves()] == [5 * most]
+    assert table.jobs.create() == 1
+    assert table.jobs.due().row_count == 5 * most
+    table.jobs.take(1)
+    (job,) = {r.job_id for r in store.file_references()}
+    store.replace_file_references([replace(str(job), list("abcde"), None, leaf)])
+    store.stamp_unreferenced()
+    assert store.orphaned() == (5, 5 * most)
+    assert store.totals.read().row_count == 0
+    assert table.garbage.collect().failed == ()

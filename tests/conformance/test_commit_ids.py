@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from state import assign, at_once, file, jobs_of, live, ref, remove, replace, split, unreferenced
 
-from dormouse.errors import DormouseError, InvalidInput, ReplaceRequestsFailed
+from dormouse.errors import BatchFailed, DormouseError, InvalidInput
 from dormouse.files.store import FileReferenceStore
 
 pytestmark = pytest.mark.at_each_isolation
@@ -70,13 +70,43 @@ def test_an_id_that_was_applied_applies_nothing_else(store: FileReferenceStore) 
     assert jobs_of(store)["root", "a"] is None
 
 
-def test_a_batch_of_which_some_were_applied_is_applied(store: FileReferenceStore) -> None:
-    """Its valid requests must not be tried again as conflicts."""
-    requests = [replace("h", ["held"], "new"), replace("h", ["missing"], "no")]
-    with pytest.raises(ReplaceRequestsFailed):
-        store.replace_file_references(requests, commit_id="c")
+PARTS: dict[str, Callable[[FileReferenceStore], bool]] = {
+    "replace": lambda s: s.replace_file_references(
+        [replace("h", ["held"], "new"), replace("h", ["missing"], "no")], commit_id="c"
+    ),
+    "replace by itself": lambda s: s.replace_file_references(
+        [replace("h", ["held"], "new"), replace("h", ["held"], "held")], commit_id="c"
+    ),
+    "replace what is taken": lambda s: s.replace_file_references(
+        [replace("h", ["held"], "new"), replace("h", ["held"], "no")], commit_id="c"
+    ),
+    "split": lambda s: s.split_file_references([split(ref("a")), split(ref("held"))], commit_id="c"),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_what_was_refused_of_a_batch_is_remembered_with_it(store: FileReferenceStore, name: str) -> None:
+    """Its valid requests must not be tried again as conflicts, nor the others be taken for applied."""
+    with pytest.raises(BatchFailed) as first:
+        PARTS[name](store)
+    after = live(store)
     assert store.is_applied("c")
-    assert store.replace_file_references(requests, commit_id="c") is False
+    with pytest.raises(BatchFailed) as second:
+        PARTS[name](store)
+    assert second.value.succeeded == first.value.succeeded and len(first.value.failed) == 1
+    assert str(second.value) == str(first.value) and type(second.value) is type(first.value)
+    assert live(store) == after
+
+
+def test_what_was_refused_of_a_batch_is_known_in_any_order(store: FileReferenceStore) -> None:
+    """The output of a replacement that is applied must not be taken for refused, and deleted."""
+    good, bad = replace("h", ["held"], "new"), replace("h", ["missing"], "no")
+    for requests in ([good, bad], [bad, good], [bad]):
+        with pytest.raises(BatchFailed) as told:
+            store.replace_file_references(requests, commit_id="c")
+        assert [request for request, _ in told.value.failed] == [bad]
+    assert store.replace_file_references([good], commit_id="c") is False
+    assert store.split_file_references([split(ref("a")), split(ref("held"))], commit_id="c") is False
 
 
 def test_an_ingest_without_files_is_applied_once(store: FileReferenceStore) -> None:

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from state import assign, at_once, clock, file, jobs_of, live, ref, replace, split, unreferenced
+from state import (
+    assign,
+    at_once,
+    blocked,
+    clock,
+    file,
+    jobs_of,
+    live,
+    ref,
+    replace,
+    split,
+    transaction,
+    unreferenced,
+    wait_until,
+)
 
 from dormouse.context import TableContext
 from dormouse.errors import (
@@ -22,6 +37,7 @@ from dormouse.errors import (
     ReplaceRequestsFailed,
     SplitRequestsFailed,
 )
+from dormouse.files.commit import Commit, CommitResult
 from dormouse.files.store import FileReferenceStore
 from dormouse.postgres.transaction import RETRIES
 
@@ -120,7 +136,7 @@ def test_jobs_on_disjoint_partitions_of_the_same_files_all_succeed(
     assert outcomes == [True] * len(partitions)
     assert live(table.store) == sorted((p, f"out-{p}", 30, None) for p in partitions)
     assert unreferenced(table.store) == ["a", "b", "c"]
-    assert table.store.stamp_unreferenced() == (0 if table.table.layout == "salted_counts" else 3)
+    assert table.store.stamp_unreferenced() == 3
     assert sorted(table.store.files_ready_for_gc(clock(table.store))) == ["a", "b", "c"]
     if isolation == "read committed":
         assert RETRIES.count("replace_file_references") == before
@@ -243,6 +259,80 @@ def test_a_late_add_and_a_collection_of_the_same_file(store: FileReferenceStore)
         assert deleted is True
         assert added is True or isinstance(added, FileAlreadyExists)
         assert (f"f{n}" in [f for _, f, _, _ in live(store)]) is (added is True)
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        lambda store, conn: store.split_file_references([split(ref("a"))], conn=conn),
+        lambda store, conn: store.replace_file_references([replace("j", ["b"], "out")], conn=conn),
+        lambda store, conn: store.assign_job_ids([assign("k", "root", "a")], conn=conn),
+        lambda store, conn: store.add_files([ref("new")], conn=conn),
+    ],
+    ids=["split", "replace", "assign", "add"],
+)
+def test_clear_leaves_nothing_of_an_update_that_commits_beside_it(
+    table: TableContext, update: Callable[..., Any]
+) -> None:
+    store = table.store
+    store.add_files([ref("a"), ref("b")])
+    store.assign_job_ids([assign("j", "root", "b")])
+    with transaction(table) as conn:
+        update(store, conn)
+        clearing = threading.Thread(target=store.clear)
+        clearing.start()
+        wait_until(lambda: blocked(table.supplier) or not clearing.is_alive())
+        conn.execute("commit")
+    clearing.join(30)
+    assert (live(store), store.has_no_files(), table.jobs.count()) == ([], True, (0, 0))
+    assert store.all_files(9).files == ()
+    assert store.stamp_unreferenced() == 0
+
+
+def replaced_beside(table: TableContext, requests: list[Any], change: str, *values: Any) -> CommitResult:
+    """What becomes of a commit that waits for a transaction with this change."""
+    results: list[CommitResult] = []
+    with transaction(table) as conn:
+        conn.execute(change, values)
+        commit = Commit(requests, "id")
+        replacing = threading.Thread(
+            target=lambda: results.extend(table.store.apply("replace_file_references", [commit]))
+        )
+        replacing.start()
+        wait_until(lambda: blocked(table.supplier))
+        conn.execute("commit")
+    replacing.join(30)
+    [result] = results
+    return result
+
+
+@pytest.mark.parametrize("others", [[], [replace("none", ["none"], "x")]], ids=["whole", "in part"])
+def test_a_job_that_is_leased_anew_beside_its_replacement_is_forgotten(
+    table: TableContext, others: list[Any]
+) -> None:
+    store = table.store
+    store.add_files([ref("a")])
+    store.assign_job_ids([assign("j", "root", "a")])
+    lease = "update compaction_job set leased_until = clock_timestamp()"
+    result = replaced_beside(table, [replace("j", ["a"], "out"), *others], lease)
+    assert result.state == "applied"
+    assert (live(store), table.jobs.count()) == ([("root", "out", 100, None)], (0, 0))
+
+
+@pytest.mark.parametrize("job", ["of another", None])
+@pytest.mark.parametrize("others", [[], [replace("none", ["none"], "x")]], ids=["whole", "in part"])
+def test_a_reference_that_is_another_jobs_beside_its_replacement_stays(
+    table: TableContext, others: list[Any], job: str | None
+) -> None:
+    store = table.store
+    store.add_files([ref("a"), ref("b")])
+    store.assign_job_ids([assign("j", "root", "a", "b")])
+    own = store._layout.tables(table.table.table_id)["file_reference"]
+    claim = f"update {own} set job_id = %s where filename = 'a' and partition_id <> ''"
+    result = replaced_beside(table, [replace("j", ["a", "b"], "out"), *others], claim, job)
+    assert result.state == "refused"
+    assert isinstance(result.error, FileReferenceNotAssignedToJob)
+    assert live(store) == [("root", "a", 100, job), ("root", "b", 100, "j")]
 
 
 def test_readers_see_one_consistent_state_in_a_storm(table: TableContext) -> None:

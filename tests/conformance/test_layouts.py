@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace as changed
-from datetime import timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -152,7 +151,7 @@ def test_the_log_of_removals_is_not_kept_for_collection(another_table: Callable[
     (kept,) = query(
         table.supplier,
         """select exists (
-               select from removed_reference r join tables t using (table_id)
+               select from removal r join tables t using (table_id)
                where t.table_id = %s and not pg_visible_in_snapshot(r.removed_xid, t.collected_till)
            )""",
         table.table.table_id,
@@ -228,17 +227,6 @@ def test_counts_are_exact_when_jobs_commit_at_once(another_table: Callable[[], T
     assert outcomes == [None] * 8
     assert counted(table) == {**dict.fromkeys(names, 0), **{f"o{n}": 1 for n in range(8)}}
     assert collectable(table) == set(names)
-
-
-@only_salted_counts
-def test_one_stage_is_enough(table: TableContext) -> None:
-    table.store.add_files([ref("a"), ref("b")])
-    before = clock(table.store)
-    remove(table.store, "a")
-    assert table.store.stamp_unreferenced() == 0
-    assert list(table.store.files_ready_for_gc(before)) == []
-    assert list(table.store.files_ready_for_gc(clock(table.store))) == ["a"]
-    assert list(table.store.files_ready_for_gc(clock(table.store) - timedelta(hours=1))) == []
 
 
 @only_salted_counts

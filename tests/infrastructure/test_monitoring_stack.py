@@ -53,6 +53,8 @@ def test_all_that_can_go_wrong_raises_an_alarm(name: str, synthesized: All) -> N
         *(f"{one}-{kind}-Count-Alarm" for one in runs for kind in ("Failure", "TimedOut")),
         "Database-Connection-Count-High-Alarm",
         "Deadlocks-Alarm",
+        "Failing-rounds-Alarm",
+        "Jobs-given-up-Alarm",
         "Orphaned-objects-Alarm",
         "Running-while-paused-Alarm",
         *(
@@ -90,13 +92,17 @@ def test_metrics_of_our_own_are_those_that_lambdas_write(name: str, synthesized:
         for namespace, metric, dimensions in used(alarm)
         if namespace == metrics.NAMESPACE
     ]
-    assert {metric for metric, _ in ours} == {metrics.ORPHANED_BYTES, metrics.RUNNING_WHILE_PAUSED}
+    assert {metric for metric, _ in ours} == {
+        metrics.ORPHANED_BYTES, metrics.ROUNDS_FAILING, metrics.RUN_JOBS_GIVEN_UP,
+        metrics.RUNNING_WHILE_PAUSED,
+    }  # fmt: skip
     assert all(dimensions == {metrics.DIMENSION: name} for _, dimensions in ours)
 
 
-def test_orphaned_bytes_are_believed_until_told_anew(synthesized: All) -> None:
+@pytest.mark.parametrize("what", ["Orphaned-objects", "Failing-rounds"])
+def test_what_garbage_collection_tells_is_believed_until_told_anew(synthesized: All, what: str) -> None:
     """Garbage is looked for every so often, or once a day: between there is no data."""
-    alarm = alarms(synthesized("prod"))["Orphaned-objects-Alarm"]
+    alarm = alarms(synthesized("prod"))[f"{what}-Alarm"]
     assert (alarm["TreatMissingData"], alarm["EvaluationPeriods"]) == ("ignore", 1)
 
 
@@ -154,7 +160,9 @@ def test_an_address_subscribes_and_what_is_not_there_is_not_watched(tmp_path: Pa
     [subscription] = assembly.resources("AWS::SNS::Subscription")
     assert subscription.properties["Endpoint"] == "people@example.org"
     watched = {name.split("-")[0] for name in alarms(assembly)}
-    assert watched == {"Capacity", "Commit", "Commits", "Database", "Deadlocks", "Garbage", "Orphaned"}
+    assert watched == {
+        "Capacity", "Commit", "Commits", "Database", "Deadlocks", "Failing", "Garbage", "Orphaned",
+    }  # fmt: skip
 
 
 def test_the_dashboard_shows_metrics_that_there_are(name: str, synthesized: All) -> None:

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 from queues import queue_numbers
 
+import dormouse as dm
 from dormouse.cli import main
 from dormouse.commits.postgres_queue import PostgresQueue
 from dormouse.embedded import server as embedded_server
 from dormouse.embedded.postgres import EmbeddedPostgres
+from dormouse.instance import Instance
 from dormouse.postgres import ConnectionSupplier
 
 
@@ -96,3 +98,11 @@ def cli(
         return code, captured.out, captured.err
 
     return run
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
+    """With a table `t` of one key, in an empty database."""
+    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
+        instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        yield instance

@@ -253,14 +253,14 @@ def test_a_database_that_does_not_answer_for_a_while_is_asked_again(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures = iter([OSError("gone"), OSError("gone")])
-    real = job_commits.QueuedJobCommits._answer
+    real = job_commits.QueuedJobCommits._ask
 
     def answer(self: Any, *arguments: Any) -> Any:
         for failure in failures:
             raise failure
         return real(self, *arguments)
 
-    monkeypatch.setattr(job_commits.QueuedJobCommits, "_answer", answer)
+    monkeypatch.setattr(job_commits.QueuedJobCommits, "_ask", answer)
     assert instance.table("t").ingest(keys(1)).applied
 
 
@@ -270,11 +270,12 @@ def test_a_commit_whose_answer_is_lost_is_asked_for(
     """The database is silent until the commit is applied, and for longer than the job waits."""
     monkeypatch.setattr(job_commits, "SILENCE_SECONDS_MAX", 0.0)
 
-    def silent(self: Any, commit_id: str, attempt: Any) -> Any:
+    def silent(self: Any, asked: Any) -> Any:
+        ((_, commit_id),) = asked
         wait_until(lambda: instance.commit_status(commit_id).state == "applied", 60)
         raise OSError("gone")
 
-    monkeypatch.setattr(job_commits.QueuedJobCommits, "_answer", silent)
+    monkeypatch.setattr(job_commits.QueuedJobCommits, "_ask", silent)
     assert instance.table("t").ingest(keys(1), ingest_id="july").applied
     assert len(live(instance.table("t").files)) == 1
 

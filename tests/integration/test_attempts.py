@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import psycopg
 import pytest
+from psycopg.errors import OutOfMemory
 from state import at_once, blocked, live, query, ref, transaction, wait_until
 
 from dormouse.catalog import Catalog
 from dormouse.context import TableContext
-from dormouse.errors import AttemptAbandoned, CommitOutcomeUnknown, TableNotFound
+from dormouse.errors import AttemptAbandoned, CommitOutcomeUnknown, ObjectStoreError, TableNotFound
 from dormouse.files import attempts as module
 from dormouse.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.objects.names import SKETCHES_SUFFIX
@@ -252,6 +254,40 @@ def test_an_attempt_that_finished_for_now_has_committed_for_good(table: TableCon
         with pytest.raises(AttemptAbandoned):
             again(table, attempt, attempt.object_name("root", 9))
     assert names(table) == [name]
+
+
+def test_leftovers_are_looked_for_without_a_lock_of_other_tables(
+    table: TableContext, new_table: Callable[..., TableContext]
+) -> None:
+    other = new_table()
+    attempt = table.attempts.begin(table.table)
+    name, late = put(table, attempt), put(table, attempt, 1)
+    commit_for_now(table, attempt, name)
+    expire_commits(table)
+    with transaction(other) as conn:
+        conn.execute(other.store._layout.on("lock", other.table.table_id))
+        collecting = threading.Thread(target=table.attempts.collect, args=[table.table])
+        collecting.start()
+        wait_until(lambda: blocked(table.supplier) or not collecting.is_alive())
+        assert not blocked(table.supplier)
+    collecting.join(30)
+    assert (late in names(table), name in names(table)) == (False, True)
+
+
+@pytest.mark.parametrize("error", [OutOfMemory("shared memory"), ObjectStoreError("broken")])
+def test_collection_goes_on_after_leftovers_that_cannot_be_looked_for(
+    table: TableContext, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    attempt = table.attempts.begin(table.table)
+    commit_for_now(table, attempt, put(table, attempt))
+    expire_commits(table)
+
+    def fail(*_: object) -> Any:
+        raise error
+
+    monkeypatch.setattr(WriteAttempts, "_untracked", fail)
+    assert table.garbage.collect().whole
+    assert remembered(table) == 1
 
 
 def test_leftovers_that_cannot_be_deleted_are_tried_again(

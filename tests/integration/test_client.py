@@ -228,7 +228,9 @@ def test_tables_are_described_as_they_are(instance: dm.Instance, client: Client)
     assert [table.name for table in client.tables()] == ["empty", "flights", "mixed"]
     for here, there in zip(instance.tables(), client.tables(), strict=True):
         assert (there.name, there.schema, there.properties) == (here.name, here.schema, here.properties)
+        here.split()
         assert there.status() == here.status()
+        assert [one.kind for one in there.status().rounds] == ["split"]
     assert repr(client.table("mixed")) == "RemoteTable('mixed')"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,16 @@ from dormouse.errors import InstanceReadOnly, InvalidCommitRequest, InvalidInput
 from dormouse.instance import Instance
 from dormouse.objects import open_store
 from dormouse.settings import load_settings
-from tests.commits import add, assignment, compaction, replacement
+from tests.commits import (
+    add,
+    assignment,
+    compaction,
+    drained,
+    files_of,
+    replacement,
+    send_raw,
+    states,
+)
 from tests.state import file, live, query, ref, replace, split, wait_until
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
@@ -36,30 +45,6 @@ SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 @pytest.fixture(autouse=True)
 def _stops_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(committer_module, "WAIT_SECONDS", 0.1)
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
-        instance.create_table("t", SCHEMA)
-        yield instance
-
-
-def drained(instance: Instance, *requests: Any, **options: Any) -> dict[str, CommitOutcome]:
-    instance.submit(requests)
-    return {outcome.commit_id: outcome for outcome in instance.committer(**options).drain()}
-
-
-def states(outcomes: dict[str, CommitOutcome]) -> dict[str, str]:
-    return {commit_id: outcome.state for commit_id, outcome in outcomes.items()}
-
-
-def files_of(instance: Instance, table: str = "t") -> list[str]:
-    return [name for _, name, _, _ in live(instance.table(table).files)]
-
-
-def send_raw(instance: Instance, *bodies: str) -> None:
-    instance.commits.queues[0].send(bodies)
 
 
 def test_each_kind_of_request_is_applied(instance: Instance) -> None:
@@ -206,7 +191,7 @@ def test_a_reference_that_another_job_holds_is_refused_at_once(instance: Instanc
 
 def test_messages_that_cannot_be_read_are_buried_and_answered_by_their_id(instance: Instance) -> None:
     good = encode(add("t", "a"))
-    send_raw(instance, "nonsense", good, good.replace('"version":1', '"version":99').replace("add a", "odd"))
+    send_raw(instance, "nonsense", good, good.replace('"version":1', '"version":0').replace("add a", "odd"))
     outcomes = instance.committer().drain()
     assert sorted((o.commit_id, o.state) for o in outcomes) == [
         ("", "rejected"),
@@ -215,7 +200,7 @@ def test_messages_that_cannot_be_read_are_buried_and_answered_by_their_id(instan
     ]
     assert instance.commit_status("odd").state == "rejected"
     reasons = sorted(letter.reason for letter in instance.commits.dead_letters(10))
-    assert "cannot be read" in reasons[0] and "version 99" in reasons[1]
+    assert "cannot be read" in reasons[0] and "version 0" in reasons[1]
 
 
 def test_a_table_renamed_while_its_requests_wait_gets_them(instance: Instance) -> None:
@@ -312,6 +297,17 @@ def test_batches_in_work_are_bounded_by_the_concurrency(
     outcomes = drained(instance, *(add("t", f"f{n}") for n in range(60)), concurrency=2, batch_max=1)
     assert len(outcomes) == 60
     assert 1 <= most[0] <= 2
+
+
+def test_a_batch_is_larger_where_many_requests_wait_for_many_tables(instance: Instance) -> None:
+    names = [f"many_{number}" for number in range(6)]
+    for name in names:
+        instance.create_table(name, SCHEMA)
+    instance.submit([add(name, f"{name} {number}") for number in range(10) for name in names])
+    committer = instance.committer(concurrency=1, batch_max=3)
+    assert states({o.commit_id: o for o in committer.drain()}) and committer.metrics().applied == 60
+    # three at first, of three tables, and then ten for each table that was in the batch before
+    assert (committer.metrics().batch_messages_max, committer.metrics().batches) == (30, 3)
 
 
 def test_requests_for_several_queues_are_all_served(dsn: str, tmp_path: Path) -> None:

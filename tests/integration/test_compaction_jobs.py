@@ -30,6 +30,7 @@ def basic(files: Files, size: int) -> list[Files]:
 
 
 def size_ratio(files: Files, size: int, ratio: float) -> list[Files]:
+    ratio = ratio if ratio < size - 1 else (size - 1) / 2
     kept = sorted(files)
     while kept and sum(rows for rows, _ in kept[:-1]) < ratio * kept[-1][0]:
         kept.pop()
@@ -75,6 +76,15 @@ def test_jobs_are_those_that_the_model_chooses(
     assert created(table) == sorted(expected)
     if strategy == "basic":
         assert table.jobs.create() == 0
+
+
+@pytest.mark.parametrize(("files", "ratio"), [(4, 3), (3, 3), (2, 7), (2, 1)])
+def test_files_of_unequal_sizes_are_merged_whatever_the_ratio(
+    new_table: Callable[..., TableContext], files: int, ratio: float
+) -> None:
+    table = new_table(compaction_batch_files=files, size_ratio=ratio)
+    table.store.add_files(ref(f"f{rows}", "root", rows=rows) for rows in range(50, 210))
+    assert table.jobs.create() == 160 // files
 
 
 def test_the_model_itself() -> None:

@@ -13,6 +13,7 @@ from moto import mock_aws
 
 import dormouse as dm
 from dormouse.errors import InstanceError, InvalidInput
+from dormouse.files.compaction_jobs import CompactionJobs
 from dormouse.instance import Instance
 from dormouse.objects import activity, open_store
 from dormouse.schedules import runs as system_runs
@@ -25,6 +26,7 @@ from tests.state import jobs_of, ref
 EXECUTION = {"execution": "arn:aws:states:eu-west-1:123456789012:execution:compaction:one"}
 OTHER = {"execution": "arn:aws:states:eu-west-1:123456789012:execution:compaction:two"}
 SUCCEEDED = {"state": "SUCCEEDED", "reason": None}
+FAILED = {"state": "FAILED", "reason": "exit code 1"}
 
 
 @pytest.fixture
@@ -97,12 +99,19 @@ def test_a_run_that_failed_gives_its_jobs_back_and_says_so(
         "finished": 0,
         "released": 2,
         "files_released": 4,
+        "given_up": 0,
     }
     assert metrics_in(capsys.readouterr().out) == {
         "RunsFailed": 1,
         "RunJobsFinished": 0,
         "RunJobsReleased": 2,
+        "RunJobsGivenUp": 0,
+        "RoundsFailing": 1,
     }
+    # the run died before it could say so itself
+    [told] = instance.table("t").status().rounds
+    assert (told.kind, told.failures) == ("compaction", 1)
+    assert told.error == f"the run {created['run_id']} failed: AwsRefused: Application gone"
     assert set(jobs_of(instance.table("t").files).values()) == {None}
     assert list(before.list("runs")) == []
     assert [name for name, _ in before.list("activity")]
@@ -119,7 +128,57 @@ def test_a_run_that_succeeded_releases_nothing(
     with lambda_service(monkeypatch):
         reported = compaction.report({"run": created, "status": SUCCEEDED}, Context())
     assert (reported["finished"], reported["released"]) == (2, 0)
-    assert metrics_in(capsys.readouterr().out) == {"RunJobsFinished": 2, "RunJobsReleased": 0}
+    assert metrics_in(capsys.readouterr().out) == {
+        "RunJobsFinished": 2, "RunJobsReleased": 0, "RunJobsGivenUp": 0, "RoundsFailing": 0,
+    }  # fmt: skip
+
+
+def test_a_run_that_told_how_a_round_ended_or_was_cancelled_is_not_told_of_again(instance: Instance) -> None:
+    table = instance.table("t")
+    for event, status in ((EXECUTION, {"state": "CANCELLED", "reason": "paused"}), (OTHER, FAILED)):
+        created = compaction.create(event, Context())
+        if status == FAILED:
+            with pytest.raises(dm.DormouseError), table._context.last_rounds.round("compaction"):
+                raise dm.DormouseError("no executors")
+        assert compaction.report({"run": created, "status": status}, Context())["released"] == 2
+        told = [(one.error, one.failures) for one in table.status().rounds]
+        assert told == ([("no executors", 1)] if status == FAILED else [])
+
+
+def test_jobs_that_a_run_gives_up_are_counted_once(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = instance.table("t")
+    table.set_properties(compaction_attempts_max=1)
+    for event, jobs in ((EXECUTION, 1), (OTHER, 2)):
+        created = compaction.create(event, Context())
+        for job in table._context.jobs.take(jobs, run_id=created["run_id"]):
+            assert table._context.jobs.fail(job, "bad") == "given_up"
+        capsys.readouterr()
+        with lambda_service(monkeypatch):
+            reported = compaction.report({"run": created, "status": FAILED}, Context())
+        assert (reported["given_up"], reported["released"]) == (jobs, 2 - jobs)
+        told = metrics_in(capsys.readouterr().out)
+        assert (told["RunJobsGivenUp"], told["RoundsFailing"]) == (jobs, 1)
+        monkeypatch.setattr(activity, "_noted", {})
+        activity.note(instance._objects)
+    assert compaction.report({"run": created, "status": FAILED}, Context())["given_up"] == 0
+
+
+def test_a_table_whose_jobs_cannot_be_made_is_told(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    table = instance.table("t")
+    with monkeypatch.context() as broken:
+        broken.setattr(CompactionJobs, "create", lambda *_: 1 / 0)
+        assert compaction.create(EXECUTION, Context()) == {"jobs": 0}
+    [found] = table.status().rounds
+    assert (found.kind, found.error, found.failures) == ("compaction", "division by zero", 1)
+    monkeypatch.setattr(activity, "_noted", {})
+    activity.note(open_store(url))
+    # jobs are made: how the round ends is told by the run that has them
+    assert compaction.create(OTHER, Context())["jobs"] == 2
+    assert table.status().rounds == (found,)
 
 
 def test_the_report_of_a_run_of_splits_needs_no_database(

@@ -95,10 +95,12 @@ def shift(dsn: str, by: int) -> None:
     snapshot = (
         "concat_ws(':', pg_snapshot_xmin({0})::text::int8 + {1}, pg_snapshot_xmax({0})::text::int8 + {1}, '')"
     )
-    ids = {"file_reference": ["added_xid"], "removed_reference": ["added_xid", "removed_xid"]}
+    ids = {"file_reference": ["added_xid"], "removal": ["removed_xid"]}
     with psycopg.connect(dsn, options="-c search_path=dormouse") as conn:
         for table, column in ((table, column) for table, columns in ids.items() for column in columns):
             conn.execute(f"update {table} set {column} = ({column}::text::bigint + {by})::text::xid8")
+        added = f"array(select (x::text::bigint + {by})::text::xid8 from unnest(added_xids) x)"
+        conn.execute(f"update removal set added_xids = {added}")
         for table, column in (("tables", "collected_till"), ("watermark", "till")):
             conn.execute(f"update {table} set {column} = ({snapshot.format(column, by)})::pg_snapshot")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +16,24 @@ import pytest
 from embedded import ask, leave, other_process, postmaster, runs, said
 from state import wait_until
 
+import dormouse as dm
+from dormouse.embedded import server as embedded_server
+from dormouse.embedded.local import FORMAT, MARKER
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import InstanceError
+from dormouse.instance import Instance
+
+
+def lake(folder: Path) -> Instance:
+    (folder / MARKER).write_text(json.dumps({"format": FORMAT}))
+    return dm.local(folder)
+
+
+def kill(server: psutil.Process) -> None:
+    """With its backends, which would serve on for a moment."""
+    processes = [server, *server.children()]
+    server.kill()
+    psutil.wait_procs(processes, timeout=10)
 
 
 def test_several_opens_in_a_process_are_counted(server_folder: Path) -> None:
@@ -92,6 +110,21 @@ def test_a_server_whose_killed_process_nobody_waited_for_is_started_by_another(s
     assert not runs(server_folder)
 
 
+def test_backends_that_leave_while_a_server_gives_up_for_them_are_no_failure(
+    server_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with other_process(server_folder) as other:
+        assert said(other) == "started"
+        dead = postmaster(server_folder)
+        dead.kill()
+        wait_until(lambda: dead.status() == psutil.STATUS_ZOMBIE)
+        seen = iter([[dead]])
+        monkeypatch.setattr(embedded_server, "_processes_in", lambda folder: next(seen, []))
+        with EmbeddedPostgres(server_folder) as server:
+            assert ask(server.dsn, "select 1") == 1
+    assert next(seen, None) is None
+
+
 def test_an_orphaned_server_is_used_with_nobody_else_there_and_then_stopped(server_folder: Path) -> None:
     with other_process(server_folder) as other:
         said(other)
@@ -127,6 +160,39 @@ def test_a_process_that_forgets_to_stop_leaves_at_its_exit(server_folder: Path) 
     script = "import sys; from dormouse.embedded.postgres import *; EmbeddedPostgres(sys.argv[1]).start()"
     subprocess.run([sys.executable, "-c", script, str(server_folder)], check=True)
     assert not runs(server_folder)
+
+
+def test_a_process_starts_its_killed_server_again_at_its_next_use(
+    server_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Many threads meet the dead server at once; one starts it, as often as it dies."""
+    with lake(server_folder) as instance, ThreadPoolExecutor(6) as threads:
+        for _ in range(2):
+            kill(postmaster(server_folder))
+            assert list(threads.map(lambda _: instance.tables(), range(6))) == [[]] * 6
+        assert caplog.text.count("it is started again") == 2
+    assert not runs(server_folder)
+
+
+def test_processes_that_share_a_killed_server_start_it_once(server_folder: Path) -> None:
+    with lake(server_folder) as instance, other_process(server_folder) as other:
+        assert said(other) == "joined"
+        kill(postmaster(server_folder))
+        with lake(server_folder) as joined:
+            revived = postmaster(server_folder)
+            assert instance.tables() == joined.tables() == []
+            assert postmaster(server_folder) == revived
+    assert not runs(server_folder)
+
+
+def test_no_server_is_made_in_place_of_one_that_was_deleted(server_folder: Path) -> None:
+    with lake(server_folder) as instance:
+        kill(postmaster(server_folder))
+        shutil.rmtree(server_folder / "postgres")
+        instance._supplier._wait_seconds_max = 0.5
+        with pytest.raises(InstanceError, match="cannot connect"):
+            instance.tables()
+        assert not (server_folder / "postgres").exists()
 
 
 def test_a_forked_child_never_stops_its_parent_s_server(server_folder: Path) -> None:

@@ -84,3 +84,61 @@ def test_a_child_opens_a_duckdb_of_its_own() -> None:
 def test_a_child_forked_before_datafusion_was_used_uses_it() -> None:
     """As Spark's Python workers are."""
     assert said("none", "query") == ["[1]"]
+
+
+LOADING = """
+import os, sys, threading, time
+import dormouse as dm
+
+class Slow:
+    def find_spec(self, name, *_):
+        if name == "dormouse.postgres":
+            loading.set()
+            time.sleep(1)
+
+loading = threading.Event()
+sys.meta_path.insert(0, Slow())
+threading.Thread(target=lambda: dm.connect).start()
+loading.wait()
+child = os.fork()
+if not child:
+    os._exit(0 if callable(dm.connect) else 1)
+for _ in range(100):
+    if os.waitpid(child, os.WNOHANG) != (0, 0):
+        sys.exit(print("loaded"))
+    time.sleep(0.1)
+os.kill(child, 9)
+print("hangs")
+"""
+
+
+def test_a_child_that_is_forked_while_a_thread_loads_names_has_them_too() -> None:
+    command = [sys.executable, "-c", LOADING]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "loaded\n"
+
+
+TOGETHER = """
+import importlib, sys, threading
+import dormouse.instance
+sys.setswitchinterval(1e-5)
+names = ["rounds.ingest", "query.executor", "rounds.compaction", "rounds.splitting", "sql.statements"] * 2
+barrier = threading.Barrier(len(names))
+
+def load(name):
+    barrier.wait()
+    try:
+        importlib.import_module("dormouse." + name)
+    except BaseException as error:
+        print(name, repr(error))
+
+threads = [threading.Thread(target=load, args=[name]) for name in names]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+def test_threads_whose_first_uses_of_a_table_are_at_once_load_it_whole() -> None:
+    # a submodule of DataFusion before itself: Python may give the other thread a half of it
+    done = subprocess.run([sys.executable, "-c", TOGETHER], capture_output=True, text=True, check=True)
+    assert done.stdout == ""

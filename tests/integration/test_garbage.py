@@ -83,15 +83,13 @@ def test_what_went_within_the_delay_stays(new_table: Callable[..., TableContext]
     table = new_table(gc_delay_seconds=600)
     add(table, "old", "new")
     remove(table.store, "old")
-    query(
-        table.supplier,
-        "update removed_reference set removed_at = removed_at - interval '601 seconds' where table_id = %s",
-        table.table.table_id,
-    )
+    assert (table.garbage.collect().deleted_files, list(table.garbage.ready())) == ((), [])
+    own = table.store._layout.tables(table.table.table_id)["file"]
+    query(table.supplier, f"update {own} set unreferenced_at = unreferenced_at - interval '601 seconds'")
     remove(table.store, "new")
     assert list(table.garbage.ready()) == ["old"]
     report = table.garbage.collect()
-    assert (report.newly_unreferenced, report.deleted_files) == (2, ("old",))
+    assert (report.newly_unreferenced, report.deleted_files) == (1, ("old",))
     assert objects(table) == ["new", "new.sketches"]
     assert table.garbage.collect().deleted_files == ()
 
@@ -137,6 +135,19 @@ def test_one_that_cannot_be_deleted_does_not_stop_the_batch_and_is_tried_again(
     assert objects(table) == [broken]
     assert table.garbage.collect().deleted_files == ("b",)
     assert objects(table) == []
+
+
+def test_what_is_of_others_is_never_deleted(
+    table: TableContext, new_table: Callable[..., TableContext]
+) -> None:
+    """Whatever a table tracks: another table's file, the instance's own records."""
+    others = f"{new_table().table.object_prefix}x/0-root.parquet"
+    add(table, others, "commits/x", "own")
+    remove(table.store, others, "commits/x", "own")
+    report = table.garbage.collect()
+    assert report.deleted_files == ("own",)
+    assert sorted(name for name, _ in report.failed) == sorted([others, "commits/x"])
+    assert objects(table) == sorted(name + end for name in (others, "commits/x") for end in ("", ".sketches"))
 
 
 def test_a_report_names_some_and_counts_all(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,17 +279,17 @@ def test_stage_one_costs_what_was_unreferenced_and_not_the_table(table: TableCon
     store.replace_file_references(replace(f"j{n}", [f"f{n}"], None, f"p{n % 100}") for n in range(1_500))
     store.stamp_unreferenced()
     remove(store, "f4000", partition_id="p0")
-    query(table.supplier, f"analyze file_reference_{number}, file_{number}, removed_reference")
+    query(table.supplier, f"analyze file_reference_{number}, file_{number}, removal")
     with transaction(table) as conn:
         statement = store._layout.on("stamp_unreferenced", number).as_bytes(conn)
         text = b"explain (analyze, format text) " + statement
         plan = [row[0] for row in conn.execute(text, {"table_id": number}).fetchall()]  # type: ignore[arg-type]
     scanned = {match[1] for line in plan if (match := re.search(r"Seq Scan on (\w+)", line))}
     assert not scanned & {f"file_reference_{number}", f"file_{number}"}, "\n".join(plan)
-    log = [relation for relation in scanned if relation.startswith("removed_reference")]
+    log = [relation for relation in scanned if relation.startswith("removal")]
     # reading a coming day's partition of the log, which is empty, costs nothing
     assert not any(query(table.supplier, f"select 1 from {part} limit 1") for part in log), "\n".join(plan)
-    assert any("removed_reference" in line and "Index" in line for line in plan), plan
+    assert any("removal" in line and "Index" in line for line in plan), plan
 
 
 def test_a_table_whose_delay_changed(table: TableContext) -> None:

@@ -63,7 +63,25 @@ def test_what_nothing_refers_to_is_deleted(
     table_with_garbage(instance, "u", layout=layout, gc_delay_seconds=3_600)
     assert handler({}, Context()) == {"skipped": False, "tables": 2, "deleted_files": 2}
     assert left(instance) == ["data/u/0", "data/u/1"]
-    assert metrics_in(capsys.readouterr().out) == {"FilesDeleted": 2, "OrphanedBytes": 200}
+    assert metrics_in(capsys.readouterr().out) == {
+        "FilesDeleted": 2, "OrphanedBytes": 200, "RoundsFailing": 0,
+    }  # fmt: skip
+
+
+def test_rounds_that_fail_are_counted_whatever_their_kind(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        table_with_garbage(instance, name)
+    with pytest.raises(dm.DormouseError), instance.table("b")._context.last_rounds.round("split"):
+        raise dm.DormouseError("bad")
+    with monkeypatch.context() as broken:
+        broken.setattr(GarbageCollector, "_forget_commits", lambda self: self._store.of_no_such_name)
+        handler({}, Context())
+    assert metrics_in(capsys.readouterr().out)["RoundsFailing"] == 3
+    noted(instance, monkeypatch)
+    handler({}, Context())
+    assert metrics_in(capsys.readouterr().out)["RoundsFailing"] == 1
 
 
 def test_without_activity_the_database_is_left_asleep(

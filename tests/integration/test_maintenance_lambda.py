@@ -25,7 +25,7 @@ from tests.aws_lambda import Context, metrics_in
 from tests.state import assign, file, query, ref
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
-DAYS = "select count(*) from pg_inherits where inhparent = 'removed_reference'::regclass"
+DAYS = "select count(*) from pg_inherits where inhparent = 'removal'::regclass"
 
 
 @pytest.fixture
@@ -120,12 +120,12 @@ def test_without_activity_the_database_is_left_asleep(
 def test_it_makes_the_coming_days_and_drops_those_of_long_ago(instance: Instance) -> None:
     with instance._supplier.connection() as conn:
         for (name,) in conn.execute(
-            "select inhrelid::regclass::text from pg_inherits where inhparent = 'removed_reference'::regclass"
+            "select inhrelid::regclass::text from pg_inherits where inhparent = 'removal'::regclass"
         ).fetchall():
-            if name != "removed_reference_default":
+            if name != "removal_default":
                 conn.execute(f"drop table {name}")
         conn.execute(
-            "create table removed_reference_20200101 partition of removed_reference"
+            "create table removal_20200101 partition of removal"
             " for values from ('2020-01-01') to ('2020-01-02')"
         )
     assert call(None) == {"jobs": 0}
@@ -149,6 +149,7 @@ def test_a_table_that_cannot_be_asked_holds_up_no_other(
 ) -> None:
     table(instance, "a", 2_000)
     table(instance, "b", 2_000)
+    table(instance, "small", 1)
     real = PartitionStore.look_for_full_leaves
 
     def look_for_full_leaves(self: PartitionStore) -> int:
@@ -159,6 +160,9 @@ def test_a_table_that_cannot_be_asked_holds_up_no_other(
     monkeypatch.setattr(PartitionStore, "look_for_full_leaves", look_for_full_leaves)
     assert call()["tables"] == 1
     assert "table a is not looked at in this round" in caplog.text
+    told = {one.name: [last.error for last in one.status().rounds] for one in instance.tables()}
+    # how it went with b is told by the run that divides it
+    assert told == {"a": ["broken"], "b": [], "small": [None]}
 
 
 def turn() -> Turn:

@@ -167,9 +167,7 @@ def test_whoever_runs_jobs_makes_and_drops_no_tables(database: str, tmp_path: Pa
     bring_up_to_date(database)
     with dm.connect(as_role(database, OWNER_ROLE), str(tmp_path)) as instance:
         instance.create_table("t", SCHEMA)
-        days = len(
-            rows(database, "select from pg_inherits where inhparent = 'dormouse.removed_reference'::regclass")
-        )
+        days = len(rows(database, "select from pg_inherits where inhparent = 'dormouse.removal'::regclass"))
     with dm.connect(as_role(database, RUN_ROLE), str(tmp_path)) as instance:
         for change in (lambda: instance.create_table("u", SCHEMA), lambda: instance.drop_table("t")):
             with pytest.raises(InstanceError, match=OWNER_ROLE):

@@ -7,10 +7,10 @@ import os
 import resource
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from data_files import as_a_user_without_rights
 
 from dormouse.errors import InvalidInput, ObjectStoreError
 from dormouse.objects import ObjectStore, open_store
@@ -32,20 +32,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     resource.setrlimit(resource.RLIMIT_FSIZE, (MEBIBYTE, hard))
     yield disk
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-@contextmanager
-def as_a_user_without_rights(folder: Path) -> Iterator[None]:
-    folder.chmod(0o500)
-    root = os.geteuid() == 0
-    if root:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        if root:
-            os.seteuid(0)
-        folder.chmod(0o700)
 
 
 def refuses_for_want_of_space(store: ObjectStore) -> None:

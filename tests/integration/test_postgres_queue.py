@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import UUID
 
 import pytest
 from psycopg.conninfo import make_conninfo
@@ -83,6 +84,28 @@ def test_a_message_is_hidden_for_as_long_as_it_is_put_off(
     left = """select extract(epoch from visible_at - clock_timestamp())
               from commit_message where body = 'b' and queue = %s"""
     assert 300 < query(lender, left, number)[0][0] <= 600
+
+
+def test_what_is_received_at_once_is_bounded_in_bytes(queue: PostgresQueue) -> None:
+    mebibyte = "x" * 2**20
+    queue.send([mebibyte[: 2**19]] * 3 + [mebibyte * 5] + [mebibyte] * 5)
+    received = [[len(message.body) // 2**19 for message in queue.receive(100)] for _ in range(4)]
+    assert sorted(size for sizes in received for size in sizes) == [1, 1, 1, 2, 2, 2, 2, 2, 10]
+    assert all(sum(sizes) <= 8 or len(sizes) == 1 for sizes in received)
+
+
+def test_what_is_sent_again_does_not_count(
+    queue: PostgresQueue, lender: ConnectionSupplier, number: int
+) -> None:
+    queue.send(["a", "b"])
+    late, b = queue.receive(2)
+    queue.send_again([b], 600)
+    for _ in range(3):
+        expire(lender, number)
+        a, b = queue.receive(2, WAIT_SECONDS)
+        assert (a.receive_count, b.receive_count) == (2, 2)
+        queue.send_again([late, a, b], 0)
+    assert [message.sent_at for message in queue.receive(2)] == [late.sent_at, b.sent_at]
 
 
 def letters(lender: ConnectionSupplier, number: int) -> list[Any]:
@@ -242,7 +265,7 @@ def test_a_commit_is_found_by_its_id(queue: PostgresQueue, lender: ConnectionSup
     request = DeleteCollectedFiles(commit_id="é\n𝔻", table="t", filenames=("f",))
     queue.send([encode(request), "garbage"])
     for key in (commit_key(encode(request)), commit_key("garbage")):
-        assert query(lender, "select 1 from commit_message where commit_key = %s", key)
+        assert query(lender, "select 1 from commit_message where commit_key = %s", UUID(bytes=key))
 
 
 def test_what_cannot_be_stored_is_refused_with_all_of_its_call(

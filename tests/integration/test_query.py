@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from itertools import count
+from itertools import combinations, count, product
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +237,40 @@ def split_somewhere(lake: Lake, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(KEYS.row_key_names))
     with suppress(InvalidRange):
         lake.context.partitions.split(leaf.partition_id, data.draw(VALUES[name]), name)
+
+
+DOUBLES = [0.0, -0.0, 1.0, -1.0, 2.0, math.inf, -math.inf, math.nan, None]
+
+
+def _order(number: float) -> tuple[bool, float]:
+    """As the glossary has it: zeros are equal, NaN is the largest and equal to itself."""
+    return math.isnan(number), 0.0 if math.isnan(number) else number
+
+
+def test_lists_and_ranges_of_doubles_find_what_is_equal_to_them(new_lake: NewLake) -> None:
+    schema = Schema([Field("k", LONG)], values=[Field("x", DOUBLE, nullable=True)])
+    lake = new_lake(schema)
+    lake.add([{"k": k, "x": x} for k, x in enumerate(DOUBLES)])
+
+    def check(wanted: Any, is_wanted: Callable[[tuple[bool, float]], bool]) -> None:
+        found = sorted(k for (k,) in tuples(query(lake.context, {"x": wanted}, ["k"])))
+        expected = [k for k, x in enumerate(DOUBLES) if x is not None and is_wanted(_order(x))]
+        assert found == expected, wanted
+
+    bounds = [0.0, -0.0, 1.0, math.inf, -math.inf, math.nan]
+    for length in range(1, 7):
+        for some in combinations([*bounds, 2.0], length):
+            check(list(some), lambda x, some=some: x in map(_order, some))
+    for low, high in product([None, *bounds[:-1]], repeat=2):
+        if low is not None and high is not None and _order(low) >= _order(high):
+            continue
+        if low is not None or high is not None:
+            check(
+                Range(low, high, max_inclusive=True),
+                lambda x, low=low, high=high: (
+                    (low is None or x >= _order(low)) and (high is None or x <= _order(high))
+                ),
+            )
 
 
 def test_nan_is_found_and_counts_as_the_largest_double(

@@ -10,15 +10,17 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 from outliving import EVENTS, GONE, NewLake, bag, event, filenames, filled, key, read, replace_all_files
 from query_lake import Lake
+from state import assign, replace
 
-from dormouse.errors import ObjectNotFound, ObjectStoreError
+from dormouse.errors import ObjectNotFound, ObjectStoreError, QueryOvertaken
 from dormouse.model.region import Range
 from dormouse.objects import ObjectStore
-from dormouse.postgres import ConnectionSupplier
+from dormouse.postgres import ConnectionSupplier, run_transaction
 from dormouse.query import executor, query, scan_session
 from dormouse.query.held_back import HeldBack
 
@@ -220,6 +222,55 @@ def test_a_file_that_is_brought_back_is_read_again(new_lake: NewLake) -> None:
         query(lake.context).read_all()
     lake.context.objects.put(name, content)
     assert bag(query(lake.context).read_all().to_pylist()) == bag(lake.all.to_pylist())
+
+
+@pytest.mark.parametrize("ingest_first", [False, True])
+def test_a_query_never_sees_a_part_of_an_ingest(new_lake: NewLake, ingest_first: bool) -> None:
+    """Its files are gone, and what took their place may have the new rows."""
+    lake = filled(new_lake)
+    reader = query(lake.context)
+    reader.read_next_batch()
+    if not ingest_first:
+        replace_all_files(lake)
+    lake.add([event(random.Random(2)) for _ in range(50)])
+    if ingest_first:
+        replace_all_files(lake)
+    with pytest.raises(QueryOvertaken, match="gc_delay_seconds"):
+        reader.read_all()
+
+
+def test_a_compaction_hides_no_ingest_of_its_transaction(new_lake: NewLake) -> None:
+    """An aggregate leaves fewer rows, and the ingest has as many as it took away."""
+    lake = filled(new_lake, aggregate="sum(n)")
+    context, leaf = lake.context, lake.context.partitions.leaves()[-1].partition_id
+    reader = query(context)
+    reader.read_next_batch()
+    inputs = list(context.store.file_references_in([leaf]))
+    left = lake.table(query(context, {"name": Range("f", None)}).read_all().to_pylist())
+    taken_away = sum(one.row_count for one in inputs) - left.num_rows
+    assert taken_away > 0
+    new = lake.table([event(random.Random(n), "fgh") for n in range(taken_away)])
+    output, ingest = (lake.written(table, {leaf: table.num_rows}) for table in (left, new))
+    names = [one.filename for one in inputs]
+    context.store.assign_job_ids([assign("j", leaf, *names)])
+    done = replace("j", names, output.filename, leaf, left.num_rows)
+
+    def both(conn: psycopg.Connection[Any]) -> None:
+        context.store.replace_file_references([done], conn=conn)
+        context.store.add_files_with_references([ingest], conn=conn)
+
+    run_transaction(context.supplier, both)
+    context.garbage.collect()
+    with pytest.raises(QueryOvertaken, match="gc_delay_seconds"):
+        reader.read_all()
+
+
+def test_a_query_goes_on_beside_an_ingest_of_other_keys(new_lake: NewLake) -> None:
+    lake = filled(new_lake)
+    expected = [row for row in lake.all.to_pylist() if row["name"] < "d"]
+    reader = query(lake.context, {"name": Range(None, "d")})
+    lake.add([event(random.Random(2), "efgh") for _ in range(50)])
+    assert bag(read(lake, reader, (0, 10))) == bag(expected)
 
 
 def test_a_damaged_file_is_no_lost_one(new_lake: NewLake) -> None:

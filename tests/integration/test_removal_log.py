@@ -11,6 +11,9 @@ import pytest
 from state import assign, at_once, blocked, query, ref, remove, replace, transaction, wait_until
 
 from dormouse.catalog import Catalog
+from dormouse.commits import committer
+from dormouse.commits.committer import Committer
+from dormouse.commits.table_cache import Tables
 from dormouse.context import TableContext
 from dormouse.files import removal_log
 from dormouse.files.attempts import WriteAttempts
@@ -40,17 +43,16 @@ def days(table: TableContext) -> list[date]:
 
 
 def make_day(table: TableContext, day: date) -> None:
-    with table.supplier.connection() as conn:
-        removal_log._add(conn, day)
+    removal_log._try(table.supplier, lambda conn: removal_log._add(conn, day))
 
 
 def age(table: TableContext, day: date) -> None:
     """Moves every removal to that day."""
-    query(table.supplier, "update removed_reference set removed_at = %s::date + interval '12 hours'", day)
+    query(table.supplier, "update removal set removed_at = %s::date + interval '12 hours'", day)
 
 
 def logged(table: TableContext) -> int:
-    return int(query(table.supplier, "select count(*) from removed_reference")[0][0])
+    return int(query(table.supplier, "select count(*) from removal")[0][0])
 
 
 def test_the_coming_days_are_made_ahead(table: TableContext) -> None:
@@ -76,6 +78,56 @@ def test_a_day_that_the_default_partition_has_removals_of_loses_none(table: Tabl
     remove(table.store, "b")
     assert logged(table) == 2
     assert table.store.stamp_unreferenced() == 2
+
+
+def in_default(table: TableContext) -> int:
+    return int(query(table.supplier, "select count(*) from removal_default")[0][0])
+
+
+def test_removals_that_no_day_was_made_for_are_moved_and_dropped_like_others(table: TableContext) -> None:
+    """A committer that ran alone for long."""
+    table.store.add_files([ref("a"), ref("b")])
+    table.store.totals.bring_forward()
+    remove(table.store, "a")
+    age(table, LONG_AGO)
+    remove(table.store, "b")
+    assert in_default(table) == 2
+    removal_log.roll(table.supplier)
+    assert (in_default(table), logged(table)) == (0, 2)
+    assert {LONG_AGO, TODAY} <= set(days(table))
+    assert table.store.totals.read().files == 0
+    assert table.store.stamp_unreferenced() == 2
+    table.store.totals.bring_forward()
+    removal_log.roll(table.supplier)
+    assert (logged(table), LONG_AGO in days(table)) == (1, False)
+
+
+def test_removals_of_a_clock_that_was_ahead_are_those_of_today(table: TableContext) -> None:
+    removal_log.roll(table.supplier)
+    table.store.add_files([ref("a")])
+    remove(table.store, "a")
+    age(table, TODAY + timedelta(days=3_000))
+    assert in_default(table) == 1
+    removal_log.roll(table.supplier)
+    assert query(table.supplier, f"select count(*) from {removal_log._name(TODAY)}") == [(1,)]
+    assert table.store.stamp_unreferenced() == 1
+
+
+def test_days_are_those_of_the_database(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> Wrong:
+            return cls(2_001, 1, 1, tzinfo=UTC)
+
+    monkeypatch.setattr(removal_log, "datetime", Wrong, raising=False)
+    removal_log.roll(table.supplier)
+    assert days(table)[0] == TODAY
+
+
+def test_a_committer_rolls_the_log(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committer, "REPORT_SECONDS", 0.01)
+    with Committer(Tables(table.supplier), [])._reporting():
+        wait_until(lambda: len(days(table)) == removal_log.DAYS_AHEAD)
 
 
 def test_rolling_at_once_is_no_error(table: TableContext) -> None:
@@ -154,7 +206,7 @@ def test_a_removal_that_commits_while_its_day_is_looked_at_is_not_lost(table: Ta
     table.store.assign_job_ids([assign("j", "root", "a")])
     with transaction(table) as conn:
         table.store.replace_file_references([replace("j", ["a"], None)], conn=conn)
-        conn.execute("update removed_reference set removed_at = %s::date", [LONG_AGO])
+        conn.execute("update removal set removed_at = %s::date", [LONG_AGO])
         work = threading.Thread(
             target=removal_log._try,
             args=(table.supplier, lambda c: removal_log._drop_unless_needed(c, LONG_AGO)),
@@ -172,7 +224,7 @@ def test_a_busy_log_waits_for_the_next_time(table: TableContext, monkeypatch: py
     monkeypatch.setattr(removal_log, "LOCK_WAIT_MS_MAX", 20)
     monkeypatch.setattr(removal_log, "DAYS_AHEAD", 2)
     with transaction(table) as conn:
-        conn.execute("lock table removed_reference in row exclusive mode")
+        conn.execute("lock table removal in row exclusive mode")
         removal_log.roll(table.supplier)
         assert days(table) == []
     removal_log.roll(table.supplier)

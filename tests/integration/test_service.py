@@ -22,6 +22,7 @@ from trees import partitions_of
 import dormouse as dm
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.model.file_reference import FileReference, FileWithReferences
+from dormouse.model.values import json_value
 from tests.serving import ARROW, CSV, JSON_LINES, SCHEMA, http_get, http_post, serving
 
 NOON = datetime(2024, 1, 1, 12, tzinfo=UTC)
@@ -196,6 +197,7 @@ def test_a_query_that_cannot_be_is_one_clear_line(url: str, body: Any, kind: str
         (b"", "body: Field required"),
         (b"{", "not valid JSON"),
         (b'{"limit": NaN}', "JSON has no NaN"),
+        (b'{"parameters": [NaN]}', '{"double": "NaN"} as a parameter'),
         (b'{"limit": 1, "limit": 2}', "'limit' is named twice"),
         (b'{"where": {"carrier": "\\ud800"}}', "not valid Unicode"),
         (b'{"where": {"carrier": "\xff"}}', "not valid Unicode"),
@@ -211,14 +213,20 @@ def test_a_body_that_is_no_json_is_one_clear_line(url: str, content: bytes, word
 
 
 @pytest.mark.slow
-def test_long_lists_and_long_statements_are_answered_or_refused(url: str) -> None:
+def test_long_lists_are_answered(url: str) -> None:
     many = {"flight": list(range(100_000))}
     assert ask(url, where=many, limit=1).status_code == 200
     assert ask(url, where={"time": list(range(100_000))}, limit=1).text.count("\n") == 1
-    for statement in ("+1" * 400_000, "(" * 500_000, " union all select 1" * 20_000, " and 1=1" * 50_000):
-        found = http_post(f"{url}/v1/sql", json={"statement": f"select 1{statement}"}, timeout=60)
-        assert found.status_code in {200, 400}, found.text
-    assert http_get(f"{url}/health").status_code == 200
+
+
+@pytest.mark.slow
+def test_long_statements_are_answered_or_refused_in_their_time(instance: dm.Instance) -> None:
+    """DuckDB takes the square of some lengths to plan them, and does not hear when it is to stop."""
+    with serving(instance, sql_workers=1, seconds_max=3) as url:
+        for more in ("+1" * 400_000, "(" * 500_000, " union all select 1" * 20_000, " and 1=1" * 50_000):
+            found = http_post(f"{url}/v1/sql", json={"statement": f"select 1{more}"}, timeout=60)
+            assert found.status_code in {200, 400, 504}, found.text
+        assert http_post(f"{url}/v1/sql", json={"statement": "select 1"}, timeout=60).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -283,7 +291,7 @@ def test_tables_are_described(url: str, instance: dm.Instance) -> None:
     assert dm.TableProperties(**found["properties"]) == instance.table("flights").properties
     assert "counts" not in found
     counted = http_get(f"{url}/v1/tables/flights?counts=true").json()["counts"]
-    assert counted == asdict(instance.table("flights").status())
+    assert counted == json_value(instance.table("flights").status())
 
 
 def paged(url: str, path: str, items: str, **query: Any) -> list[dict[str, Any]]:

@@ -83,6 +83,15 @@ def test_settings_that_cannot_be_name_themselves(given: dict[str, Any], word: st
         load_service_settings(**given)
 
 
+@pytest.mark.parametrize("name", ["DORMOUSE_SERVICE_TOKNE", "dormouse_service_Tokens"])
+def test_a_variable_that_is_no_setting_is_refused_with_the_nearest(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "secret")
+    with pytest.raises(dm.errors.InvalidInput, match=f"^{name} is no setting .* DORMOUSE_SERVICE_TOKEN$"):
+        load_service_settings()
+
+
 def test_a_database_that_goes_away_and_comes_back(
     new_database: Callable[[str], str],
     template_database: str,

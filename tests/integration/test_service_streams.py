@@ -206,6 +206,40 @@ def test_an_answer_that_fails_on_its_way_breaks_off(
             assert rows == metric(url, "dormouse_query_rows_total", kind="sql")
 
 
+def test_a_time_that_ends_amid_a_piece_is_told_to_a_client_that_reads_on() -> None:
+    """What tells why stands behind whole pieces, as this one is that no socket's buffer takes."""
+    source = Endless(rows=1, text="x" * 20_000_000)
+    with (
+        serving(instance(source), seconds_max=2) as url,
+        httpx.stream("POST", f"{url}/v1/sql", json=STATEMENT, headers={"accept": ARROW}) as found,
+    ):
+        threading.Event().wait(2.5)  # nothing is read, and the time is over
+        received = bytearray()
+        with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
+            for part in found.iter_raw():
+                received += part
+        *batches, (last, metadata) = arrow_pieces(bytes(received))
+        assert last.num_rows == 0
+        assert json.loads((metadata or {})[PROBLEM_KEY])["type"] == "urn:dormouse:query-time-over"
+        assert sum(batch.num_rows for batch, _ in batches) == metric(url, "dormouse_query_rows_total")
+
+
+def test_a_client_that_sips_is_cut_off_amid_a_piece_soon_after_the_time_is_over() -> None:
+    source, pause = Endless(rows=1, text="x" * 20_000_000), threading.Event()
+    with (
+        # time enough for a first row, however busy the machine is
+        serving(instance(source), seconds_max=2, client_stall_seconds_max=1) as url,
+        connected(url) as sock,
+    ):
+        sock.sendall(sql_request())
+        while not source.closed.is_set():
+            # some MB a second: TCP tells the server of each, and a piece takes longer than there is time
+            sock.recv(200_000)
+            pause.wait(0.05)
+        eventually(lambda: idle(url))
+        assert metric(url, "dormouse_queries_total", kind="sql", outcome="query-time-over") == 1
+
+
 def test_a_query_that_takes_too_long_before_its_first_row_is_a_problem() -> None:
     source = Stuck()
     with serving(instance(source), seconds_max=0.2) as url:

@@ -11,7 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from data_files import add_file, keys_in
+from data_files import SKETCHES, add_file, keys_in
 from pyspark.sql import SparkSession
 from state import query
 
@@ -144,6 +144,11 @@ def test_a_job_that_is_given_up_fails_the_run_and_holds_up_no_other(
     run_id = created(supplier, objects)
     assert start(run_id) == 1
     assert "is given up" in caplog.text and bad in caplog.text
+    [told], given_up = broken.last_rounds.read()
+    assert (told.kind, told.error, told.failures, given_up.jobs) == ("compaction", given_up.reason, 1, 1)
+    assert bad in str(told.error)
+    [well] = whole.last_rounds.read()[0]
+    assert (well.kind, well.error) == ("compaction", None)
     assert [reference.row_count for reference in whole.store.file_references()] == [10]
 
 
@@ -181,6 +186,25 @@ def test_a_run_of_splits_divides_what_is_full(
     runs.write_list(objects, runs.RunList(run_id, "split", listed))
     assert start(run_id) == 0
     assert len(table.partitions.leaves()) == 2 and len(small.partitions.leaves()) == 1
+
+
+def test_a_leaf_that_cannot_be_divided_fails_the_run_and_holds_up_no_other(
+    new: NewTable, supplier: ConnectionSupplier, objects: ObjectStore, start: Callable[[str], int]
+) -> None:
+    full = {"split_threshold_rows": 7, "split_min_rows": 2}
+    broken, whole = new("broken", 1, **full), new("whole", 1, **full)
+    for reference in broken.store.file_references():
+        for name in (reference.filename, reference.filename + SKETCHES):
+            objects.delete([name])
+            objects.put(name, b"PAR1 this is no Parquet PAR1")
+    run_id = str(uuid4())
+    listed = tuple(runs.RunTable(one.table.name, one.table.table_id) for one in (broken, whole))
+    runs.write_list(objects, runs.RunList(run_id, "split", listed))
+    assert start(run_id) == 1
+    assert len(whole.partitions.leaves()) == 2
+    [told] = broken.last_rounds.read()[0]
+    assert (told.kind, told.failures) == ("split", 1)
+    assert "partition root is not divided" in str(told.error)
 
 
 def test_a_run_without_its_list_does_nothing(

@@ -13,8 +13,9 @@ from query_lake import Lake, explain_sql, sql, tuples
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.errors import InvalidQuery, ObjectNotFound, ObjectStoreError
 from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BYTES, DOUBLE, INT, LIST, LONG, STRING
+from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, STRING
 from dormouse.postgres import ConnectionSupplier
+from dormouse.sql import views
 
 SCHEMA = Schema(
     [Field("Carrier", STRING), Field("flight", LONG), Field("code", BYTES), Field("leg", INT)],
@@ -197,6 +198,9 @@ def test_series_and_descriptions_are_read(lake: Lake) -> None:
     summarized = tuples(sql(contexts, "summarize Flights"))
     assert [(name, rows) for name, *_, rows, _ in summarized] == [(name, 1_800) for name in SCHEMA.names]
     assert tuples(sql({**contexts, "other": lake.context}, "show tables")) == [("Flights",), ("other",)]
+    named = {**contexts, "tables": lake.context}
+    assert tuples(sql(named, "show tables")) == [("Flights",), ("tables",)]
+    assert len(tuples(sql(named, "from tables"))) == 1_800
 
 
 def test_names_are_found_in_upper_and_lower_case(lake: Lake) -> None:
@@ -272,3 +276,28 @@ def test_a_damaged_file_is_named(dsn: str, supplier: ConnectionSupplier, tmp_pat
     path.write_bytes(b"PAR1" + b"\0" * 100 + b"PAR1")
     with pytest.raises(ObjectStoreError, match=re.escape(name)):
         sql({"Flights": lake.context}, "select sum(flight) from Flights").read_all()
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "s is distinct from 'y' or s <= 'B'",
+        "s is not distinct from null or s <= 'B'",
+        "b is not false or b >= false",
+        "not (b is /* or is it? */ true) or b > true",
+        "(n is distinct from 1 or n < 0) and k < 9",
+        "not (s = 'y') is true or s < 'B'",
+    ],
+)
+def test_a_file_of_nulls_is_read_where_null_is_a_value(
+    dsn: str, supplier: ConnectionSupplier, tmp_path: Path, condition: str
+) -> None:
+    """DuckDB takes it from the statistics of a file that no row meets such a condition."""
+    values = [Field("s", STRING, True), Field("b", BOOLEAN, True), Field("n", LONG, True)]
+    lake = Lake(dsn, supplier, tmp_path, Schema([Field("k", LONG)], [], values))
+    lake.add([{"k": k, "s": None, "b": None, "n": None} for k in range(3)])
+    lake.add([{"k": 3, "s": "x", "b": True, "n": 2}])
+    found = tuples(sql({"t": lake.context}, f"select k from t where {condition} order by k"))
+    assert found == lake.expect(f"select k from t where {condition} order by k")
+    with views.opened(lake.context.objects, {"t": lake.context}, {}) as db:
+        assert db.execute(f"select k from t where {condition} order by k").fetchall() == found

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import count
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -84,6 +85,8 @@ def _leaves(lake: Lake) -> list[str]:
         ("select * from (select k from t limit 4) where k >= 0 limit 2", 2),
         ("select v from t as a where k % 2 = 0 and v like 'v%' limit 2", 2),
         ("with a as (select * from t) select k from a limit 5", 5),
+        ("select v from t order by k, v desc limit 5", 5),
+        ("select * from t where v like 'v%' order by k limit 3 offset 2", 3),
     ],
 )
 def test_a_small_limit_reads_few_files(
@@ -98,6 +101,8 @@ def test_a_small_limit_reads_few_files(
     [
         "select count(*) from t limit 1",
         "select * from t order by v desc limit 1",
+        "select * from t order by v, k limit 1",
+        "select * from t order by k desc limit 1",
         "select distinct v from t limit 1",
         "select row_number() over (order by v) from t limit 1",
         "select a.k from t a join t b on a.v = b.v limit 1",
@@ -144,6 +149,35 @@ def test_a_limit_of_an_aggregated_table_gives_whole_sums(
         assert len({word for word, _ in found}) == limit
         assert {n for _, n in found} == {3}
     assert tuples(sql({"t": lake.context}, "select word from t where n > 3 limit 1")) == []
+
+
+@pytest.mark.parametrize("first_rows", [1, 7, statements.FIRST_ROWS])
+def test_the_first_rows_in_key_order_are_those_of_all_rows(
+    shared_supplier: tuple[str, ConnectionSupplier],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    first_rows: int,
+) -> None:
+    monkeypatch.setattr(statements, "FIRST_ROWS", first_rows)
+    monkeypatch.setattr(statements, "MORE_FILES", 2)
+    schema = Schema([Field("k", LONG), Field("j", STRING)], [], [Field("n", LONG)])
+    chance = Random(1)
+    for aggregate in ("", "sum(n)"):
+        properties = {"aggregate": aggregate} if aggregate else {}
+        name = f"first_{next(_names)}"
+        lake = Lake(*shared_supplier, tmp_path, schema, split_points=[10, 20, 25], name=name, **properties)
+        for number in range(5):
+            rows = [
+                {"k": chance.randrange(40), "j": chance.choice("ab"), "n": chance.randrange(9)}
+                for _ in range(30)
+            ]
+            lake.add(rows, one_file=number % 2 == 1)
+        merged = "select k, j, sum(n)::bigint as n from t group by k, j" if aggregate else "from t"
+        for where in ("", "where n > 7", "where k between 12 and 26", "where k > 24 and n > 3"):
+            for limit in ("limit 0", "limit 3", "limit 9 offset 2", "limit 40", "limit 1000"):
+                text = f"select k, j, n from {{}} {where} order by k, j, n {limit}"
+                found = tuples(sql({"t": lake.context}, text.format("t")))
+                assert found == lake.expect(text.format(f"({merged})")), text
 
 
 def test_too_many_files_are_one_clear_line(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,6 +280,17 @@ def test_only_tables_that_a_statement_can_mean_are_loaded(
     assert sorted(loaded) == ["one", "three", "two"]
     with pytest.raises(InvalidQuery, match=r"unknown table 'thre'; did you mean 'three'"):
         instance.sql("select * from thre")
+
+
+def test_a_statement_that_comes_again_is_of_the_table_that_is_there_now(instance: Instance) -> None:
+    for key_type, value in ((LONG, 7), (STRING, "7")):
+        table = instance.create_table("again", Schema([Field("k", key_type)]))
+        for times in (1, 2):
+            table.ingest(pa.table({"k": [value]}), engine="local")
+            assert tuples(instance.sql("from again where k = '7'")) == [(value,)] * times
+        instance.drop_table("again")
+        with pytest.raises(InvalidQuery, match="unknown table 'again'"):
+            instance.sql("from again where k = '7'")
 
 
 def test_files_in_s3_are_read_and_named_when_they_are_gone(

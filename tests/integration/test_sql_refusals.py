@@ -114,6 +114,7 @@ alter table Flights add column b int
 set variable x = 1
 """
 NO_TABLES = """
+select * from flights where "Carrier" < system.main.now()::varchar
 select * from read_parquet('/etc/passwd')
 select * from read_csv('/etc/passwd')
 select * from read_text('/etc/passwd')

@@ -79,6 +79,21 @@ def test_a_message_that_is_tried_later_comes_again_with_its_count(queue: SqsQueu
     assert queue.depth().oldest_seconds >= 0
 
 
+def test_what_is_received_at_once_is_bounded_in_bytes(queue: SqsQueue) -> None:
+    queue.send(["x" * 2**19] * 30)
+    assert [len(received(queue)) for _ in range(4)] == [10, 10, 10, 0]
+
+
+def test_what_is_sent_again_was_never_received(queue: SqsQueue) -> None:
+    queue.send(["again", "late"])
+    again, late = sorted(received(queue), key=lambda message: message.body)
+    queue.send_again([again], 0)
+    queue.send_again([late], 600)
+    [message] = received(queue)
+    assert (message.body, message.receive_count) == ("again", 1)
+    assert queue.depth().messages == 2
+
+
 def test_batches_have_at_most_ten_messages_and_one_mebibyte(queue: SqsQueue) -> None:
     bodies = ["x" * (BATCH_BYTES_MAX // 3) for _ in range(7)]
     queue.send(bodies)

@@ -33,6 +33,7 @@ from dormouse.partitions.tree_cache import TreeCache
 from dormouse.postgres import ConnectionSupplier
 from dormouse.query import table_view
 from dormouse.query.key_ranges import KeyRanges
+from dormouse.query.planner import Scan
 from dormouse.query.streams import FileGone
 from dormouse.query.table_view import plan_query, plan_tables, summary
 
@@ -164,14 +165,21 @@ def test_all_pages_see_the_moment_at_which_the_plan_began(
     assert not {"a04", "a06", "d06"} & set(now)
 
 
+def planned_in_pages(
+    new_table: NewTable, monkeypatch: pytest.MonkeyPatch, **properties: object
+) -> tuple[TableContext, Iterator[tuple[Scan, ...]]]:
+    """A table with a file a leaf, and a plan of all of it, of which a page is one leaf."""
+    monkeypatch.setattr(table_view, "PAGE_LEAVES", 1)
+    table = new_table(**properties)
+    for key in range(LEAVES):
+        add(table, key, f"a{key:02}")
+    return table, plan_query(table, EVERYTHING)
+
+
 def test_a_collected_file_of_a_later_page_is_told(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_view, "PAGE_LEAVES", 1)
-    table = new_table()
-    for key in range(LEAVES):
-        add(table, key, f"a{key:02}")
-    plan = plan_query(table, EVERYTHING)
+    table, plan = planned_in_pages(new_table, monkeypatch)
     next(plan)
     compact(table, LEAVES - 1, [f"a{LEAVES - 1:02}"], "c")
     table.store.stamp_unreferenced()
@@ -183,16 +191,21 @@ def test_a_collected_file_of_a_later_page_is_told(
 def test_pages_go_on_from_a_later_moment_when_files_may_be_collected(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_view, "PAGE_LEAVES", 1)
-    table = new_table(gc_delay_seconds=0)
-    for key in range(LEAVES):
-        add(table, key, f"a{key:02}")
-    plan = plan_query(table, EVERYTHING)
+    table, plan = planned_in_pages(new_table, monkeypatch, gc_delay_seconds=0)
     found = [next(plan)]
     compact(table, LEAVES - 1, [f"a{LEAVES - 1:02}"], "c")
     table.store.stamp_unreferenced()
     table.store.delete_collected_files([f"a{LEAVES - 1:02}"])
     assert names([*found, *plan]) == [*(f"a{key:02}" for key in range(LEAVES - 1)), "c"]
+
+
+def test_pages_stay_at_their_moment_when_rows_were_added(
+    new_table: NewTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, plan = planned_in_pages(new_table, monkeypatch, gc_delay_seconds=0)
+    found = [next(plan)]
+    add(table, LEAVES - 1, "new")
+    assert names([*found, *plan]) == [f"a{key:02}" for key in range(LEAVES)]
 
 
 def test_a_plan_takes_one_statement(
@@ -281,6 +294,22 @@ def test_too_many_files_of_many_leaves_are_refused_before_they_are_planned(
     assert plan.filenames == ("a03", "a04")
 
 
+def test_tables_of_one_moment_are_planned_with_the_trees_that_are_known(
+    new_table: NewTable, supplier: ConnectionSupplier, tmp_path: Path
+) -> None:
+    """A statement for each, as long as they are those of the moment."""
+    table = new_table(2)
+    view = again(table)
+    both = [(view, EVERYTHING), (view, at(1, 2))]
+    for number, name in enumerate("abc"):
+        add(table, -15, name)
+        assert [plan.filenames for plan in plan_tables(both)] == [tuple("abc"[: number + 1]), ()]
+        with sent(supplier, tmp_path) as found:
+            plan_tables(both)
+        assert len([kind for kind in found if kind != "Parse"]) == 4  # begin, two plans, commit
+        split(table, -15, -10 - number)
+
+
 def test_plans_are_right_while_leaves_are_divided_and_files_replaced(
     new_table: NewTable, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,13 +328,10 @@ def test_plans_are_right_while_leaves_are_divided_and_files_replaced(
             while not stop.is_set():
                 keys = [name.partition("-")[0] for name in names(plan_query(view, EVERYTHING))]
                 assert sorted(set(keys)) == [str(key) for key in range(8)]
-                live = [
-                    scan.filename
-                    for plan in plan_tables([(view, at(7, 8))])
-                    for g in plan.groups
-                    for scan in g
-                ]
-                assert len({name.partition("-")[0] for name in live}) == len(set(live)) == 1
+                for asked in ([(view, at(7, 8))], [(view, at(7, 8))] * 2):
+                    live = {name for plan in plan_tables(asked) for name in plan.filenames}
+                    assert {name.partition("-")[0] for name in live} == {"7"}
+                    assert len(live) == 1
         except BaseException as error:  # told by the test's thread
             failures.append(error)
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from typing import Any
 
 import psycopg
 import pytest
@@ -14,7 +15,13 @@ from counters import Connection, increment, value
 from psycopg.pq import TransactionStatus
 
 from dormouse.backoff import BACKOFF_SECONDS_MAX, backoff_seconds
-from dormouse.errors import CommitFailed, ConnectionsExhausted, InstanceReadOnly, TooManyRetries
+from dormouse.errors import (
+    CommitFailed,
+    ConnectionsExhausted,
+    InstanceError,
+    InstanceReadOnly,
+    TooManyRetries,
+)
 from dormouse.postgres import ConnectionSupplier, Isolation, Retries, run_statement, run_transaction
 from dormouse.postgres import transaction as transaction_module
 
@@ -266,6 +273,17 @@ def test_a_statement_that_lost_to_others_is_tried_again(counted: ConnectionSuppl
 
     run_statement(counted, work, operation="add files", retries=retries)
     assert (value(counted), retries.count("add files")) == (1, 2)
+
+
+@pytest.mark.parametrize("run", [run_transaction, run_statement])
+def test_a_full_disk_of_the_database_is_one_clear_line(supplier: ConnectionSupplier, run: Any) -> None:
+    fail = "do $$ begin raise disk_full using message = 'no space left on device'; end $$"
+    with pytest.raises(InstanceError) as caught:
+        run(supplier, lambda conn: conn.execute(fail), operation="add_files")
+    assert str(caught.value) == (
+        "add_files: the disk of the database is full; nothing was applied: make room, and try again "
+        "(DiskFull: no space left on device)"
+    )
 
 
 def test_a_read_only_database_is_reported(dsn: str) -> None:

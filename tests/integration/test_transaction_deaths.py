@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 
 import psycopg
 import pytest
 from counters import Connection, increment, value
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from cutting import CuttingProxy, until
 from state import wait_until
 
 from dormouse.errors import CommitOutcomeUnknown, TooManyRetries
 from dormouse.postgres import (
     ConnectionSupplier,
     Retries,
+    migrate,
     run_statement,
     run_transaction,
 )
+from dormouse.postgres.migrate import lacking
 
 
 def terminate(dsn: str, pid: int) -> None:
@@ -138,48 +139,11 @@ def test_ctrl_c_during_commit_is_not_taken_for_a_failed_commit(dsn: str, counted
     assert value(counted) == 0
 
 
-class CuttingProxy:
-    """Stands between client and server, and cuts the connection when the server answers COMMIT, say."""
-
-    def __init__(self, server: str, answer: bytes = b"COMMIT\x00") -> None:
-        self._server = server
-        self._answer = answer
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            server = socket.socket(socket.AF_UNIX)
-            server.connect(self._server)
-            threading.Thread(target=self._copy, args=(client, server), daemon=True).start()
-            threading.Thread(target=self._copy, args=(server, client), daemon=True).start()
-
-    def _copy(self, source: socket.socket, target: socket.socket) -> None:
-        try:
-            while (data := source.recv(65536)) and self._answer not in data:
-                target.sendall(data)
-        except OSError:
-            pass
-        for one in (source, target):
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-
 @pytest.fixture
 def cut_dsn(dsn: str) -> Iterator[str]:
     """The database behind a proxy that keeps the answer of COMMIT to itself."""
-    server = conninfo_to_dict(dsn)
-    with closing(CuttingProxy(f"{server['host']}/.s.PGSQL.{server['port']}")) as proxy:
-        yield make_conninfo(dsn, host="127.0.0.1", port=proxy.port)
+    with closing(CuttingProxy(dsn, until(b"COMMIT\x00"))) as proxy:
+        yield proxy.dsn
 
 
 def test_a_commit_whose_answer_is_lost_is_applied_and_not_repeated(
@@ -194,6 +158,13 @@ def test_a_commit_whose_answer_is_lost_is_applied_and_not_repeated(
     with closing(ConnectionSupplier(cut_dsn)) as supplier, pytest.raises(CommitOutcomeUnknown):
         run_transaction(supplier, work)
     assert (len(runs), value(counted)) == (1, 1)
+
+
+def test_a_transaction_that_only_reads_has_no_unknown_outcome(cut_dsn: str) -> None:
+    runs: list[int] = []
+    with closing(ConnectionSupplier(cut_dsn)) as supplier, pytest.raises(TooManyRetries):
+        run_transaction(supplier, lambda _: runs.append(1), read_only=True, attempts_max=2)
+    assert len(runs) == 2
 
 
 def test_a_process_killed_in_its_transaction_leaves_nothing(dsn: str, counted: ConnectionSupplier) -> None:
@@ -253,6 +224,16 @@ def test_a_statement_is_not_sent_on_a_connection_that_is_seen_to_be_dead(
     assert (supplier.lent, retries.count(), value(counted)) == (2, 1, 1)
 
 
+def test_an_instance_is_opened_while_the_server_ends_its_sessions(
+    dsn: str, counted: ConnectionSupplier
+) -> None:
+    """As it does when it recovers from a crash."""
+    supplier = Careless(counted, dsn)
+    assert (migrate(supplier), supplier.lent) == ([], 2)
+    supplier = Careless(counted, dsn)
+    assert (lacking(supplier), supplier.lent) == ([], 2)
+
+
 def test_a_death_during_a_statement_leaves_the_outcome_unknown(counted: ConnectionSupplier) -> None:
     retries = Retries()
     with pytest.raises(CommitOutcomeUnknown, match="between the statement and its answer: add files"):
@@ -285,8 +266,7 @@ def test_a_death_while_a_statement_is_committed_leaves_the_outcome_unknown(
 def test_a_statement_whose_answer_is_lost_is_applied_and_not_repeated(
     dsn: str, counted: ConnectionSupplier
 ) -> None:
-    server = conninfo_to_dict(dsn)
-    proxy = CuttingProxy(f"{server['host']}/.s.PGSQL.{server['port']}", b"UPDATE 1\x00")
+    proxy = CuttingProxy(dsn, until(b"UPDATE 1\x00"))
     runs = []
 
     def work(conn: Connection) -> None:
@@ -295,7 +275,7 @@ def test_a_statement_whose_answer_is_lost_is_applied_and_not_repeated(
 
     with (
         closing(proxy),
-        closing(ConnectionSupplier(make_conninfo(dsn, host="127.0.0.1", port=proxy.port))) as supplier,
+        closing(ConnectionSupplier(proxy.dsn)) as supplier,
         pytest.raises(CommitOutcomeUnknown),
     ):
         run_statement(supplier, work)

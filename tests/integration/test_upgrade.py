@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg import errors as pg
 from state import assign, live, query, ref, replace
 
 from dormouse.catalog import Catalog
@@ -32,6 +33,23 @@ PROPERTIES: dict[str, Any] = {
     "split_min_rows": 2,
     "gc_delay_seconds": 0,
 }
+CAME_LATER = [
+    ("applied_commit", "refused", "jsonb"),
+    ("file_reference", "ingested", "boolean"),
+]
+
+LOG_OF_TODAY = """
+create table removal (
+    table_id integer, partition_id text, file_ids uuid[], row_counts bigint[], counts_approximate boolean[],
+    only_contain_data_for_this_partition boolean[], added_xids xid8[], ingested boolean[]
+)"""
+LOG_OF_THEN = """
+insert into removed_reference (table_id, partition_id, file_id, row_count, count_approximate,
+    only_contains_data_for_this_partition, added_xid)
+select table_id, partition_id, r.*
+from removal,
+    unnest(file_ids, row_counts, counts_approximate, only_contain_data_for_this_partition, added_xids) r;
+drop table removal"""
 
 
 @pytest.fixture
@@ -99,13 +117,19 @@ def add_by_hand(table: TableContext, name: str, partition_id: str) -> None:
 
 
 def fill(table: TableContext) -> None:
-    """The same through the store."""
+    """The same through the store of today, which also knows what came to a table later."""
+    for name, column, kind in CAME_LATER:
+        query(table.supplier, f"alter table {name} add column {column} {kind}")
+    query(table.supplier, LOG_OF_TODAY)
     store, leaves = table.store, [leaf.partition_id for leaf in table.partitions.leaves()]
     names = [(f"{at}/{name}", at) for at in leaves for name in "ab"]
     store.add_files(ref(name, at) for name, at in [*names, ("x", "root"), ("y", "root"), ("gone", leaves[0])])
     store.assign_job_ids([assign("over", leaves[0], "gone")])
     store.replace_file_references([replace("over", ["gone"], None, leaves[0])])
     store.assign_job_ids([assign("job", leaves[3], *(name for name, at in names if at == leaves[3]))])
+    query(table.supplier, LOG_OF_THEN)
+    for name, column, _ in CAME_LATER:
+        query(table.supplier, f"alter table {name} drop column {column}")
 
 
 @pytest.mark.parametrize(
@@ -201,6 +225,67 @@ def test_what_an_older_dormouse_adds_and_claims_is_found_at_once(new_table: NewT
     assert_totals_exact(table)
 
 
+@pytest.mark.parametrize("layout", ["file_table", "dummy_reference"])
+def test_an_older_dormouse_logs_removals_and_reads_them(new_table: NewTable, layout: str) -> None:
+    """As it did when each reference had a row of the log: in one statement, and by table and transaction."""
+    table = new_table(layout=layout, **PROPERTIES)
+    own = table.store._layout.tables(key(table))["file_reference"]
+    table.store.add_files([ref("a"), ref("b"), ref("c"), ref("d")])
+    table.store.totals.bring_forward()
+    before = query(table.supplier, "select pg_current_snapshot()::text")[0][0]
+    query(
+        table.supplier,
+        f"""with removed as (
+            delete from {own} where filename in ('a', 'b') and partition_id <> ''
+            returning table_id, partition_id, file_id, row_count, count_approximate,
+                only_contains_data_for_this_partition, added_xid, ingested
+        ), logged as (
+            insert into removed_reference (table_id, partition_id, file_id, row_count, count_approximate,
+                only_contains_data_for_this_partition, added_xid, ingested)
+            select * from removed
+        )
+        select 1""",
+    )
+    table.store.assign_job_ids([assign("job", "root", "c", "d")])
+    table.store.replace_file_references([replace("job", ["c", "d"], "out", "root")])
+    found = query(
+        table.supplier,
+        """select file_id, row_count, ingested from removed_reference
+        where table_id = %s and removed_xid >= pg_snapshot_xmin(%s::pg_snapshot)
+            and not pg_visible_in_snapshot(removed_xid, %s::pg_snapshot)""",
+        key(table),
+        before,
+        before,
+    )
+    assert sorted(found) == sorted((narrow_id(name), 100, True) for name in "abcd")
+    assert table.store.totals.read().references == 1
+    assert_totals_exact(table)
+    assert set(table.garbage.collect().deleted_files) == set("abcd")
+
+
+def test_an_older_dormouse_leaves_the_days_of_the_log_to_others(new_table: NewTable) -> None:
+    """What it does for each day that the log does not have, as it seems; it goes on after this error."""
+    table = new_table(**PROPERTIES)
+    assert query(table.supplier, "select distinct removed_at from removed_reference_default") == []
+    steps = [
+        "lock table only removed_reference, removed_reference_default in access exclusive mode",
+        "create table removed_reference_20200101 (like removed_reference including all)",
+        """with moved as (
+            delete from removed_reference_default
+            where removed_at >= '2020-01-01' and removed_at < '2020-01-02' returning *
+        )
+        insert into removed_reference_20200101 select * from moved""",
+    ]
+    with (
+        table.supplier.connection() as conn,
+        pytest.raises(pg.UndefinedTable, match="newer Dormouse"),
+        conn.transaction(),
+    ):
+        for step in steps:
+            conn.execute(step)
+    assert query(table.supplier, "select to_regclass('removed_reference_20200101')") == [(None,)]
+
+
 def old_clear(table: TableContext) -> None:
     """As the Dormouse before watermarks forgets every file."""
     own = table.store._layout.tables(key(table))
@@ -250,7 +335,7 @@ def test_what_an_older_dormouse_drops_of_the_log_is_made_good_in_a_day(new_table
     table.store.totals.bring_forward()
     table.store.assign_job_ids([assign("job", "root", "a")])
     table.store.replace_file_references([replace("job", ["a"], None)])
-    query(table.supplier, "update removed_reference set table_id = -1 where table_id = %s", key(table))
+    query(table.supplier, "update removal set table_id = -1 where table_id = %s", key(table))
     assert table.store.totals.read().references == 2
     table.garbage.collect()
     assert table.store.totals.read().references == 2

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from benchmarks.commits import kinds, layouts
 from benchmarks.commits.__main__ import BENCHMARK as COMMITS
+from benchmarks.commits.bench import Bench
+from benchmarks.commits.bench import Plan as CommitsPlan
 from benchmarks.commits.pgbench import as_script, read
 from benchmarks.committers import Storm, batches, deal, merged
 from benchmarks.contention import BENCHMARK as CONTENTION
 from benchmarks.contention import CASES, ISOLATIONS, VARIANTS, Plan, figures
 from benchmarks.harness.command import Benchmark
+from benchmarks.harness.place import Place
 from benchmarks.harness.report import median_ratio, turns
+from benchmarks.state_tables import open_tables
 
 _SAID = """
 number of transactions actually processed: 500/500
@@ -75,6 +82,14 @@ def test_contention_counts_failures_of_every_case() -> None:
         for suffix in ISOLATIONS.values():
             assert found[f"retries_{variant}{suffix}"] == 3
             assert found[f"commits_per_s_{variant}_500{suffix}"] == 2.0
+
+
+def test_the_layouts_are_measured_after_the_parts_that_they_repeat(dsn: str, tmp_path: Path) -> None:
+    plan = CommitsPlan(jobs_of_two=8, add_commits=2, files_per_commit=10, leaves=8, leaves_of_layouts=8)
+    with open_tables(dsn, str(tmp_path)) as tables:
+        bench = Bench(Place(dsn, tmp_path), tables, plan)
+        found = kinds.adding(bench) | kinds.creating_jobs(bench) | layouts.by_layout(bench)
+    assert found.keys() <= COMMITS.keys
 
 
 @pytest.mark.parametrize("benchmark", [COMMITS, CONTENTION])

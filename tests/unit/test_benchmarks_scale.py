@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import scale
 from benchmarks.harness.report import flat
+from benchmarks.scale import growth, operations
+from benchmarks.scale.__main__ import BENCHMARK
 from benchmarks.state_tables import open_tables
 from dormouse.files.layout import LAYOUTS
 
@@ -21,14 +22,14 @@ def test_growth_is_from_the_smallest_table_to_the_largest_of_ten_files_a_leaf() 
     sizes = ((1_000, 10), (132_000, 10), (132_000, 50))
     found = {
         name: {"1000x10": figures(0.1, 50), "132000x10": figures(0.2, 60), "132000x50": figures(9, 70)}
-        for name in scale.measured()
+        for name in operations.measured()
     }
     found["references_counted_in_sql"]["132000x10"]["seconds"] = 13.2
-    summed = scale.summary(found, sizes)
+    summed = operations.summary(found, sizes)
     assert summed["rss_mb_max"] == 70
     assert (summed["references_counted_growth"], summed["growth_max_of_the_rest"]) == (132, 2)
-    assert "132000x50" in scale.BENCHMARK.text(summed)
-    assert flat(summed).keys() <= scale.BENCHMARK.keys
+    assert "132000x50" in BENCHMARK.text(summed)
+    assert flat(summed).keys() <= BENCHMARK.keys
 
 
 @pytest.mark.parametrize(
@@ -37,11 +38,11 @@ def test_growth_is_from_the_smallest_table_to_the_largest_of_ten_files_a_leaf() 
 def test_every_operation_finds_what_there_is_to_do(dsn: str, tmp_path: Path, layout: str) -> None:
     objects = str(tmp_path)
     with open_tables(dsn, objects) as tables:
-        table = scale._table(tables, 300, 2, layout)
+        table = operations._table(tables, 300, 2, layout)
         answers = {}
-        for name in scale.measured():
-            scale.prepare(name, tables, table)
-            with scale.alone(dsn, objects, table) as process:
+        for name in operations.measured():
+            operations.prepare(name, tables, table)
+            with operations.alone(dsn, objects, table) as process:
                 answers[name] = process.run(name)["answer"]
     assert answers["references_counted_in_sql"].isdecimal()
     assert (answers["jobs_first"], answers["jobs_nothing_due"], answers["jobs_due"]) == ("0", "0", "300")
@@ -50,3 +51,25 @@ def test_every_operation_finds_what_there_is_to_do(dsn: str, tmp_path: Path, lay
     assert answers["push_down"] == "100"
     assert answers["garbage_nothing"] == "0"
     assert int(answers["garbage_due"]) > 0
+
+
+def test_commits_are_counted_in_what_grows(dsn: str, tmp_path: Path) -> None:
+    def silent(_: str) -> None: ...
+
+    with open_tables(dsn, str(tmp_path)) as tables:
+        found = growth.by_references(tables, (100, 1_000), 100, 1, "file_table", silent)
+        found |= growth.by_tables(tables, (1, 2), 100, "file_table", silent)
+        found |= growth.by_writers(tables, (1, 4), 20, "file_table", silent)
+        found |= growth.after_commits(tables, 1_500, 100, "file_table", silent)
+        aged = tables._supplier
+        with aged.connection() as conn:
+            counted = conn.execute(
+                "select count(*) from dormouse.applied_commit join dormouse.tables using (table_id)"
+                " where name = 'aged'"
+            ).fetchone()
+    assert flat(found).keys() <= BENCHMARK.keys | {
+        f"commits_per_s_by_{of}.{size}" for of, size in (("references", 100), ("tables", 2))
+    }
+    assert (found["references_most"], found["tables_most"], found["writers_most"]) == (1_000, 2, 4)
+    # four batches before, those that are counted by nobody among them, and four after
+    assert counted == (1_500 + 8 * growth.BATCH,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from datetime import UTC, datetime
 
@@ -13,7 +14,7 @@ from state import file, ref
 
 from dormouse.errors import InvalidInput
 from dormouse.model.file_reference import SplitFileReferenceRequest, group_by_file
-from dormouse.model.text import is_text
+from dormouse.model.text import check_text, check_texts, is_text
 
 
 @given(st.integers(0, 2**63 - 1))
@@ -59,3 +60,19 @@ def test_values_are_frozen_and_can_be_pickled() -> None:
 )
 def test_what_postgresql_can_hold(value: object, possible: bool) -> None:
     assert is_text(value) is possible
+
+
+@given(st.lists(st.text() | st.sampled_from(["a", "é" * 5, "x" * 10, "", "x" * 11, "\0", "\ud800", 7, None])))
+def test_texts_are_checked_together_as_one_by_one(values: list[object]) -> None:
+    def refusal(check: Callable[[], None]) -> str:
+        try:
+            check()
+        except InvalidInput as error:
+            return str(error)
+        return ""
+
+    def one_by_one() -> None:
+        for value in values:
+            check_text("name", value, 10)
+
+    assert refusal(lambda: check_texts("name", values, 10)) == refusal(one_by_one)

@@ -11,7 +11,7 @@ from benchmarks.peers.__main__ import _SIDES, BENCHMARK, figures
 from benchmarks.peers.experiments import COMPACTORS, WRITERS, Measured
 from benchmarks.peers.together import Done, Result, Tally, summary
 
-NAMES = ("dormouse", "committer", "ducklake", "delta", "pyiceberg")
+NAMES = ("dormouse", "committer", "waiting", "ducklake", "delta", "pyiceberg")
 
 
 def result(commits: int, refused: int = 0) -> Result:
@@ -35,6 +35,7 @@ def made_up() -> dict[str, Measured]:
     return {
         "dormouse": side(4_000, compactions=400),
         "committer": side(8_000),
+        "waiting": side(6_000),
         "ducklake": side(200, compactions=40, refused=3),
         "delta": side(100, compactions=20),
         "pyiceberg": side(0),
@@ -43,7 +44,7 @@ def made_up() -> dict[str, Measured]:
 
 def test_the_ratios_are_ours_to_theirs_and_the_failures_are_ours() -> None:
     found = figures(made_up())
-    assert {name: found[name] for name in list(found)[:12]} == {
+    assert {name: found[name] for name in list(found)[:13]} == {
         "vs_ducklake_8": 20.0,
         "vs_delta_8": 40.0,
         "vs_pyiceberg_8": 4_000.0,  # none in the time counts as one
@@ -54,6 +55,7 @@ def test_the_ratios_are_ours_to_theirs_and_the_failures_are_ours() -> None:
         "failed_committer": 0,
         "compactions_vs_ducklake_8": 10.0,
         "compactions_vs_delta_8": 20.0,
+        "committer_32_vs_sync": 1.5,
         "compaction_failures": 0,
         "commits_per_s_dormouse_1": 2_000.0,
     }

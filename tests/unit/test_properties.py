@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -50,6 +51,21 @@ def test_a_bad_value_is_refused_with_its_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidProperties, match=name) as caught:
         TableProperties(**{name: value})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("gc_delay_seconds", "abc", "a number from 0 to 3155760000, not 'abc'"),
+        ("gc_batch_files", 1.5, "a whole number from 1 to 2147483647, not 1.5"),
+        ("size_ratio", 0, "a number above 0, not 0"),
+        ("compression", "rar", "zstd, snappy, lz4 or none, not 'rar'"),
+        ("aggregate", 5, "text, not 5"),
+    ],
+)
+def test_a_bad_value_is_told_what_it_must_be(name: str, value: Any, said: str) -> None:
+    with pytest.raises(InvalidProperties, match=re.escape(f"{name} must be {said}")):
+        TableProperties(**{name: value})
 
 
 def test_every_mistake_is_named() -> None:

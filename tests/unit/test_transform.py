@@ -57,6 +57,16 @@ def test_a_wrong_aggregate_is_refused(aggregate: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_new_filters_are_of_keys_where_rows_are_merged() -> None:
+    """Those that are there stay readable."""
+    Transform.check(SCHEMA, TableProperties(filter="age_off(time, 1)", aggregate=WHOLE))
+    merged = TableProperties(filter="age_off(last_seen, 1)", aggregate=WHOLE)
+    assert Transform.parse(SCHEMA, merged).age_off == AgeOff("last_seen", 1)
+    with pytest.raises(InvalidProperties, match=r"age_off\(last_seen\) beside aggregate needs a row key"):
+        Transform.check(SCHEMA, merged)
+    Transform.check(SCHEMA, TableProperties(filter="age_off(last_seen, 1)"))
+
+
 def test_lists_cannot_be_aggregated_and_ints_not_summed() -> None:
     schema = Schema([Field("key", STRING)], [], [Field("tags", LIST(STRING))])
     with pytest.raises(InvalidProperties, match="cannot order list<string>"):

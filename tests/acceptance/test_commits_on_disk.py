@@ -1,0 +1,170 @@
+"""A committer's commits are seen before they are on disk: what a crash may undo then, nobody was told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import dormouse as dm
+from dormouse.commits import handling
+from dormouse.commits.job_commits import QueuedJobCommits
+from dormouse.commits.outcomes import settle
+from dormouse.commits.requests import AddFiles
+from dormouse.embedded.postgres import EmbeddedPostgres
+from dormouse.errors import DormouseError
+from dormouse.instance import Instance
+from dormouse.table import Table
+from tests.commits import add, assignment, files_of, replacement
+from tests.embedded import postmaster
+from tests.state import file, query, ref
+
+OPTIONS = {"fsync": "off", "autovacuum": "off"}  # a kill is no power cut: what was written is there
+TABLES = ("t", "u", "v")
+
+
+class Server:
+    """A server that writes its log when it is asked to, and only then; and an instance of it."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+        self.start()
+        objects = (folder / "objects").as_uri()
+        self.instance = stack.enter_context(dm.connect(self.dsn, objects))
+
+    def start(self) -> None:
+        self.dsn = self._stack.enter_context(EmbeddedPostgres(self._folder / "server", options=OPTIONS)).dsn
+        processes = postmaster(self._folder / "server").children()
+        writer = next(one for one in processes if "walwriter" in " ".join(one.cmdline()))
+        writer.suspend()
+        self._stack.callback(wake, writer)
+
+    def crash(self) -> None:
+        main = postmaster(self._folder / "server")
+        processes = [main, *main.children(recursive=True)]
+        for process in processes:
+            process.kill()
+        psutil.wait_procs(processes, timeout=60)
+
+
+def wake(process: psutil.Process) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.resume()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with ExitStack() as stack:
+        made = Server(tmp_path, stack)
+        for name in TABLES:
+            schema = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+            made.instance.create_table(name, schema, properties=dm.TableProperties(gc_delay_seconds=0))
+        yield made
+
+
+@pytest.fixture
+def crash_after(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Has the next committer do something when all is applied, then crash the server; which runs again."""
+
+    def run(meanwhile: Callable[[], object]) -> None:
+        def crash(*_: Any) -> None:
+            meanwhile()
+            server.crash()
+            raise OSError("the committer is killed, too")
+
+        monkeypatch.setattr(handling, "settle", crash)
+        with pytest.raises((OSError, DormouseError)):
+            server.instance.committer(concurrency=1).drain()
+        monkeypatch.setattr(handling, "settle", settle)
+        server.start()
+        query(server.instance._supplier, "update commit_message set visible_at = clock_timestamp()")
+
+    return run
+
+
+def test_what_a_crash_undoes_was_told_to_be_pending_and_comes_again(
+    server: Server, crash_after: Callable[[Callable[[], object]], None]
+) -> None:
+    instance = server.instance
+    instance.submit([add(table, "a", commit_id=f"add {table}") for table in TABLES])
+
+    def states() -> list[str]:
+        return [instance.commit_status(f"add {table}").state for table in TABLES]
+
+    def look() -> None:
+        assert [files_of(instance, table) for table in TABLES] == [["a"]] * 3
+        assert states() == ["pending"] * 3
+
+    crash_after(look)
+    assert [files_of(instance, table) for table in TABLES] == [[]] * 3
+    assert states() == ["pending"] * 3
+    assert [outcome.state for outcome in instance.committer().drain()] == ["applied"] * 3
+    assert states() == ["applied"] * 3
+    server.crash()
+    server.start()
+    assert [files_of(instance, table) for table in TABLES] == [["a"]] * 3
+
+
+def test_what_a_job_was_told_outlives_a_crash(
+    server: Server, crash_after: Callable[[Callable[[], object]], None]
+) -> None:
+    instance = server.instance
+    context = instance.table("t")._context
+    attempt = context.attempts.begin(context.table)
+    name = attempt.object_name("root")
+    told: list[bool] = []
+    sent = threading.Event()
+
+    def send(request: Any, table_id: int) -> None:
+        instance.commits.send(request, table_id)
+        sent.set()
+
+    def job() -> None:
+        commits = QueuedJobCommits(send, instance._supplier, context.attempts)
+        files = (file(name, ref(name)),)
+        request = AddFiles(commit_id="c", table="t", files=files, attempt_id=attempt.attempt_id)
+        told.append(commits.commit(request, attempt))
+
+    thread = threading.Thread(target=job)
+    thread.start()
+    assert sent.wait(60)
+    crash_after(lambda: thread.join(60))
+    assert told == [True]
+    assert files_of(instance) == [name]
+    assert [outcome.state for outcome in instance.committer().drain()] == ["applied_before"]
+
+
+def test_no_object_is_collected_that_a_crash_brings_back(
+    server: Server, crash_after: Callable[[Callable[[], object]], None]
+) -> None:
+    instance = server.instance
+    table = instance.table("t")
+    for name in ("old", "new"):
+        instance._objects.put(name, b"rows")
+    instance.submit([add("t", "old"), assignment("t", "job", "old")])
+    instance.committer().drain()
+    instance.submit([replacement("t", "job", ["old"], "new")])
+
+    def collect() -> None:
+        collect_twice(table)
+        assert not holds(instance, "old")
+
+    crash_after(collect)
+    assert all(holds(instance, name) for name in files_of(instance))
+    instance.committer().drain()
+    assert files_of(instance) == ["new"]
+
+
+def collect_twice(table: Table) -> None:
+    for _ in range(2):
+        table.collect_garbage()
+
+
+def holds(instance: Instance, name: str) -> bool:
+    return name in {found for found, _ in instance._objects.list()}

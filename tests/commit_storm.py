@@ -1,0 +1,267 @@
+"""Processes that commit to tables, apply commits and change whole tables, and note what they were told."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from psycopg.conninfo import make_conninfo
+
+from dormouse.commits import committer as committer_module
+from dormouse.commits import job_commits, table_cache
+from dormouse.commits.pointers import PointerQueue
+from dormouse.commits.postgres_queue import PostgresQueue
+from dormouse.commits.requests import AssignJobIds, ReplaceFileReferences, SplitPartition
+from dormouse.errors import CommitFailed, DormouseError, TableAlreadyExists, TableNotFound
+from dormouse.files.layout import LAYOUTS
+from dormouse.instance import Instance
+from dormouse.model.file_reference import AssignJobIdRequest, ReplaceFileReferencesRequest
+from dormouse.model.properties import TableProperties
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import LONG
+from dormouse.objects import open_store
+from dormouse.objects.names import SKETCHES_SUFFIX
+from dormouse.settings import load_settings
+from dormouse.table import Table
+
+SCHEMA = Schema([Field("key", LONG)])
+PROPERTIES = TableProperties(gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=3)
+TABLES = ("quiet", "converted", "cleared", "dropped")
+"""What happens to them, beside commits."""
+ROWS = 3
+FUTILE = 10
+"""Requests sent one after the other that can only be refused."""
+BODY_BYTES_MAX = 600
+"""So that bodies of some requests are objects."""
+VISIBILITY_SECONDS = 1.5
+AHEAD_SECONDS = 300.0
+ROLES = (
+    "",
+    "-c lock_timeout=150",
+    "-c statement_timeout=600",
+    "-c lock_timeout=150 -c statement_timeout=600",
+)
+
+
+@dataclass(frozen=True)
+class Storm:
+    """Where it is, and by which DSN its processes come."""
+
+    dsn: str
+    folder: Path
+
+    @property
+    def objects(self) -> str:
+        return str(self.folder / "objects")
+
+    def told(self) -> list[Told]:
+        """What everybody was told, in no order."""
+        lines = [line for path in self.folder.glob("*.told") for line in path.read_text().splitlines()]
+        return [Told(**json.loads(line)) for line in lines]
+
+
+@dataclass(frozen=True)
+class Told:
+    """An answer: applied, refused (nothing of it is), or unknown; the times are monotonic, of the machine."""
+
+    what: str
+    table: str
+    table_id: int
+    name: str
+    answer: str
+    began: float
+    ended: float
+    error: str = ""
+    keys: tuple[int, ...] = ()
+
+
+class Signal:
+    """As `threading.Event`, for processes that are killed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def set(self) -> None:
+        self._path.touch()
+
+    def is_set(self) -> bool:
+        return self._path.exists()
+
+    def wait(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while not self.is_set() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return self.is_set()
+
+
+class Ledger:
+    """A process's own file."""
+
+    def __init__(self, storm: Storm, name: str) -> None:
+        self._path = storm.folder / f"{name}.told"
+
+    def ask(
+        self, what: str, table: str, table_id: int, name: str, work: Callable[[], Any], keys: Any = ()
+    ) -> bool:
+        """Does it, and writes down the answer; whether it is applied."""
+        began, error = time.monotonic(), ""
+        try:
+            answer = "unknown" if work() is False else "applied"
+        except CommitFailed as refusal:
+            answer, error = "refused", f"{type(refusal).__name__}: {refusal}"
+        except (DormouseError, psycopg.Error, OSError) as unknown:
+            answer, error = "unknown", f"{type(unknown).__name__}: {unknown}"
+        told = Told(what, table, table_id, name, answer, began, time.monotonic(), error, tuple(keys))
+        with self._path.open("a") as file:
+            file.write(f"{json.dumps(asdict(told))}\n")
+        return answer == "applied"
+
+
+def opened(dsn: str, storm: Storm, role: str = "") -> Instance:
+    """An instance whose queue forgets deliveries soon, and has small messages."""
+    settings = load_settings(commit_queue="postgres")
+    conninfo = make_conninfo(dsn, options=role) if role else dsn
+    instance = Instance(conninfo, open_store(storm.objects), settings)
+    queue = PostgresQueue(
+        instance._supplier, 0, visibility_seconds=VISIBILITY_SECONDS, body_bytes_max=BODY_BYTES_MAX
+    )
+    instance.commits.__dict__["queues"] = [PointerQueue(queue, instance._objects)]
+    try:
+        return instance.open()
+    except BaseException:
+        instance.close()
+        raise
+
+
+def set_clock_ahead() -> None:
+    now, now_ns = time.time, time.time_ns
+    time.time = lambda: now() + AHEAD_SECONDS
+    time.time_ns = lambda: now_ns() + int(AHEAD_SECONDS * 1e9)
+
+
+def hurry() -> None:
+    """What takes seconds, so that nobody is hasty, is over sooner in this process."""
+    table_cache.LIMITS_MS |= {"lock_timeout": 500, "idle_in_transaction_session_timeout": 1_000}
+    committer_module.AGAIN_SECONDS = 0.2
+    committer_module.RETRY_SECONDS_MAX = committer_module.FAILURE_SECONDS_MAX = 0.5
+    job_commits.ANSWER_SECONDS_MAX = 40.0
+
+
+def run(storm: Storm, work: Callable[..., None], number: int, seed: int, until: str) -> None:
+    """A process: works through connections that are cut, until it is to end."""
+    rng, stop = random.Random(f"{seed} {work.__name__} {number}"), Signal(storm.folder / until)
+    ledger = Ledger(storm, f"{work.__name__}-{number}-{time.monotonic_ns()}")
+    hurry()
+    if work is submit and number == 0:
+        set_clock_ahead()
+    while not stop.is_set():
+        with (
+            suppress(DormouseError, psycopg.Error),
+            opened(storm.dsn, storm, ROLES[number % len(ROLES)]) as instance,
+        ):
+            work(instance, ledger, rng, number, stop)
+
+
+def commit(instance: Instance, ledger: Ledger, rng: random.Random, number: int, stop: Any) -> None:
+    instance.committer(concurrency=2, batch_max=20).run(stop)
+
+
+def submit(instance: Instance, ledger: Ledger, rng: random.Random, number: int, stop: Signal) -> None:
+    """Ingests, and rewrites files by requests that are refused in part."""
+    while not stop.is_set():
+        name = f"{number}-{time.monotonic_ns()}"
+        try:
+            table = instance.table(rng.choice(["quiet", *TABLES]))
+        except TableNotFound:
+            continue
+        about = (table.name, table._context.table.table_id, name)
+        what = rng.choices(["ingest", "rewrite", "futile"], [6, 4, 1])[0]
+        if what == "ingest":
+            first = time.monotonic_ns() // 1_000 * 10 + number
+            keys = [first + 10_000_000_000_000_000 * n for n in range(ROWS)]
+            data = pa.table({"key": keys})
+
+            for _ in range(5):
+                told = ledger.ask("ingest", *about, partial(ingest, table, data, name), keys)
+                if told and rng.random() < 0.8:  # some do it again though they were told
+                    break
+        elif what == "rewrite":
+            rewrite(instance, table, ledger, rng, about)
+        else:
+            for number_of in range(FUTILE):
+                one = SplitPartition(
+                    commit_id=f"{name} {number_of}", table=table.name, partition_id="nowhere", point=1
+                )
+                send = partial(instance.commits.send, one, about[1])
+                ledger.ask("futile", *about[:2], one.commit_id, send)
+
+
+def ingest(table: Table, data: pa.Table, name: str) -> bool:
+    return table.ingest(data, ingest_id=name, engine="local").applied
+
+
+def rewrite(instance: Instance, table: Table, ledger: Ledger, rng: random.Random, about: Any) -> None:
+    """Claims a file, and replaces it by a copy; the other half of the request is refused."""
+    context, name = table._context, about[2]
+    free = [r for r in table.files.file_references() if r.job_id is None]
+    if not free or (commits := context.async_commits) is None:
+        return
+    old = rng.choice(free)
+    job = {"job_id": name, "partition_id": old.partition_id}
+    claim = AssignJobIdRequest(**job, filenames=(old.filename,))
+    claiming = AssignJobIds(commit_id=f"{name} claim", table=table.name, requests=(claim,))
+    if not ledger.ask("claim", *about, lambda: instance.commits.send(claiming, about[1])):
+        return
+    if instance.wait_for_commits([claiming.commit_id], seconds_max=2)[0].state != "applied":
+        return
+
+    def replaced() -> bool:
+        with context.attempts.attempt(context.table) as attempt:
+            copy = attempt.object_name(old.partition_id)
+            for suffix in ("", SKETCHES_SUFFIX):
+                context.objects.put(copy + suffix, context.objects.get(old.filename + suffix))
+            new = replace(old, filename=copy, job_id=None, last_updated=None)
+            parts = (
+                ReplaceFileReferencesRequest(**job, input_filenames=(old.filename,), new_reference=new),
+                ReplaceFileReferencesRequest(**job, input_filenames=("nothing",), new_reference=None),
+            )
+            request = ReplaceFileReferences(
+                commit_id=name, table=table.name, requests=parts, attempt_id=attempt.attempt_id
+            )
+            return commits.commit(request, attempt)
+
+    if not ledger.ask("rewrite", *about, replaced):
+        with suppress(DormouseError, psycopg.Error):
+            context.store.unassign_job(name)
+
+
+def disturb(instance: Instance, ledger: Ledger, rng: random.Random, number: int, stop: Signal) -> None:
+    """Changes tables as wholes, and maintains them."""
+    while not stop.wait(0.05):
+        name = rng.choice(["converted", "converted", "cleared", "dropped", "quiet"])
+        try:
+            table = instance.table(name)
+        except TableNotFound:
+            with suppress(TableAlreadyExists):
+                instance.create_table(name, SCHEMA, properties=PROPERTIES, layout=rng.choice(list(LAYOUTS)))
+            continue
+        about = (name, table._context.table.table_id, "")
+        if rng.random() < 0.4:
+            ledger.ask("compact", *about, table.compact)
+            ledger.ask("collect", *about, table.collect_garbage)
+        elif name == "converted":
+            layout = rng.choice(list(LAYOUTS))
+            ledger.ask("convert", *about, lambda t=table, to=layout: t.convert_layout(to) or True)
+        elif name == "cleared":
+            ledger.ask("clear", *about, table.files.clear)
+        elif name == "dropped":
+            ledger.ask("drop", *about, lambda n=name: instance.drop_table(n))

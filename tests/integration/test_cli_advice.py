@@ -1,0 +1,116 @@
+"""Commands that could not do their work say what to do; scripts learn it from the exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from commits import add, drained, replacement
+from data_files import add_file
+from state import remove
+
+import dormouse as dm
+from dormouse.objects.folder import FolderStore
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(
+    cli: Cli, instance: dm.Instance, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Cli:
+    """Runs a command line on the instance."""
+    monkeypatch.setenv("DORMOUSE_DSN", dsn)
+    monkeypatch.setenv("DORMOUSE_OBJECTS", (tmp_path / "objects").as_uri())
+    return cli
+
+
+def test_a_job_that_is_given_up_says_what_to_do(command: Cli, instance: dm.Instance) -> None:
+    command("table", "set", "t", "compaction_batch_files=2", "size_ratio=1")
+    table = instance.table("t")._context
+    bad = add_file(table, "bad", [1])
+    add_file(table, "good", [2])
+    table.objects.delete([bad])
+    table.objects.put(bad, b"PAR1 this is no Parquet PAR1")
+    code, out, err = command("compact", "t")
+    assert (code, out) == (1, "no job could be finished\n")
+    assert err.startswith("dormouse: given up: 1 job; the first: ") and bad in err
+    assert err.endswith(". Files stay unmerged: mend what it names, then run: dormouse compact t\n")
+
+
+def test_deletes_that_fail_are_not_said_to_wait_for_the_delay(
+    command: Cli, instance: dm.Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("table", "set", "t", "gc_delay_seconds=0")
+    table = instance.table("t")._context
+    name = add_file(table, "a", [1])
+    remove(table.store, name)
+    with monkeypatch.context() as broken:
+        broken.setattr(FolderStore, "delete", lambda _, names: [(name, OSError("no")) for name in names])
+        code, out, err = command("gc", "t")
+    assert (code, out) == (1, "deleted 0 files\n")
+    assert err.startswith(f"dormouse: 2 objects could not be deleted, first {name}: no. ")
+    assert err.endswith(". Garbage stays: mend what it names, then run: dormouse gc t\n")
+    assert command("gc", "t") == (0, "deleted 1 file\n", "")
+
+
+def test_a_script_learns_from_the_exit_code_what_became_of_a_commit(
+    command: Cli, instance: dm.Instance
+) -> None:
+    instance.submit([add("t", "a", "one")])
+    assert command("commit-status", "one") == (0, "pending\n", "")
+    drained(instance, replacement("t", "j", ["none"], "x"), receives_max=1)
+    assert command("commit-status", "one") == (0, "applied\n", "")
+    assert command("commit-status", "never sent") == (1, "unknown\n", "")
+    code, out, _ = command("commit-status", "replace j")
+    assert code == 1 and out.startswith("rejected: ")
+
+
+def test_the_help_says_how_the_commit_of_an_ingest_is_called(command: Cli, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("key\n1\n")
+    assert command("ingest", "t", str(tmp_path / "t.csv"), "--id", "first")[0] == 0
+    assert command("commit-status", "ingest:first") == (0, "applied\n", "")
+    assert "of an ingest is ingest:ID" in " ".join(command("commit-status", "--help")[1].split())
+
+
+def test_a_refusal_of_a_later_request_is_not_told_as_the_commit_s_own(
+    command: Cli, instance: dm.Instance
+) -> None:
+    drained(instance, add("t", "a", "id"))
+    drained(instance, add("t", "b", "id"))
+    code, out, _ = command("commit-status", "id")
+    assert code == 0
+    assert out.startswith(
+        "applied: a later request with this id was rejected: commit id 'id' is that of another"
+    )
+
+
+def test_an_ingest_that_is_repeated_says_so(command: Cli, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("key\n1\n")
+    assert command("ingest", "t", "a.csv", "--id", "x")[1].startswith("added 1 row in 1 file (")
+    _, out, _ = command("ingest", "t", "a.csv", "--id", "x")
+    assert out.startswith("nothing was added to t: an ingest with the id 'x' is there already (")
+
+
+def test_the_help_of_properties_lists_them_all(cli: Cli) -> None:
+    assert "table set --help" in " ".join(cli("table", "create", "--help")[1].split())
+    listed = " ".join(cli("table", "set", "--help")[1].split())
+    assert "gc_batch_files=10000: files deleted in one transaction (a whole number from 1 to" in listed
+    for name in dm.TableProperties.model_fields:
+        assert f" {name}=" in listed
+
+
+def test_why_a_message_is_dead_is_shown_whole(command: Cli, instance: dm.Instance) -> None:
+    drained(instance, replacement("t", "j", ["none"], "x" * 200), receives_max=1)
+    [letter] = instance.commits.dead_letters(1)
+    out = command("queue")[1]
+    assert len(letter.reason) > 100 and letter.reason in out and letter.body in out
+
+
+@pytest.mark.parametrize("given", [["1=", "3="], ["2=a"], ["1=a", "name=b"]])
+def test_a_parameter_that_is_left_out_is_named(command: Cli, given: list[str]) -> None:
+    options = [part for item in given for part in ("--param", item)]
+    missing = 1 if given == ["2=a"] else 2
+    code, _, err = command("sql", "select 1", *options)
+    assert (code, err.partition(": number them")[0]) == (2, f"dormouse: parameter ${missing} is not given")

@@ -1,0 +1,95 @@
+"""Where answers of the command line go: full or closed outputs, devices, pipes, links."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+
+DORMOUSE = str(Path(sys.executable).with_name("dormouse"))
+ROWS = '"key"\n1\n2\n'
+Shell = Callable[[str], subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def shell(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    """Runs a line of the shell in a folder of its own, on an instance with a table of two rows."""
+    objects = f"file://{tmp_path}/objects"
+    with dm.connect(dsn, objects) as instance:
+        table = instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        table.ingest(pa.table({"key": [1, 2]}))
+    monkeypatch.setenv("DORMOUSE_DSN", dsn)
+    monkeypatch.setenv("DORMOUSE_OBJECTS", objects)
+
+    def run(line: str) -> subprocess.CompletedProcess[str]:
+        line = line.replace("dormouse", DORMOUSE)
+        command = ["bash", "-c", line]
+        return subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+
+    return run
+
+
+@pytest.mark.parametrize("command", ["query t", "query t --json", "query t --format csv", "--version"])
+def test_an_output_that_is_full_or_closed_fails_in_one_line(shell: Shell, command: str) -> None:
+    for where, why in ((">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")):
+        done = shell(f"dormouse {command} {where}")
+        said = f"dormouse: cannot write to standard output: {why}\n"
+        assert (done.stdout, done.stderr, done.returncode) == ("", said, 1)
+
+
+def test_a_table_for_a_reader_that_has_gone_is_silent(shell: Shell) -> None:
+    done = shell("dormouse query t | true; echo ${PIPESTATUS[0]}")
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_with_every_stream_closed_it_works_on_files(shell: Shell, tmp_path: Path) -> None:
+    """No file of ours takes the number of a stream, and with it what is written there."""
+    done = shell("dormouse query t -f csv -o rows.csv <&- >&- 2>&-")
+    assert (done.returncode, (tmp_path / "rows.csv").read_text()) == (1, ROWS)
+
+
+def test_a_device_or_a_pipe_is_written_to_and_stays(shell: Shell, tmp_path: Path) -> None:
+    """A link to a device stands for it: nobody may replace the machine's own to see whether it can be."""
+    null, pipe = tmp_path / "null", tmp_path / "pipe"
+    null.symlink_to(os.devnull)
+    assert shell("dormouse query t -f csv -o null").returncode == 0
+    assert null.is_symlink() and null.is_char_device()
+    os.mkfifo(pipe)
+    done = shell("cat pipe & dormouse query t -f csv -o pipe >said; wait")
+    assert (done.stdout, pipe.is_fifo()) == (ROWS, True)
+    assert (tmp_path / "said").read_text() == "wrote 2 rows to pipe\n"
+
+
+def test_the_target_of_a_link_is_written(shell: Shell, tmp_path: Path) -> None:
+    link, target = tmp_path / "link.csv", tmp_path / "folder" / "target.csv"
+    target.parent.mkdir()
+    link.symlink_to(target)
+    for _ in ("new", "there already"):
+        assert shell("dormouse query t -f csv -o link.csv").returncode == 0
+        assert link.is_symlink() and target.read_text() == ROWS
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_what_a_terminal_would_obey_is_shown_escaped(shell: Shell) -> None:
+    """In cells, names of columns and complaints; a format for machines has what is stored."""
+    statement = """select chr(27) || '[31m' || chr(155) || chr(8238) as "a\x1b]0;b" """
+    shown = shell(f"dormouse sql {shlex.quote(statement)}").stdout
+    assert r"\x1b[31m\x9b\u202e" in shown and r"a\x1b]0;b" in shown
+    assert "\x1b" not in shown
+    assert "\x1b[31m" in shell(f"dormouse sql {shlex.quote(statement)} -f csv").stdout
+    failed = shell('dormouse sql "select (chr(27) || chr(99))::int"').stderr
+    assert r"\x1bc" in failed and "\x1b" not in failed
+
+
+def test_an_interval_is_shown_as_one(shell: Shell) -> None:
+    statement = "select interval '14 months 3 days 1.5 seconds' as a, [interval '0'] as b"
+    shown = shell(f'dormouse sql "{statement}"').stdout
+    assert "P14M3DT1.5S" in shown and '["P0M0DT0S"]' in shown

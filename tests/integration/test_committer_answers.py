@@ -1,0 +1,61 @@
+"""What a committer says of a request, whatever happens between the commit and its answer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import dormouse as dm
+from dormouse.commits import apply as applying
+from dormouse.commits.requests import ReplaceFileReferences
+from dormouse.instance import Instance
+from tests.commits import add, compaction, drained, replacement
+from tests.state import replace
+
+SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+
+
+def test_what_was_refused_of_a_part_is_told_though_its_answer_was_lost(instance: Instance) -> None:
+    """The committer dies between the commit and its answer; the request comes again."""
+    drained(instance, *compaction("t", 1)[1:])
+    both = (replace("job 1", ["old 1"], "new 1"), replace("job 2", ["none"], "x"))
+    request = ReplaceFileReferences(commit_id="both", table="t", requests=both)
+    drained(instance, replacement("t", "job 2", ["none"], "x", "both"), receives_max=1)  # refused once
+    tables = applying.Tables(instance._supplier)
+    [lost] = applying.apply(tables, [applying.Envelope(request)])
+    status = instance.commit_status("both")
+    assert (status.state, status.error) == ("applied", lost.error)
+    again = drained(instance, request)["both"]
+    assert (again.state, again.error) == ("applied_before", lost.error)
+    assert instance.commit_status("both") == status
+
+
+AHEAD = """
+import datetime, sys, threading, time
+import dormouse as dm
+from dormouse.commits import backpressure, committer, handling, postgres_queue, queue
+class Ahead(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return super().now(tz) + datetime.timedelta(minutes=5)
+for module in backpressure, committer, handling, postgres_queue, queue:
+    module.datetime = Ahead
+with dm.connect(*sys.argv[1:]) as instance:
+    committer, stop = instance.committer(receives_max=2), threading.Event()
+    thread = threading.Thread(target=committer.run, args=(stop,))
+    thread.start()
+    while committer.metrics().try_later < 4 and not committer.metrics().rejected:
+        time.sleep(0.01)
+    stop.set()
+    thread.join()
+    print(committer.metrics().rejected, (committer.metrics().latency_ms_p50 or 0) < 200_000)
+"""
+
+
+def test_a_clock_that_is_ahead_rejects_nothing_early(instance: Instance, dsn: str, tmp_path: Path) -> None:
+    instance.submit([replacement("t", "j", ["later"], "x"), add("t", "a")])
+    command = [sys.executable, "-c", AHEAD, dsn, (tmp_path / "objects").as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["0", "True"], done.stderr
+    assert instance.commit_status("replace j").state == "pending"

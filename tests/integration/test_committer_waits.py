@@ -1,0 +1,162 @@
+"""What only waits, for a lock or a database that is away, is tried until it is done, and costs few waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import errors as pg
+from psycopg.conninfo import make_conninfo
+
+import dormouse as dm
+from dormouse.commits import committer as committer_module
+from dormouse.commits.apply import apply
+from dormouse.commits.outcomes import CommitOutcome, only_waits
+from dormouse.commits.requests import Envelope
+from dormouse.commits.table_cache import Tables
+from dormouse.errors import (
+    CommitOutcomeUnknown,
+    ConnectionsExhausted,
+    FileNotFound,
+    InstanceReadOnly,
+    InvalidInput,
+    TooManyRetries,
+)
+from dormouse.instance import Instance
+from tests.commits import add, assignment, files_of, replacement
+from tests.state import CountingSupplier, query, wait_until
+
+SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+TIMEOUTS = ["lock_timeout", "statement_timeout"]
+
+
+@pytest.fixture
+def limited(dsn: str, tmp_path: Path, timeout: str) -> Iterator[Instance]:
+    """An instance whose role has a timeout."""
+    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
+        instance.create_table("t", SCHEMA)
+        instance.create_table("u", SCHEMA)
+    with dm.connect(
+        make_conninfo(dsn, options=f"-c {timeout}=60"), (tmp_path / "objects").as_uri()
+    ) as instance:
+        yield instance
+
+
+@pytest.fixture
+def held(dsn: str) -> Iterator[Callable[[str], psycopg.Connection]]:
+    """Keeps everybody out of a table until its connection is rolled back."""
+    conns = []
+
+    def hold(table: str) -> psycopg.Connection:
+        conn = psycopg.connect(dsn)
+        conns.append(conn)
+        row = conn.execute("select table_id from dormouse.tables where name = %s", [table]).fetchone()
+        conn.execute(f"lock table dormouse.file_reference_{row[0]} in access exclusive mode")
+        return conn
+
+    yield hold
+    for conn in conns:
+        conn.close()
+
+
+@pytest.mark.parametrize("timeout", TIMEOUTS)
+def test_what_waits_is_never_rejected(limited: Instance, held: Callable[[str], psycopg.Connection]) -> None:
+    holder = held("t")
+    limited.submit([add("t", f"f{number}") for number in range(20)])
+    limited.submit([replacement("t", "j", ["f1"], "new"), assignment("t", "j", "f1"), add("u", "other")])
+    query(limited._supplier, "update commit_message set sent_at = sent_at - interval '1 hour'")
+    committer, outcomes = limited.committer(receives_max=2), list[CommitOutcome]()
+    thread = threading.Thread(target=lambda: outcomes.extend(committer.drain()))
+    thread.start()
+    wait_until(lambda: committer.metrics().try_later >= 22 * 5)
+    assert files_of(limited, "u") == ["other"]  # it waits for nothing
+    holder.rollback()
+    thread.join(60)
+    assert {o.state for o in outcomes} == {"applied"} and len(outcomes) == 23
+    assert len(files_of(limited)) == 20
+
+
+@pytest.mark.parametrize(("timeout", "waits_max"), [("lock_timeout", 1), ("statement_timeout", 6)])
+def test_a_batch_that_waits_is_not_tried_request_by_request(
+    limited: Instance, held: Callable[[str], psycopg.Connection], waits_max: int
+) -> None:
+    held("t")
+    supplier = CountingSupplier(limited._supplier)
+    outcomes = apply(Tables(supplier), [Envelope(add("t", f"f{number}")) for number in range(32)])
+    assert all(outcome.waits for outcome in outcomes)
+    assert supplier.lent <= waits_max + 1  # one looks the table up
+
+
+@pytest.mark.parametrize("timeout", ["statement_timeout"])
+def test_a_batch_that_is_too_much_for_the_limits_is_applied_in_parts(limited: Instance) -> None:
+    """A trigger makes each file slow; twenty at once take longer than a statement may."""
+    query(
+        limited._supplier,
+        """create function slow() returns trigger language plpgsql as
+           $$ begin perform pg_sleep(0.01); return new; end $$;
+           create trigger slow before insert on file_reference_1 for each row execute function slow()""",
+    )
+    limited.submit([add("t", f"f{number}") for number in range(20)])
+    assert {o.state for o in limited.committer().drain()} == {"applied"}
+
+
+def test_what_waits_in_sqs_is_not_counted(
+    dsn: str,
+    tmp_path: Path,
+    sqs_options: dict[str, str],
+    new_sqs_queue: Callable[..., str],
+    held: Callable[[str], psycopg.Connection],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SQS counts deliveries itself, and buries what had too many."""
+    for name, key in (("ENDPOINT_URL_SQS", "endpoint_url"), ("DEFAULT_REGION", "region_name")):
+        monkeypatch.setenv(f"AWS_{name}", sqs_options[key])
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(f"AWS_{name}", sqs_options[f"aws_{name.lower()}"])
+    dead = new_sqs_queue().rsplit("/", 1)[1]
+    policy = f'{{"deadLetterTargetArn": "arn:aws:sqs:us-east-1:123456789012:{dead}", "maxReceiveCount": "2"}}'
+    monkeypatch.setenv("DORMOUSE_COMMIT_QUEUE", new_sqs_queue(RedrivePolicy=policy))
+    monkeypatch.setattr(committer_module, "AGAIN_SECONDS", 0)
+    options = make_conninfo(dsn, options="-c lock_timeout=30")
+    with dm.connect(options, (tmp_path / "objects").as_uri()) as instance:
+        instance.create_table("t", SCHEMA)
+        holder = held("t")
+        instance.submit([add("t", "a")])
+        committer = instance.committer()
+        thread = threading.Thread(target=committer.run)
+        thread.start()
+        wait_until(lambda: committer.metrics().try_later >= 5)
+        holder.rollback()
+        assert instance.wait_for_commits(["add a"], seconds_max=60)[0].state == "applied"
+        committer.close()
+        thread.join()
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [
+        (pg.LockNotAvailable(), True),
+        (pg.QueryCanceled(), True),
+        (pg.DiskFull(), True),
+        (pg.TooManyConnections(), True),
+        (pg.AdminShutdown(), True),
+        (InstanceReadOnly("a failover"), True),
+        (ConnectionsExhausted("all are lent"), True),
+        (caused(TooManyRetries("others were faster"), pg.SerializationFailure()), True),
+        (caused(CommitOutcomeUnknown("it shut down"), pg.AdminShutdown()), True),
+        (caused(CommitOutcomeUnknown("it died, maybe of the request"), psycopg.OperationalError()), False),
+        (pg.ProgramLimitExceeded(), False),
+        (FileNotFound("t", "f"), False),
+        (InvalidInput("wrong"), False),
+    ],
+)
+def test_what_is_no_try(error: Exception, waits: bool) -> None:
+    assert only_waits(error) is waits

@@ -1,0 +1,85 @@
+"""Batches of large requests: bounded by bytes and files, and hidden from others for as long as they take."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import dormouse as dm
+from dormouse.commits import handling, pointers
+from dormouse.commits.committer import Committer
+from dormouse.commits.pointers import PointerQueue
+from dormouse.commits.postgres_queue import PostgresQueue
+from dormouse.commits.requests import AddFiles
+from dormouse.commits.table_cache import Tables
+from dormouse.instance import Instance
+from tests.commits import add, files_of
+from tests.state import file, query, ref, wait_until
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
+    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
+        instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        yield instance
+
+
+def test_what_takes_long_is_not_handled_twice(dsn: str, instance: Instance) -> None:
+    """Longer than a message is hidden, here behind a lock."""
+    queue = PostgresQueue(instance._supplier, 0, visibility_seconds=0.3)
+    committer = Committer(Tables(instance._supplier), [queue])
+    instance.submit([add("t", f"f{number}") for number in range(5)])
+    with psycopg.connect(dsn) as conn:
+        conn.execute("lock table dormouse.file_reference_1 in access exclusive mode")
+        thread = threading.Thread(target=committer.run)
+        thread.start()
+        wait_until(lambda: query(instance._supplier, "select 1 from commit_message where receive_count > 0"))
+        later = "select clock_timestamp() > sent_at + interval '1.2 seconds' from commit_message limit 1"
+        wait_until(lambda: query(instance._supplier, later) == [(True,)])
+        assert query(instance._supplier, "select distinct receive_count from commit_message") == [(1,)]
+        conn.rollback()
+    wait_until(lambda: committer.metrics().applied == 5)
+    committer.close()
+    thread.join()
+    assert committer.metrics().applied_before == 0
+
+
+def test_what_a_killed_committer_held_comes_again(instance: Instance) -> None:
+    """Nothing hides it any more."""
+    queue = PostgresQueue(instance._supplier, 0, visibility_seconds=0.3)
+    instance.submit([add("t", "a")])
+    assert len(queue.receive(1)) == 1
+    assert [o.state for o in Committer(Tables(instance._supplier), [queue]).drain()] == ["applied"]
+
+
+def many(commit_id: str, files: int) -> AddFiles:
+    names = [f"{commit_id} {number}" for number in range(files)]
+    return AddFiles(commit_id=commit_id, table="t", files=tuple(file(name, ref(name)) for name in names))
+
+
+def test_a_transaction_has_so_many_files(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handling, "ITEMS_MAX", 100)
+    instance.submit([many("a", 60), many("b", 60), many("c", 30), many("d", 300), many("e", 1)])
+    assert {o.state for o in instance.committer(concurrency=1).drain()} == {"applied"}
+    written = "select count(*) from file group by xmin order by min(filename)"
+    assert query(instance._supplier, written) == [(60,), (90,), (300,), (1,)]
+    assert len(files_of(instance)) == 451
+
+
+def test_large_bodies_come_a_few_at_a_time(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pointers, "RECEIVED_BYTES_MAX", 10_000)
+    inner = PostgresQueue(instance._supplier, 0, body_bytes_max=1_000)
+    queue = PointerQueue(inner, instance._objects)
+    queue.send(["x" * 4_000] * 7 + ["y" * 20_000] + ["z"] * 3)
+    sizes = []
+    while messages := queue.receive(100):
+        sizes.append([len(message.body) for message in messages])
+        assert all(message.receive_count <= 2 for message in messages)
+        queue.delete(messages)
+    assert sorted(size for some in sizes for size in some) == [1] * 3 + [4_000] * 7 + [20_000]
+    assert all(sum(some) <= 10_003 or 20_000 in some for some in sizes)
+    assert list(instance._objects.list("commits/")) == []

@@ -1,0 +1,130 @@
+"""Statements do work in proportion to what they are given, whatever the statistics of their tables say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from state import assign, check, clock, query, ref, replace, split
+
+from dormouse.context import TableContext
+from dormouse.files.layout import LAYOUTS
+from dormouse.postgres import run_transaction
+from tests.work_of import measured
+
+Step = tuple[str, Callable[[], Any]]
+FILES = (150, 1_200)
+FILES_A_LEAF = 15
+RATIO_MAX = 12
+"""For eight times the files."""
+WORK_MAX = 200
+"""Rows and pages for each file."""
+LITTLE_WORK = 20
+"""Likewise; so little grows with the heights of indexes, and with what is beside the files."""
+
+
+def unknown_to_postgres(
+    new_table: Callable[..., TableContext], layout: str, analyzed: str, files: int
+) -> TableContext:
+    """It has no statistics, or those of a table that is empty or has one file."""
+    table = new_table(
+        layout=layout,
+        split_points=list(range(files // FILES_A_LEAF - 1)),
+        compaction_strategy="basic",
+        compaction_batch_files=5,
+        split_threshold_rows=2,
+        split_min_rows=2,
+    )
+    own = table.store._layout.tables(table.table.table_id).values()
+    if analyzed == "empty":
+        query(table.supplier, f"analyze {', '.join(own)}")
+    table.store.add_files([ref("first", table.partitions.leaves()[0].partition_id)])
+    table.store.totals.bring_forward()
+    if analyzed == "with one file":
+        query(table.supplier, f"analyze {', '.join(own)}")
+    return table
+
+
+def steps(table: TableContext, files: int) -> Iterator[Step]:
+    """What the store and maintenance do with so many files; with `checked` each may be refused alone."""
+    store, partitions = table.store, table.partitions
+    leaves = [leaf.partition_id for leaf in partitions.leaves()]
+    [[before]] = query(table.supplier, "select pg_current_snapshot()::text")
+    placed = [(f"f{n}", leaves[n % len(leaves)]) for n in range(files)]
+    aside = [(f"g{n}", f"p{n // FILES_A_LEAF}") for n in range(files)]
+    groups = {p: [name for name, other in aside if other == p] for _, p in aside}
+
+    def checked(work: Callable[[Any], Any]) -> Callable[[], Any]:
+        return lambda: run_transaction(table.supplier, work)
+
+    yield "add", lambda: store.add_files(ref(name, p) for name, p in placed)
+    yield "add checked", checked(lambda c: store.add_files([ref(name, p) for name, p in aside], conn=c))
+    yield from looks(table, leaves)
+    jobs = table.jobs.take(files)
+    requests = [
+        replace(job.job_id, [i.filename for i in job.inputs], f"out {job.job_id}", job.partition_id)
+        for job in jobs[1:]
+    ]
+    half = len(requests) // 2
+    yield "release a job", lambda: store.unassign_job(jobs[0].job_id)
+    yield "replace", lambda: store.replace_file_references(requests[:half])
+    rest = requests[half:]
+    yield "replace checked", checked(lambda c: store.replace_file_references(rest, conn=c))
+    yield "totals after", store.totals.read
+    yield "plan of before", checked(lambda c: store.planned_at(leaves, before, c))
+    yield "same rows", lambda: store.has_same_rows(leaves, before)
+    yield "page", lambda: store.page(None, files)
+    yield "stamp", store.stamp_unreferenced
+    yield "unreferenced", store.orphaned
+    yield "ready", lambda: list(store.files_ready_for_gc(clock(store)))
+    free = list(store.files_ready_for_gc(clock(store)))
+    yield "forget", lambda: store.delete_collected_files(free)
+    yield "assign", lambda: store.assign_job_ids([assign(f"j {p}", p, *names) for p, names in groups.items()])
+    yield "check", lambda: store.is_assigned([check(f"j {p}", p, *names) for p, names in groups.items()])
+    yield "release", lambda: [store.unassign_job(f"j {p}", partition_id=p) for p in groups]
+    yield "split", lambda: store.split_file_references([split(ref(name, p)) for name, p in aside])
+    yield "all files", lambda: store.all_files(files)
+    yield "totals at last", store.totals.read
+    yield "jobs of a run", lambda: release_run(table)
+
+
+def release_run(table: TableContext) -> None:
+    run_id = str(uuid4())
+    table.jobs.create()
+    assert table.jobs.hand_over(run_id, 10_000, 600)
+    table.jobs.release_run(run_id)
+
+
+def looks(table: TableContext, leaves: list[str]) -> Iterator[Step]:
+    store, partitions = table.store, table.partitions
+    yield "totals", store.totals.read
+    yield "totals remembered", store.totals.bring_forward
+    yield "plan", lambda: run_transaction(table.supplier, lambda c: store.planned_on(leaves, c))
+    yield "files of leaves", lambda: store.files_in(leaves)
+    yield "rows of leaves", lambda: partitions.leaf_rows_in(leaves)
+    yield "look for full leaves", partitions.look_for_full_leaves
+    yield "look again", partitions.look_for_full_leaves
+    yield "full leaves", lambda: list(partitions.full_leaves())
+    yield "references above", lambda: list(partitions.references_above_leaves())
+    yield "look for jobs", table.jobs.create
+    yield "jobs that are due", table.jobs.due
+
+
+@pytest.mark.parametrize("analyzed", ["never", "empty", "with one file"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_eight_times_the_files_are_at_most_twelve_times_the_work(
+    new_table: Callable[..., TableContext], layout: str, analyzed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work: dict[str, list[int]] = {}
+    for files in FILES:
+        for name, do in steps(unknown_to_postgres(new_table, layout, analyzed, files), files):
+            with measured(monkeypatch) as counted:
+                do()
+            work.setdefault(name, []).append(counted.total())
+    few, many = FILES
+    grown = {name: both for name, both in work.items() if both[1] > RATIO_MAX * both[0]}
+    assert {name: both for name, both in grown.items() if both[1] > LITTLE_WORK * many} == {}
+    assert {n: b for n, b in work.items() if b[0] > WORK_MAX * few or b[1] > WORK_MAX * many} == {}
+    assert all(0 not in both for both in work.values())

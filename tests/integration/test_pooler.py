@@ -1,0 +1,117 @@
+"""Through a pooler of transactions: as sessions of our own, or refused in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+import dormouse as dm
+from dormouse.errors import InstanceError
+from dormouse.postgres import ConnectionSupplier, connection
+from dormouse.postgres.connection import SESSION_SETTINGS
+from tests.pooler import PGBOUNCER, pgbouncer
+
+with_pgbouncer = pytest.mark.skipif(PGBOUNCER is None, reason="needs PgBouncer (apt install pgbouncer)")
+SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], [], [dm.Field("v", dm.STRING)])
+
+
+@pytest.fixture
+def role_settings(dsn: str) -> Iterator[None]:
+    with _role_settings(dsn):
+        yield
+
+
+@contextmanager
+def _role_settings(dsn: str) -> Iterator[None]:
+    """The settings of our sessions, as those of the role in this database."""
+    given = conninfo_to_dict(dsn)
+    role, database = (sql.Identifier(str(given[name])) for name in ("user", "dbname"))
+    alter = sql.SQL("alter role {} in database {} ").format(role, database)
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        for name, value in SESSION_SETTINGS.items():
+            conn.execute(alter + sql.SQL("set {} = {}").format(sql.Identifier(name), sql.Literal(value)))
+    yield
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(alter + sql.SQL("reset all"))
+
+
+def test_a_session_without_its_settings_is_refused_in_one_line(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "session_conninfo", lambda dsn, **_: dsn)
+    supplier = ConnectionSupplier(dsn)
+    refused = r"settings of sessions.*search_path = dormouse, .*enable_seqscan = off"
+    with pytest.raises(InstanceError, match=refused) as raised, supplier.connection():
+        pass
+    assert "\n" not in str(raised.value)
+    supplier.close()
+
+
+@with_pgbouncer
+def test_one_that_takes_settings_away_is_refused_in_one_line(dsn: str, tmp_path: Path) -> None:
+    with pgbouncer(dsn, tmp_path) as pooled:
+        with pytest.raises(
+            InstanceError, match=r"takes the settings of sessions away.*search_path"
+        ) as raised:
+            dm.connect(pooled, (tmp_path / "objects").as_uri())
+        assert "\n" not in str(raised.value)
+
+
+@with_pgbouncer
+@pytest.mark.usefixtures("role_settings")
+def test_statements_are_our_own_beside_others_with_the_same_names(dsn: str, tmp_path: Path) -> None:
+    objects = (tmp_path / "objects").as_uri()
+    with pgbouncer(dsn, tmp_path) as pooled, psycopg.connect(pooled, autocommit=True) as other:
+        other.prepare_threshold = 0
+
+        def disturb() -> None:
+            for number in range(200):
+                # prepared under the names that psycopg gives, in whichever session comes
+                name = sql.Identifier(f"_pg3_{number % 40}")
+                with suppress(psycopg.Error):
+                    other.execute(sql.SQL("prepare {} as select 666, 666, 666").format(name), prepare=False)
+
+        def load(number: int) -> None:
+            with dm.connect(pooled, objects) as instance:
+                table = instance.table("t")
+                for n in range(10):
+                    table.ingest(pa.table({"k": [number * 100 + n], "v": [str(n)]}), engine="local")
+                    assert table.query({"k": number * 100 + n}).read_all().num_rows == 1
+
+        with dm.connect(pooled, objects) as instance:
+            instance.create_table("t", SCHEMA)
+        with ThreadPoolExecutor(4) as threads:
+            disturbing = threads.submit(disturb)
+            list(threads.map(load, range(3)))
+            disturbing.result()
+        with dm.connect(pooled, objects) as instance:
+            assert instance.sql("select count(*), count(distinct k) from t").read_all().to_pylist()[0] == {
+                "count_star()": 30,
+                "count(DISTINCT k)": 30,
+            }
+
+
+@with_pgbouncer
+@pytest.mark.usefixtures("role_settings")
+def test_a_session_through_it_prepares_nothing(dsn: str, tmp_path: Path) -> None:
+    with pgbouncer(dsn, tmp_path) as pooled:
+        supplier = ConnectionSupplier(pooled).limited(lock_timeout=1_000)
+        with supplier.connection() as conn:
+            assert conn.prepare_threshold is None
+            assert conn.execute("show lock_timeout").fetchone() == ("0",)
+        supplier.close()
+
+
+@with_pgbouncer
+def test_the_schema_is_not_changed_through_one(empty_dsn: str, tmp_path: Path) -> None:
+    refused = pytest.raises(InstanceError, match="must be brought up to date, and a pooler is between")
+    with _role_settings(empty_dsn), pgbouncer(empty_dsn, tmp_path) as pooled, refused:
+        dm.connect(pooled, (tmp_path / "objects").as_uri())

@@ -1,0 +1,80 @@
+"""How much a statement does: the rows that its plan's nodes look at, and the pages that it reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.pq import TransactionStatus
+
+from dormouse.postgres.statements import Statement
+
+_numbers = count()
+_ROWS = (
+    "Actual Rows",
+    "Rows Removed by Filter",
+    "Rows Removed by Join Filter",
+    "Rows Removed by Index Recheck",
+)
+
+
+@contextmanager
+def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """Counts the work of every statement with values, by its first words, as its generic plan does it."""
+    work: Counter[str] = Counter()
+    execute, run = Statement.execute, psycopg.Connection.execute
+
+    def prepared(self: Statement, conn: psycopg.Connection[Any], values: Mapping[str, Any]) -> Any:
+        work.update(_explained(run, conn, self, values))
+        return execute(self, conn, values)
+
+    def direct(self: psycopg.Connection[Any], query: Any, params: Any = None, **how: Any) -> Any:
+        if isinstance(query, sql.Composed) and isinstance(params, Mapping):
+            work.update(_explained(run, self, Statement(query), params))
+        return run(self, query, params, **how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Statement, "execute", prepared)
+        patched.setattr(psycopg.Connection, "execute", direct)
+        yield work
+
+
+def _explained(
+    run: Any, conn: psycopg.Connection[Any], statement: Statement, values: Mapping[str, Any]
+) -> dict[str, int]:
+    """What the statement would do; it is done, and undone."""
+    text = statement._text.decode()
+    if text.lower().startswith("lock"):
+        return {}
+    begin, undo = (
+        ("begin", "rollback")
+        if conn.info.transaction_status == TransactionStatus.IDLE
+        else ("savepoint m", "rollback to savepoint m")
+    )
+    literals = sql.SQL(", ").join(sql.Literal(values[name]) for name in statement._names)
+    run(conn, begin)
+    name = sql.Identifier(f"measured_{next(_numbers)}")
+    prepare = sql.SQL("prepare {} as ").format(name).as_string(conn) + text
+    explain = sql.SQL("explain (analyze, buffers, timing off, format json) execute {}").format(name)
+    call = explain + sql.SQL(" (") + literals + sql.SQL(")") if statement._names else explain
+    try:
+        run(conn, prepare, prepare=False)
+        ((plans,),) = run(conn, call, prepare=False).fetchall()
+    except psycopg.DatabaseError:
+        return {}  # so does the statement itself fail
+    finally:
+        run(conn, undo)
+    plan = plans[0]["Plan"]
+    pages = plan.get("Shared Hit Blocks", 0) + plan.get("Shared Read Blocks", 0)
+    return {text[:60]: int(_rows(plan)) + pages}
+
+
+def _rows(node: Mapping[str, Any]) -> float:
+    own = sum(node.get(name, 0) for name in _ROWS) * node.get("Actual Loops", 1)
+    return float(own + sum(_rows(part) for part in node.get("Plans", ())))
