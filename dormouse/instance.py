@@ -87,7 +87,9 @@ class Instance:
         self._commits = CommitQueues(self._supplier, objects, settings, committer=committer)
         job_commits: QueuedJobCommits | None = None
         if self._commits.has_committer:
-            job_commits = QueuedJobCommits(self._commits.send, self._supplier, self._attempts)
+            job_commits = QueuedJobCommits(
+                self._commits.send, self._commits.looks, self._supplier, self._attempts
+            )
         self._tables = Tables(
             dsn, self._supplier, objects, self._catalog, self._trees, self._commits, job_commits
         )

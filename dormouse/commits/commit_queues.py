@@ -6,7 +6,8 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice
 from typing import get_args
@@ -15,13 +16,13 @@ from weakref import WeakSet
 from dormouse.commits.backpressure import Gate, Marks, Waiting
 from dormouse.commits.bodies import KEPT_SECONDS_IN_DATABASE, sweep
 from dormouse.commits.committer import Committer, CommitterOptions
-from dormouse.commits.outcomes import CommitStatus, DeadLetter, commit_statuses, dead_letters
+from dormouse.commits.outcomes import Awaiting, CommitStatus, DeadLetter, commit_statuses, dead_letters
 from dormouse.commits.patience import Patience
 from dormouse.commits.pointers import PointerQueue
 from dormouse.commits.postgres_queue import PostgresQueue, rehome
-from dormouse.commits.queue import CommitQueue, QueueDepth, queue_number
+from dormouse.commits.queue import CommitQueue, QueueDepth, TablesRenamed, queue_number
 from dormouse.commits.requests import CommitRequest, encode
-from dormouse.commits.table_cache import LIMITS_MS, Tables
+from dormouse.commits.table_cache import KEPT_MAX, LIMITS_MS, Tables
 from dormouse.commits.together import Together
 from dormouse.errors import InstanceTooNew, InvalidCommitRequest, InvalidInput, TableNotFound
 from dormouse.objects import ObjectStore
@@ -32,9 +33,19 @@ from dormouse.settings import Settings
 logger = logging.getLogger(__name__)
 
 SEND_BATCH_MAX = 1_000
+AWAIT_SECONDS = 0.05
+"""How long a look for answers may hold a connection, and a snapshot."""
 SENT_TOGETHER_CHARACTERS_MAX = 64 * 1024
 """Of larger bodies each sender sends its own: they would make the others wait."""
 _REQUESTS = get_args(CommitRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sending:
+    """Messages for a queue, and the names that tables must still have, by their ids."""
+
+    bodies: list[str] = field(default_factory=list)
+    tables: dict[int, str] = field(default_factory=dict)
 
 
 class CommitQueues:
@@ -61,6 +72,7 @@ class CommitQueues:
         self._own: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = False
+        self._table_ids: dict[str, int] = {}
         self._ask = Together(self._statuses_of_all)
         self._patience = Patience()
 
@@ -82,13 +94,12 @@ class CommitQueues:
             raise InvalidCommitRequest("submit takes a list of requests: write [request]")
         pending = iter(requests)
         while batch := list(islice(pending, SEND_BATCH_MAX)):
-            for number, bodies in self._bodies(batch).items():
-                self._send(number, bodies, waiting)
+            self._submit(batch, waiting)
 
     def send(self, request: CommitRequest, table_id: int) -> None:
         """Sends a request for the table of this id, whatever its name is by now."""
         body = encode(request, table_id=table_id)
-        self._send(queue_number(table_id, self._settings.queues), [body])
+        self._send(queue_number(table_id, self._settings.queues), _Sending([body]))
 
     @property
     def has_committer(self) -> bool:
@@ -109,19 +120,32 @@ class CommitQueues:
 
     def statuses(self, commit_ids: Sequence[str]) -> list[CommitStatus]:
         """The state of each commit, in their order."""
-        return self._ask(commit_ids)
+        return self._ask((commit_ids, Awaiting()))
 
     def wait_for(self, commit_ids: Sequence[str], seconds_max: float) -> list[CommitStatus]:
         """The states, once none is pending or unknown, or the time is over."""
         if isinstance(commit_ids, str):
             raise InvalidInput(f"commit ids must be a list: write [{commit_ids!r}]")
         deadline = time.monotonic() + seconds_max
-        for pause in self._patience.pauses():
-            time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
-            found = self.statuses(commit_ids)
-            if time.monotonic() >= deadline or all(one.state in {"applied", "rejected"} for one in found):
+        left = list(commit_ids)
+        for seconds in self.looks(deadline):
+            # committers take the oldest first
+            found = self._ask((commit_ids, Awaiting(left[-1:], seconds)))
+            left = [one.commit_id for one in found if one.state not in {"applied", "rejected"}]
+            if time.monotonic() >= deadline or not left:
                 return found
         raise AssertionError("it looks until it returns")
+
+    def looks(self, deadline: float) -> Iterator[float]:
+        """When to look whether a commit is done: for how many seconds each look may wait in the database."""
+        for pause in self._patience.pauses():
+            ends = min(time.monotonic() + pause, deadline)
+            if self._settings.commit_queue_urls:
+                time.sleep(max(0.0, ends - time.monotonic()))
+                yield 0.0
+            else:
+                yield min(AWAIT_SECONDS, max(0.0, deadline - time.monotonic()))
+                time.sleep(max(0.0, ends - time.monotonic()))
 
     def wait_for_room(self, table_id: int, waiting: Waiting | None = None) -> None:
         """Waits while the table's queue is above its high mark; raises `CommitQueueFull`."""
@@ -156,38 +180,63 @@ class CommitQueues:
         return {who: [Gate(queue.depth, marks[who]) for queue in self.queues] for who in ages}
 
     @cached_property
-    def _senders(self) -> list[Together[Sequence[str], None]]:
+    def _senders(self) -> list[Together[_Sending, None]]:
         """By queue: they send what threads submit at once by one statement."""
         return [Together(partial(_send_all, queue)) for queue in self.queues]
 
-    def _statuses_of_all(self, asked: Sequence[Sequence[str]]) -> list[list[CommitStatus]]:
-        found = iter(commit_statuses(self._supplier, [one for commit_ids in asked for one in commit_ids]))
-        return [list(islice(found, len(commit_ids))) for commit_ids in asked]
+    def _statuses_of_all(self, asked: Sequence[tuple[Sequence[str], Awaiting]]) -> list[list[CommitStatus]]:
+        every = [one for commit_ids, _ in asked for one in commit_ids]
+        found = iter(commit_statuses(self._supplier, every, awaiting=Awaiting.any_of([a for _, a in asked])))
+        return [list(islice(found, len(commit_ids))) for commit_ids, _ in asked]
 
-    def _send(self, number: int, bodies: Sequence[str], waiting: Waiting | None = None) -> None:
-        self._gates["send"][number].admit(len(bodies), waiting)
-        if sum(map(len, bodies)) <= SENT_TOGETHER_CHARACTERS_MAX:
-            self._senders[number](bodies)
+    def _submit(self, requests: Sequence[CommitRequest], waiting: Waiting | None) -> None:
+        self._check(requests)
+        names = {request.table for request in requests}
+        # what the sending statement looks at need not be asked for before
+        trusted = all(queue.knows_tables for queue in self.queues) and names <= self._table_ids.keys()
+        ids = {name: self._table_ids[name] for name in names} if trusted else self._ids_of(names)
+        sendings: dict[int, _Sending] = defaultdict(_Sending)
+        sent: dict[int, list[CommitRequest]] = defaultdict(list)
+        for request in requests:
+            number = queue_number(table_id := ids[request.table], self._settings.queues)
+            sendings[number].bodies.append(encode(request, table_id=table_id))
+            if trusted:
+                sendings[number].tables[table_id] = request.table
+            sent[number].append(request)
+        for number, sending in sendings.items():
+            try:
+                self._send(number, sending, waiting)
+            except TablesRenamed:
+                self._table_ids.clear()
+                self._submit(sent[number], waiting)
+
+    def _send(self, number: int, sending: _Sending, waiting: Waiting | None = None) -> None:
+        self._gates["send"][number].admit(len(sending.bodies), waiting)
+        if sum(map(len, sending.bodies)) <= SENT_TOGETHER_CHARACTERS_MAX:
+            self._senders[number](sending)
         else:
-            self.queues[number].send(bodies)
+            self.queues[number].send(sending.bodies, sending.tables)
         self._start_own()
 
-    def _bodies(self, requests: Sequence[CommitRequest]) -> dict[int, list[str]]:
+    def _ids_of(self, names: Collection[str]) -> dict[str, int]:
+        """The tables as they are called now. `TableNotFound`."""
+        tables = self._tables.named((None, name) for name in names)
+        ids = {name: table.record.table_id for (_, name), table in tables.items()}
+        for name in names:
+            if name not in ids:
+                raise TableNotFound(f"table {name!r} does not exist")
+        if len(self._table_ids) > KEPT_MAX:
+            self._table_ids.clear()
+        self._table_ids |= ids
+        return ids
+
+    @staticmethod
+    def _check(requests: Sequence[CommitRequest]) -> None:
         for request in requests:
             if not isinstance(request, _REQUESTS):
                 raise InvalidCommitRequest(
                     f"submit takes requests of dormouse.commits.requests, not {type(request).__name__}"
                 )
-        tables = self._tables.named((None, request.table) for request in requests)
-        bodies: dict[int, list[str]] = defaultdict(list)
-        for request in requests:
-            table = tables.get((None, request.table))
-            if table is None:
-                raise TableNotFound(f"table {request.table!r} does not exist")
-            table_id = table.record.table_id
-            number = queue_number(table_id, self._settings.queues)
-            bodies[number].append(encode(request, table_id=table_id))
-        return bodies
 
     def _start_own(self) -> None:
         if not self._own_wanted:
@@ -199,9 +248,12 @@ class CommitQueues:
                 self._own.start()
 
 
-def _send_all(queue: CommitQueue, submitted: Sequence[Sequence[str]]) -> list[None]:
-    queue.send([body for bodies in submitted for body in bodies])
-    return [None] * len(submitted)
+def _send_all(queue: CommitQueue, sendings: Sequence[_Sending]) -> list[None]:
+    tables = {key: name for sending in sendings for key, name in sending.tables.items()}
+    if any(tables[key] != name for sending in sendings for key, name in sending.tables.items()):
+        raise TablesRenamed("senders know a table by two names")  # each tries alone
+    queue.send([body for sending in sendings for body in sending.bodies], tables)
+    return [None] * len(sendings)
 
 
 def _run(committer: Committer) -> None:

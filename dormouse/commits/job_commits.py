@@ -7,15 +7,16 @@ was abandoned is applied, however late it comes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import TypeVar
 
 import psycopg
 
 from dormouse.backoff import backoff_seconds
-from dormouse.commits.patience import Patience
+from dormouse.commits.outcomes import Awaiting
 from dormouse.commits.requests import CommitRequest
 from dormouse.commits.together import Together
 from dormouse.errors import (
@@ -29,7 +30,7 @@ from dormouse.model.text import narrow_bytes
 from dormouse.postgres.arrays import Uuids, integers
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import rows_of, run_statement
+from dormouse.postgres.transaction import run_statement
 
 ANSWER_SECONDS_MAX = 300.0
 """How long a job waits for a committer before it takes its request back."""
@@ -56,21 +57,26 @@ class QueuedJobCommits:
     """What `TableContext.commits` is where a committer runs. Threads may share one."""
 
     def __init__(
-        self, send: Callable[[CommitRequest, int], None], supplier: Supplier, attempts: WriteAttempts
+        self,
+        send: Callable[[CommitRequest, int], None],
+        looks: Callable[[float], Iterator[float]],
+        supplier: Supplier,
+        attempts: WriteAttempts,
     ) -> None:
+        """`looks` are `CommitQueues.looks`."""
         self._send = send
+        self._looks = looks
         self._supplier = supplier
         self._attempts = attempts
         self._answers = Together(self._ask)
-        self._patience = Patience()
 
     def commit(self, request: CommitRequest, attempt: WriteAttempt) -> bool:
         """Applies what the attempt wrote, and ends it; see `JobCommits`."""
         self._send(request, attempt.table_id)
         deadline = time.monotonic() + ANSWER_SECONDS_MAX
-        for pause in self._patience.pauses():
-            time.sleep(pause)
-            answer = self._asked(lambda: self._answers((attempt, request.commit_id)))
+        for seconds in self._looks(deadline):
+            asked = attempt, Awaiting([request.commit_id], seconds)
+            answer = self._asked(partial(self._answers, asked))
             if (applied := _outcome(request.commit_id, attempt, answer)) is not None:
                 return applied
             error = CommitRejected(answer.error) if answer.error is not None else None
@@ -84,13 +90,13 @@ class QueuedJobCommits:
                 )
         raise AssertionError("it looks until it returns or raises")
 
-    def _ask(self, asked: Sequence[tuple[WriteAttempt, str]]) -> list[_Answer]:
+    def _ask(self, asked: Sequence[tuple[WriteAttempt, Awaiting]]) -> list[_Answer]:
         values = {
             "table_ids": integers([attempt.table_id for attempt, _ in asked]),
             "attempt_ids": Uuids([bytes.fromhex(attempt.attempt_id) for attempt, _ in asked]),
-            "commit_keys": Uuids([narrow_bytes(commit_id) for _, commit_id in asked]),
+            "commit_keys": Uuids([narrow_bytes(each.commit_ids[0]) for _, each in asked]),
         }
-        work = rows_of(_QUERIES["answers"], values)
+        work = Awaiting.any_of([each for _, each in asked]).then(_QUERIES["answers"], values)
         return [_Answer(*row) for row in run_statement(self._supplier, work, operation="answers of commits")]
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -29,7 +29,7 @@ from dormouse.model.text import check_text, is_text, narrow_bytes
 from dormouse.postgres.arrays import Uuids, integers
 from dormouse.postgres.connection import DURABLY, Supplier
 from dormouse.postgres.migrate import lacking
-from dormouse.postgres.queries import load
+from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import rows_of, run_statement
 
 State = Literal["applied", "applied_before", "rejected", "try_later"]
@@ -170,8 +170,38 @@ class DeadLetter:
     body: str
 
 
+@dataclass(frozen=True, slots=True)
+class Awaiting:
+    """For how many seconds to wait in the database until one of these commits has no message there."""
+
+    commit_ids: Sequence[str] = ()
+    seconds: float = 0.0
+
+    @classmethod
+    def any_of(cls, them: Sequence[Awaiting]) -> Awaiting:
+        """Waits for the first of all; not at all when one of them does not wait."""
+        return cls([one for each in them for one in each.commit_ids], min(each.seconds for each in them))
+
+    def then(self, query: Query, values: dict[str, Any]) -> Callable[[psycopg.Connection[Any]], list[Any]]:
+        """The work of a statement after the wait: gives its rows; both in one round trip."""
+        if self.seconds <= 0:
+            return rows_of(query, values)
+        keys = Uuids([narrow_bytes(commit_id) for commit_id in self.commit_ids])
+
+        def work(conn: psycopg.Connection[Any]) -> list[Any]:
+            with conn.pipeline():
+                conn.execute(_QUERIES["await"].on(), {"awaited_keys": keys, "seconds": self.seconds})
+                found = conn.execute(query.on(), values)
+            return found.fetchall()
+
+        return work
+
+
 def commit_statuses(
-    supplier: Supplier, commit_ids: Sequence[str], durable_seconds: float = DURABLE_SECONDS
+    supplier: Supplier,
+    commit_ids: Sequence[str],
+    durable_seconds: float = DURABLE_SECONDS,
+    awaiting: Awaiting = Awaiting(),
 ) -> list[CommitStatus]:
     """The state of each, in their order; one query.
 
@@ -181,8 +211,8 @@ def commit_statuses(
     for commit_id in commit_ids:
         check_text("commit_id", commit_id)
     keys = Uuids([narrow_bytes(commit_id) for commit_id in commit_ids])
-    values = {"commit_keys": keys, "durable_seconds": durable_seconds}
-    rows = run_statement(supplier, rows_of(_QUERIES["statuses"], values), operation="status")
+    work = awaiting.then(_QUERIES["statuses"], {"commit_keys": keys, "durable_seconds": durable_seconds})
+    rows = run_statement(supplier, work, operation="status")
     return [_status(name, *row) for name, row in zip(commit_ids, rows, strict=True)]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dormouse.commits.body_names import commit_key_of, new_name
@@ -54,9 +54,13 @@ class PointerQueue:
     def visibility_seconds(self) -> float:
         return self._queue.visibility_seconds
 
-    def send(self, bodies: Sequence[str]) -> None:
+    @property
+    def knows_tables(self) -> bool:
+        return self._queue.knows_tables
+
+    def send(self, bodies: Sequence[str], tables: Mapping[int, str] | None = None) -> None:
         """Send messages; first the objects are written, so that no pointer leads nowhere."""
-        self._queue.send([body if self._fits(body) else self._put(body) for body in bodies])
+        self._queue.send([body if self._fits(body) else self._put(body) for body in bodies], tables)
 
     def receive(self, limit: int, wait_seconds: float = 0.0) -> list[Message]:
         asked = min(limit, self._fitting)

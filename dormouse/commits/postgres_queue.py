@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import chain, repeat
@@ -19,7 +19,7 @@ from uuid import uuid4
 import psycopg
 from psycopg import errors
 
-from dormouse.commits.queue import RECEIVED_BYTES_MAX, Message, QueueDepth, check_hidden
+from dormouse.commits.queue import RECEIVED_BYTES_MAX, Message, QueueDepth, TablesRenamed, check_hidden
 from dormouse.commits.requests import commit_id_of
 from dormouse.errors import (
     CommitOutcomeUnknown,
@@ -30,7 +30,7 @@ from dormouse.errors import (
     one_line,
 )
 from dormouse.model.text import is_text, narrow_bytes
-from dormouse.postgres.arrays import Uuids, texts
+from dormouse.postgres.arrays import Uuids, integers, texts
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import CONFLICTS, rows_of, run_statement, run_transaction
@@ -84,7 +84,17 @@ class PostgresQueue:
     def body_bytes_max(self) -> int:
         return self._body_bytes_max
 
-    def send(self, bodies: Sequence[str], *, conn: psycopg.Connection[Any] | None = None) -> None:
+    @property
+    def knows_tables(self) -> bool:
+        return True
+
+    def send(
+        self,
+        bodies: Sequence[str],
+        tables: Mapping[int, str] | None = None,
+        *,
+        conn: psycopg.Connection[Any] | None = None,
+    ) -> None:
         """Send messages, all or none; with `conn`, as part of its transaction.
 
         `CommitOutcomeUnknown` when the connection died meanwhile: sending them again does no harm.
@@ -98,11 +108,13 @@ class PostgresQueue:
             "channel": self._channel,
             "commit_keys": Uuids([commit_key(body) for body in bodies]),
             "bodies": texts(bodies),
+            "table_ids": integers([*(tables or {})]),
+            "names": texts([*(tables or {}).values()]),
         }
-        if conn is not None:
-            conn.execute(_QUERIES["send"].on(), values)
-        else:
-            self._run("send", values)
+        work = rows_of(_QUERIES["send"], values)
+        ((renamed, _),) = work(conn) if conn is not None else self._run(work, "send")
+        if renamed:
+            raise TablesRenamed(f"{self._name}: a table was renamed or dropped; nothing was sent")
 
     @property
     def visibility_seconds(self) -> float:
@@ -114,7 +126,7 @@ class PostgresQueue:
         with self._errors():
             if self._sight.should_undo_jump():
                 jump = {"queue": self._queue, "hidden_seconds_max": HIDDEN_SECONDS_MAX}
-                self._run("undo_clock_jump", jump)
+                self._run(rows_of(_QUERIES["undo_clock_jump"], jump), "undo_clock_jump")
             values = self._receive_values(limit)
             work = rows_of(_QUERIES["receive"], values)
             rows = run_statement(self._supplier, work, operation="receive commits")
@@ -146,7 +158,7 @@ class PostgresQueue:
 
     def depth(self) -> QueueDepth:
         values = {"queue": self._queue, "counted_max": COUNTED_MAX}
-        ((messages, oldest_seconds),) = self._run("depth", values)
+        ((messages, oldest_seconds),) = self._run(rows_of(_QUERIES["depth"], values), "depth")
         return QueueDepth(messages, max(oldest_seconds, 0.0), approximate=messages >= COUNTED_MAX)
 
     def _wait(self, conn: psycopg.Connection[Any], limit: int, seconds: float) -> list[Message]:
@@ -201,16 +213,15 @@ class PostgresQueue:
             Message(row[5], f"{row[1]}.{row[2]}.{row[3]}", row[3], row[4], born=now - row[6]) for row in rows
         ]
 
-    def _run(self, query: str, values: _Values) -> list[Any]:
-        work = rows_of(_QUERIES[query], values)
+    def _run(self, work: Callable[[psycopg.Connection[Any]], list[Any]], what: str) -> list[Any]:
         with self._errors():
-            return run_statement(self._supplier, work, operation=f"commit queue {query}")
+            return run_statement(self._supplier, work, operation=f"commit queue {what}")
 
     def _again(self, query: str, values: _Values) -> None:
         """Runs what does no harm when it runs twice."""
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
-                self._run(query, values)
+                self._run(rows_of(_QUERIES[query], values), query)
             except CommitOutcomeUnknown:
                 if attempt == ATTEMPTS_MAX:
                     raise

@@ -1,14 +1,25 @@
 -- name: send
--- Adds messages, and wakes the committers that sleep; a notification makes commits queue up, so only then.
-with sent as (
+-- Adds messages, if the tables still have these names; gives whether they have not.
+with renamed as materialized (
+    select
+    from unnest(%(table_ids)s::integer[], %(names)s::text[]) as n (table_id, name)
+    where not exists (select from tables t where t.table_id = n.table_id and t.name = n.name)
+    limit 1
+), sent as (
     insert into commit_message (queue, commit_key, body)
     select %(queue)s, commit_key, body
     from unnest(%(commit_keys)s::uuid[], %(bodies)s::text[]) as m (commit_key, body)
+    where not exists (select from renamed)
 )
-select pg_notify(%(channel)s, '')
-from commit_waiter
-where queue = %(queue)s and waits_until > clock_timestamp()
-limit 1;
+select
+    exists (select from renamed) as renamed,
+    -- wakes the committers that sleep; a notification makes commits queue up, so only then
+    (
+        select pg_notify(%(channel)s, '')::text
+        from commit_waiter
+        where queue = %(queue)s and waits_until > clock_timestamp()
+        limit 1
+    ) as woken;
 
 -- name: receive
 -- Takes visible messages, oldest first, that no other receiver is taking, and hides them for a while.

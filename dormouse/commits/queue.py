@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import blake2b
 from typing import Protocol, TypeVar
 
-from dormouse.errors import InvalidInput
+from dormouse.errors import CommitQueueError, InvalidInput
 
 T = TypeVar("T")
 RECEIVED_BYTES_MAX = 4 * 2**20
@@ -44,6 +44,10 @@ class QueueDepth:
     approximate: bool
 
 
+class TablesRenamed(CommitQueueError):
+    """A table has another name than its sender knew, or is gone."""
+
+
 class CommitQueue(Protocol):
     """A received message is hidden for a while, and comes again unless it is deleted.
 
@@ -58,8 +62,15 @@ class CommitQueue(Protocol):
     def visibility_seconds(self) -> float:
         """For how long a message that was received is hidden."""
 
-    def send(self, bodies: Sequence[str]) -> None:
-        """Send messages; when it raises, some may have been sent."""
+    @property
+    def knows_tables(self) -> bool:
+        """Whether `send` looks at the names of tables."""
+
+    def send(self, bodies: Sequence[str], tables: Mapping[int, str] | None = None) -> None:
+        """Send messages; when it raises, some may have been sent.
+
+        `TablesRenamed`, and none is sent, when tables by their ids do not have these names, if it can tell.
+        """
 
     def receive(self, limit: int, wait_seconds: float) -> list[Message]:
         """At most `limit` messages, at once when there are any; else wait for the first. Maybe none.

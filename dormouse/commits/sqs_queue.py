@@ -7,7 +7,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -85,7 +85,11 @@ class SqsQueue:
     def visibility_seconds(self) -> float:
         return self._visibility_seconds
 
-    def send(self, bodies: Sequence[str]) -> None:
+    @property
+    def knows_tables(self) -> bool:
+        return False
+
+    def send(self, bodies: Sequence[str], tables: Mapping[int, str] | None = None) -> None:
         entries = [{"MessageBody": self._checked(body)} for body in bodies]
         for batch in batches(entries, _size, BATCH_BYTES_MAX, BATCH_MESSAGES_MAX):
             self._send_batch(self._url, batch)

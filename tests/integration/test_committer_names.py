@@ -1,12 +1,22 @@
-"""The committer adds no files that are not their table's."""
+"""Requests and names: of files, which are their table's; of tables, which change; who waits for a commit."""
 
 from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
 
 import pytest
 
 import dormouse as dm
+from dormouse.commits import commit_queues
+from dormouse.commits.commit_queues import _send_all, _Sending
+from dormouse.commits.queue import TablesRenamed
+from dormouse.commits.requests import encode
+from dormouse.errors import TableNotFound
 from dormouse.instance import Instance
 from tests.commits import add, assignment, drained, files_of, replacement, states
+from tests.state import wait_until
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 
@@ -27,3 +37,72 @@ def test_a_request_that_adds_a_file_of_others_is_rejected(instance: Instance, na
     assert name in str(outcomes["add"].error)
     assert files_of(instance) == ["old"]
     assert files_of(instance, "victim") == [f"{victim.object_prefix}own.parquet"]
+
+
+def test_requests_go_to_the_table_that_has_their_name_now(instance: Instance) -> None:
+    def sent(commit_id: str) -> None:
+        requests = [add(name, f"{commit_id} {name}", f"{commit_id} {name}") for name in ("t", "u")]
+        assert set(states(drained(instance, *requests)).values()) == {"applied"}
+
+    instance.create_table("u", SCHEMA)
+    sent("first")  # from here on the names are known
+    instance.rename_table("t", "old")
+    instance.create_table("t", SCHEMA)
+    sent("second")
+    assert files_of(instance, "old") == ["first t"]
+    assert files_of(instance) == ["second t"]
+    assert files_of(instance, "u") == ["first u", "second u"]
+    instance.rename_table("t", "t2")
+    instance.rename_table("u", "t")
+    instance.rename_table("t2", "u")
+    sent("third")
+    assert files_of(instance, "t") == ["first u", "second u", "third t"]
+    assert files_of(instance, "u") == ["second t", "third u"]
+    instance.drop_table("u")
+    with pytest.raises(TableNotFound, match="'u'"):
+        instance.submit([add("t", "fourth", "fourth"), add("u", "fourth", "fourth of u")])
+    assert drained(instance) == {}
+    assert instance.commit_status("fourth").state == "unknown"
+
+
+def test_one_who_knows_an_old_name_harms_no_other_sender(instance: Instance) -> None:
+    queue = instance.commits.queues[0]
+    table_id = instance.table("t").files.table.table_id
+    bodies = [encode(add("t", name, name), table_id=table_id) for name in ("a", "b", "c")]
+    with pytest.raises(TablesRenamed):
+        queue.send(bodies, {table_id: "t", table_id + 1_000: "gone"})
+    for names in ({table_id: "t"}, {table_id: "u"}):
+        found: list[None] = []
+        with suppress(TablesRenamed):
+            found = _send_all(queue, [_Sending(bodies[:1], {table_id: "t"}), _Sending(bodies[1:], names)])
+        assert len(found) == (2 if names == {table_id: "t"} else 0)
+    assert set(states(drained(instance))) == {"a", "b", "c"}
+
+
+def test_who_waits_looks_seldom_and_is_told_at_once(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+    real = commit_queues.commit_statuses
+
+    def looked(*args: Any, **more: Any) -> Any:
+        looks.append(more["awaiting"].seconds)
+        return real(*args, **more)
+
+    monkeypatch.setattr(commit_queues, "commit_statuses", looked)
+    instance.submit([add("t", "a", "a")])
+    assert [one.state for one in instance.wait_for_commits(["a", "none"], seconds_max=1)] == [
+        "pending",
+        "unknown",
+    ]
+    assert [one.state for one in instance.wait_for_commits(["a"], seconds_max=1)] == ["pending"]
+    assert 2 <= len(looks) <= 60
+    looks.clear()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(instance.wait_for_commits, ["a"])
+        wait_until(lambda: looks)
+        monkeypatch.setattr(commit_queues, "AWAIT_SECONDS", 600.0)  # none but the commit ends the next look
+        wait_until(lambda: looks[-1] > 1)
+        drained(instance)
+        assert [one.state for one in waiting.result(60)] == ["applied"]
+    assert [seconds for seconds in looks if seconds > 1] == looks[-1:]
