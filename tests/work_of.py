@@ -49,7 +49,7 @@ def _explained(
     run: Any, conn: psycopg.Connection[Any], statement: Statement, values: Mapping[str, Any]
 ) -> dict[str, int]:
     """What the statement would do; it is done, and undone."""
-    text = statement._text.decode()
+    text = statement.text(conn).decode()
     if text.lower().startswith("lock"):
         return {}
     begin, undo = (

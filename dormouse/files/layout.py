@@ -39,10 +39,19 @@ class Layout:
 
     @cached_property
     def queries(self) -> dict[str, Query]:
+        return self._queries("found")
+
+    @cached_property
+    def older(self) -> dict[str, Query]:
+        """Likewise, for servers before `WALKS_ARRAYS`."""
+        return self._queries("found_one_by_one")
+
+    def _queries(self, found: str) -> dict[str, Query]:
         parts = {name: self.own[name] for name in _PARTS}
         parts |= {**_SHARED_PARTS, "reference_columns": _READS["reference_columns"]}
         parts |= {name: _JOBS[name] for name in ("claim", "is_open")}
         parts |= {name: _WATERMARKS[name] for name in ("mark_freed", "remembered")}
+        parts["found"] = _SHARED_PARTS[found]
         whole = {**_STORE, **_READS, **_JOBS, **_LAYOUT, **_TOTALS, **self.own}
         return {name: query.including(**parts) for name, query in whole.items()}
 
@@ -82,4 +91,6 @@ def layout(name: str) -> Layout:
 
 @lru_cache(maxsize=10_000)
 def _statement(layout_name: str, name: str, table_id: int) -> Statement:
-    return Statement(layout(layout_name).on(name, table_id))
+    known = layout(layout_name)
+    names = known.names(table_id)
+    return Statement(composed(known.queries[name], names), older=composed(known.older[name], names))

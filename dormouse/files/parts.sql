@@ -85,6 +85,21 @@ request as materialized (
             byte_count, min_key, max_key)
 )
 
+-- name: found
+-- Part of an update: a request's inputs, by one walk through the index.
+from {file_reference} r
+where r.partition_id = q.partition_id and r.file_id = any(q.file_ids) and r.job_id = q.job_id
+
+-- name: found_one_by_one
+-- As found, for servers that look an array up one by one, or, as statistics of one file a partition say, read all of it.
+from unnest(q.file_ids) as i (file_id)
+cross join lateral (
+    select s.ctid
+    from {file_reference} s
+    where s.partition_id = q.partition_id and s.file_id = i.file_id and s.job_id = q.job_id
+    offset 0
+) as r
+
 -- name: applied
 -- Part of an update: a commit is applied when one of its requests is.
 applied as materialized (

@@ -83,8 +83,7 @@ with {sent}, {before}, {replacements}, locked as materialized (
     from request q
     left join lateral (
         select r.ctid as place
-        from {file_reference} r
-        where r.partition_id = q.partition_id and r.file_id = any(q.file_ids) and r.job_id = q.job_id
+        {found}
         for update
     ) l on true
 ), checks as (
@@ -125,8 +124,7 @@ with {sent}, {replacements}, removed as (
             from request q
             cross join lateral (
                 select r.ctid as place
-                from {file_reference} r
-                where r.partition_id = q.partition_id and r.file_id = any(q.file_ids) and r.job_id = q.job_id
+                {found}
                 offset 0
             ) l
         ))

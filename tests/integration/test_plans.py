@@ -10,8 +10,9 @@ import pytest
 from state import assign, check, clock, query, ref, replace, split
 
 from dormouse.context import TableContext
+from dormouse.errors import ReplaceRequestsFailed
 from dormouse.files.layout import LAYOUTS
-from dormouse.postgres import run_transaction
+from dormouse.postgres import run_transaction, statements
 from tests.work_of import measured
 
 Step = tuple[str, Callable[[], Any]]
@@ -128,3 +129,26 @@ def test_eight_times_the_files_are_at_most_twelve_times_the_work(
     assert {name: both for name, both in grown.items() if both[1] > LITTLE_WORK * many} == {}
     assert {n: b for n, b in work.items() if b[0] > WORK_MAX * few or b[1] > WORK_MAX * many} == {}
     assert all(0 not in both for both in work.values())
+
+
+@pytest.mark.parametrize("walks_arrays", [17_00_00, 99_00_00])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_replacement_does_not_read_the_other_files_of_its_partition(
+    new_table: Callable[..., TableContext], layout: str, walks_arrays: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also as servers are asked that may look arrays up by reading the whole partition."""
+    monkeypatch.setattr(statements, "WALKS_ARRAYS", walks_arrays)
+    table, files = unknown_to_postgres(new_table, layout, "with one file", FILES_A_LEAF), 1_000
+    names = [f"f{n}" for n in range(files)]
+    table.store.add_files(ref(name) for name in names)
+    table.store.assign_job_ids([assign(f"j{n}", "root", *names[n : n + 2]) for n in range(0, 8, 2)])
+    requests = [replace(f"j{n}", names[n : n + 2], f"out{n}") for n in range(0, 8, 2)]
+    with measured(monkeypatch) as work:
+        table.store.replace_file_references(requests[:2])
+        run_transaction(table.supplier, lambda c: table.store.replace_file_references(requests[2:], conn=c))
+    assert 0 < work.total() < 2 * files
+    rest = {"first", *names[8:], *(f"out{n}" for n in range(0, 8, 2))}
+    assert {reference.filename for reference in table.store.file_references()} == rest
+    again = replace("j8", names[8:10], "out8")
+    with pytest.raises(ReplaceRequestsFailed, match="not assigned"):
+        table.store.replace_file_references([again])
