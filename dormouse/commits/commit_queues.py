@@ -20,7 +20,7 @@ from dormouse.commits.outcomes import Awaiting, CommitStatus, DeadLetter, commit
 from dormouse.commits.patience import Patience
 from dormouse.commits.pointers import PointerQueue
 from dormouse.commits.postgres_queue import PostgresQueue, rehome
-from dormouse.commits.queue import CommitQueue, QueueDepth, TablesRenamed, queue_number
+from dormouse.commits.queue import CommitQueue, QueueDepth, TableName, TablesRenamed, queue_number
 from dormouse.commits.requests import CommitRequest, encode
 from dormouse.commits.table_cache import KEPT_MAX, LIMITS_MS, Tables
 from dormouse.commits.together import Together
@@ -42,10 +42,10 @@ _REQUESTS = get_args(CommitRequest)
 
 @dataclass(frozen=True, slots=True)
 class _Sending:
-    """Messages for a queue, and the names that tables must still have, by their ids."""
+    """Messages for a queue, and the names that tables must still have."""
 
     bodies: list[str] = field(default_factory=list)
-    tables: dict[int, str] = field(default_factory=dict)
+    tables: set[TableName] = field(default_factory=set)
 
 
 class CommitQueues:
@@ -201,7 +201,7 @@ class CommitQueues:
             number = queue_number(table_id := ids[request.table], self._settings.queues)
             sendings[number].bodies.append(encode(request, table_id=table_id))
             if trusted:
-                sendings[number].tables[table_id] = request.table
+                sendings[number].tables.add((table_id, request.table))
             sent[number].append(request)
         for number, sending in sendings.items():
             try:
@@ -249,9 +249,7 @@ class CommitQueues:
 
 
 def _send_all(queue: CommitQueue, sendings: Sequence[_Sending]) -> list[None]:
-    tables = {key: name for sending in sendings for key, name in sending.tables.items()}
-    if any(tables[key] != name for sending in sendings for key, name in sending.tables.items()):
-        raise TablesRenamed("senders know a table by two names")  # each tries alone
+    tables = {table for sending in sendings for table in sending.tables}
     queue.send([body for sending in sendings for body in sending.bodies], tables)
     return [None] * len(sendings)
 

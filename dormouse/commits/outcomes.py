@@ -184,7 +184,7 @@ class Awaiting:
 
     def then(self, query: Query, values: dict[str, Any]) -> Callable[[psycopg.Connection[Any]], list[Any]]:
         """The work of a statement after the wait: gives its rows; both in one round trip."""
-        if self.seconds <= 0:
+        if self.seconds <= 0 or not self.commit_ids:
             return rows_of(query, values)
         keys = Uuids([narrow_bytes(commit_id) for commit_id in self.commit_ids])
 

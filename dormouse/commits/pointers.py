@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from dormouse.commits.body_names import commit_key_of, new_name
-from dormouse.commits.queue import RECEIVED_BYTES_MAX, CommitQueue, Message, QueueDepth
+from dormouse.commits.queue import RECEIVED_BYTES_MAX, CommitQueue, Message, QueueDepth, TableName
 from dormouse.commits.requests import BODY_BYTES_MAX, POINTER, VERSION, commit_id_of, table_id_of
 from dormouse.errors import (
     InvalidCommitRequest,
@@ -58,7 +58,7 @@ class PointerQueue:
     def knows_tables(self) -> bool:
         return self._queue.knows_tables
 
-    def send(self, bodies: Sequence[str], tables: Mapping[int, str] | None = None) -> None:
+    def send(self, bodies: Sequence[str], tables: Collection[TableName] = ()) -> None:
         """Send messages; first the objects are written, so that no pointer leads nowhere."""
         self._queue.send([body if self._fits(body) else self._put(body) for body in bodies], tables)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import chain, repeat
@@ -19,7 +19,14 @@ from uuid import uuid4
 import psycopg
 from psycopg import errors
 
-from dormouse.commits.queue import RECEIVED_BYTES_MAX, Message, QueueDepth, TablesRenamed, check_hidden
+from dormouse.commits.queue import (
+    RECEIVED_BYTES_MAX,
+    Message,
+    QueueDepth,
+    TableName,
+    TablesRenamed,
+    check_hidden,
+)
 from dormouse.commits.requests import commit_id_of
 from dormouse.errors import (
     CommitOutcomeUnknown,
@@ -91,7 +98,7 @@ class PostgresQueue:
     def send(
         self,
         bodies: Sequence[str],
-        tables: Mapping[int, str] | None = None,
+        tables: Collection[TableName] = (),
         *,
         conn: psycopg.Connection[Any] | None = None,
     ) -> None:
@@ -108,8 +115,8 @@ class PostgresQueue:
             "channel": self._channel,
             "commit_keys": Uuids([commit_key(body) for body in bodies]),
             "bodies": texts(bodies),
-            "table_ids": integers([*(tables or {})]),
-            "names": texts([*(tables or {}).values()]),
+            "table_ids": integers([table_id for table_id, _ in tables]),
+            "names": texts([name for _, name in tables]),
         }
         work = rows_of(_QUERIES["send"], values)
         ((renamed, _),) = work(conn) if conn is not None else self._run(work, "send")

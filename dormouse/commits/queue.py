@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import blake2b
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from dormouse.errors import CommitQueueError, InvalidInput
 
 T = TypeVar("T")
+TableName: TypeAlias = tuple[int, str]
+"""A table's id, and the name that its sender knows."""
+
 RECEIVED_BYTES_MAX = 4 * 2**20
 """What one receiver gets at once, but for a larger message that comes alone: some 40,000 files."""
 
@@ -66,10 +69,10 @@ class CommitQueue(Protocol):
     def knows_tables(self) -> bool:
         """Whether `send` looks at the names of tables."""
 
-    def send(self, bodies: Sequence[str], tables: Mapping[int, str] | None = None) -> None:
+    def send(self, bodies: Sequence[str], tables: Collection[TableName] = ()) -> None:
         """Send messages; when it raises, some may have been sent.
 
-        `TablesRenamed`, and none is sent, when tables by their ids do not have these names, if it can tell.
+        `TablesRenamed`, and none is sent, when these are not the names of the tables, if it can tell.
         """
 
     def receive(self, limit: int, wait_seconds: float) -> list[Message]:

@@ -7,7 +7,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from dormouse.backoff import backoff_seconds
-from dormouse.commits.queue import RECEIVED_BYTES_MAX, Message, QueueDepth, batches, check_hidden
+from dormouse.commits.queue import RECEIVED_BYTES_MAX, Message, QueueDepth, TableName, batches, check_hidden
 from dormouse.errors import (
     CommitQueueError,
     DependencyMissing,
@@ -89,7 +89,7 @@ class SqsQueue:
     def knows_tables(self) -> bool:
         return False
 
-    def send(self, bodies: Sequence[str], tables: Mapping[int, str] | None = None) -> None:
+    def send(self, bodies: Sequence[str], tables: Collection[TableName] = ()) -> None:
         entries = [{"MessageBody": self._checked(body)} for body in bodies]
         for batch in batches(entries, _size, BATCH_BYTES_MAX, BATCH_MESSAGES_MAX):
             self._send_batch(self._url, batch)
