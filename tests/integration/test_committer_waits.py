@@ -14,6 +14,7 @@ from psycopg.conninfo import make_conninfo
 import dormouse as dm
 from dormouse.commits import committer as committer_module
 from dormouse.commits.apply import apply
+from dormouse.commits.committer import Committer, CommitterOptions
 from dormouse.commits.outcomes import CommitOutcome, only_waits
 from dormouse.commits.requests import Envelope
 from dormouse.commits.table_cache import Tables
@@ -26,22 +27,28 @@ from dormouse.errors import (
     TooManyRetries,
 )
 from dormouse.instance import Instance
-from tests.commits import add, assignment, files_of, replacement
+from tests.commits import add, assignment, drained, files_of, replacement
 from tests.state import CountingSupplier, query, wait_until
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
-TIMEOUTS = ["lock_timeout", "statement_timeout"]
+TIMEOUTS = {"lock_timeout": 60, "statement_timeout": 300}
+"""In milliseconds; a statement that waits for nothing takes a few."""
 
 
 @pytest.fixture
-def limited(dsn: str, tmp_path: Path, timeout: str) -> Iterator[Instance]:
-    """An instance whose role has a timeout."""
+def patient(dsn: str, tmp_path: Path) -> Iterator[Instance]:
+    """An instance whose role has no timeout."""
     with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
         instance.create_table("t", SCHEMA)
         instance.create_table("u", SCHEMA)
-    with dm.connect(
-        make_conninfo(dsn, options=f"-c {timeout}=60"), (tmp_path / "objects").as_uri()
-    ) as instance:
+        yield instance
+
+
+@pytest.fixture
+def limited(patient: Instance, dsn: str, timeout: str) -> Iterator[Instance]:
+    """The same, but its role has a timeout."""
+    options = f"-c {timeout}={TIMEOUTS[timeout]}"
+    with dm.connect(make_conninfo(dsn, options=options), patient._objects.url) as instance:
         yield instance
 
 
@@ -63,20 +70,26 @@ def held(dsn: str) -> Iterator[Callable[[str], psycopg.Connection]]:
 
 
 @pytest.mark.parametrize("timeout", TIMEOUTS)
-def test_what_waits_is_never_rejected(limited: Instance, held: Callable[[str], psycopg.Connection]) -> None:
+def test_what_waits_is_never_rejected(
+    limited: Instance, patient: Instance, held: Callable[[str], psycopg.Connection]
+) -> None:
+    """Requests of all kinds, of which none needs what another makes: that would be a try."""
+    drained(patient, add("t", "a"), add("t", "b"), assignment("t", "j", "a"))
     holder = held("t")
-    limited.submit([add("t", f"f{number}") for number in range(20)])
-    limited.submit([replacement("t", "j", ["f1"], "new"), assignment("t", "j", "f1"), add("u", "other")])
-    query(limited._supplier, "update commit_message set sent_at = sent_at - interval '1 hour'")
-    committer, outcomes = limited.committer(receives_max=2), list[CommitOutcome]()
+    patient.submit([add("t", f"f{number}") for number in range(6)])
+    patient.submit([replacement("t", "j", ["a"], "new"), assignment("t", "k", "b"), add("u", "other")])
+    query(patient._supplier, "update commit_message set sent_at = sent_at - interval '1 hour'")
+    tables, queues = Tables(limited._supplier), patient.commits.queues
+    committer, outcomes = Committer(tables, queues, CommitterOptions(receives_max=2)), list[CommitOutcome]()
     thread = threading.Thread(target=lambda: outcomes.extend(committer.drain()))
     thread.start()
-    wait_until(lambda: committer.metrics().try_later >= 22 * 5)
-    assert files_of(limited, "u") == ["other"]  # it waits for nothing
+    wait_until(lambda: committer.metrics().try_later >= 8 * 3)
+    wait_until(lambda: files_of(patient, "u") == ["other"])  # it waits for nothing
+    assert thread.is_alive()
     holder.rollback()
     thread.join(60)
-    assert {o.state for o in outcomes} == {"applied"} and len(outcomes) == 23
-    assert len(files_of(limited)) == 20
+    assert {o.state for o in outcomes} == {"applied"} and len(outcomes) == 9
+    assert len(files_of(patient)) == 8
 
 
 @pytest.mark.parametrize(("timeout", "waits_max"), [("lock_timeout", 1), ("statement_timeout", 6)])
@@ -91,16 +104,19 @@ def test_a_batch_that_waits_is_not_tried_request_by_request(
 
 
 @pytest.mark.parametrize("timeout", ["statement_timeout"])
-def test_a_batch_that_is_too_much_for_the_limits_is_applied_in_parts(limited: Instance) -> None:
+def test_a_batch_that_is_too_much_for_the_limits_is_applied_in_parts(
+    limited: Instance, patient: Instance
+) -> None:
     """A trigger makes each file slow; twenty at once take longer than a statement may."""
     query(
-        limited._supplier,
+        patient._supplier,
         """create function slow() returns trigger language plpgsql as
-           $$ begin perform pg_sleep(0.01); return new; end $$;
+           $$ begin perform pg_sleep(0.03); return new; end $$;
            create trigger slow before insert on file_reference_1 for each row execute function slow()""",
     )
-    limited.submit([add("t", f"f{number}") for number in range(20)])
-    assert {o.state for o in limited.committer().drain()} == {"applied"}
+    patient.submit([add("t", f"f{number}") for number in range(20)])
+    committer = Committer(Tables(limited._supplier), patient.commits.queues)
+    assert {o.state for o in committer.drain()} == {"applied"}
 
 
 def test_what_waits_in_sqs_is_not_counted(
