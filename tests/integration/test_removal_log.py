@@ -23,8 +23,12 @@ from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
 
-TODAY = datetime.now(UTC).date()
-LONG_AGO = TODAY - timedelta(days=30)
+LONG_AGO = datetime.now(UTC).date() - timedelta(days=30)
+
+
+def today() -> date:
+    """A run of tests may go on over midnight."""
+    return datetime.now(UTC).date()
 
 
 @pytest.fixture
@@ -57,7 +61,7 @@ def logged(table: TableContext) -> int:
 
 def test_the_coming_days_are_made_ahead(table: TableContext) -> None:
     removal_log.roll(table.supplier)
-    expected = [TODAY + timedelta(days=n) for n in range(removal_log.DAYS_AHEAD)]
+    expected = [today() + timedelta(days=n) for n in range(removal_log.DAYS_AHEAD)]
     assert days(table) == expected
     removal_log.roll(table.supplier)
     assert days(table) == expected
@@ -67,7 +71,7 @@ def test_a_removal_is_logged_in_its_day(table: TableContext) -> None:
     removal_log.roll(table.supplier)
     table.store.add_files([ref("a")])
     remove(table.store, "a")
-    day = removal_log._name(datetime.now(UTC).date())
+    day = removal_log._name(today())
     assert query(table.supplier, f"select count(*) from {day}") == [(1,)]
 
 
@@ -94,7 +98,7 @@ def test_removals_that_no_day_was_made_for_are_moved_and_dropped_like_others(tab
     assert in_default(table) == 2
     removal_log.roll(table.supplier)
     assert (in_default(table), logged(table)) == (0, 2)
-    assert {LONG_AGO, TODAY} <= set(days(table))
+    assert {LONG_AGO, today()} <= set(days(table))
     assert table.store.totals.read().files == 0
     assert table.store.stamp_unreferenced() == 2
     table.store.totals.bring_forward()
@@ -106,10 +110,10 @@ def test_removals_of_a_clock_that_was_ahead_are_those_of_today(table: TableConte
     removal_log.roll(table.supplier)
     table.store.add_files([ref("a")])
     remove(table.store, "a")
-    age(table, TODAY + timedelta(days=3_000))
+    age(table, today() + timedelta(days=3_000))
     assert in_default(table) == 1
     removal_log.roll(table.supplier)
-    assert query(table.supplier, f"select count(*) from {removal_log._name(TODAY)}") == [(1,)]
+    assert query(table.supplier, f"select count(*) from {removal_log._name(today())}") == [(1,)]
     assert table.store.stamp_unreferenced() == 1
 
 
@@ -121,7 +125,7 @@ def test_days_are_those_of_the_database(table: TableContext, monkeypatch: pytest
 
     monkeypatch.setattr(removal_log, "datetime", Wrong, raising=False)
     removal_log.roll(table.supplier)
-    assert days(table)[0] == TODAY
+    assert days(table)[0] == today()
 
 
 def test_a_committer_rolls_the_log(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,8 +203,11 @@ def test_the_removals_of_a_dropped_table_keep_no_day(table: TableContext) -> Non
     assert LONG_AGO not in days(table)
 
 
-def test_a_removal_that_commits_while_its_day_is_looked_at_is_not_lost(table: TableContext) -> None:
+def test_a_removal_that_commits_while_its_day_is_looked_at_is_not_lost(
+    table: TableContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A transaction that began before midnight, and long ago."""
+    monkeypatch.setattr(removal_log, "LOCK_WAIT_MS_MAX", 60_000)
     make_day(table, LONG_AGO)
     table.store.add_files([ref("a")])
     table.store.assign_job_ids([assign("j", "root", "a")])
@@ -214,7 +221,8 @@ def test_a_removal_that_commits_while_its_day_is_looked_at_is_not_lost(table: Ta
         work.start()
         wait_until(lambda: blocked(table.supplier))
         conn.execute("commit")
-    work.join(10)
+    work.join(60)
+    assert not work.is_alive()
     assert logged(table) == 1
     assert table.store.stamp_unreferenced() == 1
 
