@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Timer
+from threading import Event, Timer
 from typing import Any, TypeVar
 
 import duckdb
@@ -243,12 +243,18 @@ class File:
 
 @contextmanager
 def _limited(end: Callable[[], object]) -> Iterator[None]:
-    timer = Timer(SECONDS_MAX, end)
+    is_over = Event()
+
+    def over() -> None:
+        is_over.set()  # before the error comes that tells of it
+        end()
+
+    timer = Timer(SECONDS_MAX, over)
     timer.start()
     try:
         yield
     except (duckdb.Error, DormouseError):
-        if timer.finished.is_set():
+        if is_over.is_set():
             raise LeftOut(f"takes more than {SECONDS_MAX} s") from None
         raise
     finally:
