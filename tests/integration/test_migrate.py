@@ -154,7 +154,7 @@ def test_threads_that_start_at_once_apply_each_migration_once(empty_dsn: str, fo
 def test_a_process_killed_while_it_migrates_leaves_a_database_that_can_be_migrated(
     empty_dsn: str, folder: Path
 ) -> None:
-    write(folder, "0003_slow.sql", "create table slow (); select pg_sleep(1);")
+    write(folder, "0003_slow.sql", "create table slow (); select pg_sleep(600);")
     script = """
 import pathlib, sys
 from dormouse.postgres import migrate
@@ -166,5 +166,7 @@ migrate(sys.argv[1], pathlib.Path(sys.argv[2]))
         while rows(empty_dsn, query) == [(0,)]:
             assert process.poll() is None
         process.kill()
+    end = "select pg_terminate_backend(pid, 60000) from pg_stat_activity where wait_event = 'PgSleep'"
+    assert rows(empty_dsn, f"{end} and datname = current_database()") == [(True,)]
     write(folder, "0003_slow.sql", "create table slow ();")
     assert [str(one) for one in migrate(empty_dsn, folder)] == ["0003_slow"]
