@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from itertools import count
 from typing import Any
 
 import psycopg
@@ -105,11 +106,12 @@ def test_serialization_failures_are_tried_again_until_all_are_applied(
     counted: ConnectionSupplier, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Threads read and then write the same counter, which only one of them may do at a time."""
-    retries = Retries()
+    retries, both_have_read, firsts = Retries(), threading.Barrier(2), count()
 
     def work(conn: Connection) -> None:
         (n,) = conn.execute("select n from counter where id = 1").fetchone() or (None,)
-        conn.execute("select pg_sleep(0.002)")
+        if next(firsts) < 2:
+            both_have_read.wait(60)
         conn.execute("update counter set n = %s where id = 1", [n + 1])
 
     def run() -> None:
@@ -143,7 +145,7 @@ def test_deadlocks_are_tried_again(counted: ConnectionSupplier) -> None:
             conn.execute("set local deadlock_timeout = '20ms'")
             increment(conn, first)
             if next(attempts) == 0:
-                both_hold_one.wait(10)
+                both_hold_one.wait(60)
             increment(conn, second)
 
         return lock_both
