@@ -20,6 +20,7 @@ import pytest
 import dormouse as dm
 from dormouse.client import Client, connect
 from dormouse.errors import InvalidQuery
+from dormouse.sql import worker_process
 from dormouse.sql.workers import Workers
 from tests.hostile_statements import HOSTILE
 from tests.serving import (
@@ -161,7 +162,10 @@ def test_64_statements_at_once_and_look_ups_meanwhile(instance: dm.Instance) -> 
         eventually(lambda: metric(url, "dormouse_queries_running") == 0)  # it is told behind the answer
 
 
-def test_a_client_that_goes_gives_its_worker_back(served: tuple[str, Workers]) -> None:
+def test_a_client_that_goes_gives_its_worker_back(
+    served: tuple[str, Workers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_process, "HEED_SECONDS_MAX", SECONDS_MAX)
     url, workers = served
     eventually(lambda: len(workers.process_ids) == 3 and not workers._lent)
     before = set(workers.process_ids)
