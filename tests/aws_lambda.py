@@ -73,12 +73,15 @@ def metrics_in(text: str) -> dict[str, float]:
 @contextmanager
 def waking_server(socket_path: str, sleeps_seconds: float) -> Iterator[int]:
     """The port of a server that first refuses, then takes connections and holds them, then answers."""
-    port = _free_port()
+    # bound, it refuses until it listens, and nobody else gets its port
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
     ended = threading.Event()
 
     def serve() -> None:
         ended.wait(sleeps_seconds)
-        with closing(socket.create_server(("127.0.0.1", port))) as listener:
+        with closing(listener):
+            listener.listen()
             listener.settimeout(0.1)
             while not ended.is_set():
                 with suppress(TimeoutError):
@@ -88,15 +91,10 @@ def waking_server(socket_path: str, sleeps_seconds: float) -> Iterator[int]:
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        yield port
+        yield int(listener.getsockname()[1])
     finally:
         ended.set()
         thread.join()
-
-
-def _free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
-        return int(probe.getsockname()[1])
 
 
 def _relay(client: socket.socket, socket_path: str, sleeps_seconds: float) -> None:

@@ -253,18 +253,19 @@ def test_a_reader_whose_client_is_closed_says_so() -> None:
 
 
 def test_a_service_that_starts_meanwhile_is_reached() -> None:
-    with listening() as (server, url):
-        address = server.getsockname()
+    # bound, it refuses until it listens, and nobody else gets its port
+    late = socket.socket()
+    late.bind(("127.0.0.1", 0))
     found: list[Any] = []
-    with connect(url) as client:
+    with closing(late), connect(f"http://127.0.0.1:{late.getsockname()[1]}") as client:
         asking = threading.Thread(target=lambda: found.append(client.sql("select").read_all()))
         asking.start()
-        with closing(socket.create_server(address)) as late:
-            connection, _ = late.accept()
-            with closing(connection):
-                request_on(connection)
-                connection.sendall(OK)
-            asking.join(SECONDS_MAX)
+        late.listen()
+        connection, _ = late.accept()
+        with closing(connection):
+            request_on(connection)
+            connection.sendall(OK)
+        asking.join(SECONDS_MAX)
     assert found == [WHOLE]
 
 
