@@ -46,7 +46,7 @@ def said(process: subprocess.Popen[str]) -> str:
 
 
 def leave(process: subprocess.Popen[str]) -> None:
-    process.communicate("\n", timeout=30)
+    process.communicate("\n", timeout=60)
     assert process.returncode == 0
 
 

@@ -15,7 +15,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-SECONDS_MAX = 10.0
+SECONDS_MAX = 60.0
 _READS = "+dac_override,+dac_read_search"
 _AS_NOBODY = [
     "setpriv",

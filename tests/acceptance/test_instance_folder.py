@@ -123,7 +123,7 @@ def test_threads_of_one_process_share_a_folder(tmp_path: Path) -> None:
 
     def work(number: int) -> None:
         try:
-            together.wait(30)
+            together.wait(60)
             with dm.local(tmp_path / "lake") as instance:
                 instance.create_table(f"t{number}", SCHEMA).ingest(pa.table({"key": [number]}))
                 rows.append(instance.table(f"t{number}").query().read_all()["key"].to_pylist())

@@ -26,7 +26,7 @@ def started(process: psutil.Process, count: int) -> list[psutil.Process]:
 
 
 def check_gone(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=10)
+    _, alive = psutil.wait_procs(processes, timeout=SECONDS_MAX)
     assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
 
 
@@ -72,6 +72,6 @@ def wait_for_server(lake: Path) -> None:
 def servers(lake: Path) -> list[psutil.Process]:
     return [
         p
-        for p in psutil.process_iter(["cmdline"])
-        if str(lake) in " ".join(p.info["cmdline"] or [])[:500] and "postgres" in p.name()
+        for p in psutil.process_iter(["cmdline", "name"])
+        if str(lake) in " ".join(p.info["cmdline"] or [])[:500] and "postgres" in p.info["name"]
     ]

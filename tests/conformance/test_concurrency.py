@@ -283,7 +283,7 @@ def test_clear_leaves_nothing_of_an_update_that_commits_beside_it(
         clearing.start()
         wait_until(lambda: blocked(table.supplier) or not clearing.is_alive())
         conn.execute("commit")
-    clearing.join(30)
+    clearing.join(60)
     assert (live(store), store.has_no_files(), table.jobs.count()) == ([], True, (0, 0))
     assert store.all_files(9).files == ()
     assert store.stamp_unreferenced() == 0
@@ -301,7 +301,7 @@ def replaced_beside(table: TableContext, requests: list[Any], change: str, *valu
         replacing.start()
         wait_until(lambda: blocked(table.supplier))
         conn.execute("commit")
-    replacing.join(30)
+    replacing.join(60)
     [result] = results
     return result
 

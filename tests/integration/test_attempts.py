@@ -91,7 +91,7 @@ def test_an_error_while_the_commit_is_on_its_way_waits_for_it(table: TableContex
         discarding.start()
         wait_until(lambda: blocked(table.supplier))
         conn.execute("commit")
-    discarding.join(10)
+    discarding.join(60)
     assert names(table) == [name]
     assert [f for _, f, _, _ in live(table.store)] == [name]
 
@@ -270,7 +270,7 @@ def test_leftovers_are_looked_for_without_a_lock_of_other_tables(
         collecting.start()
         wait_until(lambda: blocked(table.supplier) or not collecting.is_alive())
         assert not blocked(table.supplier)
-    collecting.join(30)
+    collecting.join(60)
     assert (late in names(table), name in names(table)) == (False, True)
 
 
@@ -330,7 +330,7 @@ def test_a_writer_that_begins_while_its_table_is_dropped_is_too_late(table: Tabl
         beginning.start()
         wait_until(lambda: blocked(table.supplier))
         conn.execute("commit")
-    beginning.join(10)
+    beginning.join(60)
     assert isinstance(outcomes[0], TableNotFound)
 
 

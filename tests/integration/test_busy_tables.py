@@ -67,7 +67,7 @@ def test_what_waits_for_others_holds_up_none(dsn: str, instance: Instance, chang
                 store.add_files([ref(f"b{number}")])
                 assert len(list(store.file_references())) == number + 1
             assert thread.is_alive()
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -95,10 +95,10 @@ def test_a_busy_table_is_put_off_and_the_others_go_on(
             patient.submit([add("t", "a"), add("u", "b")])
             thread = threading.Thread(target=committer.run)
             thread.start()
-            assert patient.wait_for_commits(["add b"], seconds_max=30)[0].state == "applied"
+            assert patient.wait_for_commits(["add b"], seconds_max=60)[0].state == "applied"
             wait_until(lambda: committer.metrics().try_later >= 1)
             assert patient.commit_status("add a").state == "pending"
-        assert patient.wait_for_commits(["add a"], seconds_max=30)[0].state == "applied"
+        assert patient.wait_for_commits(["add a"], seconds_max=60)[0].state == "applied"
         committer.close()
         thread.join()
 

@@ -243,7 +243,7 @@ def test_a_drop_waits_for_readers_and_holds_up_no_other_table(
         patient.close()
     finally:
         assert sum(1 for _ in stream) == 4
-        dropping.join(10)
+        dropping.join(60)
     assert [t.name for t in catalog.tables()] == ["other"]
 
 

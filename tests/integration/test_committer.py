@@ -86,7 +86,7 @@ def test_a_request_whose_inputs_come_later_waits_for_them(instance: Instance) ->
     instance.submit(compaction("t", 1)[2:])
     found = instance.wait_for_commits(["replace job 1", "assign job 1", "add old 1"], seconds_max=60)
     stop.set()
-    thread.join(30)
+    thread.join(60)
     assert {status.state for status in found} == {"applied"}
     assert files_of(instance) == ["new 1"]
 

@@ -289,10 +289,10 @@ def test_an_interrupted_round_puts_its_jobs_back_without_waiting_for_merges(
     def first_fast_then_slow(*args: Any, **more: Any) -> Any:
         facts = merge(*args, **more)
         if next(calls) == 0:
-            merging.wait(10)
+            merging.wait(60)
         else:
             merging.set()
-            resume.wait(10)
+            resume.wait(60)
         return facts
 
     def interrupt(*_: int) -> None:

@@ -159,7 +159,7 @@ def test_a_claim_that_commits_during_creation_leaves_no_job_with_a_part_of_its_f
         creation.start()
         wait_until(lambda: blocked(table.supplier))
         conn.execute("commit")
-    creation.join(10)
+    creation.join(60)
     per_job = Counter(jobs_of(table.store).values())
     assert sorted(per_job.values()) == [2, 2, 2]
     assert table.jobs.count() == (3, 0)

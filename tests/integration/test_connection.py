@@ -32,7 +32,7 @@ def open_connections(dsn: str) -> int:
         return int(count)
 
 
-def eventually(condition: Callable[[], bool], seconds_max: float = 10) -> bool:
+def eventually(condition: Callable[[], bool], seconds_max: float = 60) -> bool:
     deadline = time.monotonic() + seconds_max
     while not condition():
         if time.monotonic() > deadline:

@@ -71,7 +71,7 @@ def test_a_server_that_died_is_started_again_for_who_comes_next(server_folder: P
     with EmbeddedPostgres(server_folder) as first:
         dead = postmaster(server_folder)
         dead.kill()
-        psutil.wait_procs([dead], timeout=10)
+        psutil.wait_procs([dead], timeout=60)
         with EmbeddedPostgres(server_folder) as second:
             assert second.joined
             assert ask(first.dsn, "select 1") == 1
@@ -205,7 +205,7 @@ def test_a_supplier_is_served_while_the_server_is_restarted(server_folder: Path)
             conn.execute("select 1")
         process = postmaster(server_folder)
         process.kill()
-        psutil.wait_procs([process], timeout=10)
+        psutil.wait_procs([process], timeout=60)
         with EmbeddedPostgres(server_folder), supplier.connection() as conn:
             assert conn.execute("select 1").fetchone() == (1,)
 

@@ -33,7 +33,7 @@ def kill(server: psutil.Process) -> None:
     """With its backends, which would serve on for a moment."""
     processes = [server, *server.children()]
     server.kill()
-    psutil.wait_procs(processes, timeout=10)
+    psutil.wait_procs(processes, timeout=60)
 
 
 def test_several_opens_in_a_process_are_counted(server_folder: Path) -> None:

@@ -114,7 +114,7 @@ class Meeting(Aws):
     def call(self, service: str, operation: str, **parameters: Any) -> Any:
         if operation == self._operation and not self._met:
             self._met = True
-            self._barrier.wait(30)
+            self._barrier.wait(60)
         return super().call(service, operation, **parameters)
 
 

@@ -49,7 +49,7 @@ answers = fork.Queue()
 process = fork.Process(target=child, args=(answers, then), daemon=True)
 process.start()
 try:
-    print(answers.get(timeout=15))
+    print(answers.get(timeout=60))
 except Exception:
     print("hangs")
     process.kill()
@@ -60,7 +60,9 @@ if first != "none":
 
 def said(first: str, then: str) -> list[str]:
     command = [sys.executable, "-c", PROGRAM, first, then]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=180, check=True
+    ).stdout.splitlines()
 
 
 @pytest.mark.parametrize(("first", "then"), [("query", "merge"), ("merge", "query")])
@@ -103,7 +105,7 @@ loading.wait()
 child = os.fork()
 if not child:
     os._exit(0 if callable(dm.connect) else 1)
-for _ in range(100):
+for _ in range(600):
     if os.waitpid(child, os.WNOHANG) != (0, 0):
         sys.exit(print("loaded"))
     time.sleep(0.1)
@@ -114,7 +116,7 @@ print("hangs")
 
 def test_a_child_that_is_forked_while_a_thread_loads_names_has_them_too() -> None:
     command = [sys.executable, "-c", LOADING]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=180)
     assert done.stdout == "loaded\n"
 
 

@@ -20,7 +20,7 @@ import psycopg
 import pytest
 from embedded import postmaster
 from psycopg.conninfo import make_conninfo
-from state import wait_until
+from state import query, wait_until
 
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import ConnectionsExhausted, InstanceError
@@ -62,6 +62,10 @@ print(sum(len(os.read(done, 1)) for _ in range(500)))
 """
 
 
+OTHERS = """select count(*) from pg_stat_activity
+            where backend_type = 'client backend' and usename = current_user and pid <> pg_backend_pid()"""
+
+
 @pytest.fixture(scope="module")
 def small_server() -> Iterator[str]:
     """A server of a hundred connections, three of them reserved for its superuser, and a worker's role."""
@@ -79,9 +83,10 @@ def small_server() -> Iterator[str]:
 
 @pytest.fixture
 def crowded_dsn(small_server: str) -> str:
-    """The server, with nobody's work done yet."""
-    with psycopg.connect(small_server, autocommit=True) as conn:
-        conn.execute("delete from done")
+    """The server, with nobody's work done yet, and the connections of the test before gone."""
+    with closing(ConnectionSupplier(small_server, wait_seconds_max=WAIT_SECONDS_MAX)) as supplier:
+        run_statement(supplier, lambda conn: conn.execute("delete from public.done"))
+        wait_until(lambda: query(supplier, OTHERS) == [(0,)])
     return small_server
 
 
@@ -195,7 +200,7 @@ def test_borrowers_are_served_in_the_order_in_which_they_came(crowded_dsn: str) 
                 thread.start()
                 wait_until(partial(is_waiting, supplier, number + 1))
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
     assert served == list(range(10))
 
 

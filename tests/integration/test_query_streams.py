@@ -131,7 +131,7 @@ def test_one_batch_is_made_ahead_and_no_more() -> None:
     assert next(stream) == 0
     assert made == [0]
     assert next(stream) == 1
-    assert third.wait(5)
+    assert third.wait(60)
     time.sleep(0.05)
     assert made == [0, 1, 2]
     assert list(stream) == [2, 3, 4]
@@ -163,7 +163,7 @@ def test_a_stream_that_is_closed_ends_its_thread_and_its_source() -> None:
         for _ in range(used):
             next(stream)
         del stream
-        assert closed.wait(5)
+        assert closed.wait(60)
 
 
 def test_a_file_is_read_on_the_partitions_that_refer_to_it_and_nowhere_else(new_lake: NewLake) -> None:

@@ -141,11 +141,11 @@ def interrupted_at(number: int, *, leads: bool) -> str:
             )
         )
     go_on.set()
-    threads[0].join(20)
+    threads[0].join(60)
     threads[4] = threading.Thread(target=together, args=(4,), daemon=True)
     threads[4].start()
     for thread in threads.values():
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive(), line
     return line
 

@@ -91,7 +91,7 @@ def test_a_forked_child_begins_anew_whatever_its_parent_was_doing() -> None:
         warnings.simplefilter("ignore", DeprecationWarning)  # of later Pythons: other threads may run
         child = os.fork()
         if child == 0:
-            free = cache.loading(1).acquire(timeout=10)
+            free = cache.loading(1).acquire(timeout=60)
             os._exit(0 if free and cache.get(1) is None and cache.byte_size == 0 else 1)
         _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
