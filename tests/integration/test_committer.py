@@ -13,6 +13,7 @@ import pytest
 import dormouse as dm
 from dormouse.commits import apply as applying
 from dormouse.commits import committer as committer_module
+from dormouse.commits import handling
 from dormouse.commits.committer import Committer
 from dormouse.commits.outcomes import CommitOutcome
 from dormouse.commits.requests import (
@@ -101,8 +102,11 @@ def test_inputs_that_never_come_are_rejected_at_last_and_buried(instance: Instan
     assert letter.reason == outcome.error
 
 
-def test_inputs_that_a_dead_committer_holds_are_waited_for(instance: Instance) -> None:
+def test_inputs_that_a_dead_committer_holds_are_waited_for(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However often they are missed meanwhile; they come again when it is taken for dead."""
+    monkeypatch.setattr(handling, "PATIENCE_RECEIVES", 10_000)
     instance.submit([add("t", "old 1")])
     assert len(instance.commits.queues[0].receive(1, 0)) == 1
     instance.submit(compaction("t", 1)[:2])

@@ -41,6 +41,7 @@ class Ahead(datetime.datetime):
         return super().now(tz) + datetime.timedelta(minutes=5)
 for module in backpressure, committer, handling, postgres_queue, queue:
     module.datetime = Ahead
+handling.PATIENCE_RECEIVES = 10_000
 with dm.connect(*sys.argv[1:]) as instance:
     committer, stop = instance.committer(receives_max=2), threading.Event()
     thread = threading.Thread(target=committer.run, args=(stop,))
