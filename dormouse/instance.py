@@ -88,7 +88,11 @@ class Instance:
         job_commits: QueuedJobCommits | None = None
         if self._commits.has_committer:
             job_commits = QueuedJobCommits(
-                self._commits.send, self._commits.looks, self._supplier, self._attempts
+                self._commits.send,
+                self._commits.looks,
+                self._commits.patience,
+                self._supplier,
+                self._attempts,
             )
         self._tables = Tables(
             dsn, self._supplier, objects, self._catalog, self._trees, self._commits, job_commits

@@ -17,7 +17,7 @@ from dormouse.commits.backpressure import Gate, Marks, Waiting
 from dormouse.commits.bodies import KEPT_SECONDS_IN_DATABASE, sweep
 from dormouse.commits.committer import Committer, CommitterOptions
 from dormouse.commits.outcomes import Awaiting, CommitStatus, DeadLetter, commit_statuses, dead_letters
-from dormouse.commits.patience import Patience
+from dormouse.commits.patience import SECONDS_MIN, Patience, more_and_more
 from dormouse.commits.pointers import PointerQueue
 from dormouse.commits.postgres_queue import PostgresQueue, rehome
 from dormouse.commits.queue import CommitQueue, QueueDepth, TableName, TablesRenamed, queue_number
@@ -33,7 +33,7 @@ from dormouse.settings import Settings
 logger = logging.getLogger(__name__)
 
 SEND_BATCH_MAX = 1_000
-AWAIT_SECONDS = 0.05
+AWAIT_SECONDS = 0.1
 """How long a look for answers may hold a connection, and a snapshot."""
 SENT_TOGETHER_CHARACTERS_MAX = 64 * 1024
 """Of larger bodies each sender sends its own: they would make the others wait."""
@@ -74,7 +74,8 @@ class CommitQueues:
         self._closed = False
         self._table_ids: dict[str, int] = {}
         self._ask = Together(self._statuses_of_all)
-        self._patience = Patience()
+        self.patience = Patience()
+        """How long commits take here; of all that wait for them."""
 
     @cached_property
     def queues(self) -> Sequence[CommitQueue]:
@@ -138,14 +139,14 @@ class CommitQueues:
 
     def looks(self, deadline: float) -> Iterator[float]:
         """When to look whether a commit is done: for how many seconds each look may wait in the database."""
-        for pause in self._patience.pauses():
-            ends = min(time.monotonic() + pause, deadline)
-            if self._settings.commit_queue_urls:
-                time.sleep(max(0.0, ends - time.monotonic()))
+        if self._settings.commit_queue_urls:
+            for pause in self.patience.pauses():
+                time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
                 yield 0.0
-            else:
-                yield min(AWAIT_SECONDS, max(0.0, deadline - time.monotonic()))
-                time.sleep(max(0.0, ends - time.monotonic()))
+        for pause in more_and_more(SECONDS_MIN):
+            ends = min(time.monotonic() + pause, deadline)
+            yield min(AWAIT_SECONDS, max(0.0, deadline - time.monotonic()))
+            time.sleep(max(0.0, ends - time.monotonic()))  # what has no message at all is not waited for
 
     def wait_for_room(self, table_id: int, waiting: Waiting | None = None) -> None:
         """Waits while the table's queue is above its high mark; raises `CommitQueueFull`."""
@@ -186,7 +187,8 @@ class CommitQueues:
 
     def _statuses_of_all(self, asked: Sequence[tuple[Sequence[str], Awaiting]]) -> list[list[CommitStatus]]:
         every = [one for commit_ids, _ in asked for one in commit_ids]
-        found = iter(commit_statuses(self._supplier, every, awaiting=Awaiting.any_of([a for _, a in asked])))
+        awaiting = Awaiting.any_of([each for _, each in asked])
+        found = iter(commit_statuses(self._supplier, every, awaiting=awaiting, patience=self.patience))
         return [list(islice(found, len(commit_ids))) for commit_ids, _ in asked]
 
     def _submit(self, requests: Sequence[CommitRequest], waiting: Waiting | None) -> None:

@@ -17,6 +17,7 @@ import psycopg
 
 from dormouse.backoff import backoff_seconds
 from dormouse.commits.outcomes import Awaiting
+from dormouse.commits.patience import Patience
 from dormouse.commits.requests import CommitRequest
 from dormouse.commits.together import Together
 from dormouse.errors import (
@@ -60,12 +61,14 @@ class QueuedJobCommits:
         self,
         send: Callable[[CommitRequest, int], None],
         looks: Callable[[float], Iterator[float]],
+        patience: Patience,
         supplier: Supplier,
         attempts: WriteAttempts,
     ) -> None:
-        """`looks` are `CommitQueues.looks`."""
+        """`looks` and `patience` are those of `CommitQueues`."""
         self._send = send
         self._looks = looks
+        self._patience = patience
         self._supplier = supplier
         self._attempts = attempts
         self._answers = Together(self._ask)
@@ -96,7 +99,7 @@ class QueuedJobCommits:
             "attempt_ids": Uuids([bytes.fromhex(attempt.attempt_id) for attempt, _ in asked]),
             "commit_keys": Uuids([narrow_bytes(each.commit_ids[0]) for _, each in asked]),
         }
-        work = Awaiting.any_of([each for _, each in asked]).then(_QUERIES["answers"], values)
+        work = Awaiting.any_of([each for _, each in asked]).then(_QUERIES["answers"], values, self._patience)
         return [_Answer(*row) for row in run_statement(self._supplier, work, operation="answers of commits")]
 
     @staticmethod

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import psycopg
 from psycopg import errors as pg
 
+from dormouse.commits.patience import Patience
 from dormouse.errors import (
     CommitOutcomeUnknown,
     CommitQueueError,
@@ -182,16 +183,20 @@ class Awaiting:
         """Waits for the first of all; not at all when one of them does not wait."""
         return cls([one for each in them for one in each.commit_ids], min(each.seconds for each in them))
 
-    def then(self, query: Query, values: dict[str, Any]) -> Callable[[psycopg.Connection[Any]], list[Any]]:
+    def then(
+        self, query: Query, values: dict[str, Any], patience: Patience
+    ) -> Callable[[psycopg.Connection[Any]], list[Any]]:
         """The work of a statement after the wait: gives its rows; both in one round trip."""
         if self.seconds <= 0 or not self.commit_ids:
             return rows_of(query, values)
         keys = Uuids([narrow_bytes(commit_id) for commit_id in self.commit_ids])
 
         def work(conn: psycopg.Connection[Any]) -> list[Any]:
+            how = {"awaited_keys": keys, "usual": patience.usual, "seconds": self.seconds}
             with conn.pipeline():
-                conn.execute(_QUERIES["await"].on(), {"awaited_keys": keys, "seconds": self.seconds})
+                waited = conn.execute(_QUERIES["await"].on(), how)
                 found = conn.execute(query.on(), values)
+            patience.learn(*waited.fetchall()[0])
             return found.fetchall()
 
         return work
@@ -202,6 +207,7 @@ def commit_statuses(
     commit_ids: Sequence[str],
     durable_seconds: float = DURABLE_SECONDS,
     awaiting: Awaiting = Awaiting(),
+    patience: Patience | None = None,
 ) -> list[CommitStatus]:
     """The state of each, in their order; one query.
 
@@ -211,7 +217,8 @@ def commit_statuses(
     for commit_id in commit_ids:
         check_text("commit_id", commit_id)
     keys = Uuids([narrow_bytes(commit_id) for commit_id in commit_ids])
-    work = awaiting.then(_QUERIES["statuses"], {"commit_keys": keys, "durable_seconds": durable_seconds})
+    values = {"commit_keys": keys, "durable_seconds": durable_seconds}
+    work = awaiting.then(_QUERIES["statuses"], values, patience or Patience())
     rows = run_statement(supplier, work, operation="status")
     return [_status(name, *row) for name, row in zip(commit_ids, rows, strict=True)]
 

@@ -29,8 +29,8 @@ left join rejected_commit r on r.commit_key = k.commit_key and (a.applied_at is 
 order by k.number;
 
 -- name: await
--- Waits until one of these commits has no message any more, or the time is over.
-select await_messages(%(awaited_keys)s::uuid[], %(seconds)s);
+-- Waits until one of these commits has no message any more, or the time is over; gives how often it looked again.
+select await_messages(%(awaited_keys)s::uuid[], %(usual)s, %(seconds)s);
 
 -- name: settle
 -- Keeps why commits were refused, and forgets it of those that are applied after all; what they changed is on disk then.

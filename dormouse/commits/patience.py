@@ -15,19 +15,29 @@ class Patience:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._usual = SECONDS_MIN
+        self.usual = SECONDS_MIN
+        """The seconds before a first look."""
+
+    def learn(self, looks: int) -> None:
+        """So many looks, the first after `usual`, it took to find an answer."""
+        with self._lock:
+            usual = self.usual * (_SOONER if looks <= 1 else _LATER)
+            self.usual = min(max(usual, SECONDS_MIN), SECONDS_MAX / 10)
 
     def pauses(self) -> Iterator[float]:
         """The seconds before each look; it learns from how many are taken."""
-        usual = self._usual
-        self._learn(_SOONER)
-        yield usual
-        self._learn(_LATER / _SOONER)  # the first look was too early
-        pause = max(SECONDS_MIN, usual / 4)
-        while True:
-            yield pause
-            pause = min(1.5 * pause, SECONDS_MAX)
+        usual, looks = self.usual, 1
+        try:
+            yield usual
+            for pause in more_and_more(max(SECONDS_MIN, usual / 4)):
+                looks += 1
+                yield pause
+        finally:
+            self.learn(looks)
 
-    def _learn(self, factor: float) -> None:
-        with self._lock:
-            self._usual = min(max(self._usual * factor, SECONDS_MIN), SECONDS_MAX / 10)
+
+def more_and_more(pause: float) -> Iterator[float]:
+    """Longer and longer pauses."""
+    while True:
+        yield pause
+        pause = min(1.5 * pause, SECONDS_MAX)

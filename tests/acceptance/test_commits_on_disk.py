@@ -126,7 +126,9 @@ def test_what_a_job_was_told_outlives_a_crash(
         sent.set()
 
     def job() -> None:
-        commits = QueuedJobCommits(send, instance.commits.looks, instance._supplier, context.attempts)
+        commits = QueuedJobCommits(
+            send, instance.commits.looks, instance.commits.patience, instance._supplier, context.attempts
+        )
         files = (file(name, ref(name)),)
         request = AddFiles(commit_id="c", table="t", files=files, attempt_id=attempt.attempt_id)
         told.append(commits.commit(request, attempt))

@@ -190,5 +190,11 @@ def test_answers_are_looked_for_when_the_last_ones_came() -> None:
         next(patience.pauses())
     first, *others = islice(patience.pauses(), 30)
     assert first == SECONDS_MIN
+    for looks in (2, 5) * 100:
+        patience.learn(looks)
+    assert patience.usual == 0.05
+    for looks in (0, 1) * 100:
+        patience.learn(looks)
+    assert patience.usual == SECONDS_MIN
     assert sorted(others) == others
     assert others[-1] <= 0.5
