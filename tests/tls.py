@@ -87,14 +87,14 @@ class TlsFront:
 
     def __enter__(self) -> TlsFront:
         self._thread.start()
-        self._listener = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(30)
+        self._listener = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(60)
         self.port = self._listener.sockets[0].getsockname()[1]
         return self
 
     def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(30)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(30)
+        self._thread.join(60)
         self._loop.close()
 
     async def _listen(self) -> asyncio.Server:

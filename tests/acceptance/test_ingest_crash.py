@@ -21,7 +21,7 @@ from dormouse.context import TableContext
 from dormouse.postgres import ConnectionSupplier
 from dormouse.rounds.ingest import ingest_in_process as ingest
 
-WAIT_SECONDS_MAX = 60
+WAIT_SECONDS_MAX = 180
 ROWS = 50_000
 CHILD = """
 import pickle, sys

@@ -281,7 +281,7 @@ def test_it_waits_for_a_commit_that_is_under_way(new_table: NewTable, layout: st
         table.store.add_files([ref("x")], commit_id="c", conn=conn)
         thread = threading.Thread(target=convert, args=(table, target))
         thread.start()
-        wait_until(lambda: blocked(table.supplier), 30)
+        wait_until(lambda: blocked(table.supplier))
         conn.execute("commit")
     thread.join(60)
     assert not thread.is_alive()
@@ -296,7 +296,7 @@ def test_a_stream_is_read_to_its_end(new_table: NewTable) -> None:
     names = [next(stream).filename]
     thread = threading.Thread(target=convert, args=(table, "dummy_reference"))
     thread.start()
-    wait_until(lambda: blocked(table.supplier), 30)
+    wait_until(lambda: blocked(table.supplier))
     names += [r.filename for r in stream]
     thread.join(60)
     assert not thread.is_alive()
