@@ -32,6 +32,15 @@ with address.open() as context:
     print(ingest(context, data, ingest_id="july", memory_bytes=1).applied)
 """
 
+NEVER_COMMITS = (
+    """
+import time
+from dormouse.rounds import ingest as module
+module.check_ingested = lambda *_: time.sleep(1000)
+"""
+    + CHILD
+)
+
 DRIVER = """
 import os, pickle, signal, sys
 from pathlib import Path
@@ -132,7 +141,7 @@ def check_recovers(table: TableContext, rows: pa.Table) -> None:
 def test_killed_before_its_commit(
     table: TableContext, start: Start, rows: pa.Table, moment: Callable[[TableContext], bool]
 ) -> None:
-    process = start()
+    process = start(NEVER_COMMITS)
     wait_until(moment, table)
     kill(process)
     check_recovers(table, rows)
