@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 
 import psycopg
 
@@ -208,7 +207,7 @@ class Committer:
         if not messages:
             return []
         with self._in_flight.held(queue, messages), self._permits:
-            hopeless = partial(put_off.are_all_but, messages) if put_off is not None else lambda: False
+            hopeless = put_off.taken(messages) if put_off is not None else lambda: False
             handled = self._handler.handle(messages, hopeless)
         self._applied()
         tables = len({item.outcome.table_id for item in handled}) if len(handled) == limit else 0
@@ -293,14 +292,25 @@ class _PutOff:
         self._queue = queue
         self._lock = threading.Lock()
         self._known: set[tuple[int, datetime]] = set()
+        """Since something was last applied, which may be what others need."""
         self._too_new: set[tuple[int, datetime]] = set()
+        self._applied = 0
 
-    def are_all_but(self, messages: Sequence[Message]) -> bool:
-        """Whether the queue has no others than these and those that were put off."""
+    def taken(self, messages: Sequence[Message]) -> Callable[[], bool]:
+        """Tells, once these were tried, whether the queue has no others but those that were put off."""
+        keys = set(map(_key, messages))
         with self._lock:
-            known = self._known.union(map(_key, messages))
-        depth = self._queue.depth()
-        return not depth.approximate and depth.messages <= len(known)
+            self._known -= keys  # for others, one of these may be what they need
+            applied = self._applied
+
+        def are_all() -> bool:
+            with self._lock:
+                known = self._known | keys
+            depth = self._queue.depth()
+            with self._lock:
+                return self._applied == applied and not depth.approximate and depth.messages <= len(known)
+
+        return are_all
 
     def left(self) -> int:
         """How many may wait for a newer committer: what it would apply may be what others need."""
@@ -309,6 +319,9 @@ class _PutOff:
 
     def update(self, handled: Sequence[Handled]) -> None:
         with self._lock:
+            if any(item.outcome.state == "applied" for item in handled):
+                self._applied += 1
+                self._known.clear()
             for item in handled:
                 key = _key(item.message)
                 (self._known.add if item.fate == "later" else self._known.discard)(key)

@@ -71,9 +71,10 @@ class Handler:
         envelopes = [item for item in read if isinstance(item, Envelope)]
         portions = batches(envelopes, lambda envelope: len(envelope.request.items), ITEMS_MAX)
         outcomes = [outcome for portion in portions for outcome in apply(self._tables, portion)]
-        applied, some_wait = iter(outcomes), any(outcome.waits for outcome in outcomes)
+        applied = iter(outcomes)
+        some_help = any(outcome.waits or outcome.state == "applied" for outcome in outcomes)
         handled = [
-            self._fate_of(message, next(applied), lambda: not some_wait and hopeless())
+            self._fate_of(message, next(applied), lambda: not some_help and hopeless())
             if isinstance(item, Envelope)
             else item
             for message, item in zip(messages, read, strict=True)
