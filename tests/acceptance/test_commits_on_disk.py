@@ -22,7 +22,7 @@ from dormouse.instance import Instance
 from dormouse.table import Table
 from tests.commits import add, assignment, files_of, replacement
 from tests.embedded import postmaster
-from tests.state import file, query, ref
+from tests.state import file, query, ref, wait_until
 
 OPTIONS = {"fsync": "off", "autovacuum": "off"}  # a kill is no power cut: what was written is there
 TABLES = ("t", "u", "v")
@@ -40,8 +40,16 @@ class Server:
 
     def start(self) -> None:
         self.dsn = self._stack.enter_context(EmbeddedPostgres(self._folder / "server", options=OPTIONS)).dsn
-        processes = postmaster(self._folder / "server").children()
-        writer = next(one for one in processes if "walwriter" in " ".join(one.cmdline()))
+        writers: list[psutil.Process] = []
+
+        def find() -> bool:
+            """It is named a moment after it was started."""
+            processes = postmaster(self._folder / "server").children()
+            writers[:] = [one for one in processes if "walwriter" in " ".join(one.cmdline())]
+            return bool(writers)
+
+        wait_until(find)
+        [writer] = writers
         writer.suspend()
         self._stack.callback(wake, writer)
 
