@@ -27,7 +27,7 @@ FOUND_WITHIN = timedelta(hours=6)
 TRIES_MAX = 3
 _SHUTTING_DOWN = frozenset({"InvalidRequestException", "ValidationException"})
 _ORDINARY_ENDS = {None, "", "USER_REQUEST", "ALL_STEPS_COMPLETED"}
-_EARLIEST = datetime.min.replace(tzinfo=UTC)
+_LATEST = datetime.max.replace(tzinfo=UTC)
 
 
 def submit(environment: RunsEnvironment, run: Run, name: str, aws: Aws) -> tuple[str, str]:
@@ -156,9 +156,9 @@ def _first(found: list[Any]) -> str | None:
 
 
 def _age(found: Any) -> tuple[datetime, str]:
-    """Both submitters see the same one as the earlier."""
+    """Both submitters see the same one as the earlier; one without a time is just being made."""
     made = found.get("Status", {}).get("Timeline", {}).get("CreationDateTime")
-    return made or _EARLIEST, str(found["Id"])
+    return made or _LATEST, str(found["Id"])
 
 
 def _why(status: Any) -> str | None:

@@ -14,7 +14,7 @@ from moto import mock_aws
 from state import at_once
 
 from dormouse.settings.lambdas import RunsEnvironment
-from dormouse.system import emr
+from dormouse.system import emr, emr_clusters
 from dormouse.system.aws import Aws
 
 
@@ -250,3 +250,9 @@ def test_cancelling_a_step_of_a_cluster_that_has_ended_is_no_error() -> None:
     aws, stubber = stubbed("emr")
     stubber.add_client_error("cancel_steps", "InvalidRequestException", "Cluster is terminated")
     emr.cancel(SUBMITTED, aws)
+
+
+def test_what_has_no_time_yet_is_the_later() -> None:
+    made = {"Id": "j-2", "Name": "n", "Status": {"Timeline": {"CreationDateTime": datetime.now(UTC)}}}
+    making = {"Id": "j-1", "Name": "n", "Status": {"Timeline": {}}}
+    assert emr_clusters._first(emr_clusters._named("n", [making, made])) == "j-2"
