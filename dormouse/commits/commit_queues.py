@@ -195,8 +195,10 @@ class CommitQueues:
         self._check(requests)
         names = {request.table for request in requests}
         # what the sending statement looks at need not be asked for before
-        trusted = all(queue.knows_tables for queue in self.queues) and names <= self._table_ids.keys()
-        ids = {name: self._table_ids[name] for name in names} if trusted else self._ids_of(names)
+        ids = {name: known for name in names if (known := self._table_ids.get(name)) is not None}
+        trusted = len(ids) == len(names) and all(queue.knows_tables for queue in self.queues)
+        if not trusted:
+            ids = self._ids_of(names)
         sendings: dict[int, _Sending] = defaultdict(_Sending)
         sent: dict[int, list[CommitRequest]] = defaultdict(list)
         for request in requests:
