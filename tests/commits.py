@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterable
 from typing import Any
 
 from dormouse.commits.outcomes import CommitOutcome
 from dormouse.commits.requests import AddFiles, AssignJobIds, CommitRequest, ReplaceFileReferences
 from dormouse.instance import Instance
-from tests.state import assign, file, live, ref, replace
+from tests.state import assign, file, live, query, ref, replace, wait_until
 
 _ids = itertools.count(1)
 
@@ -40,6 +41,20 @@ def compaction(table: str, number: int) -> list[CommitRequest]:
 def drained(instance: Instance, *requests: Any, **options: Any) -> dict[str, CommitOutcome]:
     instance.submit(requests)
     return {outcome.commit_id: outcome for outcome in instance.committer(**options).drain()}
+
+
+def drained_while_one_is_held(instance: Instance, show: str, **options: Any) -> list[CommitOutcome]:
+    """Of a compaction whose file another receiver holds, until it is missed often and a statement run."""
+    instance.submit([add("t", "old 1")])
+    assert len(instance.commits.queues[0].receive(1, 0)) == 1
+    instance.submit(compaction("t", 1)[:2])
+    committer, outcomes = instance.committer(**options), list[CommitOutcome]()
+    thread = threading.Thread(target=lambda: outcomes.extend(committer.drain()))
+    thread.start()
+    wait_until(lambda: committer.metrics().try_later >= 10)
+    query(instance._supplier, show)
+    thread.join(60)
+    return outcomes
 
 
 def states(outcomes: dict[str, CommitOutcome]) -> dict[str, str]:

@@ -15,7 +15,6 @@ from dormouse.commits import apply as applying
 from dormouse.commits import committer as committer_module
 from dormouse.commits import handling
 from dormouse.commits.committer import Committer
-from dormouse.commits.outcomes import CommitOutcome
 from dormouse.commits.requests import (
     AddFiles,
     DeleteCollectedFiles,
@@ -33,6 +32,7 @@ from tests.commits import (
     assignment,
     compaction,
     drained,
+    drained_while_one_is_held,
     files_of,
     replacement,
     send_raw,
@@ -107,15 +107,8 @@ def test_inputs_that_a_dead_committer_holds_are_waited_for(
 ) -> None:
     """However often they are missed meanwhile; they come again when it is taken for dead."""
     monkeypatch.setattr(handling, "PATIENCE_RECEIVES", 10_000)
-    instance.submit([add("t", "old 1")])
-    assert len(instance.commits.queues[0].receive(1, 0)) == 1
-    instance.submit(compaction("t", 1)[:2])
-    committer, outcomes = instance.committer(receives_max=2), list[CommitOutcome]()
-    thread = threading.Thread(target=lambda: outcomes.extend(committer.drain()))
-    thread.start()
-    wait_until(lambda: committer.metrics().try_later >= 10, seconds_max=60)
-    query(instance._supplier, "update commit_message set visible_at = clock_timestamp()")
-    thread.join(60)
+    show = "update commit_message set visible_at = clock_timestamp()"
+    outcomes = drained_while_one_is_held(instance, show, receives_max=2)
     assert [o.state for o in outcomes] == ["applied"] * 3
     assert files_of(instance) == ["new 1"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,10 @@ import pytest
 import dormouse as dm
 from dormouse.commits import apply as applying
 from dormouse.commits import handling
-from dormouse.commits.outcomes import CommitOutcome
 from dormouse.commits.requests import ReplaceFileReferences
 from dormouse.instance import Instance
-from tests.commits import add, compaction, drained, replacement
-from tests.state import query, replace, wait_until
+from tests.commits import add, compaction, drained, drained_while_one_is_held, replacement
+from tests.state import replace
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 
@@ -41,17 +39,9 @@ def test_what_others_wait_for_may_come_beside_one_that_needs_both(
 ) -> None:
     """A replacement, and its file; the assignment that was put off comes later."""
     monkeypatch.setattr(handling, "PATIENCE_RECEIVES", 10_000)
-    instance.submit([add("t", "old 1")])
-    assert len(instance.commits.queues[0].receive(1, 0)) == 1
-    instance.submit(compaction("t", 1)[:2])
-    committer, outcomes = instance.committer(receives_max=2, concurrency=1), list[CommitOutcome]()
-    thread = threading.Thread(target=lambda: outcomes.extend(committer.drain()))
-    thread.start()
-    wait_until(lambda: committer.metrics().try_later >= 10)
     again = """update commit_message set visible_at = clock_timestamp()
                + case when body like '%%assign_job%%' then interval '2 s' else interval '0' end"""
-    query(instance._supplier, again)
-    thread.join(60)
+    outcomes = drained_while_one_is_held(instance, again, receives_max=2, concurrency=1)
     assert [outcome.state for outcome in outcomes] == ["applied"] * 3
 
 
