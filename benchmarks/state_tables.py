@@ -263,7 +263,8 @@ class Tables:
                 with conn.transaction():
                     for name in names[first : first + _CREATED_AT_ONCE]:
                         row = conn.execute(add_table, {**values, "name": name}).fetchone()
-                        record = TableRecord(row[0] if row else 0, name, SCHEMA, given, layout)
+                        assert row is not None  # noqa: S101 it is one row
+                        record = TableRecord(row[0], name, SCHEMA, given, layout, uuid=row[1].hex)
                         FileReferenceStore(self._supplier, record).create(conn)
                         records.append(record)
         return records

@@ -2,7 +2,7 @@
 -- A table's row, without a tree of partitions.
 insert into tables (name, schema, properties, layout)
 values (%(name)s, %(schema)s, %(properties)s, %(layout)s)
-returning table_id
+returning table_id, table_uuid
 
 -- name: copy_partitions
 -- The whole tree.

@@ -51,7 +51,7 @@ class Catalog:
             if row is None:
                 raise TableAlreadyExists(f"table {name!r} exists already")
             _check_alone(conn, name)
-            made = replace(table, table_id=row[0], created_at=row[1])
+            made = replace(table, table_id=row[0], created_at=row[1], uuid=row[2].hex)
             FileReferenceStore(self._supplier, made).create(conn)
             PartitionStore(self._supplier, made).create(conn, split_points)
             return made

@@ -4,19 +4,19 @@ insert into tables (name, schema, properties, layout)
 select %(name)s, %(schema)s, %(properties)s, %(layout)s
 from pg_advisory_xact_lock(hashtextextended('table ' || lower(%(name)s), 0))
 on conflict (name) do nothing
-returning table_id, created_at;
+returning table_id, created_at, table_uuid;
 
 -- name: tables
 -- All tables, by name.
-select table_id, name, schema, properties, layout, created_at from tables order by name;
+select table_id, name, schema, properties, layout, created_at, table_uuid, numbered from tables order by name;
 
 -- name: table
 -- One table.
-select table_id, name, schema, properties, layout, created_at from tables where name = %(name)s;
+select table_id, name, schema, properties, layout, created_at, table_uuid, numbered from tables where name = %(name)s;
 
 -- name: tables_like
 -- The tables that have one of these names, given in lower case.
-select table_id, name, schema, properties, layout, created_at
+select table_id, name, schema, properties, layout, created_at, table_uuid, numbered
 from tables
 where lower(name) = any(%(names)s::text[])
 order by name;
@@ -39,7 +39,7 @@ select name from tables where lower(name) = lower(%(name)s) and name <> %(name)s
 
 -- name: table_to_change
 -- One table, held until the change of it is committed.
-select table_id, name, schema, properties, layout, created_at
+select table_id, name, schema, properties, layout, created_at, table_uuid, numbered
 from tables
 where table_id = %(table_id)s
 for no key update;

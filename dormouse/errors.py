@@ -12,12 +12,16 @@ DormouseError
 │   ├── InvalidData                  columns missing, extra, mistyped; nulls in a key; corrupt files
 │   └── InvalidQuery
 ├── TableNotFound
+│   └── TableOfAnotherTimeline       made after the moment that the database was restored to
 ├── TableAlreadyExists
 ├── TableBusy                        others use it all the time; nothing was changed
 ├── InstanceError
 │   ├── NotAnInstance                a folder or database that holds something else
+│   │   └── ObjectStoreIsNotOurs     emptied, mistyped, or older than the database
 │   ├── InstanceLocked
 │   ├── InstanceReadOnly
+│   │   ├── InstanceIsACopy          a database that was restored or copied: adopt it, or only read
+│   │   └── InstanceTakenOver        another database was made the owner of the object store
 │   ├── InstanceForbidden            the role of the database may not do it
 │   └── InstanceTooNew               written by a newer Dormouse
 ├── PartitionError
@@ -113,6 +117,10 @@ class TableNotFound(DormouseError, LookupError):
     """The table does not exist."""
 
 
+class TableOfAnotherTimeline(TableNotFound):
+    """The table is not of this database, which was restored, or of which this is a copy."""
+
+
 class TableAlreadyExists(DormouseError):
     """A table of this name exists already."""
 
@@ -129,12 +137,24 @@ class NotAnInstance(InstanceError):
     """The folder or database holds something that is not a Dormouse instance."""
 
 
+class ObjectStoreIsNotOurs(NotAnInstance):
+    """The object store is not the one that the database's files are in."""
+
+
 class InstanceLocked(InstanceError):
     """Another process is setting the instance up."""
 
 
 class InstanceReadOnly(InstanceError):
     """The instance cannot be written to."""
+
+
+class InstanceIsACopy(InstanceReadOnly):
+    """The database is a copy of the one that owns the object store."""
+
+
+class InstanceTakenOver(InstanceReadOnly):
+    """Another database has become the owner of the object store."""
 
 
 class InstanceForbidden(InstanceError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -20,9 +20,6 @@ from dormouse.errors import (
     InvalidProperties,
     InvalidQuery,
     InvalidSchema,
-    NotAnInstance,
-    ObjectAlreadyExists,
-    ObjectNotFound,
     ObjectStoreError,
 )
 from dormouse.files import removal_log
@@ -32,6 +29,8 @@ from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore, open_store
+from dormouse.objects.guarded import GuardedStore
+from dormouse.ownership import Ownership, check_mark
 from dormouse.partitions.tree_cache import TreeCache
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.settings import Settings, load_settings
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from dormouse.sql.values import Parameters
     from dormouse.sql.workers import WorkerLimits, Workers
 
-MARKER = "instance.json"
+logger = logging.getLogger(__name__)
 NO_TABLE = 0
 """What `WriteAttempts.collect_abandoned` finds for it is of tables that are gone."""
 
@@ -69,8 +68,8 @@ class Instance:
         on_close: Callable[[], None] = lambda: None,
         revive: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._objects = objects
         self._read_only = read_only
+        self._refusal: InstanceReadOnly | None = None
         self._on_close = on_close
         self._closed = False
         self._supplier = ConnectionSupplier(
@@ -81,10 +80,14 @@ class Instance:
             read_only=read_only,
             revive=revive,
         )
+        self._ownership = Ownership(self._supplier, objects)
+        self._objects = objects = GuardedStore(objects, self._check_owner)
         self._attempts = WriteAttempts(self._supplier, objects)
         self._catalog = Catalog(self._supplier, self._attempts)
         self._trees = TreeCache(settings.tree_cache_bytes)
-        self._commits = CommitQueues(self._supplier, objects, settings, committer=committer)
+        self._commits = CommitQueues(
+            self._supplier, objects, settings, committer=committer, check=self._ownership.check
+        )
         job_commits: QueuedJobCommits | None = None
         if self._commits.has_committer:
             job_commits = QueuedJobCommits(
@@ -99,10 +102,20 @@ class Instance:
         )
 
     def open(self, *, writers_are_dead: bool = False) -> Self:
-        """Migrates the database, and checks that it and the object store belong together."""
+        """Migrates the database, and checks that it and the object store belong together.
+
+        A copy of the database that owns the store is opened read-only.
+        """
         migrate(self._supplier)
-        check_same_instance(self._catalog.instance_id(), self._objects, read_only=self._read_only)
-        if not self._read_only:
+        if self._read_only:
+            self._ownership.look(self._catalog.instance_id())
+            return self
+        self._refusal = self._ownership.open(self._catalog.instance_id(), starts=writers_are_dead)
+        if self._refusal is not None:
+            logger.warning("%s", self._refusal)
+            self._read_only = True
+            self._supplier.forbid_writes()
+        else:
             if writers_are_dead:
                 self._attempts.abandon_all()
             with suppress(ObjectStoreError):  # a user that may not delete objects may still read and add
@@ -278,16 +291,43 @@ class Instance:
 
     def check_reachable(self) -> None:
         """Asks the database and the object store for a little. `InstanceError`, `ObjectStoreError`."""
-        check_same_instance(self._catalog.instance_id(), self._objects, read_only=True)
+        check_mark(self._catalog.instance_id(), self._objects)
+
+    def adopt(self) -> int:
+        """Makes this database, a copy or a former owner, the owner of the object store.
+
+        The owner of before is told at its next write. What other timelines have written stays in the store.
+        Raises `InvalidInput` when this one owns it, and `InstanceTakenOver` when another was faster.
+        """
+        if self._refusal is None:
+            raise InvalidInput(f"this database owns {self._objects.url} already: there is nothing to adopt")
+        self._supplier.forbid_writes(forbidden=False)
+        number = self._ownership.adopt(self._catalog.instance_id())
+        self._refusal = self._ownership.look(self._catalog.instance_id())
+        if self._refusal is not None:
+            self._supplier.forbid_writes()
+            raise self._refusal
+        self._read_only = False
+        return number
 
     def _table(self, record: TableRecord) -> Table:
-        return Table(self._tables.context(record), self._tables, read_only=self._read_only)
+        return Table(
+            self._tables.context(record), self._tables, self._check_writable, read_only=self._read_only
+        )
 
     def _check_writable(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
         if self._read_only:
             raise InstanceReadOnly(
                 "the instance was opened read-only; open it without read_only to change it"
             )
+        self._ownership.check()
+
+    def _check_owner(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+        self._ownership.check_now()
 
 
 def connect(dsn: str, objects_url: str, *, read_only: bool = False, **objects_options: Any) -> Instance:
@@ -302,27 +342,3 @@ def connect(dsn: str, objects_url: str, *, read_only: bool = False, **objects_op
     except BaseException:
         instance.close()
         raise
-
-
-def check_same_instance(instance_id: str, objects: ObjectStore, *, read_only: bool) -> None:
-    """The object store carries the id of its database; the first to connect writes it."""
-    try:
-        found = _marked(objects)
-    except ObjectNotFound:
-        if read_only:
-            raise NotAnInstance(f"{objects.url} is not the object store of a Dormouse instance") from None
-        with suppress(ObjectAlreadyExists):
-            objects.put(MARKER, json.dumps({"instance_id": instance_id}).encode())
-        found = _marked(objects)
-    if found != instance_id:
-        raise NotAnInstance(
-            f"{objects.url} belongs to instance {found}, the database to {instance_id}; use the two that "
-            "belong together"
-        )
-
-
-def _marked(objects: ObjectStore) -> str:
-    try:
-        return str(json.loads(objects.get(MARKER))["instance_id"])
-    except (ValueError, KeyError, TypeError):
-        raise NotAnInstance(f"{objects.url}/{MARKER} is not Dormouse's") from None

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from dormouse.context import TableContext
-from dormouse.errors import InstanceReadOnly, InvalidProperties
+from dormouse.errors import InvalidProperties
 from dormouse.files.garbage import GarbageReport
 from dormouse.files.last_rounds import LastRound
 from dormouse.files.reads import FileFacts
@@ -63,9 +63,17 @@ class TableStatus:
 class Table:
     """One table of an instance; made by `Instance.create_table` and `Instance.table`."""
 
-    def __init__(self, context: TableContext, tables: Tables, *, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        context: TableContext,
+        tables: Tables,
+        check_writable: Callable[[], None],
+        *,
+        read_only: bool = False,
+    ) -> None:
         self._context = context
         self._tables = tables
+        self._check_writable = check_writable
         self._read_only = read_only
 
     def __repr__(self) -> str:
@@ -283,12 +291,6 @@ class Table:
             yield
         finally:
             self._tables.note_activity()
-
-    def _check_writable(self) -> None:
-        if self._read_only:
-            raise InstanceReadOnly(
-                f"table {self.name!r} cannot be changed: the instance was opened read-only"
-            )
 
 
 def _ingest_on_spark(*args: Any, **options: Any) -> IngestReport:

@@ -53,8 +53,10 @@ class CommitBatch(BasePartialBatchProcessor):
 @tracer.capture_lambda_handler(capture_response=False)
 def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
     """Answers which records are to be delivered again. Keeps no connection: an idle database can pause."""
-    with called(CommitEnvironment, "commit", context) as call, database(call, **LIMITS_MS) as supplier:
-        objects = open_store(call.environment.objects)
+    with (
+        called(CommitEnvironment, "commit", context) as call,
+        database(call, open_store(call.environment.objects), **LIMITS_MS) as (supplier, objects),
+    ):
         batch = CommitBatch(supplier, objects, call.environment)
         answer = process_partial_response(
             event=event, record_handler=lambda record: None, processor=batch, context=context

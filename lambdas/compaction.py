@@ -40,7 +40,7 @@ def create(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
         if (turn := schedule.turn()) is None:
             return NOTHING
         alive = timedelta(minutes=settings.run_minutes_max, seconds=START_SECONDS_MAX)
-        with database(call) as supplier:
+        with database(call, objects) as (supplier, _):
             run = runs.create(
                 supplier,
                 objects,
@@ -70,7 +70,7 @@ def report(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
         if run["kind"] == "split":
             runs.remove_list(objects, run["run_id"])
             return {"run_id": run["run_id"], "state": state, "reason": reason}
-        with database(call) as supplier:
+        with database(call, objects) as (supplier, _):
             done = runs.report(supplier, objects, run["run_id"], state, reason)
             failing = rounds_failing(supplier)
         if done.released:

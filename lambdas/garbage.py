@@ -22,8 +22,8 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
         turn = schedule.turn()
         if turn is None:
             return {"skipped": True}
-        with database(call) as supplier:
-            done = collect(supplier, objects, turn, seconds_left=call.seconds_left)
+        with database(call, objects) as (supplier, owned):
+            done = collect(supplier, owned, turn, seconds_left=call.seconds_left)
             failing = rounds_failing(supplier)
         schedule.done(turn, due_at=done.due_at, memory=done.memory)
         counts = {FILES_DELETED: done.deleted_files, ORPHANED_BYTES: done.orphaned_bytes}

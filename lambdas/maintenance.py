@@ -33,7 +33,7 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
         schedule = Schedule(objects, KIND)
         if (turn := schedule.turn()) is None:
             return NOTHING
-        with database(call) as supplier:
+        with database(call, objects) as (supplier, _):
             done = keep_up(supplier, objects, turn, run_id, seconds_left=call.seconds_left)
         schedule.done(turn, due_at=None if done.whole else turn.began_at, memory=done.memory)
         call.count(**{TABLES_TO_SPLIT: len(done.run.tables) if done.run else 0})

@@ -16,6 +16,9 @@ from aws_lambda_powertools.metrics.provider.cloudwatch_emf.cloudwatch import Ama
 
 from dormouse.backoff import backoff_seconds
 from dormouse.errors import DormouseError, InstanceError, InvalidInput
+from dormouse.objects import ObjectStore
+from dormouse.objects.guarded import GuardedStore
+from dormouse.ownership import Ownership
 from dormouse.postgres import ConnectionSupplier
 from dormouse.settings.lambdas import DatabaseEnvironment, Environment, load_environment
 from dormouse.settings.metrics import DIMENSION, NAMESPACE, UNITS
@@ -65,15 +68,20 @@ def called(model: type[E], name: str, context: Any) -> Iterator[Call[E]]:
 
 
 @contextmanager
-def database(call: Call[Any], **limits_ms: int) -> Iterator[ConnectionSupplier]:
+def database(
+    call: Call[Any], objects: ObjectStore, **limits_ms: int
+) -> Iterator[tuple[ConnectionSupplier, ObjectStore]]:
     """Connections that end with the call, so that an idle database can pause; one that wakes is awaited.
 
-    `limits_ms` as in `ConnectionSupplier.limited`.
+    And the store, in which nothing is deleted unless the database owns it. `limits_ms` as in
+    `ConnectionSupplier.limited`. Raises `InstanceIsACopy` and `InstanceTakenOver`.
     """
     environment: DatabaseEnvironment = call.environment
     name, seconds = f"dormouse-{call.name}", environment.connect_seconds_max
     with connections(environment.dsn, name, seconds, **limits_ms) as supplier:
-        yield supplier
+        ownership = Ownership(supplier, objects)
+        ownership.check()
+        yield supplier, GuardedStore(objects, ownership.check_now)
 
 
 @contextmanager

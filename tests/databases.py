@@ -52,13 +52,13 @@ where relnamespace = 'dormouse'::regnamespace and attname = 'table_id' and relki
     and not relispartition and relname not in ('file_reference', 'file', 'file_count')
 """
 _UNCHANGED = """
-select table_id, name, schema::text, properties::text, layout, created_at from tables
+select table_id, name, schema::text, properties::text, layout, created_at, table_uuid from tables
 where table_id = %(table_id)s and name = %(name)s
     and (select count(*) from pg_class where relname = any(%(own)s) and reltuples < 0) = cardinality(%(own)s)
 """
 _ADDED = """
-insert into tables (table_id, name, schema, properties, layout, created_at)
-overriding system value values (%s, %s, %s::jsonb, %s::jsonb, %s, %s)
+insert into tables (table_id, name, schema, properties, layout, created_at, table_uuid)
+overriding system value values (%s, %s, %s::jsonb, %s::jsonb, %s, %s, %s)
 """
 
 

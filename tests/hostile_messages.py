@@ -14,6 +14,7 @@ from uuid import UUID
 
 from dormouse.commits.body_names import new_name
 from dormouse.commits.requests import POINTER
+from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
 
 COUNTS = (0, 1, 100, 2**31, 2**63 - 1)
@@ -27,11 +28,12 @@ NAMES = (
     ".", "", ".staging/x", "commits/x", "runs/x", "work/x", "backups/x", "payloads/x", "activity/x",
     "data/t1", "data/t01/x", "data/t\uff11/x", "data//t1/x", "a\\..\\b", "a b", "a%2f..%2fb", "é",
     "\ud800", "a\0b", "a\nb", "~", "-rf", "x" * 300, "y/" * 480 + "y", "instance.json.sketches",
-    "data/t1/x", "landing/a.parquet",
+    "data/t1/x", f"data/{'0' * 32}/x", "landing/a.parquet",
 )  # fmt: skip
 """Of files, some of which a table may have."""
 TABLES: dict[str, tuple[Any, ...]] = {
     "table_id": (None, True, -1, 0, 2**31 - 1, 2**31, 2**64, 999, "1", 1.5, [1], {"1": 1}),
+    "table_uuid": ("", "0" * 32, "F" * 32, "0" * 31, 7, "data/../t", ["0" * 32]),
     "table": (None, "", "T", "nobody", "t\0", "\ud800", 7, ["t"], "x" * 300),
 }
 """Where a message goes instead; never to another table that there is, which it might ask for rightly."""
@@ -45,13 +47,18 @@ class Forger:
     """Makes bodies for the table of an id; `names` are of files that there are, of it and of others."""
 
     def __init__(
-        self, seed: int, table_id: int, names: Sequence[str], attempts: Sequence[str], objects: ObjectStore
+        self,
+        seed: int,
+        table: TableRecord,
+        names: Sequence[str],
+        attempts: Sequence[str],
+        objects: ObjectStore,
     ) -> None:
         self._dice = random.Random(seed)
         self._seed = seed
-        self._table_id = table_id
+        self._table_id = table.table_id
         self._names = [*names, *NAMES]
-        self._likely = [f"data/t{table_id}/forged-{n}" for n in range(6)]
+        self._likely = [f"{table.object_prefix}forged-{n}" for n in range(6)]
         self._attempts = [*attempts, "0a" * 16, "f" * 32]
         self._objects = objects
         self._made = 0

@@ -103,7 +103,7 @@ class Lake:
         self, table: pa.Table, partitions: dict[str, int], *, only: bool = True
     ) -> FileWithReferences:
         """A sorted file, as it is to be added."""
-        filename = f"data/t{self.context.table.table_id}/{next(_names)}.parquet"
+        filename = f"{self.context.table.object_prefix}{next(_names)}.parquet"
         with self.context.objects.staged(filename) as path:
             pq.write_table(
                 table,

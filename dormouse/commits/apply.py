@@ -37,10 +37,12 @@ from dormouse.errors import (
     FileReferenceNotAssignedToJob,
     InvalidName,
     TableNotFound,
+    TableOfAnotherTimeline,
 )
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.commit import Commit, CommitResult, Kind, RefusedPart
 from dormouse.model.file_reference import CheckAssignmentRequest
+from dormouse.model.table import TableRecord
 from dormouse.model.text import narrow_id
 from dormouse.objects.names import check_file_name
 from dormouse.postgres.connection import DURABLY, Isolation
@@ -90,9 +92,10 @@ def apply(tables: Tables, envelopes: Sequence[Envelope]) -> list[CommitOutcome]:
             outcomes[number] = _answered(request, None, missing)
             continue
         try:
+            _check_timeline(envelope, table.record)
             for name in names_of_new_files(request):
-                check_file_name(name, table.record.object_prefix)
-        except InvalidName as error:
+                check_file_name(name, table.record.object_prefixes)
+        except (InvalidName, TableOfAnotherTimeline) as error:
             outcomes[number] = _answered(request, table.record.table_id, error)
             continue
         groups.setdefault(table.record.table_id, (table, {}))[1][number] = request
@@ -269,6 +272,15 @@ def _without_repeated_ids(requests: Requests) -> list[Requests]:
             waves.append({})
         waves[wave][number] = request
     return waves
+
+
+def _check_timeline(envelope: Envelope, table: TableRecord) -> None:
+    """A database that was restored gives a table's number again."""
+    if envelope.table_uuid not in (None, table.uuid):
+        raise TableOfAnotherTimeline(
+            f"commit {envelope.request.commit_id!r} is for the table {envelope.request.table!r} of UUID "
+            f"{envelope.table_uuid}, which this database does not have: it was restored to a moment before it"
+        )
 
 
 def _answered(request: CommitRequest, table_id: int | None, error: Exception) -> CommitOutcome:

@@ -5,6 +5,11 @@ select b.number
 from unnest(%(commit_keys)s::uuid[], %(made_at)s::float8[]) with ordinality b (commit_key, made_at, number)
 cross join lateral (select extract(epoch from clock_timestamp()) - b.made_at as seconds) age
 where not exists (select from commit_message m where m.commit_key = b.commit_key)
+    -- of before an adoption, another timeline may know it
+    and not exists (
+        select from incarnation i
+        where i.reason = 'adoption' and extract(epoch from i.made_at) > coalesce(b.made_at, 0)
+    )
     and b.commit_key not in (select commit_key from dead_commit_message where commit_key is not null)
     and (
         age.seconds > %(kept_seconds)s

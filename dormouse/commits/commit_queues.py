@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice
@@ -25,6 +25,7 @@ from dormouse.commits.requests import CommitRequest, encode
 from dormouse.commits.table_cache import KEPT_MAX, LIMITS_MS, Tables
 from dormouse.commits.together import Together
 from dormouse.errors import InstanceTooNew, InvalidCommitRequest, InvalidInput, TableNotFound
+from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
 from dormouse.objects.activity import note_if_shared
 from dormouse.postgres.connection import ConnectionSupplier
@@ -58,8 +59,11 @@ class CommitQueues:
         settings: Settings,
         *,
         committer: bool = False,
+        check: Callable[[], object] = lambda: None,
     ) -> None:
+        """Committers ask `check` before each batch; it raises when nothing may be applied any more."""
         self._supplier = supplier
+        self._check_owner = check
         self._objects = objects
         self._settings = settings
         self._limited = supplier.limited(**LIMITS_MS)
@@ -72,7 +76,7 @@ class CommitQueues:
         self._own: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = False
-        self._table_ids: dict[str, int] = {}
+        self._known: dict[str, TableRecord] = {}
         self._ask = Together(self._statuses_of_all)
         self.patience = Patience()
         """How long commits take here; of all that wait for them."""
@@ -97,9 +101,9 @@ class CommitQueues:
         while batch := list(islice(pending, SEND_BATCH_MAX)):
             self._submit(batch, waiting)
 
-    def send(self, request: CommitRequest, table_id: int) -> None:
+    def send(self, request: CommitRequest, table_id: int, table_uuid: str | None) -> None:
         """Sends a request for the table of this id, whatever its name is by now."""
-        body = encode(request, table_id=table_id)
+        body = encode(request, table_id=table_id, table_uuid=table_uuid)
         self._send(queue_number(table_id, self._settings.queues), _Sending([body]))
 
     @property
@@ -115,7 +119,9 @@ class CommitQueues:
         tidy = partial(sweep, self._supplier, self._objects)
         if not self._settings.commit_queue_urls:
             tidy = partial(tidy, kept_seconds=KEPT_SECONDS_IN_DATABASE)
-        made = Committer(Tables(self._limited), self.queues, options, applied=noting, tidy=tidy)
+        made = Committer(
+            Tables(self._limited), self.queues, options, applied=noting, tidy=tidy, check=self._check_owner
+        )
         self._committers.add(made)
         return made
 
@@ -195,23 +201,25 @@ class CommitQueues:
         self._check(requests)
         names = {request.table for request in requests}
         # what the sending statement looks at need not be asked for before
-        ids = {name: known for name in names if (known := self._table_ids.get(name)) is not None}
-        trusted = len(ids) == len(names) and all(queue.knows_tables for queue in self.queues)
+        tables = {name: known for name in names if (known := self._known.get(name)) is not None}
+        trusted = len(tables) == len(names) and all(queue.knows_tables for queue in self.queues)
         if not trusted:
-            ids = self._ids_of(names)
+            tables = self._named(names)
         sendings: dict[int, _Sending] = defaultdict(_Sending)
         sent: dict[int, list[CommitRequest]] = defaultdict(list)
         for request in requests:
-            number = queue_number(table_id := ids[request.table], self._settings.queues)
-            sendings[number].bodies.append(encode(request, table_id=table_id))
+            table = tables[request.table]
+            number = queue_number(table.table_id, self._settings.queues)
+            body = encode(request, table_id=table.table_id, table_uuid=table.uuid)
+            sendings[number].bodies.append(body)
             if trusted:
-                sendings[number].tables.add((table_id, request.table))
+                sendings[number].tables.add((table.uuid, request.table))
             sent[number].append(request)
         for number, sending in sendings.items():
             try:
                 self._send(number, sending, waiting)
             except TablesRenamed:
-                self._table_ids.clear()
+                self._known.clear()
                 self._submit(sent[number], waiting)
 
     def _send(self, number: int, sending: _Sending, waiting: Waiting | None = None) -> None:
@@ -222,17 +230,17 @@ class CommitQueues:
             self.queues[number].send(sending.bodies, sending.tables)
         self._start_own()
 
-    def _ids_of(self, names: Collection[str]) -> dict[str, int]:
+    def _named(self, names: Collection[str]) -> dict[str, TableRecord]:
         """The tables as they are called now. `TableNotFound`."""
-        tables = self._tables.named((None, name) for name in names)
-        ids = {name: table.record.table_id for (_, name), table in tables.items()}
+        found = self._tables.named((None, name) for name in names)
+        tables = {name: table.record for (_, name), table in found.items()}
         for name in names:
-            if name not in ids:
+            if name not in tables:
                 raise TableNotFound(f"table {name!r} does not exist")
-        if len(self._table_ids) > KEPT_MAX:
-            self._table_ids.clear()
-        self._table_ids |= ids
-        return ids
+        if len(self._known) > KEPT_MAX:
+            self._known.clear()
+        self._known |= tables
+        return tables
 
     @staticmethod
     def _check(requests: Sequence[CommitRequest]) -> None:

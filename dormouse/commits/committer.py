@@ -26,7 +26,7 @@ from dormouse.commits.outcomes import CommitOutcome, check_schema, forget_reject
 from dormouse.commits.queue import CommitQueue, Message
 from dormouse.commits.repeating import repeating
 from dormouse.commits.table_cache import Tables
-from dormouse.errors import DormouseError, InstanceTooNew, InvalidInput
+from dormouse.errors import DormouseError, InstanceReadOnly, InstanceTooNew, InvalidInput
 from dormouse.files import removal_log
 
 logger = logging.getLogger(__name__)
@@ -79,8 +79,10 @@ class Committer:
         *,
         applied: Callable[[], object] = lambda: None,
         tidy: Callable[[], object] = lambda: None,
+        check: Callable[[], object] = lambda: None,
     ) -> None:
-        """`applied` is called after each batch, `tidy` once an hour."""
+        """`applied` is called after each batch, `tidy` once an hour, `check` before what is received."""
+        self._check = check
         self._options = options or CommitterOptions()
         self._applied = applied
         self._tidy = tidy
@@ -101,7 +103,8 @@ class Committer:
         """Works until `stop` is set, then finishes what it holds; gives what it did.
 
         A queue or database that fails is waited for. Raises `InstanceTooNew` when a newer Dormouse has
-        migrated the database: its requests wait for a newer committer.
+        migrated the database: its requests wait for a newer committer; `InstanceTakenOver` when another
+        database owns the object store now.
         """
         stop = threading.Event() if stop is None else stop
         self._ended.clear()
@@ -164,7 +167,7 @@ class Committer:
             try:
                 self._batch(queue, WAIT_SECONDS, RETRY_SECONDS_MAX)
                 failures = 0
-            except InstanceTooNew:
+            except (InstanceTooNew, InstanceReadOnly):
                 self._closed.set()
                 raise
             except Exception as error:
@@ -202,6 +205,7 @@ class Committer:
         retry_seconds_max: float,
         put_off: _PutOff | None = None,
     ) -> list[Handled]:
+        self._check()
         limit = self._limit
         messages = queue.receive(limit, wait_seconds)
         if not messages:

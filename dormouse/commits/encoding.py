@@ -20,6 +20,7 @@ from dormouse.model.keys import KeyValue
 VERSION = 1
 TABLE_ID_MAX = (1 << 31) - 1
 TableId = Annotated[int, msgspec.Meta(ge=0, le=TABLE_ID_MAX)]
+TableUuid = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 T = TypeVar("T")
 
 
@@ -101,6 +102,7 @@ class _Message(_Shape, kw_only=True, tag_field="type"):
     commit_id: str
     table: str
     table_id: TableId | None = None
+    table_uuid: TableUuid | None = None
 
 
 class _AddFiles(_Message, tag="add_files", kw_only=True):

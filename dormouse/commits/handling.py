@@ -15,7 +15,7 @@ from dormouse.commits.pointers import object_of
 from dormouse.commits.queue import Message, batches
 from dormouse.commits.requests import Envelope, commit_id_of, decode
 from dormouse.commits.table_cache import Tables
-from dormouse.errors import CommitRequestTooNew, InvalidCommitRequest
+from dormouse.errors import CommitRequestTooNew, InvalidCommitRequest, TableOfAnotherTimeline
 from dormouse.postgres.transaction import RETRIES
 
 RECEIVES_MAX = 10
@@ -103,6 +103,8 @@ class Handler:
             return Handled(message, outcome, "bury")
 
     def _fate_of(self, message: Message, outcome: CommitOutcome, hopeless: Callable[[], bool]) -> Handled:
+        if outcome.error_class == TableOfAnotherTimeline.__name__:
+            return Handled(message, outcome, "bury")  # who goes back to that timeline may want it
         if outcome.state != "try_later":
             return Handled(message, outcome, "done")
         if outcome.waits:

@@ -59,7 +59,7 @@ class QueuedJobCommits:
 
     def __init__(
         self,
-        send: Callable[[CommitRequest, int], None],
+        send: Callable[[CommitRequest, int, str | None], None],
         looks: Callable[[float], Iterator[float]],
         patience: Patience,
         supplier: Supplier,
@@ -75,7 +75,7 @@ class QueuedJobCommits:
 
     def commit(self, request: CommitRequest, attempt: WriteAttempt) -> bool:
         """Applies what the attempt wrote, and ends it; see `JobCommits`."""
-        self._send(request, attempt.table_id)
+        self._send(request, attempt.table_id, attempt.table_uuid)
         deadline = time.monotonic() + ANSWER_SECONDS_MAX
         for seconds in self._looks(deadline):
             asked = attempt, Awaiting([request.commit_id], seconds)

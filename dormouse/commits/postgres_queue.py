@@ -37,7 +37,7 @@ from dormouse.errors import (
     one_line,
 )
 from dormouse.model.text import is_text, narrow_bytes
-from dormouse.postgres.arrays import Uuids, integers, texts
+from dormouse.postgres.arrays import Uuids, texts
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import CONFLICTS, rows_of, run_statement, run_transaction
@@ -115,7 +115,7 @@ class PostgresQueue:
             "channel": self._channel,
             "commit_keys": Uuids([commit_key(body) for body in bodies]),
             "bodies": texts(bodies),
-            "table_ids": integers([table_id for table_id, _ in tables]),
+            "table_uuids": texts([uuid for uuid, _ in tables]),
             "names": texts([name for _, name in tables]),
         }
         work = rows_of(_QUERIES["send"], values)

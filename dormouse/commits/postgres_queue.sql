@@ -2,8 +2,8 @@
 -- Adds messages, if the tables still have these names; gives whether they have not.
 with renamed as materialized (
     select
-    from unnest(%(table_ids)s::integer[], %(names)s::text[]) as n (table_id, name)
-    where not exists (select from tables t where t.table_id = n.table_id and t.name = n.name)
+    from unnest(%(table_uuids)s::uuid[], %(names)s::text[]) as n (table_uuid, name)
+    where not exists (select from tables t where t.table_uuid = n.table_uuid and t.name = n.name)
     limit 1
 ), sent as (
     insert into commit_message (queue, commit_key, body)

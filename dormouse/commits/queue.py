@@ -12,8 +12,8 @@ from typing import Protocol, TypeAlias, TypeVar
 from dormouse.errors import CommitQueueError, InvalidInput
 
 T = TypeVar("T")
-TableName: TypeAlias = tuple[int, str]
-"""A table's id, and the name that its sender knows."""
+TableName: TypeAlias = tuple[str, str]
+"""A table's UUID, and the name that its sender knows."""
 
 RECEIVED_BYTES_MAX = 4 * 2**20
 """What one receiver gets at once, but for a larger message that comes alone: some 40,000 files."""

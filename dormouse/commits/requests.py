@@ -160,10 +160,11 @@ encoding.prepare(request for request in _REQUESTS.values() if request is not Spl
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A request as it travels: with the table's id, so that it outlives a renaming."""
+    """A request as it travels: with the table's id, which outlives a renaming, and UUID, which a restore."""
 
     request: CommitRequest
     table_id: int | None = None
+    table_uuid: str | None = None
 
 
 def attempt_of(request: object) -> str | None:
@@ -180,11 +181,11 @@ def names_of_new_files(request: CommitRequest) -> list[str]:
     return []
 
 
-def encode(request: CommitRequest, *, table_id: int | None = None) -> str:
+def encode(request: CommitRequest, *, table_id: int | None = None, table_uuid: str | None = None) -> str:
     """The request as one line of JSON, in ASCII; `InvalidCommitRequest` when it is too large."""
     try:
         message = encoding.converted(request, encoding.MESSAGES[request.kind])
-        message.table_id = table_id
+        message.table_id, message.table_uuid = table_id, table_uuid
         body = encoding.text_of(message)
         _check_size(len(body))
     except ValueError as error:
@@ -204,7 +205,7 @@ def decode(body: str | bytes) -> Envelope:
         request = _request_of(message)
     except (ValueError, RecursionError) as error:
         raise _refusal(body, error) from error
-    return Envelope(request, message.table_id)
+    return Envelope(request, message.table_id, message.table_uuid)
 
 
 def commit_id_of(body: str) -> str | None:

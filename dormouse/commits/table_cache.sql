@@ -1,5 +1,5 @@
 -- name: tables
 -- The tables that a batch names by id, or by name when it has no id.
-select table_id, name, schema, properties, layout, created_at
+select table_id, name, schema, properties, layout, created_at, table_uuid, numbered
 from tables
 where table_id = any(%(table_ids)s::integer[]) or name = any(%(names)s::text[]);

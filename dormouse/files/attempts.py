@@ -40,6 +40,7 @@ class WriteAttempt:
     table_id: int
     attempt_id: str
     object_prefix: str
+    table_uuid: str | None = None
 
     def object_name(self, partition_id: str, number: int = 0) -> str:
         """A name for an object of this attempt."""
@@ -87,11 +88,11 @@ class WriteAttempts:
     def begin(self, table: TableRecord) -> WriteAttempt:
         """Announces a writer; `TableNotFound` when the table is gone."""
         attempt_id = uuid.uuid4().hex
-        attempt = WriteAttempt(table.table_id, attempt_id, f"{table.object_prefix}{attempt_id}/")
-        values = {**attempt._key, "object_prefix": attempt.object_prefix}
-        if not self._execute("begin", values):
+        values = {"table_id": table.table_id, "attempt_id": attempt_id, "prefix": table.object_prefix}
+        rows = self._rows("begin", values)
+        if not rows:
             raise TableNotFound(f"table {table.name!r} does not exist any more")
-        return attempt
+        return WriteAttempt(table.table_id, attempt_id, rows[0][0], table.uuid)
 
     @staticmethod
     def finish(
@@ -129,7 +130,7 @@ class WriteAttempts:
 
     def abandon_table(self, conn: psycopg.Connection[Any], table: TableRecord) -> None:
         """Part of dropping a table: its objects are left to `collect`, and its writers commit nothing."""
-        values = {"table_id": table.table_id, "object_prefix": table.object_prefix}
+        values = {"table_id": table.table_id, "object_prefixes": list(table.object_prefixes)}
         conn.execute(_QUERIES["abandon_table"].on(), values)
 
     def collect(self, table: TableRecord) -> int:
@@ -188,5 +189,7 @@ class WriteAttempts:
 
     def _execute(self, name: str, values: dict[str, Any]) -> bool:
         """Whether the statement gives a row."""
-        work = rows_of(_QUERIES[name], values)
-        return bool(run_transaction(self._supplier, work, operation=f"attempt {name}"))
+        return bool(self._rows(name, values))
+
+    def _rows(self, name: str, values: dict[str, Any]) -> list[Any]:
+        return run_transaction(self._supplier, rows_of(_QUERIES[name], values), operation=f"attempt {name}")

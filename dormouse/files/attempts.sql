@@ -1,12 +1,19 @@
 -- name: begin
 -- Announces a writer, before it writes anything.
+-- Its objects lie under the incarnation.
 insert into write_attempt (table_id, attempt_id, object_prefix)
-select table_id, %(attempt_id)s, %(object_prefix)s
+select
+    table_id,
+    %(attempt_id)s::uuid,
+    concat(
+        %(prefix)s::text, (select coalesce(max(number), 0) from incarnation where confirmed), '/',
+        replace(%(attempt_id)s::uuid::text, '-', ''), '/'
+    )
 from tables
 where table_id = %(table_id)s
 -- a drop is waited for, or waits and then sees this writer
 for key share
-returning attempt_id;
+returning object_prefix;
 
 -- name: finish
 -- Ends attempts in the transaction that commits what they wrote; gives those that were not abandoned.
@@ -57,7 +64,18 @@ with finished as (
     where table_id = %(table_id)s and abandoned_at is null and finished_at is null
 )
 insert into write_attempt (table_id, attempt_id, object_prefix, abandoned_at)
-values (%(table_id)s, gen_random_uuid(), %(object_prefix)s, clock_timestamp());
+select %(table_id)s, gen_random_uuid(), prefix, clock_timestamp()
+from (
+    select prefix
+    from unnest(%(object_prefixes)s::text[]) as prefix
+    where not exists (select from incarnation where reason = 'adoption')
+    union all
+    -- after an adoption, what lies under earlier incarnations may be another timeline's
+    select concat((%(object_prefixes)s::text[])[1], number, '/')
+    from (
+        select max(number) filter (where reason = 'adoption') as adopted, max(number) as latest from incarnation
+    ) i, generate_series(i.adopted, i.latest) number
+) prefixes;
 
 -- name: abandoned
 -- The attempts whose objects are to be deleted: those of a table, and of tables that are gone.

@@ -118,7 +118,7 @@ class GarbageCollector:
         for filename in filenames:
             try:
                 names += [
-                    check_file_name(filename, self._store.table.object_prefix),
+                    check_file_name(filename, self._store.table.object_prefixes),
                     filename + SKETCHES_SUFFIX,
                 ]
             except InvalidName as error:  # tracked by a Dormouse that did not check

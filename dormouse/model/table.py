@@ -18,7 +18,10 @@ _TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True, slots=True)
 class TableRecord:
-    """A table's row in the database. Ids are never reused; names may change."""
+    """A table's row in the database. Names may change; the UUID (32 hexadecimal digits) is the table's own.
+
+    A database that is restored gives ids again: what leaves the database says the UUID.
+    """
 
     table_id: int
     name: str
@@ -26,18 +29,33 @@ class TableRecord:
     properties: TableProperties
     layout: str
     created_at: datetime | None = None
+    uuid: str = "0" * 32
+    numbered: bool = False
+    """Whether it has objects from before tables had UUIDs."""
 
     @property
     def object_prefix(self) -> str:
-        """What the names of all the table's objects begin with."""
-        return f"data/t{self.table_id}/"
+        """What the names of the table's new objects begin with."""
+        return f"data/{self.uuid}/"
+
+    @property
+    def object_prefixes(self) -> tuple[str, ...]:
+        """What the names of its objects, and of no other table's, begin with."""
+        return (self.object_prefix, f"data/t{self.table_id}/") if self.numbered else (self.object_prefix,)
 
 
 def table_of(row: Sequence[Any]) -> TableRecord:
     """Of the columns that the queries of tables give, which are the fields."""
-    table_id, name, schema, properties, layout, created_at = row
+    table_id, name, schema, properties, layout, created_at, uuid, numbered = row
     return TableRecord(
-        table_id, name, Schema.from_json(schema), TableProperties(**properties), layout, created_at
+        table_id,
+        name,
+        Schema.from_json(schema),
+        TableProperties(**properties),
+        layout,
+        created_at,
+        uuid.hex,
+        numbered,
     )
 
 

@@ -20,7 +20,7 @@ RECORDS = frozenset(
 
 NAME_BYTES_MAX = 900
 SEGMENT_BYTES_MAX = 255
-_TABLES_OWN = re.compile(r"data/t\d+(/|$)")  # `TableRecord.object_prefix`
+_TABLES_OWN = re.compile(r"data/(t\d+|[0-9a-f]{32})(/|$)")  # `TableRecord.object_prefixes`
 _LEAVING = frozenset({"", ".", ".."})
 _SEGMENT = re.compile(r"[A-Za-z0-9._=-]+")
 
@@ -36,11 +36,11 @@ def check_name(name: str) -> str:
     return name
 
 
-def check_file_name(name: str, own_prefix: str) -> str:
+def check_file_name(name: str, own_prefixes: tuple[str, ...]) -> str:
     """Return `name` when a table can have a file of it, else raise `InvalidName`.
 
     Refused is what would leave the store, another table's object, and the instance's own records: a file is
-    deleted when nothing refers to it any more. `own_prefix` is what the table's own objects begin with.
+    deleted when nothing refers to it any more. `own_prefixes` are what the table's own objects begin with.
     """
     segments = name.split("/")
     first = segments[0]
@@ -48,8 +48,8 @@ def check_file_name(name: str, own_prefix: str) -> str:
         raise InvalidName(f"File name {name!r} would leave the object store: give it relative to the store")
     if first in RECORDS:
         raise InvalidName(f"File name {name!r} is of the instance's own records, and no table's")
-    if _TABLES_OWN.match(name) and not name.startswith(own_prefix):
-        raise InvalidName(f"File name {name!r} is not in {own_prefix!r}: it would be another table's")
+    if _TABLES_OWN.match(name) and not name.startswith(own_prefixes):
+        raise InvalidName(f"File name {name!r} is not in {own_prefixes[0]!r}: it would be another table's")
     return name
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from enum import StrEnum
+from functools import partial
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -100,9 +101,8 @@ class ConnectionSupplier:
         isolation: Isolation = Isolation.READ_COMMITTED,
         revive: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._conninfo = session_conninfo(
-            dsn, application_name=application_name, read_only=read_only, isolation=isolation
-        )
+        self._conninfo_of = partial(_conninfo_of, dsn, application_name, isolation)
+        self._conninfo = self._conninfo_of(read_only)
         self._connections_max = connections_max
         self._idle_seconds_max = idle_seconds_max
         self._wait_seconds_max = wait_seconds_max
@@ -148,6 +148,14 @@ class ConnectionSupplier:
         made = self._another()
         made._waits_for_disk = False
         return made
+
+    def forbid_writes(self, *, forbidden: bool = True) -> None:
+        """From here on the sessions read only, or may write again."""
+        with self._lock:
+            self._conninfo = self._conninfo_of(forbidden)
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
 
     def _another(self) -> ConnectionSupplier:
         made = copy(self)
@@ -231,6 +239,10 @@ class ConnectionSupplier:
         if self._pool is not None:
             _inherited.append(self._pool)
         self._pool, self._lock = None, threading.Lock()
+
+
+def _conninfo_of(dsn: str, application_name: str, isolation: Isolation, read_only: bool) -> str:
+    return session_conninfo(dsn, application_name=application_name, read_only=read_only, isolation=isolation)
 
 
 def session_conninfo(dsn: str, *, application_name: str, read_only: bool, isolation: Isolation) -> str:

@@ -34,6 +34,23 @@ update tables set collected_till = concat(pg_current_xact_id(), ':', pg_current_
 -- Everything is to be looked at, and counted.
 delete from watermark;
 
+-- name: knows_incarnations
+-- Whether a database has the table, which comes with a migration.
+select to_regclass('incarnation') is not null;
+
+-- name: note_copy
+-- A database that has no incarnation to tell by is a copy, too.
+insert into incarnation (number, reason, system_identifier, timeline, database_oid)
+select 0, 'copy', s.system_identifier, c.timeline_id, d.oid
+from pg_control_system() s
+cross join pg_control_checkpoint() c
+cross join (select oid from pg_database where datname = current_database()) d
+where not exists (select from incarnation)
+    and exists (
+        select from migration
+        where written_xid is not null and (written_xid::xid <> xmin or written_in <> tableoid)
+    );
+
 -- name: settle
 -- The rows are where they were written.
 update migration set written_xid = pg_current_xact_id(), written_in = tableoid;

@@ -77,9 +77,9 @@ def sent(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     assert isinstance(job_commits, QueuedJobCommits)
     real = job_commits._send
 
-    def send(request: Any, table_id: int) -> None:
+    def send(request: Any, *table: Any) -> None:
         found.append(request.commit_id)
-        real(request, table_id)
+        real(request, *table)
 
     monkeypatch.setattr(job_commits, "_send", send)
     return found

@@ -21,11 +21,18 @@ SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 
 
 @pytest.mark.parametrize(
-    "name", ["../../../etc/passwd", "s3://b/x", "instance.json", "data/t{victim}/x.parquet"]
+    "name",
+    [
+        "../../../etc/passwd",
+        "s3://b/x",
+        "instance.json",
+        "data/t{victim.table_id}/x",
+        "{victim.object_prefix}x",
+    ],
 )
 def test_a_request_that_adds_a_file_of_others_is_rejected(instance: Instance, name: str) -> None:
     victim = instance.create_table("victim", SCHEMA).files.table
-    name = name.format(victim=victim.table_id)
+    name = name.format(victim=victim)
     outcomes = drained(
         instance,
         add("t", name, "add"),
@@ -75,14 +82,15 @@ def test_requests_go_to_the_table_that_has_their_name_now(instance: Instance) ->
 
 def test_one_who_knows_an_old_name_harms_no_other_sender(instance: Instance) -> None:
     queue = instance.commits.queues[0]
-    table_id = instance.table("t").files.table.table_id
-    bodies = [encode(add("t", name, name), table_id=table_id) for name in ("a", "b", "c")]
+    table = instance.table("t").files.table
+    uuid = table.uuid
+    bodies = [encode(add("t", name, name), table_id=table.table_id) for name in ("a", "b", "c")]
     with pytest.raises(TablesRenamed):
-        queue.send(bodies, {(table_id, "t"), (table_id + 1_000, "gone")})
+        queue.send(bodies, {(uuid, "t"), ("0" * 32, "gone")})
     with pytest.raises(TablesRenamed):
-        _send_all(queue, [_Sending(bodies[:1], {(table_id, "t")}), _Sending(bodies[1:], {(table_id, "u")})])
+        _send_all(queue, [_Sending(bodies[:1], {(uuid, "t")}), _Sending(bodies[1:], {(uuid, "u")})])
     assert queue.depth().messages == 0
-    sendings = [_Sending(bodies[:1], {(table_id, "t")}), _Sending(bodies[1:], {(table_id, "t")})]
+    sendings = [_Sending(bodies[:1], {(uuid, "t")}), _Sending(bodies[1:], {(uuid, "t")})]
     assert _send_all(queue, sendings) == [None, None]
     assert set(states(drained(instance))) == {"a", "b", "c"}
 

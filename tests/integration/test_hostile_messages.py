@@ -141,7 +141,7 @@ def bombard(dsn: str, folder: Path, seed: int, messages: int) -> Counter[str]:
             str(i)
             for (i,) in query(own.supplier, "select replace(attempt_id::text, '-', '') from write_attempt")
         ]
-        forger = Forger(seed, own.table.table_id, names, attempts, instance._objects)
+        forger = Forger(seed, own.table, names, attempts, instance._objects)
         rows, objects = rows_of(instance, other.table.table_id), objects_of(instance, own.table.object_prefix)
         answers = Counter[str]()
         for number in range(0, messages, BATCH):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from dormouse.errors import DormouseError, InstanceError, InstanceTooNew
 from dormouse.files import removal_log
 from dormouse.files.layout import LAYOUTS
 from dormouse.model.text import narrow_id
+from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.postgres.connection import SESSION_SETTINGS
 from dormouse.postgres.migrate import MIGRATIONS, read_migrations
@@ -250,6 +252,8 @@ def test_the_oldest_schema_is_upgraded_with_its_data(database: str, tmp_path: Pa
         # later releases may add columns, and change none
         assert all(any(old.items() <= new.items() for new in after[name]) for old in kept), name
     assert owners(database) == {SCHEMA_ROLE}
+    mark = {"instance_id": str(rows(database, "select instance_id from dormouse.instance")[0][0])}
+    open_store(tmp_path / "objects").put("instance.json", json.dumps(mark).encode())
     with dm.connect(as_role(database, RUN_ROLE), str(tmp_path / "objects")) as instance:
         table = instance.table("t")
         assert [(r.filename, r.row_count, r.job_id) for r in table.files.file_references()] == [

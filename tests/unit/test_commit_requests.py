@@ -162,12 +162,14 @@ def test_every_type_is_covered() -> None:
 
 
 @PATIENT
-@given(REQUESTS, st.none() | st.integers(0, (1 << 31) - 1))
-def test_every_request_survives_the_journey(request: CommitRequest, table_id: int | None) -> None:
-    text = encode(request, table_id=table_id)
+@given(REQUESTS, st.none() | st.integers(0, (1 << 31) - 1), st.none() | st.uuids().map(lambda uuid: uuid.hex))
+def test_every_request_survives_the_journey(
+    request: CommitRequest, table_id: int | None, table_uuid: str | None
+) -> None:
+    text = encode(request, table_id=table_id, table_uuid=table_uuid)
     assert text.isascii()
     assert "\n" not in text
-    assert decode(text) == decode(text.encode()) == Envelope(request, table_id)
+    assert decode(text) == decode(text.encode()) == Envelope(request, table_id, table_uuid)
     again = decode(text).request
     assert type(again) is type(request)
     assert again.items == request.items or isinstance(request, SplitPartition)

@@ -4,6 +4,8 @@ from dormouse.errors import InvalidInput, InvalidName
 from dormouse.objects import open_store
 from dormouse.objects.names import check_file_name, check_name, check_prefix
 
+OWN = (f"data/{'7' * 32}/", "data/t7/")
+
 
 @pytest.mark.parametrize(
     "name", ["a", "data/t1/ab12/0-root.parquet", "a.b_c=d-e", "..a", "x/.hidden", "A" * 255]
@@ -26,10 +28,11 @@ def test_names_that_could_leave_the_store_or_need_encoding_are_invalid(name: str
 
 
 @pytest.mark.parametrize(
-    "name", ["data/t7/a/b.parquet", "a", "é b", "x/y..z", "datas/t8/a", "data/x/a", "a:b"]
+    "name",
+    [f"{OWN[0]}1/a/b.parquet", "data/t7/a/b.parquet", "a", "é b", "x/y..z", "datas/t8/a", "data/x/a", "a:b"],
 )
 def test_files_may_have_the_names_that_callers_choose(name: str) -> None:
-    assert check_file_name(name, "data/t7/") == name
+    assert check_file_name(name, OWN) == name
 
 
 @pytest.mark.parametrize(
@@ -38,11 +41,12 @@ def test_files_may_have_the_names_that_callers_choose(name: str) -> None:
         "../../../etc/passwd", "/etc/passwd", "a/../b", "a/.", "a//b", "a/", "s3://b/x", "file:///x",
         "instance.json", "owner/1.json", "commits/a-b.json", "payloads/x", "backups/x", "runs/x",
         ".staging/x", "work/x", "activity/x", "data/t8/x", "data/t70/x", "data/t7",
+        f"data/{'ab' * 16}/x", f"data/{'7' * 32}",
     ],
 )  # fmt: skip
 def test_no_table_has_a_file_of_others(name: str) -> None:
     with pytest.raises(InvalidName, match="File name"):
-        check_file_name(name, "data/t7/")
+        check_file_name(name, OWN)
 
 
 def test_a_prefix_is_a_name_or_nothing_with_or_without_its_slash() -> None:

@@ -1,0 +1,68 @@
+"""A store whose objects are deleted only after a question whether they may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from dormouse.objects.store import ObjectStore
+
+
+@dataclass(frozen=True)
+class GuardedStore:
+    """An `ObjectStore` that asks `check` before each deletion, and deletes nothing when it raises.
+
+    When pickled, it is the store alone: other processes have their own questions.
+    """
+
+    store: ObjectStore
+    check: Callable[[], object] = field(repr=False, compare=False)
+
+    def __reduce__(self) -> Any:
+        return _alone, (self.store,)
+
+    @property
+    def url(self) -> str:
+        return self.store.url
+
+    @property
+    def options(self) -> dict[str, str]:
+        return self.store.options
+
+    def put(self, name: str, data: bytes) -> None:
+        self.store.put(name, data)
+
+    def staged(self, name: str) -> AbstractContextManager[Path]:
+        return self.store.staged(name)
+
+    def get(self, name: str) -> bytes:
+        return self.store.get(name)
+
+    def size(self, name: str) -> int:
+        return self.store.size(name)
+
+    def reader(self, name: str) -> BinaryIO:
+        return self.store.reader(name)
+
+    def delete(self, names: Iterable[str]) -> list[tuple[str, Exception]]:
+        self.check()
+        return self.store.delete(names)
+
+    def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        return self.store.list(prefix)
+
+    def local_path(self, name: str) -> Path | None:
+        return self.store.local_path(name)
+
+    def uri(self, name: str) -> str:
+        return self.store.uri(name)
+
+    def sweep_staging(self) -> int:
+        return self.store.sweep_staging()
+
+
+def _alone(store: ObjectStore) -> ObjectStore:
+    return store
