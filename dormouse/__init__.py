@@ -20,6 +20,7 @@ from dormouse.errors import DormouseError
 
 if TYPE_CHECKING:
     from dormouse.embedded.local import local
+    from dormouse.embedded.restoring import backups, restore
     from dormouse.instance import Instance, connect
     from dormouse.model.properties import TableProperties
     from dormouse.model.region import Range, Region
@@ -47,8 +48,10 @@ __all__ = [
     "Schema",
     "Table",
     "TableProperties",
+    "backups",
     "connect",
     "local",
+    "restore",
 ]
 
 _TYPES = "dormouse.model.types"
@@ -60,8 +63,10 @@ _HOMES = {
     "Schema": "dormouse.model.schema",
     "Table": "dormouse.table",
     "TableProperties": "dormouse.model.properties",
+    "backups": "dormouse.embedded.restoring",
     "connect": "dormouse.instance",
     "local": "dormouse.embedded.local",
+    "restore": "dormouse.embedded.restoring",
 }
 """Where the names stand that are loaded when they are first asked for; what is not listed is a type."""
 

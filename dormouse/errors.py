@@ -52,6 +52,7 @@ DormouseError
 │   ├── ObjectNotFound
 │   │   └── QueryOvertaken           its files were collected, and the rows are others now
 │   └── ObjectAlreadyExists
+├── BackupDamaged                    a backup, or a part of it, is not what was written
 ├── QueryTooLarge                    it needs more memory or disk than it may have
 ├── EngineFailed                     DuckDB failed inside, or the process that ran it ended
 ├── JobFailed                        an ingest or compaction that failed; its files are removed
@@ -311,6 +312,10 @@ class QueryOvertaken(ObjectNotFound):
 
 class ObjectAlreadyExists(ObjectStoreError):
     """The object exists already; objects are never overwritten."""
+
+
+class BackupDamaged(DormouseError):
+    """A backup, or a part of it, is not what was written."""
 
 
 class QueryTooLarge(DormouseError):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -13,6 +15,7 @@ from dormouse.commits.commit_queues import CommitQueues
 from dormouse.commits.committer import Committer, CommitterOptions
 from dormouse.commits.job_commits import QueuedJobCommits
 from dormouse.commits.outcomes import CommitStatus
+from dormouse.durability.ownership import Ownership, check_mark
 from dormouse.errors import (
     InstanceError,
     InstanceReadOnly,
@@ -30,7 +33,6 @@ from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore, open_store
 from dormouse.objects.guarded import GuardedStore
-from dormouse.ownership import Ownership, check_mark
 from dormouse.partitions.tree_cache import TreeCache
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.settings import Settings, load_settings
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
     from dormouse.commits.requests import CommitRequest
+    from dormouse.durability.backups import Backup
     from dormouse.query import PlanSummary
     from dormouse.query.interruption import Interruption
     from dormouse.query.where import Where
@@ -67,7 +70,9 @@ class Instance:
         committer: bool = False,
         on_close: Callable[[], None] = lambda: None,
         revive: Callable[[], bool] = lambda: False,
+        base_backup: Callable[[Path], None] | None = None,
     ) -> None:
+        self._base_backup = base_backup
         self._read_only = read_only
         self._refusal: InstanceReadOnly | None = None
         self._on_close = on_close
@@ -145,6 +150,11 @@ class Instance:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("an Instance cannot be pickled: open it again in the other process")
+
+    @property
+    def refusal(self) -> InstanceReadOnly | None:
+        """Why it only reads, though it was opened to write: a copy, or taken over."""
+        return self._refusal
 
     @property
     def read_only(self) -> bool:
@@ -292,6 +302,39 @@ class Instance:
     def check_reachable(self) -> None:
         """Asks the database and the object store for a little. `InstanceError`, `ObjectStoreError`."""
         check_mark(self._catalog.instance_id(), self._objects)
+
+    def backup(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        since: str | None = None,
+        progress: Callable[[int, int | None], object] = lambda done, total: None,
+    ) -> Backup:
+        """Takes a backup into a folder, or s3://bucket/prefix, while everything runs.
+
+        It is whole or absent, whatever happens. Objects of the backup `since`, in the same place, are not
+        copied again: `last` is the latest. `progress` is called with the objects done. `dm.restore` makes an
+        instance of it.
+
+        Raises `InvalidInput`, `BackupDamaged` for an object that is not what was written, `ObjectStoreError`.
+        """
+        from dormouse.durability.backing_up import back_up
+
+        self._check_writable()
+        if self._base_backup is None:
+            raise InvalidInput(
+                "backup is for an instance in a folder: of your own PostgreSQL take its own backups, of a "
+                "deployed instance Aurora's"
+            )
+        return back_up(
+            self._supplier,
+            self._catalog,
+            self._objects,
+            open_store(target),
+            self._base_backup,
+            since=since,
+            progress=progress,
+        )
 
     def adopt(self) -> int:
         """Makes this database, a copy or a former owner, the owner of the object store.

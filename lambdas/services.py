@@ -15,10 +15,10 @@ from aws_lambda_powertools import Logger, Tracer
 from aws_lambda_powertools.metrics.provider.cloudwatch_emf.cloudwatch import AmazonCloudWatchEMFProvider
 
 from dormouse.backoff import backoff_seconds
+from dormouse.durability.ownership import Ownership
 from dormouse.errors import DormouseError, InstanceError, InvalidInput
 from dormouse.objects import ObjectStore
 from dormouse.objects.guarded import GuardedStore
-from dormouse.ownership import Ownership
 from dormouse.postgres import ConnectionSupplier
 from dormouse.settings.lambdas import DatabaseEnvironment, Environment, load_environment
 from dormouse.settings.metrics import DIMENSION, NAMESPACE, UNITS

@@ -13,7 +13,18 @@ from typing import Annotated
 
 import typer
 
-from dormouse.cli import commits, data, demo, deployed, deployment, maintenance, serve, system, tables
+from dormouse.cli import (
+    backups,
+    commits,
+    data,
+    demo,
+    deployed,
+    deployment,
+    maintenance,
+    serve,
+    system,
+    tables,
+)
 from dormouse.cli.failures import complain, exit_code_of, interrupts_once, report
 from dormouse.cli.output import ReaderGone, guard_streams
 from dormouse.errors import DormouseError
@@ -32,6 +43,7 @@ demo.add_to(app)
 tables.add_to(app)
 data.add_to(app)
 maintenance.add_to(app)
+backups.add_to(app)
 commits.add_to(app)
 serve.add_to(app)
 system.add_to(app)

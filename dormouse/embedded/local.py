@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from dormouse.errors import (
@@ -60,6 +61,7 @@ def _folder(path: str | os.PathLike[str]) -> Path:
 
 def _with_own_server(folder: Path, settings: Settings, *, read_only: bool, committer: bool) -> Instance:
     try:
+        from dormouse.embedded.base_backup import base_backup
         from dormouse.embedded.postgres import EmbeddedPostgres
     except ModuleNotFoundError as error:
         raise not_installed(str(error.name), "local") from None
@@ -75,6 +77,7 @@ def _with_own_server(folder: Path, settings: Settings, *, read_only: bool, commi
             committer=committer,
             on_close=server.stop,
             revive=server.revive,
+            base_backup=partial(base_backup, dsn),
         )
     except BaseException:
         server.stop()
@@ -105,7 +108,7 @@ def prepare(folder: Path, *, read_only: bool) -> None:
             raise NotAnInstance(
                 f"{folder} holds something that is not a Dormouse instance; use an empty or a new folder"
             )
-        _mark(folder)
+        mark(folder)
     except (FileExistsError, NotADirectoryError):
         raise NotAnInstance(f"{folder} is not a folder") from None
     except OSError as error:
@@ -129,7 +132,8 @@ def is_instance(folder: Path) -> bool:
     return True
 
 
-def _mark(folder: Path) -> None:
+def mark(folder: Path) -> None:
+    """Says that the folder is an instance."""
     handle, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=folder)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

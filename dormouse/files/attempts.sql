@@ -82,7 +82,11 @@ from (
 select table_id, attempt_id, object_prefix
 from write_attempt a
 where abandoned_at is not null
-    and (table_id = %(table_id)s or not exists (select from tables t where t.table_id = a.table_id))
+    and case when exists (select from tables t where t.table_id = a.table_id)
+        then table_id = %(table_id)s
+        -- somebody may read the table as it was
+        else not exists (select from hold where until > clock_timestamp())
+    end
 order by abandoned_at;
 
 -- name: forget

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import islice
-
-from psycopg import sql
 
 from dormouse.errors import FileHasReferences, FileNotFound, InvalidName
 from dormouse.files import removal_log
 from dormouse.files.attempts import WriteAttempts
+from dormouse.files.holds import deletable_before
 from dormouse.files.last_rounds import LastRounds
 from dormouse.files.store import FileReferenceStore
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import SKETCHES_SUFFIX, check_file_name
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.transaction import rows_of, run_transaction
 
 NAMES_MAX = 10_000
 
@@ -96,11 +94,8 @@ class GarbageCollector:
         return self._store.files_ready_for_gc(self._due_before())
 
     def _due_before(self) -> datetime:
-        delay = timedelta(seconds=self._store.table.properties.gc_delay_seconds)
-        # the store's clock stamps removals, so it also tells how long ago they were
-        work = rows_of(sql.Composed([sql.SQL("select clock_timestamp()")]))
-        now: datetime = run_transaction(self._supplier, work, read_only=True, operation="clock")[0][0]
-        return now - delay
+        # the database's clock stamps removals, so it also tells how long ago they were
+        return deletable_before(self._supplier, self._store.table.properties.gc_delay_seconds)
 
     def _forget_commits(self) -> None:
         limit = self._store.table.properties.gc_batch_files

@@ -38,6 +38,9 @@ class GuardedStore:
     def staged(self, name: str) -> AbstractContextManager[Path]:
         return self.store.staged(name)
 
+    def copy(self, source: str, name: str) -> None:
+        self.store.copy(source, name)
+
     def get(self, name: str) -> bytes:
         return self.store.get(name)
 

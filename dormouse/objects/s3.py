@@ -91,6 +91,12 @@ class S3Store:
         finally:
             slot.release()
 
+    def copy(self, source: str, name: str) -> None:
+        """Within the store."""
+        self._refuse_taken(check_name(name))
+        with self._errors("read", check_name(source)):
+            obstore.copy(self._client, source, name)
+
     def get(self, name: str) -> bytes:
         with self._errors("read", check_name(name)):
             return bytes(obstore.get(self._client, name).bytes())

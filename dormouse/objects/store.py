@@ -37,6 +37,9 @@ class ObjectStore(Protocol):
         The path does not exist yet; the writer may replace it by renaming within its folder.
         """
 
+    def copy(self, source: str, name: str) -> None:
+        """Give an object's bytes another name, too; `ObjectNotFound`, or `ObjectAlreadyExists`."""
+
     def get(self, name: str) -> bytes:
         """The object's bytes; `ObjectNotFound`."""
 

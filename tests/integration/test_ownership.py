@@ -16,7 +16,8 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import dormouse as dm
-from dormouse import ownership
+from dormouse.durability import ownership
+from dormouse.durability.ownership import Ownership
 from dormouse.embedded.server import _binaries
 from dormouse.errors import (
     InstanceIsACopy,
@@ -28,7 +29,6 @@ from dormouse.errors import (
 )
 from dormouse.instance import Instance
 from dormouse.objects import open_store
-from dormouse.ownership import Ownership
 from dormouse.postgres import migrate
 from dormouse.postgres.migrate import MIGRATIONS
 from tests.commits import add
@@ -315,3 +315,19 @@ def test_a_copy_of_before_there_were_incarnations_is_one(
         instance.create_table("t", SCHEMA)
     for database in (dsn, copy):
         databases.drop(database)
+
+
+def test_the_command_line_adopts_when_it_is_told_to(
+    dsn: str, url: str, copied: Callable[[], str], cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    filled(dsn, url)
+    where = ("--dsn", copied(), "--objects", url)
+    assert "dormouse adopt" in cli("gc", "t", *where)[2]
+    assert cli("adopt", *where)[::2] == (
+        2,
+        "dormouse: --yes is needed to adopt, as nobody can be asked here\n",
+    )
+    assert "incarnation 2" in cli("adopt", "--yes", *where)[1]
+    assert cli("gc", "t", *where)[0] == 0
+    code, _, said = cli("adopt", "--yes", *where)
+    assert (code, "nothing to adopt" in said) == (2, True)

@@ -1,0 +1,116 @@
+"""`dormouse backup`, `backups`, `restore` and `adopt`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dormouse.cli.verbs import Session, plural, verb
+from dormouse.errors import InvalidInput
+
+Place = Annotated[
+    str, typer.Argument(help="Where backups are: a folder, or s3://bucket/prefix.", show_default=False)
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    verb(app, "backup", example="dormouse backup ./backups --since last")(backup)
+    verb(app, "backups", example="dormouse backups ./backups", opens=False)(backups)
+    verb(app, "restore", example="dormouse restore ./backups --into ./restored", opens=False)(restore)
+    verb(app, "adopt", example="dormouse adopt --instance ./lake --yes")(adopt)
+
+
+def backup(
+    session: Session,
+    place: Place,
+    since: Annotated[
+        str | None,
+        typer.Option(help="An earlier backup there, or 'last': what it has is not copied again."),
+    ] = None,
+) -> None:
+    """Back up the instance while everything runs: its database, and each object that its tables refer to."""
+    from dormouse.cli.console import byte_size, progress
+
+    with session.open() as instance, progress("backup", unit="objects") as moved:
+        made = instance.backup(place, since=since, progress=moved)
+    session.show(
+        made,
+        lambda: (
+            f"backup {made.name}: {plural(made.objects, 'object')}, {byte_size(made.bytes)}, of which "
+            f"{made.copied:,} are new; database {byte_size(made.database_bytes)} ({made.seconds:.1f} s)"
+        ),
+    )
+
+
+def backups(session: Session, place: Place) -> None:
+    """List the backups of a place, the earliest first."""
+    from dormouse.cli.console import byte_size, grid
+    from dormouse.embedded.restoring import backups as listed
+
+    found = listed(place)
+    session.show(
+        found,
+        lambda: (
+            grid(
+                ("backup", "objects", "bytes", "database", "since", "instance"),
+                [
+                    (
+                        one.name, f"{one.objects:,}", byte_size(one.bytes), byte_size(one.database_bytes),
+                        one.since or "", one.instance_id,
+                    )
+                    for one in found
+                ],
+            )
+            if found
+            else f"there is no backup in {place}"
+        ),
+    )  # fmt: skip
+
+
+def restore(
+    session: Session,
+    place: Place,
+    into: Annotated[
+        Path, typer.Option(help="The folder of the new instance, empty or not there.", show_default=False)
+    ],
+    backup: Annotated[str | None, typer.Option(help="Which backup [the latest].")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Try it beside that folder, and throw it away.")
+    ] = False,
+) -> None:
+    """Make an instance of a backup, in a folder of its own; every byte is verified."""
+    from dormouse.cli.console import byte_size, progress
+    from dormouse.embedded.restoring import restore as restored
+
+    with progress("restore", unit="objects") as moved:
+        made = restored(place, into, backup, check=check, progress=moved)
+    session.show(
+        made,
+        lambda: (
+            f"backup {made.backup.name} {'can be restored' if made.into is None else f'is in {made.into}'}: "
+            f"{plural(made.tables, 'table')}, {plural(made.objects, 'object')}, {byte_size(made.bytes)}"
+        ),
+    )
+
+
+def adopt(
+    session: Session,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Make a copied or restored database the owner of its object store; the owner of before is refused."""
+    with session.open() as instance:
+        if instance.refusal is not None and not (yes or _agreed(str(instance.refusal))):
+            raise InvalidInput("nothing was adopted")
+        number = instance.adopt()
+    session.show(
+        {"incarnation": number}, lambda: f"this database owns the object store: incarnation {number}"
+    )
+
+
+def _agreed(what: str) -> bool:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise InvalidInput("--yes is needed to adopt, as nobody can be asked here")
+    return typer.confirm(f"{what}. Adopt this one?", err=True)

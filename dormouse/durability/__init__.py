@@ -1,0 +1,1 @@
+"""Nothing lost between the database and the objects: ownership, checks, backups."""

@@ -1,0 +1,278 @@
+"""Backups of an instance: a base backup of its database, and a copy of every object that it refers to.
+
+A backup is a folder of a store: `<name>/manifest.json`, which is written last, so that a backup is whole or
+absent; `database.tar.gz`, as pg_basebackup writes it; `objects.txt`, with the size and the XXH3-128 of each
+object; and the objects below `objects/`. An object never changes, so a later backup may give those of an
+earlier one another name in place of a copy.
+
+Source: PostgreSQL's pg_basebackup and pg_verifybackup; rsync's --link-dest.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+import xxhash
+
+from dormouse.errors import BackupDamaged, InstanceTooNew, InvalidInput, ObjectAlreadyExists, ObjectNotFound
+from dormouse.objects import ObjectStore
+
+FORMAT = 1
+MANIFEST, DATABASE, OBJECTS, BEGUN = "manifest.json", "database.tar.gz", "objects.txt", "begun.json"
+FOLDER = "objects"
+ABANDONED_AFTER = timedelta(days=1)
+"""A backup that began so long ago and has no manifest is nobody's any more."""
+
+COPIED_AT_ONCE = 4
+_CHUNK_BYTES = 1 << 20
+_BATCH = 1_000
+_NAME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{6}Z(-\d+)?")
+
+logger = logging.getLogger(__name__)
+Progress = Callable[[int, int | None], object]
+"""Called with the objects done, and all of them if known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """A whole backup. `objects` and `bytes` are those of the object store; `copied` were not there before."""
+
+    name: str
+    instance_id: str
+    made_at: str
+    seconds: float
+    objects: int
+    bytes: int
+    copied: int
+    database_bytes: int
+    since: str | None
+    database_digest: str
+    objects_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An object that is to be in a backup: if it is there, or else none is made."""
+
+    name: str
+    needed: bool = False
+    size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BackedUp:
+    """An object of a backup."""
+
+    name: str
+    size: int
+    digest: str
+
+
+def backups(store: ObjectStore) -> list[Backup]:
+    """The backups that are whole, the earliest first. Raises `BackupDamaged` and `InstanceTooNew`."""
+    names = sorted({name.split("/")[0] for name, _ in store.list("") if name.endswith(f"/{MANIFEST}")})
+    return [backup_of(store, name) for name in names if _NAME.fullmatch(name)]
+
+
+def backup_of(store: ObjectStore, name: str | None) -> Backup:
+    """A backup by its name; the latest when there is none. `InvalidInput` when it is not there."""
+    if name is None:
+        found = backups(store)
+        if not found:
+            raise InvalidInput(f"there is no backup in {store.url}")
+        return found[-1]
+    try:
+        said = json.loads(store.get(f"{name}/{MANIFEST}"))
+        version = int(said.pop("format"))
+        if version > FORMAT:
+            raise InstanceTooNew(
+                f"backup {name} in {store.url} has format {version}, this Dormouse knows {FORMAT}; "
+                "upgrade Dormouse"
+            )
+        return Backup(**said)
+    except ObjectNotFound:
+        known = ", ".join(one.name for one in backups(store)) or "none"
+        raise InvalidInput(f"there is no backup {name!r} in {store.url}; there are: {known}") from None
+    except (ValueError, TypeError, KeyError):
+        raise BackupDamaged(f"{store.url}/{name}/{MANIFEST} cannot be read: take another backup") from None
+
+
+def objects_of(store: ObjectStore, backup: Backup) -> dict[str, BackedUp]:
+    """The objects of a backup, by name; `BackupDamaged` when the list is not the one that was written."""
+    data = _get(store, f"{backup.name}/{OBJECTS}")
+    if xxhash.xxh3_128_hexdigest(data) != backup.objects_digest:
+        raise BackupDamaged(f"{store.url}/{backup.name}/{OBJECTS} is damaged: take another backup")
+    found = {}
+    for line in data.decode().splitlines():
+        digest, size, name = line.split(" ", 2)
+        found[name] = BackedUp(name, int(size), digest)
+    return found
+
+
+def fetch(store: ObjectStore, backup: Backup, found: BackedUp, path: Path) -> None:
+    """Copies an object of a backup to a path, and verifies it; `BackupDamaged`."""
+    name = f"{backup.name}/{FOLDER}/{found.name}"
+    if _fetched(store, name, path) != (found.size, found.digest):
+        raise BackupDamaged(f"{store.url}/{name} is damaged: take another backup")
+
+
+def fetch_database(store: ObjectStore, backup: Backup, path: Path) -> None:
+    """Copies the base backup to a path, and verifies it; `BackupDamaged`."""
+    name = f"{backup.name}/{DATABASE}"
+    if _fetched(store, name, path) != (backup.database_bytes, backup.database_digest):
+        raise BackupDamaged(f"{store.url}/{name} is damaged: take another backup")
+
+
+class BackupWriter:
+    """Writes a backup into a store; nothing is a backup before `finish`."""
+
+    def __init__(self, store: ObjectStore, instance_id: str, since: str | None) -> None:
+        self._store = store
+        self._instance_id = instance_id
+        self._began = datetime.now(UTC)
+        self._since = None if since is None else backup_of(store, None if since == "last" else since)
+        if self._since is not None and self._since.instance_id != instance_id:
+            raise InvalidInput(f"backup {self._since.name} is of another instance, {self._since.instance_id}")
+        self._before = {} if self._since is None else objects_of(store, self._since)
+        self._done: list[BackedUp] = []
+        self._copied, self._counting = 0, threading.Lock()
+        self._database = (0, "")
+        self.name = self._begin()
+
+    def database(self, write: Callable[[Path], None]) -> None:
+        """The base backup, which `write` writes to a path."""
+        with self._store.staged(f"{self.name}/{DATABASE}") as path:
+            write(path)
+            with path.open("rb") as file:
+                self._database = _digest(file)
+
+    def objects(self, source: ObjectStore, wanted: Iterable[Wanted], progress: Progress) -> None:
+        """Copies objects; raises `ObjectNotFound` and `ObjectDamaged` for those that must be there."""
+        pending = iter(wanted)
+        with ThreadPoolExecutor(COPIED_AT_ONCE, "backup") as pool:
+            while batch := list(islice(pending, _BATCH)):
+                found = list(pool.map(lambda one: self._object(source, one), batch))
+                self._done += [one for one in found if one is not None]
+                progress(len(self._done), None)
+
+    def finish(self) -> Backup:
+        """Makes it a backup."""
+        lines = "".join(f"{one.digest} {one.size} {one.name}\n" for one in self._done).encode()
+        self._store.put(f"{self.name}/{OBJECTS}", lines)
+        made = Backup(
+            name=self.name,
+            instance_id=self._instance_id,
+            made_at=self._began.isoformat(timespec="seconds"),
+            seconds=round((datetime.now(UTC) - self._began).total_seconds(), 3),
+            objects=len(self._done),
+            bytes=sum(one.size for one in self._done),
+            copied=self._copied,
+            database_bytes=self._database[0],
+            since=None if self._since is None else self._since.name,
+            database_digest=self._database[1],
+            objects_digest=xxhash.xxh3_128_hexdigest(lines),
+        )
+        text = json.dumps({"format": FORMAT, **asdict(made)}, indent=1)
+        self._store.put(f"{self.name}/{MANIFEST}", text.encode())
+        return made
+
+    def abandon(self) -> None:
+        """Removes what was written of a backup that failed."""
+        _remove(self._store, self.name)
+
+    def _begin(self) -> str:
+        _sweep(self._store, self._began)
+        taken = {name.split("/")[0] for name, _ in self._store.list("")}
+        stem = f"{self._began:%Y-%m-%dT%H%M%SZ}"
+        name = next(n for n in (stem, *(f"{stem}-{i}" for i in range(2, 1_000))) if n not in taken)
+        self._store.put(f"{name}/{BEGUN}", json.dumps({"began": self._began.isoformat()}).encode())
+        return name
+
+    def _object(self, source: ObjectStore, wanted: Wanted) -> BackedUp | None:
+        name = wanted.name
+        target, before = f"{self.name}/{FOLDER}/{name}", self._before.get(name)
+        if before is not None and self._since is not None:
+            with suppress(ObjectNotFound):
+                earlier = f"{self._since.name}/{FOLDER}/{name}"
+                if self._store.size(earlier) == before.size:
+                    self._store.copy(earlier, target)
+                    return before
+        try:
+            with self._store.staged(target) as path:
+                size, digest = _copied(source, name, path)
+        except ObjectNotFound:
+            if wanted.needed:
+                raise
+            return None
+        except ObjectAlreadyExists:  # of a table that was dropped while it was listed
+            return None
+        if wanted.size is not None and size != wanted.size:
+            raise BackupDamaged(
+                f"{source.url}/{name} has {size:,} bytes, and was written with {wanted.size:,}: nothing is "
+                "backed up. 'dormouse check' lists what is damaged; bring it back from an earlier backup"
+            )
+        with self._counting:
+            self._copied += 1
+        return BackedUp(name, size, digest)
+
+
+def _copied(store: ObjectStore, name: str, path: Path) -> tuple[int, str]:
+    """Copies an object to a path; gives its size and digest."""
+    digest, size = xxhash.xxh3_128(), 0
+    with store.reader(name) as source, path.open("wb") as file:
+        while chunk := source.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            file.write(chunk)
+            size += len(chunk)
+    return size, digest.hexdigest()
+
+
+def _fetched(store: ObjectStore, name: str, path: Path) -> tuple[int, str]:
+    try:
+        return _copied(store, name, path)
+    except ObjectNotFound:
+        raise BackupDamaged(f"{store.url}/{name} is gone: take another backup") from None
+
+
+def _digest(file: BinaryIO) -> tuple[int, str]:
+    digest, size = xxhash.xxh3_128(), 0
+    while chunk := file.read(_CHUNK_BYTES):
+        digest.update(chunk)
+        size += len(chunk)
+    return size, digest.hexdigest()
+
+
+def _get(store: ObjectStore, name: str) -> bytes:
+    try:
+        return store.get(name)
+    except ObjectNotFound:
+        raise BackupDamaged(f"{store.url}/{name} is gone: take another backup") from None
+
+
+def _sweep(store: ObjectStore, now: datetime) -> None:
+    """Removes what is left of backups that were killed."""
+    names = {name for name, _ in store.list("")}
+    for name in sorted({one.split("/")[0] for one in names}):
+        if not _NAME.fullmatch(name) or f"{name}/{MANIFEST}" in names:
+            continue
+        began = datetime.strptime(name[:18], "%Y-%m-%dT%H%M%SZ").replace(tzinfo=UTC)
+        if now - began > ABANDONED_AFTER:
+            logger.info("backup %s was never finished, and is removed", name)
+            _remove(store, name)
+
+
+def _remove(store: ObjectStore, name: str) -> None:
+    pending: Iterator[str] = (one for one, _ in list(store.list(name)))
+    while batch := list(islice(pending, _BATCH)):
+        store.delete(batch)

@@ -1,0 +1,134 @@
+"""Makes an instance of a backup: its database, and of the objects those that the database knows."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from dormouse.catalog import Catalog
+from dormouse.durability.backing_up import wanted
+from dormouse.durability.backups import (
+    BackedUp,
+    Backup,
+    Progress,
+    backup_of,
+    fetch,
+    fetch_database,
+    objects_of,
+)
+from dormouse.durability.backups import backups as backups_of
+from dormouse.durability.ownership import Ownership
+from dormouse.embedded.base_backup import extract
+from dormouse.embedded.local import mark
+from dormouse.embedded.postgres import EmbeddedPostgres
+from dormouse.errors import BackupDamaged, InstanceError, InvalidInput
+from dormouse.files.attempts import WriteAttempts
+from dormouse.objects import ObjectStore, open_store
+from dormouse.postgres import ConnectionSupplier, migrate
+
+COPIED_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What was restored, and where to; None: it was only tried."""
+
+    backup: Backup
+    into: str | None
+    tables: int
+    objects: int
+    bytes: int
+    incarnation: int
+
+
+def backups(target: str | os.PathLike[str]) -> list[Backup]:
+    """The whole backups of a folder, or of s3://bucket/prefix; the earliest first. Raises `BackupDamaged`."""
+    return backups_of(open_store(target))
+
+
+def restore(
+    target: str | os.PathLike[str],
+    into: str | os.PathLike[str],
+    backup: str | None = None,
+    *,
+    check: bool = False,
+    progress: Progress = lambda done, total: None,
+) -> Restored:
+    """Makes a new instance, in the folder `into`, of a backup: of the latest when there is no name.
+
+    Every byte is verified. The instance is as it was when the backup was taken; its writers of then, their
+    leases and what they had hidden are forgotten. With `check` it is made beside `into`, and thrown away.
+
+    Raises `InvalidInput` for a folder that is not empty, and a backup that is not there; `BackupDamaged`,
+    `InstanceTooNew` and `InstanceError`. Then nothing is left.
+    """
+    store = open_store(target)
+    found = backup_of(store, backup)
+    folder = Path(into).expanduser().absolute()
+    if not check and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InvalidInput(f"{folder} is not empty: restore into a new folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = folder.with_name(f".{folder.name}.restoring-{secrets.token_hex(4)}")
+    try:
+        work.mkdir(mode=0o700)
+        made = _restored(store, found, work, progress)
+        if check:
+            return made
+        if folder.exists():
+            folder.rmdir()
+        work.rename(folder)
+        _sync(folder.parent)
+    except OSError as error:
+        raise InstanceError(f"cannot restore into {folder}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return Restored(made.backup, str(folder), made.tables, made.objects, made.bytes, made.incarnation)
+
+
+def _restored(store: ObjectStore, backup: Backup, work: Path, progress: Progress) -> Restored:
+    listed = objects_of(store, backup)
+    tar = work / "database.tar.gz"
+    fetch_database(store, backup, tar)
+    extract(tar, work / "postgres")
+    tar.unlink()
+    objects = open_store(work / "objects")
+    with EmbeddedPostgres(work) as server, closing(ConnectionSupplier(server.dsn)) as supplier:
+        migrate(supplier)
+        catalog = Catalog(supplier, WriteAttempts(supplier, objects))
+        instance_id = catalog.instance_id()
+        needed: list[BackedUp] = []
+        for one in wanted(supplier, catalog, listed):
+            if one.name in listed:
+                needed.append(listed[one.name])
+            elif one.needed:
+                raise BackupDamaged(f"{store.url}/{backup.name} lacks {one.name}: take another backup")
+        _bring(store, backup, needed, objects, progress)
+        incarnation = Ownership(supplier, objects).adopt(instance_id)
+        tables = len(catalog.tables())
+    mark(work)
+    return Restored(backup, None, tables, len(needed), sum(one.size for one in needed), incarnation)
+
+
+def _bring(
+    store: ObjectStore, backup: Backup, needed: list[BackedUp], objects: ObjectStore, progress: Progress
+) -> None:
+    def bring(one: BackedUp) -> None:
+        with objects.staged(one.name) as path:
+            fetch(store, backup, one, path)
+
+    with ThreadPoolExecutor(COPIED_AT_ONCE, "restore") as pool:
+        for done, _ in enumerate(pool.map(bring, needed), start=1):
+            progress(done, len(needed))
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,59 @@
+"""Holds: the files of a moment stay while somebody reads them, such as a backup.
+
+Collection deletes nothing that lost its last reference since the oldest hold began, nor the objects of tables
+that are dropped meanwhile. A hold is a lease: that of a holder that died ends by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
+
+LEASE_SECONDS = 900.0
+MARGIN_SECONDS = 600.0
+"""Longer than a transaction that removes references takes."""
+
+logger = logging.getLogger(__name__)
+_QUERIES = load(__package__ or "", "holds")
+
+
+@contextmanager
+def held(supplier: Supplier, holder: str) -> Iterator[None]:
+    """Holds the files of now until the end; `holder` is unique."""
+    ended = threading.Event()
+
+    def hold() -> None:
+        values = {"holder": holder, "margin_seconds": MARGIN_SECONDS, "lease_seconds": LEASE_SECONDS}
+        run_transaction(supplier, rows_of(_QUERIES["hold"], values), operation="hold files")
+
+    def renew() -> None:
+        while not ended.wait(LEASE_SECONDS / 5):
+            try:
+                hold()
+            except Exception:
+                logger.exception("the hold %r was not renewed, and is tried again", holder)
+
+    hold()
+    renewing = threading.Thread(target=renew, name="hold", daemon=True)
+    renewing.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        renewing.join()
+        work = rows_of(_QUERIES["release"], {"holder": holder})
+        run_transaction(supplier, work, operation="release files")
+
+
+def deletable_before(supplier: Supplier, delay_seconds: float) -> datetime:
+    """What lost its last reference before can be deleted: so long ago, and held by nobody."""
+    work = rows_of(_QUERIES["before"], {"delay_seconds": delay_seconds})
+    found: datetime = run_lookup(supplier, work, operation="look for holds")[0][0]
+    return found

@@ -1,0 +1,285 @@
+"""Backups and restores of an instance in a folder, while it is used, damaged, and killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.durability import backups as backups_module
+from dormouse.errors import BackupDamaged, InstanceTooNew, InvalidInput
+from dormouse.files.holds import held
+from dormouse.instance import Instance
+from dormouse.objects.names import SKETCHES_SUFFIX
+from tests.state import query
+
+SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+PROMPT = dm.TableProperties(
+    gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=2, attempt_expiry_seconds=1
+)
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An instance that is used, with one backup."""
+    folder = tmp_path_factory.mktemp("backups")
+    with dm.local(folder / "lake") as instance:
+        table = instance.create_table("t", SCHEMA, properties=PROMPT)
+        for number in range(4):
+            table.ingest(pa.table({"key": [10 * number + n for n in range(3)]}))
+        instance.backup(folder / "backups")
+    return folder
+
+
+def keys(instance: Instance, table: str = "t") -> list[int]:
+    return sorted(instance.table(table).query().read_all()["key"].to_pylist())
+
+
+def names(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_restored_is_what_was_backed_up_and_goes_on(lake: Path, tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    made = dm.restore(lake / "backups", tmp_path / "new")
+    assert (made.tables, made.into, made.incarnation) == (1, str(tmp_path / "new"), 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new"]
+    with dm.local(tmp_path / "new") as instance, dm.local(lake / "lake") as original:
+        assert keys(instance) == keys(original)
+        instance.table("t").ingest(pa.table({"key": [99]}))
+        instance.table("t").compact()
+        instance.table("t").collect_garbage()
+        assert 99 in keys(instance)
+        assert 99 not in keys(original)
+
+
+def test_a_backup_again_copies_what_is_new(lake: Path, tmp_path: Path) -> None:
+    with dm.local(lake / "lake") as instance:
+        first = dm.backups(lake / "backups")[0]
+        second = instance.backup(lake / "backups", since="last")
+        # the incarnations of each start
+        assert (second.since, second.copied) == (first.name, second.objects - first.objects)
+        instance.create_table("later", SCHEMA).ingest(pa.table({"key": [5]}))
+        third = instance.backup(lake / "backups", since=second.name)
+        assert 0 < third.copied < third.objects
+    assert [one.name for one in dm.backups(lake / "backups")] == [first.name, second.name, third.name]
+    # each is whole by itself
+    for path in sorted((lake / "backups" / second.name).rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    (lake / "backups" / second.name).rmdir()
+    dm.restore(lake / "backups", tmp_path / "third", third.name)
+    with dm.local(tmp_path / "third") as instance:
+        assert keys(instance, "later") == [5]
+    dm.restore(lake / "backups", tmp_path / "first", first.name)
+    with dm.local(tmp_path / "first") as instance:
+        assert [table.name for table in instance.tables()] == ["t"]
+    with dm.local(lake / "lake") as instance:
+        instance.drop_table("later")
+
+
+def test_a_restore_is_tried_and_thrown_away(lake: Path, tmp_path: Path) -> None:
+    first = dm.backups(lake / "backups")[0].name
+    made = dm.restore(lake / "backups", tmp_path / "new", first, check=True)
+    assert (made.into, made.tables) == (None, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_restore_needs_an_empty_folder(lake: Path, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("mine")
+    for into in (tmp_path / "full", tmp_path / "full" / "mine"):
+        with pytest.raises(InvalidInput, match="not empty"):
+            dm.restore(lake / "backups", into)
+
+
+def test_a_backup_that_is_not_there_is_named(lake: Path, tmp_path: Path) -> None:
+    known = dm.backups(lake / "backups")[0].name
+    with pytest.raises(InvalidInput, match=known):
+        dm.restore(lake / "backups", tmp_path / "new", "2020-01-01T000000Z")
+    with pytest.raises(InvalidInput, match="there is no backup in"):
+        dm.restore(tmp_path / "nothing", tmp_path / "new")
+    with dm.local(lake / "lake") as instance:
+        with pytest.raises(InvalidInput, match="there is no backup"):
+            instance.backup(tmp_path / "nothing", since="last")
+        assert not (tmp_path / "nothing").exists() or names(tmp_path / "nothing") == set()
+
+
+@pytest.fixture
+def copy(lake: Path, tmp_path: Path) -> Path:
+    """A backup of one's own, to be damaged."""
+    name = dm.backups(lake / "backups")[0].name
+    subprocess.run(["cp", "-a", lake / "backups" / name, tmp_path / name], check=True)
+    return tmp_path / name
+
+
+@pytest.mark.parametrize(
+    ("part", "how"),
+    [
+        ("database.tar.gz", "bit"),
+        ("objects.txt", "short"),
+        ("objects.txt", "gone"),
+        ("manifest.json", "short"),
+        ("objects/data", "bit"),
+        ("objects/data", "gone"),
+    ],
+)
+def test_a_damaged_backup_is_not_restored(copy: Path, tmp_path: Path, part: str, how: str) -> None:
+    path = copy / part
+    if path.is_dir():
+        path = sorted(one for one in path.rglob("*") if one.is_file())[0]
+    data = bytearray(path.read_bytes())
+    if how == "bit":
+        data[len(data) // 2] ^= 0x80
+    path.unlink()
+    if how != "gone":
+        path.write_bytes(data[:-7] if how == "short" else data)
+    with pytest.raises(BackupDamaged) as error:
+        dm.restore(tmp_path, tmp_path / "new")
+    assert "\n" not in str(error.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [copy.name]
+
+
+def test_a_backup_of_a_newer_version_is_refused(copy: Path, tmp_path: Path) -> None:
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps({**manifest, "format": 2}))
+    with pytest.raises(InstanceTooNew, match="upgrade Dormouse"):
+        dm.restore(tmp_path, tmp_path / "new")
+
+
+def test_a_backup_of_another_instance_is_no_base(copy: Path, tmp_path: Path) -> None:
+    with dm.local(tmp_path / "other") as instance, pytest.raises(InvalidInput, match="of another instance"):
+        instance.backup(tmp_path, since="last")
+
+
+def test_a_hold_keeps_what_was_there(tmp_path: Path) -> None:
+    with dm.local(tmp_path / "lake") as instance:
+        table = instance.create_table("t", SCHEMA, properties=PROMPT)
+        dropped = instance.create_table("dropped", SCHEMA, properties=PROMPT)
+        for one in (table, dropped):
+            for number in range(2):
+                one.ingest(pa.table({"key": [number]}))
+        objects = tmp_path / "lake" / "objects" / "data"
+        before = names(objects)
+        with held(instance._supplier, "a reader"):
+            table.compact()
+            table.collect_garbage()
+            instance.drop_table("dropped")
+            instance._attempts.collect_abandoned(0)
+            assert before <= names(objects)
+        table.collect_garbage()
+        instance._attempts.collect_abandoned(0)
+        assert not before & names(objects)
+        with held(instance._supplier, "one that dies"):
+            query(instance._supplier, "update hold set until = '-infinity'")
+            table.ingest(pa.table({"key": [7]}))
+            table.compact()
+            table.collect_garbage()
+            assert len({n for n in names(objects) if not n.endswith(SKETCHES_SUFFIX)}) == 1
+
+
+@pytest.mark.slow
+def test_a_backup_while_everything_runs(tmp_path: Path) -> None:
+    """Ingests, compactions, collection and drops: what was acknowledged before it began is in it."""
+    with dm.local(tmp_path / "lake", committer=True) as instance:
+        table = instance.create_table("t", SCHEMA, properties=PROMPT)
+        acknowledged: list[int] = []
+        ended = threading.Event()
+
+        def write() -> None:
+            number = 0
+            while not ended.is_set():
+                number += 1
+                table.ingest(pa.table({"key": [number]}))
+                acknowledged.append(number)
+
+        def maintain() -> None:
+            number = 0
+            while not ended.is_set():
+                number += 1
+                table.compact()
+                table.collect_garbage()
+                instance.create_table(f"d{number}", SCHEMA).ingest(pa.table({"key": [1]}))
+                instance.drop_table(f"d{number}")
+
+        threads = [threading.Thread(target=work) for work in (write, maintain)]
+        for thread in threads:
+            thread.start()
+        moments = []
+        for _ in range(2):
+            while len(acknowledged) < 5 * (len(moments) + 1):
+                time.sleep(0.01)
+            before = list(acknowledged)
+            made = instance.backup(tmp_path / "backups", since="last" if moments else None)
+            moments.append((made.name, before, acknowledged[-1] + 1))
+        ended.set()
+        for thread in threads:
+            thread.join()
+    for name, before, latest in moments:
+        dm.restore(tmp_path / "backups", tmp_path / name, name)
+        with dm.local(tmp_path / name) as instance:
+            found = keys(instance)
+            assert found == sorted(set(found))
+            assert set(before) <= set(found) <= set(range(1, latest + 1))
+            for table in instance.tables():
+                table.query().read_all()
+
+
+KILLED = """
+import os, signal, sys
+import dormouse as dm
+from dormouse.durability import backups
+from dormouse.objects.folder import FolderStore
+left = int(sys.argv[3])
+real = FolderStore._publish
+def publish(self, path, name):
+    global left
+    if "backups" in str(self.root) or "restoring" in str(self.root):
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    real(self, path, name)
+FolderStore._publish = publish
+lake, place = sys.argv[1:3]
+if len(sys.argv) > 4:
+    dm.restore(place, sys.argv[4])
+else:
+    with dm.local(lake) as instance:
+        instance.backup(place)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["backup", "restore"])
+def test_what_is_killed_leaves_all_or_nothing(lake: Path, tmp_path: Path, verb: str) -> None:
+    """SIGKILL before each object that is written."""
+    place = tmp_path / "backups" if verb == "backup" else lake / "backups"
+    for step in range(1_000):
+        arguments = [lake / "lake", place, str(step)]
+        if verb == "restore":
+            arguments.append(tmp_path / f"new-{step}")
+        done = subprocess.run([sys.executable, "-c", KILLED, *arguments], check=False, timeout=120)
+        if verb == "backup":
+            whole = dm.backups(place)
+            assert len(whole) == (done.returncode == 0)
+        else:
+            assert (tmp_path / f"new-{step}").exists() == (done.returncode == 0)
+        if done.returncode == 0:
+            break
+        assert done.returncode == -signal.SIGKILL
+    assert step > 5
+    if verb == "backup":
+        # what was left is removed a day later, and harms nobody
+        assert len(list(place.iterdir())) > 1
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(backups_module, "ABANDONED_AFTER", -backups_module.ABANDONED_AFTER)
+            with dm.local(lake / "lake") as instance:
+                instance.backup(place)
+        assert len(list(place.iterdir())) == 2
