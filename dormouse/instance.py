@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from dormouse.commits.commit_queues import CommitQueues
 from dormouse.commits.committer import Committer, CommitterOptions
 from dormouse.commits.job_commits import QueuedJobCommits
 from dormouse.commits.outcomes import CommitStatus
+from dormouse.durability.durable import Durable
 from dormouse.durability.ownership import Ownership, check_mark
 from dormouse.errors import (
     InstanceError,
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
     from dormouse.commits.requests import CommitRequest
-    from dormouse.durability.backups import Backup
     from dormouse.query import PlanSummary
     from dormouse.query.interruption import Interruption
     from dormouse.query.where import Where
@@ -57,7 +56,7 @@ NO_TABLE = 0
 """What `WriteAttempts.collect_abandoned` finds for it is of tables that are gone."""
 
 
-class Instance:
+class Instance(Durable):
     """One deployed Dormouse; a context manager. Made by `connect` and `local`."""
 
     def __init__(
@@ -73,6 +72,7 @@ class Instance:
         base_backup: Callable[[Path], None] | None = None,
     ) -> None:
         self._base_backup = base_backup
+        self._metadata_backups = settings.metadata_backups
         self._read_only = read_only
         self._refusal: InstanceReadOnly | None = None
         self._on_close = on_close
@@ -302,56 +302,6 @@ class Instance:
     def check_reachable(self) -> None:
         """Asks the database and the object store for a little. `InstanceError`, `ObjectStoreError`."""
         check_mark(self._catalog.instance_id(), self._objects)
-
-    def backup(
-        self,
-        target: str | os.PathLike[str],
-        *,
-        since: str | None = None,
-        progress: Callable[[int, int | None], object] = lambda done, total: None,
-    ) -> Backup:
-        """Takes a backup into a folder, or s3://bucket/prefix, while everything runs.
-
-        It is whole or absent, whatever happens. Objects of the backup `since`, in the same place, are not
-        copied again: `last` is the latest. `progress` is called with the objects done. `dm.restore` makes an
-        instance of it.
-
-        Raises `InvalidInput`, `BackupDamaged` for an object that is not what was written, `ObjectStoreError`.
-        """
-        from dormouse.durability.backing_up import back_up
-
-        self._check_writable()
-        if self._base_backup is None:
-            raise InvalidInput(
-                "backup is for an instance in a folder: of your own PostgreSQL take its own backups, of a "
-                "deployed instance Aurora's"
-            )
-        return back_up(
-            self._supplier,
-            self._catalog,
-            self._objects,
-            open_store(target),
-            self._base_backup,
-            since=since,
-            progress=progress,
-        )
-
-    def adopt(self) -> int:
-        """Makes this database, a copy or a former owner, the owner of the object store.
-
-        The owner of before is told at its next write. What other timelines have written stays in the store.
-        Raises `InvalidInput` when this one owns it, and `InstanceTakenOver` when another was faster.
-        """
-        if self._refusal is None:
-            raise InvalidInput(f"this database owns {self._objects.url} already: there is nothing to adopt")
-        self._supplier.forbid_writes(forbidden=False)
-        number = self._ownership.adopt(self._catalog.instance_id())
-        self._refusal = self._ownership.look(self._catalog.instance_id())
-        if self._refusal is not None:
-            self._supplier.forbid_writes()
-            raise self._refusal
-        self._read_only = False
-        return number
 
     def _table(self, record: TableRecord) -> Table:
         return Table(

@@ -1,4 +1,4 @@
-"""`dormouse backup`, `backups`, `restore` and `adopt`."""
+"""`dormouse backup`, `backups`, `restore`, `restore-metadata` and `adopt`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def add_to(app: typer.Typer) -> None:
     verb(app, "backup", example="dormouse backup ./backups --since last")(backup)
     verb(app, "backups", example="dormouse backups ./backups", opens=False)(backups)
     verb(app, "restore", example="dormouse restore ./backups --into ./restored", opens=False)(restore)
+    verb(app, "restore-metadata", example="dormouse restore-metadata ./lake", opens=False)(restore_metadata)
     verb(app, "adopt", example="dormouse adopt --instance ./lake --yes")(adopt)
 
 
@@ -94,6 +95,21 @@ def restore(
             f"{plural(made.tables, 'table')}, {plural(made.objects, 'object')}, {byte_size(made.bytes)}"
         ),
     )
+
+
+def restore_metadata(
+    session: Session,
+    folder: Annotated[Path, typer.Argument(help="The instance's folder.", show_default=False)],
+    backup: Annotated[str | None, typer.Option(help="Of which time, as it is named [the latest].")] = None,
+) -> None:
+    """Bring back a lost database (the folder's postgres) from the daily backup in its object store.
+
+    'dormouse maintain' takes them. Files that came later are orphans; what was collected since is missing.
+    """
+    from dormouse.embedded.restoring import restore_metadata as restored
+
+    made = restored(folder, backup)
+    session.show(made, lambda: f"{made.folder} has the {plural(made.tables, 'table')} of {made.backup} again")
 
 
 def adopt(

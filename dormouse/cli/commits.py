@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dormouse.cli.failures import FAILED, say
+from dormouse.cli.failures import FAILED, say, stop_on_signals
 from dormouse.cli.verbs import Session, plural, verb
 
 if TYPE_CHECKING:
@@ -47,7 +45,7 @@ def committer(
                 lambda: "\n".join([*_refused(outcomes), str(found.metrics())]),
             )
             return
-        with _stop_on_signals() as stop, _progress(found):
+        with stop_on_signals() as stop, _progress(found):
             say(
                 f"the committer runs, with batches of up to {plural(batch, 'request')}, {concurrency} at "
                 "once; Ctrl-C ends it"
@@ -112,27 +110,6 @@ def _picture(depths: Sequence[QueueDepth], letters: Sequence[DeadLetter]) -> Any
             grid(("dead since", "reason", "message"), shown, cell_characters_max=TEXT_CHARACTERS_MAX)
         )
     return Group(*parts, *(() if letters else ("no dead letters",)))
-
-
-@contextmanager
-def _stop_on_signals() -> Iterator[threading.Event]:
-    """Ctrl-C, unless it is ignored, and SIGTERM end it in order; a second one at once."""
-    stop = threading.Event()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
-
-    def end(number: int, frame: object) -> None:
-        stop.set()
-        for each in before:
-            signal.signal(each, before[each])
-
-    for number in before:
-        signal.signal(number, end)
-    try:
-        yield stop
-    finally:
-        for number in before:
-            signal.signal(number, before[number])
 
 
 @contextmanager

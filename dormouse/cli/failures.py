@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -108,6 +109,27 @@ def interrupts_once() -> Iterator[None]:
     for number, handler in before.items():
         if signal.getsignal(number) in (interrupt, again):
             signal.signal(number, handler)
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[threading.Event]:
+    """Ctrl-C, unless it is ignored, and SIGTERM end it in order; a second one at once."""
+    stop = threading.Event()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+
+    def end(number: int, frame: object) -> None:
+        stop.set()
+        for each in before:
+            signal.signal(each, before[each])
+
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield stop
+    finally:
+        for number in before:
+            signal.signal(number, before[number])
 
 
 def _message(error: BaseException, *, debug: bool) -> str:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dormouse.cli.data import Engine
-from dormouse.cli.failures import say
+from dormouse.cli.failures import say, stop_on_signals
 from dormouse.cli.verbs import Session, TableName, plural, verb
 from dormouse.errors import JobFailed
 
 if TYPE_CHECKING:
+    from dormouse.durability.instance_rounds import InstanceRound
     from dormouse.files.last_rounds import RoundKind
     from dormouse.table import TableStatus
 
@@ -28,6 +29,7 @@ def add_to(app: typer.Typer) -> None:
     verb(app, "compact", example="dormouse compact flights")(compact)
     verb(app, "split", example="dormouse split flights")(split)
     verb(app, "gc", example="dormouse gc flights --dry-run")(gc)
+    verb(app, "maintain", example="dormouse maintain --instance ./lake")(maintain)
 
 
 def compact(
@@ -100,6 +102,32 @@ def gc(
         )
 
 
+def maintain(
+    session: Session,
+    once: Annotated[bool, typer.Option("--once", help="One round of everything, as from cron.")] = False,
+    every: Annotated[
+        float, typer.Option(min=0.1, max=86_400, help="Seconds between looks for something to do.")
+    ] = 30.0,
+) -> None:
+    """Split, compact and collect all tables, until Ctrl-C or SIGTERM; once a day back up the metadata.
+
+    For an instance of your own: a deployed one has schedules. Exit code 1 when anything failed with --once.
+    """
+    with session.open() as instance, stop_on_signals() as stop:
+        if not once:
+            say(f"tables are maintained every {every:g} s; Ctrl-C ends it")
+        done = instance.maintain(once, stop=stop, cycle_seconds=every, tell=say)
+    session.show(
+        done,
+        lambda: (
+            f"{plural(done.jobs_run, 'compaction job')}, {plural(done.partitions_split, 'partition')} split, "
+            f"{plural(done.files_deleted, 'file')} deleted, {plural(done.failed, 'failure')}"
+        ),
+    )
+    if once and done.failed:
+        raise JobFailed(f"failed: {done.failed}; the last: {done.failures[-1]}")
+
+
 def status(
     session: Session,
     table: Annotated[str | None, typer.Argument(help="One table; all when not given.")] = None,
@@ -107,11 +135,11 @@ def status(
     """What the tables consist of: partitions, files, references, rows, bytes; and what fails."""
     with session.open(read_only=True) as instance:
         tables = [instance.table(table)] if table is not None else instance.tables()
-        found = [item.status() for item in tables]
-    session.show(found, lambda: _table(found) if found else "there are no tables yet")
+        found, rounds = [item.status() for item in tables], instance.rounds()
+    session.show(found, lambda: _table(found, rounds) if found else "there are no tables yet")
 
 
-def _table(found: Sequence[TableStatus]) -> Any:
+def _table(found: Sequence[TableStatus], rounds: Sequence[InstanceRound]) -> Any:
     from rich.console import Group
     from rich.text import Text
 
@@ -129,7 +157,15 @@ def _table(found: Sequence[TableStatus]) -> Any:
             for one in found
         ],
     )  # fmt: skip
-    return Group(tables, *(Text(line) for one in found for line in _attention(one)))
+    lines = [line for one in found for line in _attention(one)]
+    return Group(tables, *(Text(line) for line in (*lines, *map(_last_of, rounds))))
+
+
+def _last_of(one: InstanceRound) -> str:
+    well = "it never went well" if one.well_at is None else f"it went well last at {_minute(one.well_at)}"
+    if one.error is None:
+        return f"last {one.kind}: {_minute(one.well_at)}"
+    return f"! the {one.kind} of {_minute(one.ended_at)} failed: {one.error}; {well}"
 
 
 def _attention(status: TableStatus) -> Iterator[str]:

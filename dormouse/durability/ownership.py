@@ -118,6 +118,11 @@ class Ownership:
         self._was_ours = True
         self._checked_at = time.monotonic()
 
+    @property
+    def number(self) -> int:
+        """The number of the database's incarnation."""
+        return max((one.number for one in self._known() if one.confirmed), default=0)
+
     def adopt(self, instance_id: str) -> int:
         """Makes this database the owner, whoever was; gives the incarnation's number.
 

@@ -22,11 +22,12 @@ from dormouse.durability.backups import (
     objects_of,
 )
 from dormouse.durability.backups import backups as backups_of
+from dormouse.durability.metadata_backups import find
 from dormouse.durability.ownership import Ownership
 from dormouse.embedded.base_backup import extract
-from dormouse.embedded.local import mark
+from dormouse.embedded.local import is_instance, mark
 from dormouse.embedded.postgres import EmbeddedPostgres
-from dormouse.errors import BackupDamaged, InstanceError, InvalidInput
+from dormouse.errors import BackupDamaged, InstanceError, InvalidInput, NotAnInstance
 from dormouse.files.attempts import WriteAttempts
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier, migrate
@@ -43,6 +44,16 @@ class Restored:
     tables: int
     objects: int
     bytes: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredMetadata:
+    """Which backup of the metadata was brought back, and where."""
+
+    backup: str
+    folder: str
+    tables: int
     incarnation: int
 
 
@@ -112,6 +123,37 @@ def _restored(store: ObjectStore, backup: Backup, work: Path, progress: Progress
         tables = len(catalog.tables())
     mark(work)
     return Restored(backup, None, tables, len(needed), sum(one.size for one in needed), incarnation)
+
+
+def restore_metadata(folder: str | os.PathLike[str], backup: str | None = None) -> RestoredMetadata:
+    """Makes the database of a folder that has lost it, of a backup of the metadata in its object store.
+
+    The tables are as they were at that time. Files that came later are orphans; those that were collected
+    since are missing. Raises `InvalidInput` when the database is there, or no backup is; `BackupDamaged`.
+    """
+    place = Path(folder).expanduser().absolute()
+    if not is_instance(place):
+        raise NotAnInstance(f"{place} is not a Dormouse instance")
+    if (place / "postgres").exists():
+        raise InvalidInput(f"{place / 'postgres'} is there: its database is not lost; move it away first")
+    objects = open_store(place / "objects")
+    found = find(objects, backup)
+    staged = place / f"postgres.new-{secrets.token_hex(4)}"  # as what is left of a new one, it is removed
+    try:
+        tar = staged.with_suffix(".tar.gz")
+        with objects.reader(found.name) as source, tar.open("wb") as file:
+            shutil.copyfileobj(source, file)
+        extract(tar, staged)
+        tar.unlink()
+        staged.rename(place / "postgres")
+    finally:
+        tar.unlink(missing_ok=True)
+        shutil.rmtree(staged, ignore_errors=True)
+    with EmbeddedPostgres(place) as server, closing(ConnectionSupplier(server.dsn)) as supplier:
+        migrate(supplier)
+        catalog = Catalog(supplier, WriteAttempts(supplier, objects))
+        incarnation = Ownership(supplier, objects).adopt(catalog.instance_id())
+        return RestoredMetadata(found.name, str(place), len(catalog.tables()), incarnation)
 
 
 def _bring(

@@ -202,7 +202,7 @@ def check_objects(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     expected |= {name for (name,) in query(instance._supplier, dead) if name}
     cleared = instance.table("cleared")._context.table.object_prefix
     names = {name.removesuffix(SKETCHES_SUFFIX) for name, _ in instance._objects.list()}
-    left = {name for name in names - expected if not name.startswith((cleared, "activity/"))}
+    left = {name for name in names - expected if not name.startswith((cleared, "activity/", "owner/"))}
     assert not left
     assert not {name for name in expected - names if not name.startswith("commits/")}
 

@@ -129,8 +129,8 @@ def test_what_a_job_was_told_outlives_a_crash(
     told: list[bool] = []
     sent = threading.Event()
 
-    def send(request: Any, table_id: int) -> None:
-        instance.commits.send(request, table_id)
+    def send(request: Any, *table: Any) -> None:
+        instance.commits.send(request, *table)
         sent.set()
 
     def job() -> None:

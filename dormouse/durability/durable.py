@@ -1,0 +1,122 @@
+"""What an instance does so that nothing is lost: backups, maintenance, adoption; a part of `Instance`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING
+
+from dormouse.catalog import Catalog
+from dormouse.durability.instance_rounds import InstanceRound, InstanceRounds
+from dormouse.durability.ownership import Ownership
+from dormouse.errors import InstanceReadOnly, InvalidInput
+from dormouse.objects import ObjectStore, open_store
+from dormouse.postgres import ConnectionSupplier
+
+if TYPE_CHECKING:
+    from dormouse.durability.backups import Backup
+    from dormouse.durability.maintaining import Maintained, Maintenance
+
+
+class Durable:
+    """The methods, over what an instance has."""
+
+    _supplier: ConnectionSupplier
+    _catalog: Catalog
+    _objects: ObjectStore
+    _ownership: Ownership
+    _base_backup: Callable[[Path], None] | None
+    _metadata_backups: int
+    _refusal: InstanceReadOnly | None
+    _read_only: bool
+
+    def tables(self) -> Sequence[Maintained]:
+        raise NotImplementedError
+
+    def _check_writable(self) -> None:
+        raise NotImplementedError
+
+    def backup(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        since: str | None = None,
+        progress: Callable[[int, int | None], object] = lambda done, total: None,
+    ) -> Backup:
+        """Takes a backup into a folder, or s3://bucket/prefix, while everything runs.
+
+        It is whole or absent, whatever happens. Objects of the backup `since`, in the same place, are not
+        copied again: `last` is the latest. `progress` is called with the objects done. `dm.restore` makes an
+        instance of it.
+
+        Raises `InvalidInput`, `BackupDamaged` for an object that is not what was written, `ObjectStoreError`.
+        """
+        from dormouse.durability.backing_up import back_up
+
+        self._check_writable()
+        if self._base_backup is None:
+            raise InvalidInput(
+                "backup is for an instance in a folder: of your own PostgreSQL take its own backups, of a "
+                "deployed instance Aurora's"
+            )
+        return back_up(
+            self._supplier,
+            self._catalog,
+            self._objects,
+            open_store(target),
+            self._base_backup,
+            since=since,
+            progress=progress,
+        )
+
+    def maintain(
+        self,
+        once: bool = False,
+        *,
+        stop: Event | None = None,
+        cycle_seconds: float = 30.0,
+        tell: Callable[[str], object] = lambda line: None,
+    ) -> Maintenance:
+        """Splits, compacts and collects all tables until `stop` is set, or `once`; gives what was done.
+
+        Once a day it writes a backup of the metadata into the object store of an instance in a folder, of
+        which the last `DORMOUSE_METADATA_BACKUPS` are kept. What fails is remembered and told, and holds up
+        nothing else.
+
+        Raises `InstanceLocked` when another process does it.
+        """
+        from dormouse.durability import metadata_backups
+        from dormouse.durability.maintaining import Maintainer
+
+        self._check_writable()
+        daily: dict[str, Callable[[], object]] = {}
+        if (base_backup := self._base_backup) is not None:
+            daily[metadata_backups.KIND] = lambda: metadata_backups.take(
+                self._objects, self._ownership.number, base_backup, keep=self._metadata_backups
+            )
+        maintainer = Maintainer(self._supplier, self.tables, daily, tell)
+        maintainer.run(Event() if stop is None else stop, once=once, cycle_seconds=cycle_seconds)
+        return maintainer.done
+
+    def rounds(self) -> list[InstanceRound]:
+        """How the last rounds ended that are of the instance, and of no table: backups of the metadata."""
+        return InstanceRounds(self._supplier).read()
+
+    def adopt(self) -> int:
+        """Makes this database, a copy or a former owner, the owner of the object store.
+
+        The owner of before is told at its next write. What other timelines have written stays in the store.
+        Raises `InvalidInput` when this one owns it, and `InstanceTakenOver` when another was faster.
+        """
+        if self._refusal is None:
+            raise InvalidInput(f"this database owns {self._objects.url} already: there is nothing to adopt")
+        self._supplier.forbid_writes(forbidden=False)
+        number = self._ownership.adopt(self._catalog.instance_id())
+        self._refusal = self._ownership.look(self._catalog.instance_id())
+        if self._refusal is not None:
+            self._supplier.forbid_writes()
+            raise self._refusal
+        self._read_only = False
+        return number

@@ -1,0 +1,33 @@
+-- name: record
+-- Remembers how a round ended.
+insert into instance_round as r (kind, began_at, ended_at, error, well_at)
+select %(kind)s, n.now - make_interval(secs => %(seconds)s), n.now, %(error)s::text,
+    case when %(error)s::text is null then n.now end
+from (select clock_timestamp() as now) n
+on conflict (kind) do update set
+    began_at = excluded.began_at,
+    ended_at = excluded.ended_at,
+    error = excluded.error,
+    well_at = coalesce(excluded.well_at, r.well_at);
+
+-- name: rounds
+-- How the last round of each kind ended.
+select kind, began_at, ended_at, error, well_at from instance_round order by kind;
+
+-- name: is_due
+-- Whether a round is due: so long after the last, or sooner after one that failed.
+select not exists (
+    select from instance_round
+    where kind = %(kind)s
+        and ended_at > clock_timestamp() - make_interval(
+            secs => case when error is null then %(every_seconds)s else least(%(every_seconds)s, %(again_seconds)s) end
+        )
+);
+
+-- name: alone
+-- Whether nobody else maintains the instance; the lock ends with the session.
+select pg_try_advisory_lock(7236154098213003);
+
+-- name: not_alone
+-- Lets another maintain it.
+select pg_advisory_unlock(7236154098213003);

@@ -1,0 +1,116 @@
+"""Maintenance of an instance of one's own, as schedules do it for a deployed one.
+
+One table after another: splits, compactions, collection; and once a day what is of the instance, such as the
+backup of its metadata. What fails is remembered with the table or the instance, and holds up nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dormouse.durability.instance_rounds import InstanceRounds
+from dormouse.errors import InstanceReadOnly, TableNotFound, one_line
+from dormouse.postgres.connection import Supplier
+
+CYCLE_SECONDS = 30.0
+COLLECTION_SECONDS = 600.0
+DAY_SECONDS = 86_400.0
+
+logger = logging.getLogger(__name__)
+
+
+class Maintained(Protocol):
+    """A table, as far as it is maintained."""
+
+    @property
+    def name(self) -> str: ...
+    def split(self) -> Any: ...
+    def compact(self) -> Any: ...
+    def collect_garbage(self) -> Any: ...
+
+
+@dataclass(slots=True)
+class Maintenance:
+    """What was done, in all; `failures` are the last, at most a hundred, one line each."""
+
+    cycles: int = 0
+    partitions_split: int = 0
+    jobs_run: int = 0
+    files_deleted: int = 0
+    failed: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+class Maintainer:
+    """Maintains the tables that `tables` gives, and once a day does what `daily` says, by its kind."""
+
+    def __init__(
+        self,
+        supplier: Supplier,
+        tables: Callable[[], Sequence[Maintained]],
+        daily: Mapping[str, Callable[[], object]],
+        tell: Callable[[str], object] = lambda line: None,
+    ) -> None:
+        self._rounds = InstanceRounds(supplier)
+        self._tables = tables
+        self._daily = daily
+        self._tell = tell
+        self._collected_at: dict[str, float] = {}
+        self.done = Maintenance()
+
+    def run(self, stop: threading.Event, *, once: bool = False, cycle_seconds: float = CYCLE_SECONDS) -> None:
+        """Until `stop` is set, or once. Raises `InstanceReadOnly`, `InstanceLocked` if another does it."""
+        with self._rounds.alone():
+            while not stop.is_set():
+                self._cycle(stop, all_is_due=once)
+                self.done.cycles += 1
+                if once:
+                    return
+                stop.wait(cycle_seconds)
+
+    def _cycle(self, stop: threading.Event, *, all_is_due: bool) -> None:
+        for table in self._tables():
+            if stop.is_set():
+                return
+            self._table(table, all_is_due=all_is_due)
+        for kind, work in self._daily.items():
+            if not stop.is_set() and self._rounds.is_due(kind, DAY_SECONDS):
+                self._try(kind, lambda kind=kind, work=work: self._rounds.run(kind, work))  # type: ignore[misc]
+
+    def _table(self, table: Maintained, *, all_is_due: bool) -> None:
+        if split := self._try(f"{table.name}: split", table.split):
+            self.done.partitions_split += len(split.partitions_split)
+            self._note(f"{table.name}: split", split.errors)
+        if compacted := self._try(f"{table.name}: compaction", table.compact):
+            self.done.jobs_run += compacted.jobs_run
+            self._note(f"{table.name}: compaction", compacted.errors if compacted.given_up else ())
+        since = time.monotonic() - self._collected_at.get(table.name, float("-inf"))
+        if all_is_due or since >= COLLECTION_SECONDS:
+            self._collected_at[table.name] = time.monotonic()
+            if collected := self._try(f"{table.name}: collection", table.collect_garbage):
+                self.done.files_deleted += collected.deleted
+                self._note(f"{table.name}: collection", [f"{name}: {why}" for name, why in collected.failed])
+
+    def _try(self, what: str, work: Callable[[], Any]) -> Any:
+        """What it gives; None when it failed, which is noted."""
+        try:
+            return work()
+        except InstanceReadOnly:
+            raise
+        except TableNotFound:  # dropped meanwhile
+            return None
+        except Exception as error:
+            logger.info("%s failed", what, exc_info=True)
+            self._note(what, [one_line(error)])
+            return None
+
+    def _note(self, what: str, errors: Sequence[str]) -> None:
+        for error in errors:
+            self.done.failed += 1
+            self.done.failures = [*self.done.failures[-99:], f"{what}: {error}"]
+            self._tell(self.done.failures[-1])
