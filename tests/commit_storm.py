@@ -201,7 +201,7 @@ def submit(instance: Instance, ledger: Ledger, rng: random.Random, number: int, 
                 one = SplitPartition(
                     commit_id=f"{name} {number_of}", table=table.name, partition_id="nowhere", point=1
                 )
-                send = partial(instance.commits.send, one, about[1])
+                send = partial(instance.commits.send, one, about[1], table._context.table.uuid)
                 ledger.ask("futile", *about[:2], one.commit_id, send)
 
 
@@ -217,9 +217,10 @@ def rewrite(instance: Instance, table: Table, ledger: Ledger, rng: random.Random
         return
     old = rng.choice(free)
     job = {"job_id": name, "partition_id": old.partition_id}
-    claim = AssignJobIdRequest(**job, filenames=(old.filename,))
-    claiming = AssignJobIds(commit_id=f"{name} claim", table=table.name, requests=(claim,))
-    if not ledger.ask("claim", *about, lambda: instance.commits.send(claiming, about[1])):
+    wanted = AssignJobIdRequest(**job, filenames=(old.filename,))
+    claiming = AssignJobIds(commit_id=f"{name} claim", table=table.name, requests=(wanted,))
+    claim = partial(instance.commits.send, claiming, about[1], context.table.uuid)
+    if not ledger.ask("claim", *about, claim):
         return
     if instance.wait_for_commits([claiming.commit_id], seconds_max=2)[0].state != "applied":
         return

@@ -37,6 +37,7 @@ CAME_LATER = [
     ("applied_commit", "refused", "jsonb"),
     ("file_reference", "ingested", "boolean"),
 ]
+OF_TABLES = [("table_uuid", "uuid not null default gen_random_uuid()"), ("numbered", "boolean default true")]
 
 LOG_OF_TODAY = """
 create table removal (
@@ -65,9 +66,13 @@ def old_instance(empty_dsn: str, tmp_path: Path) -> Iterator[Callable[..., Table
             migrate(supplier, folder)
             objects = open_store(tmp_path / "objects")
             catalog = Catalog(supplier, WriteAttempts(supplier, objects))
+            for column, kind in OF_TABLES:
+                query(supplier, f"alter table tables add column {column} {kind}")
             record = catalog.create(
                 "t", Schema([Field("key", LONG)]), TableProperties(**PROPERTIES), layout, [10, 20, 30]
             )
+            for column, _ in OF_TABLES:
+                query(supplier, f"alter table tables drop column {column}")
             return TableContext(empty_dsn, supplier, objects, record)
 
         yield create
@@ -147,6 +152,9 @@ def test_a_table_of_an_older_schema_is_worked_on(
     size = 7 if filling is fill_by_hand else 0
     assert len(migrate(table.supplier)) == len(read_migrations(MIGRATIONS)) - version
     assert migrate(table.supplier) == []
+    catalog = Catalog(table.supplier, WriteAttempts(table.supplier, table.objects))
+    table = TableContext(table.dsn, table.supplier, table.objects, catalog.get("t"))
+    assert table.table.object_prefixes == (table.table.object_prefix, f"data/t{key(table)}/")
     store, partitions = table.store, table.partitions
     expected = Totals(10, 1_000, 0, 10, 10 * size, 1, 7, 4)
     assert store.totals.read() == expected
