@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -276,3 +277,5 @@ def _remove(store: ObjectStore, name: str) -> None:
     pending: Iterator[str] = (one for one, _ in list(store.list(name)))
     while batch := list(islice(pending, _BATCH)):
         store.delete(batch)
+    if (folder := store.local_path(name)) is not None:
+        shutil.rmtree(folder, ignore_errors=True)  # folders without objects

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 
 from dormouse.catalog import Catalog
@@ -27,12 +30,15 @@ from dormouse.durability.ownership import Ownership
 from dormouse.embedded.base_backup import extract
 from dormouse.embedded.local import is_instance, mark
 from dormouse.embedded.postgres import EmbeddedPostgres
+from dormouse.embedded.server import Server
 from dormouse.errors import BackupDamaged, InstanceError, InvalidInput, NotAnInstance
 from dormouse.files.attempts import WriteAttempts
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier, migrate
 
 COPIED_AT_ONCE = 4
+STOP_SECONDS_MAX = 10.0
+"""For the server of a restore that was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +90,49 @@ def restore(
     if not check and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InvalidInput(f"{folder} is not empty: restore into a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    work = folder.with_name(f".{folder.name}.restoring-{secrets.token_hex(4)}")
     try:
-        work.mkdir(mode=0o700)
-        made = _restored(store, found, work, progress)
-        if check:
-            return made
-        if folder.exists():
-            folder.rmdir()
-        work.rename(folder)
-        _sync(folder.parent)
+        with _workplace(folder) as work:
+            made = _restored(store, found, work, progress)
+            if check:
+                return made
+            if folder.exists():
+                folder.rmdir()
+            work.rename(folder)
+            _sync(folder.parent)
     except OSError as error:
         raise InstanceError(f"cannot restore into {folder}: {error.strerror or error}") from error
+    return Restored(made.backup, str(folder), made.tables, made.objects, made.bytes, made.incarnation)
+
+
+@contextmanager
+def _workplace(folder: Path) -> Iterator[Path]:
+    """A folder beside it, which is removed, as those are whose restores were killed.
+
+    A restore holds a lock on its own.
+    """
+    stem = f".{folder.name}.restoring-"
+    for left in folder.parent.glob(f"{escape(stem)}*"):
+        with suppress(OSError, InstanceError), _locked(left):
+            Server(left).stop(STOP_SECONDS_MAX)
+            shutil.rmtree(left, ignore_errors=True)
+    work = folder.with_name(f"{stem}{secrets.token_hex(4)}")
+    try:
+        work.mkdir(mode=0o700)
+        with _locked(work):
+            yield work
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return Restored(made.backup, str(folder), made.tables, made.objects, made.bytes, made.incarnation)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """With its lock; `BlockingIOError` when another has it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _restored(store: ObjectStore, backup: Backup, work: Path, progress: Progress) -> Restored:
@@ -143,7 +177,10 @@ def restore_metadata(folder: str | os.PathLike[str], backup: str | None = None) 
         tar = staged.with_suffix(".tar.gz")
         with objects.reader(found.name) as source, tar.open("wb") as file:
             shutil.copyfileobj(source, file)
-        extract(tar, staged)
+        try:
+            extract(tar, staged)
+        except BackupDamaged as error:
+            raise BackupDamaged(f"{found.name} is damaged ({error}): take an earlier one") from error
         tar.unlink()
         staged.rename(place / "postgres")
     finally:

@@ -1,0 +1,249 @@
+"""An instance that is kept up unattended; and the backup of its metadata that a lost database is made of."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.durability import metadata_backups
+from dormouse.durability.metadata_backups import KIND
+from dormouse.embedded.restoring import restore_metadata
+from dormouse.errors import InstanceLocked, InstanceReadOnly, InvalidInput, NotAnInstance
+from dormouse.instance import Instance
+from tests.state import query, wait_until
+
+SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+PROMPT = dm.TableProperties(
+    gc_delay_seconds=0,
+    compaction_strategy="basic",
+    compaction_batch_files=2,
+    split_threshold_rows=10,
+    split_min_rows=2,
+)
+
+
+def fill(instance: Instance, name: str, files: int = 2) -> None:
+    table = instance.create_table(name, SCHEMA, properties=PROMPT)
+    for number in range(files):
+        table.ingest(pa.table({"key": [10 * number + n for n in range(3)]}))
+
+
+def keys(instance: Instance, table: str) -> list[int]:
+    return sorted(instance.table(table).query().read_all()["key"].to_pylist())
+
+
+def damage(instance: Instance, name: str) -> Path:
+    """Makes a file of the table unreadable."""
+    context = instance.table(name)._context
+    path = context.objects.local_path(next(iter(context.store.file_references())).filename)
+    assert path is not None
+    path.chmod(0o600)
+    path.write_bytes(b"x" * path.stat().st_size)
+    return path
+
+
+def backup_times(instance: Instance) -> list[str]:
+    return [one.made for one in metadata_backups.metadata_backups(instance._objects)]
+
+
+def a_day_passes(instance: Instance) -> None:
+    query(instance._supplier, "update instance_round set ended_at = ended_at - interval '25 hours'")
+
+
+def test_all_tables_are_kept_up_and_what_fails_holds_up_nothing(tmp_path: Path) -> None:
+    told: list[str] = []
+    with dm.local(tmp_path / "lake") as instance:
+        fill(instance, "a")
+        fill(instance, "b")
+        fill(instance, "c", files=5)
+        damaged = damage(instance, "a")
+        done = instance.maintain(once=True, tell=told.append)
+        assert done.cycles == 1
+        assert (done.jobs_run, done.partitions_split) >= (1, 1)
+        assert done.files_deleted >= 2
+        assert done.failed == len(done.failures) == len(told) >= 1
+        assert all(line.startswith("a: ") for line in told)
+        assert damaged.name in told[0]
+        assert instance.table("b").status().files == 1
+        assert keys(instance, "c") == sorted(10 * number + n for number in range(5) for n in range(3))
+        [last] = instance.rounds()
+        assert (last.kind, last.error) == (KIND, None)
+        assert last.well_at == last.ended_at
+
+
+def test_the_metadata_is_backed_up_once_a_day_and_the_last_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DORMOUSE_METADATA_BACKUPS", "2")
+    seconds = iter(range(60))
+
+    class Clock:
+        @staticmethod
+        def now(zone: object) -> datetime:
+            return datetime(2026, 1, 1, 0, 0, next(seconds), tzinfo=UTC)
+
+    monkeypatch.setattr(metadata_backups, "datetime", Clock)
+    with dm.local(tmp_path / "lake") as instance:
+        fill(instance, "t")
+        for _ in range(3):
+            instance.maintain(once=True)
+            instance.maintain(once=True)
+            a_day_passes(instance)
+        assert backup_times(instance) == ["2026-01-01T000001Z", "2026-01-01T000002Z"]
+
+
+def test_a_backup_that_fails_is_told_and_tried_again_after_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with dm.local(tmp_path / "lake") as instance:
+        works, instance._base_backup = instance._base_backup, fail
+        for _ in range(2):
+            done = instance.maintain(once=True)
+        assert done.failed == 0
+        [last] = instance.rounds()
+        assert "No space left" in str(last.error)
+        assert last.well_at is None
+        instance._base_backup = works
+        query(instance._supplier, "update instance_round set ended_at = ended_at - interval '1 hour'")
+        instance.maintain(once=True)
+        assert instance.rounds()[0].error is None
+        assert len(backup_times(instance)) == 1
+
+
+def test_one_process_maintains_an_instance(tmp_path: Path) -> None:
+    stop = threading.Event()
+    with dm.local(tmp_path / "lake") as instance, dm.local(tmp_path / "lake") as other:
+        fill(instance, "t")
+        thread = threading.Thread(
+            target=lambda: instance.maintain(stop=stop, cycle_seconds=0.05, tell=lambda line: None)
+        )
+        thread.start()
+        wait_until(lambda: backup_times(instance) != [])
+        with pytest.raises(InstanceLocked, match="one is enough"):
+            other.maintain(once=True)
+        # what comes while it runs is done, too
+        fill(instance, "later")
+        try:
+            wait_until(lambda: instance.table("later").status().files == 1)
+        finally:
+            stop.set()
+            thread.join(10)
+        assert not thread.is_alive()
+        other.maintain(once=True)
+
+
+def test_what_may_only_be_read_is_not_maintained(tmp_path: Path) -> None:
+    with dm.local(tmp_path / "lake"):
+        pass
+    with dm.local(tmp_path / "lake", read_only=True) as instance, pytest.raises(InstanceReadOnly):
+        instance.maintain(once=True)
+
+
+def command(folder: Path, *words: str) -> subprocess.Popen[str]:
+    arguments = [str(Path(sys.executable).with_name("dormouse")), *words, "--instance", str(folder)]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_command_runs_until_it_is_ended_and_tells_what_failed(tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    with dm.local(lake) as instance:
+        fill(instance, "t")
+        process = command(lake, "maintain", "--every", "0.1")
+        wait_until(lambda: instance.table("t").status().files == 1)
+        process.send_signal(signal.SIGKILL)
+        process.wait(20)
+        fill(instance, "u")
+        process = command(lake, "maintain", "--every", "0.1", "--json")
+        wait_until(lambda: instance.table("u").status().files == 1)
+        process.send_signal(signal.SIGTERM)
+        told, errors = process.communicate(timeout=20)
+        assert process.returncode == 0, errors
+        assert json.loads(told)["jobs_run"] == 1
+        fill(instance, "bad")
+        name = damage(instance, "bad").name
+        process = command(lake, "maintain", "--once")
+        _, errors = process.communicate(timeout=20)
+        assert process.returncode == 1
+        assert name in errors
+        process = command(lake, "status")
+        told, _ = process.communicate(timeout=20)
+        assert f"last {KIND}" in told
+
+
+# ---------------------------------------------------------------------- a database that is lost
+
+
+@pytest.fixture
+def lost(tmp_path: Path) -> Path:
+    """An instance with a backup of its metadata, a file that came later, and no database."""
+    lake = tmp_path / "lake"
+    with dm.local(lake) as instance:
+        fill(instance, "t", files=1)
+        instance.maintain(once=True)
+        instance.table("t").ingest(pa.table({"key": [99]}))
+    shutil.rmtree(lake / "postgres")
+    return lake
+
+
+def files(lake: Path) -> set[Path]:
+    return set((lake / "objects" / "data").rglob("*.parquet"))
+
+
+def test_a_lost_database_is_made_of_the_backup_in_the_store(lost: Path) -> None:
+    made = restore_metadata(lost)
+    assert (made.tables, made.incarnation) == (1, 2)
+    assert made.backup.startswith("backups/1/")
+    with dm.local(lost) as instance:
+        assert instance.refusal is None
+        assert keys(instance, "t") == [0, 1, 2]
+        [tracked] = instance.table("t").files.file_references()
+        [later] = {path for path in files(lost) if not path.match(f"*/{tracked.filename}")}
+        instance.table("t").ingest(pa.table({"key": [7]}))
+        instance.maintain(once=True)
+        assert keys(instance, "t") == [0, 1, 2, 7]
+        # what came later is nobody's, and stays
+        assert len(files(lost)) == 2
+        assert later in files(lost)
+        # the next is of the new incarnation
+        a_day_passes(instance)
+        instance.maintain(once=True)
+        assert [one.incarnation for one in metadata_backups.metadata_backups(instance._objects)][-1] == 3
+    assert not list(lost.glob("postgres.new*"))
+
+
+def test_a_database_that_is_there_is_not_replaced(tmp_path: Path, lost: Path) -> None:
+    restore_metadata(lost)
+    with pytest.raises(InvalidInput, match="is not lost"):
+        restore_metadata(lost)
+    with pytest.raises(NotAnInstance):
+        restore_metadata(tmp_path)
+    assert list(tmp_path.iterdir()) == [lost]
+
+
+def test_without_its_backup_nothing_is_made(lost: Path) -> None:
+    with pytest.raises(InvalidInput, match="no such backup"):
+        restore_metadata(lost, "2020-01-01T000000Z")
+    [path] = (lost / "objects" / "backups").rglob("*.tar.gz")
+    data = path.read_bytes()
+    path.chmod(0o600)
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(dm.DormouseError, match=f"{path.name} is damaged"):
+        restore_metadata(lost)
+    path.unlink()
+    with pytest.raises(InvalidInput, match="there are: none"):
+        restore_metadata(lost)
+    assert not (lost / "postgres").exists()
+    assert not list(lost.glob("postgres.new*"))
