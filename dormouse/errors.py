@@ -143,7 +143,7 @@ class ObjectStoreIsNotOurs(NotAnInstance):
 
 
 class InstanceLocked(InstanceError):
-    """Another process is setting the instance up."""
+    """Another process sets the instance up; or another host or container has it open."""
 
 
 class InstanceReadOnly(InstanceError):

@@ -2,7 +2,8 @@
 
 Each process holds a shared lock (flock) on the folder's lease file, which the kernel drops when the process
 dies, however it dies. A process that leaves asks for the lock alone: the one that gets it was the last, and
-stops the server. A mutex file keeps two processes from starting and stopping at once.
+stops the server. A mutex file keeps two processes from starting and stopping at once. The server has a lease
+of its own (`dormouse.embedded.running`): who cannot see it starts no second one.
 
 When every process is killed, the server stays until the folder is opened and closed again.
 """
@@ -10,7 +11,6 @@ When every process is killed, the server stays until the folder is opened and cl
 from __future__ import annotations
 
 import atexit
-import errno
 import fcntl
 import logging
 import os
@@ -22,14 +22,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from dormouse.embedded.locks import check_honoured, close_lock, open_lock, try_lock, unwritable
 from dormouse.embedded.server import Server, StillRecovering
-from dormouse.errors import InstanceError, InstanceLocked, InstanceReadOnly, NotAnInstance
+from dormouse.errors import InstanceError, InstanceLocked, NotAnInstance
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.02
-
-_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class EmbeddedPostgres:
@@ -117,7 +116,8 @@ class _Share:
 
     def enter(self, options: Mapping[str, str]) -> bool:
         """Takes the lease, starts the server if need be; returns whether others have the folder open."""
-        with self._mutex():
+        with self._mutex() as path:
+            check_honoured(path)
             joined = self._take_lease()
             try:
                 self.server.start(self._seconds_max, options)
@@ -168,36 +168,37 @@ class _Share:
         """Returns whether others hold one."""
         if self._lease is not None:
             return True
-        lease = _open(self._folder / "postgres.lease")
-        alone = _try_lock(lease)
+        lease = open_lock(self._folder / "postgres.lease")
+        alone = try_lock(lease)
         fcntl.flock(lease, fcntl.LOCK_SH)
         self._lease = lease
         return not alone
 
     def _stop_if_last(self) -> None:
-        if self._users == 0 and self._lease is not None and _try_lock(self._lease):
+        if self._users == 0 and self._lease is not None and try_lock(self._lease):
             self.server.stop(self._seconds_max)
 
     def _drop_lease_if_unused(self) -> None:
         if self._users == 0 and self._lease is not None:
             lease, self._lease = self._lease, None
-            _close(lease)
+            close_lock(lease)
 
     @contextmanager
-    def _mutex(self) -> Iterator[None]:
-        mutex = _open(self._folder / "postgres.lock")
+    def _mutex(self) -> Iterator[Path]:
+        path = self._folder / "postgres.lock"
+        mutex = open_lock(path)
         try:
             deadline = time.monotonic() + self._seconds_max
-            while not _try_lock(mutex):
+            while not try_lock(mutex):
                 if time.monotonic() > deadline:
                     raise InstanceLocked(
                         f"another process has been starting or stopping the server of {self._folder} for "
                         f"{self._seconds_max:g} s; try again, or end that process"
                     )
                 time.sleep(POLL_SECONDS)
-            yield
+            yield path
         finally:
-            _close(mutex)
+            close_lock(mutex)
 
 
 def _make_folder(folder: Path) -> None:
@@ -206,43 +207,11 @@ def _make_folder(folder: Path) -> None:
     except (FileExistsError, NotADirectoryError):
         raise NotAnInstance(f"{folder} is not a folder") from None
     except OSError as error:
-        raise _unwritable(folder, error) from None
-
-
-def _open(path: Path) -> int:
-    """A descriptor to lock; a forked child closes its copy, so that only this process holds the lock."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise _unwritable(path.parent, error) from None
-    _descriptors.add(descriptor)
-    return descriptor
-
-
-def _unwritable(folder: Path, error: OSError) -> InstanceError:
-    if error.errno in _READ_ONLY:
-        return InstanceReadOnly(f"cannot write to {folder}: {error.strerror}")
-    return InstanceError(f"cannot use {folder}: {error.strerror}")
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _close(descriptor: int) -> None:
-    # Unlocked by name: closing would not do while a child that is about to exec has a copy.
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-    _descriptors.discard(descriptor)
-    os.close(descriptor)
+        raise unwritable(folder, error) from None
 
 
 _process_lock = threading.RLock()
 _shares: dict[Path, _Share] = {}
-_descriptors: set[int] = set()
 
 
 def _leave_all() -> None:
@@ -258,10 +227,7 @@ def _after_fork_in_child() -> None:
     _process_lock = threading.RLock()
     for share in _shares.values():
         share.forget()
-    for descriptor in _descriptors:
-        os.close(descriptor)
     _shares.clear()
-    _descriptors.clear()
 
 
 atexit.register(_leave_all)

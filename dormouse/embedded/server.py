@@ -27,6 +27,8 @@ from typing import Any
 import psutil
 from psycopg.conninfo import make_conninfo
 
+from dormouse.embedded import running
+from dormouse.embedded.locks import hand_over
 from dormouse.errors import InstanceError, InstanceTooNew, NotAnInstance, not_installed
 
 MAJOR_VERSION = 18
@@ -86,7 +88,9 @@ class Server:
         self._check_version()
         while True:
             if not self.is_running():
-                self._spawn(options)
+                lease = running.take(self.data.parent, deadline, self.is_running)
+                if lease is not None:
+                    self._spawn(lease, options)
             if self._is_ready_by(deadline, seconds_max):
                 return
 
@@ -160,7 +164,15 @@ class Server:
 
     # ------------------------------------------------------------------ the process
 
-    def _spawn(self, options: Mapping[str, str]) -> None:
+    def _spawn(self, lease: int, options: Mapping[str, str]) -> None:
+        try:
+            self._child = self._process(lease, options)
+            with suppress(OSError):  # a full disk; the lock is what counts
+                running.sign(lease, self._child.pid)
+        finally:
+            hand_over(lease)
+
+    def _process(self, lease: int, options: Mapping[str, str]) -> subprocess.Popen[bytes]:
         self._remove_stale_pid_files()
         self._adopt_copy()
         if self.log.exists() and self.log.stat().st_size > LOG_BYTES_MAX:
@@ -175,12 +187,13 @@ class Server:
         command = [str(_binaries() / "postgres"), "-D", str(self.data), *arguments]
         with self.log.open("ab") as log:
             # A session of its own: Ctrl-C in the terminal is for us, not for the server.
-            self._child = subprocess.Popen(
+            return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                pass_fds=[lease],
                 **_as_owner_of(self.data),
             )
 
@@ -233,6 +246,7 @@ class Server:
 
         While backends of the crashed server live, the files stay: one guards the shared memory they use.
         """
+        running.check_silent(self.data)
         self._others_were_leaving = bool(_processes_in(self.data))
         if not self._others_were_leaving:
             for file in (self.data / "postmaster.pid", *self._socket_folder().glob(".s.PGSQL.*.lock")):

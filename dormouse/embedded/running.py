@@ -1,0 +1,111 @@
+"""The lease of a folder's PostgreSQL: a lock that each of the server's processes holds as long as it lives.
+
+It counts across PID namespaces, containers and hosts, where a process cannot be seen. The file says where the
+server runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dormouse.embedded.locks import close_lock, open_lock, try_lock
+from dormouse.errors import InstanceLocked
+
+NAME = "postgres.running"
+POLL_SECONDS = 0.02
+LEAVING_SECONDS_MAX = 1
+ANSWER_SECONDS_MAX = 1
+CONTENT_BYTES_MAX = 4096
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Where the server runs; empty: not known."""
+
+    host: str = ""
+    boot: str = ""
+    namespace: str = ""
+    pid: int = 0
+    since: str = ""
+
+
+def take(folder: Path, deadline: float, in_sight: Callable[[], bool]) -> int | None:
+    """Wins the lease: a locked descriptor, for the server to inherit; None once a server is in sight.
+
+    Waits for processes of a server that ends. Raises `InstanceLocked` when it runs where it cannot be seen.
+    """
+    soon = time.monotonic() + LEAVING_SECONDS_MAX
+    lease = open_lock(folder / NAME)
+    won = False
+    try:
+        while not (won := try_lock(lease)):
+            if in_sight():
+                return None
+            holder = _read(lease)
+            elsewhere = (holder.boot, holder.namespace) not in {("", ""), (_boot(), _namespace())}
+            if time.monotonic() > (soon if elsewhere else max(soon, deadline)):
+                raise _locked(folder, holder)
+            time.sleep(POLL_SECONDS)
+        os.ftruncate(lease, 0)  # until it is signed, the holder is not known
+        return lease
+    finally:
+        if not won:
+            close_lock(lease)
+
+
+def sign(lease: int, pid: int) -> None:
+    """Says who holds it: the server with this process id."""
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    holder = Holder(socket.gethostname(), _boot(), _namespace(), pid, since)
+    os.pwrite(lease, json.dumps(asdict(holder)).encode(), 0)
+
+
+def check_silent(data: Path) -> None:
+    """A server of an older Dormouse has no lease: one that answers, but cannot be seen, is left alone, too.
+
+    Raises `InstanceLocked`.
+    """
+    for listening in data.glob(".s.PGSQL.*[0-9]"):
+        with socket.socket(socket.AF_UNIX) as client, suppress(OSError):
+            client.settimeout(ANSWER_SECONDS_MAX)
+            client.connect(str(listening))
+            raise _locked(data.parent, Holder())
+
+
+def _read(lease: int) -> Holder:
+    try:
+        return Holder(**json.loads(os.pread(lease, CONTENT_BYTES_MAX, 0)))
+    except (ValueError, TypeError):  # its starter was killed before it signed
+        return Holder()
+
+
+def _locked(folder: Path, holder: Holder) -> InstanceLocked:
+    where = "where it cannot be seen from here"
+    if holder.host:
+        where = (
+            f"on host {holder.host}, as process {holder.pid} of namespace {holder.namespace or '?'} "
+            f"(boot {holder.boot or '?'}), since {holder.since}"
+        )
+    return InstanceLocked(f"{folder} is open elsewhere: its PostgreSQL runs {where}; use it there, or end it")
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""

@@ -1,0 +1,177 @@
+"""One server a folder: seen or not, of this host or not."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from embedded import OTHER_PROCESS, ask, leave, other_process, postmaster, runs, said, tell
+
+from dormouse.embedded import locks, running
+from dormouse.embedded.postgres import EmbeddedPostgres
+from dormouse.errors import InstanceError, InstanceLocked
+
+ELSEWHERE = ["unshare", "--pid", "--ipc", "--mount", "--uts", "--fork", "--mount-proc"]
+
+
+@cache
+def can_unshare() -> bool:
+    """Root may, outside of most containers."""
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*ELSEWHERE, "true"], check=False, capture_output=True).returncode == 0
+
+
+@pytest.fixture
+def elsewhere() -> list[str]:
+    """The beginning of a command that is run in namespaces of its own."""
+    if not can_unshare():
+        pytest.skip("namespaces cannot be made here")
+    return ELSEWHERE
+
+
+def opened_by(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command, sys.executable, "-c", OTHER_PROCESS, str(folder)],
+        check=False,
+        capture_output=True,
+        text=True,
+        input="\n",
+    )
+
+
+def test_a_server_that_cannot_be_seen_is_left_alone(server_folder: Path, elsewhere: list[str]) -> None:
+    with EmbeddedPostgres(server_folder) as server:
+        tell(server.dsn, "create table t as select 7 as x")
+        pid = postmaster(server_folder).pid
+        done = opened_by(elsewhere, server_folder)
+        assert (
+            f"InstanceLocked: {server_folder} is open elsewhere: its PostgreSQL runs on host" in done.stderr
+        )
+        assert f"{socket.gethostname()}, as process {pid} of namespace pid:[" in done.stderr
+        assert postmaster(server_folder).pid == pid
+        assert ask(server.dsn, "select x from t") == 7
+    assert opened_by(elsewhere, server_folder).stdout == "started\n"
+
+
+def test_a_server_in_a_container_is_left_alone(server_folder: Path, elsewhere: list[str]) -> None:
+    """Seen from outside, its processes have other numbers than it says itself."""
+    command = [*elsewhere, sys.executable, "-c", OTHER_PROCESS, str(server_folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert said(other) == "started"
+        with pytest.raises(InstanceLocked, match="is open elsewhere"):
+            EmbeddedPostgres(server_folder).start()
+        leave(other)
+    with EmbeddedPostgres(server_folder) as server:
+        assert not server.joined
+
+
+def test_a_killed_container_leaves_the_folder_to_others(server_folder: Path, elsewhere: list[str]) -> None:
+    command = [*elsewhere, "--kill-child", sys.executable, "-c", OTHER_PROCESS, str(server_folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert said(other) == "started"
+        other.kill()
+        other.wait()
+    with EmbeddedPostgres(server_folder) as server:
+        assert ask(server.dsn, "select 1") == 1
+
+
+def test_a_server_of_before_leases_is_joined(server_folder: Path) -> None:
+    with other_process(server_folder) as other:
+        assert said(other) == "started"
+        (server_folder / running.NAME).unlink()
+        with EmbeddedPostgres(server_folder) as server:
+            assert server.joined
+            assert ask(server.dsn, "select 1") == 1
+
+
+def test_a_server_of_before_leases_that_cannot_be_seen_is_left_alone(
+    server_folder: Path, elsewhere: list[str]
+) -> None:
+    with EmbeddedPostgres(server_folder) as server:
+        (server_folder / running.NAME).unlink()
+        assert "runs where it cannot be seen from here" in opened_by(elsewhere, server_folder).stderr
+        assert ask(server.dsn, "select 1") == 1
+    assert not runs(server_folder)
+
+
+def test_another_host_s_lease_is_told_with_its_holder(server_folder: Path) -> None:
+    """As a lock of a network file system looks; nothing of the other server is touched."""
+    pid_file = server_folder / "postgres" / "postmaster.pid"
+    pid_file.write_text(f"1\n{server_folder}\n1\n5432\n/run\n\n1 1\nready\n")
+    holder = running.Holder("north", "b00t", "pid:[7]", 42, "2026-11-20T14:00:00+00:00")
+    with (server_folder / running.NAME).open("w") as lease:
+        json.dump(vars(holder), lease)
+        lease.flush()
+        fcntl.flock(lease, fcntl.LOCK_EX)
+        with pytest.raises(
+            InstanceLocked, match=r"north, as process 42 of namespace pid:\[7\] \(boot b00t\)"
+        ):
+            EmbeddedPostgres(server_folder).start()
+    assert pid_file.exists()
+
+
+def test_a_lease_that_is_not_signed_is_waited_for(
+    server_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "LEAVING_SECONDS_MAX", 0.1)
+    with (server_folder / running.NAME).open("w") as lease:
+        fcntl.flock(lease, fcntl.LOCK_EX)
+        with pytest.raises(InstanceLocked, match="where it cannot be seen"):
+            EmbeddedPostgres(server_folder, seconds_max=0.1).start()
+    with EmbeddedPostgres(server_folder) as server:
+        assert not server.joined
+
+
+def test_the_lease_lasts_as_long_as_the_server_and_says_who_holds_it(server_folder: Path) -> None:
+    with other_process(server_folder) as other:
+        assert said(other) == "started"
+        other.kill()
+        other.wait()
+    lease = locks.open_lock(server_folder / running.NAME)
+    assert not locks.try_lock(lease)
+    assert json.loads((server_folder / running.NAME).read_text())["pid"] == postmaster(server_folder).pid
+    with EmbeddedPostgres(server_folder):
+        pass
+    assert locks.try_lock(lease)
+    locks.close_lock(lease)
+
+
+def test_a_file_system_without_locks_is_refused(server_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", lambda descriptor, operation: None)
+    with pytest.raises(InstanceError, match="does not honour locks, so two servers could write"):
+        EmbeddedPostgres(server_folder).start()
+    assert not runs(server_folder)
+
+
+def test_a_network_file_system_whose_locks_stay_on_the_host_is_refused(
+    server_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = server_folder.stat().st_dev
+    line = f"36 35 {os.major(device)}:{os.minor(device)} / {server_folder} rw - nfs4 host:/ rw,vers=4.2"
+    monkeypatch.setattr(locks, "MOUNTS", tmp_path / "mounts")
+    locks.MOUNTS.write_text(f"{line},local_lock=flock,addr=1\n")
+    with pytest.raises(InstanceError, match="does not honour locks"):
+        EmbeddedPostgres(server_folder).start()
+    locks.MOUNTS.write_text(f"{line},local_lock=none,addr=1\n")
+    with EmbeddedPostgres(server_folder) as server:
+        assert ask(server.dsn, "select 1") == 1
+
+
+def test_a_file_system_that_knows_no_locks_is_refused(
+    server_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(descriptor: int, operation: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", unknown)
+    with pytest.raises(InstanceError, match="does not honour locks"):
+        EmbeddedPostgres(server_folder).start()
