@@ -51,6 +51,7 @@ DormouseError
 ├── ObjectStoreError
 │   ├── ObjectNotFound
 │   │   └── QueryOvertaken           its files were collected, and the rows are others now
+│   ├── ObjectDamaged                a table's file is not what was written
 │   └── ObjectAlreadyExists
 ├── BackupDamaged                    a backup, or a part of it, is not what was written
 ├── QueryTooLarge                    it needs more memory or disk than it may have
@@ -308,6 +309,23 @@ class ObjectNotFound(ObjectStoreError, LookupError):
 
 class QueryOvertaken(ObjectNotFound):
     """Files of the query were collected while it ran, and the table's rows are others now."""
+
+
+class ObjectDamaged(ObjectStoreError):
+    """A table's file is not what was written; `fault` says of the file why."""
+
+    def __init__(self, table: str, partition_id: str, filename: str, fault: str) -> None:
+        self.table = table
+        self.partition_id = partition_id
+        self.filename = filename
+        self.fault = fault
+        super().__init__(
+            f"file {filename!r} of table {table!r}, partition {partition_id!r}, {fault}: "
+            "'dormouse check' lists what is damaged; bring it back from a backup"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.table, self.partition_id, self.filename, self.fault)
 
 
 class ObjectAlreadyExists(ObjectStoreError):

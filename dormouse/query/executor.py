@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import reduce
 from itertools import takewhile
 from operator import and_
@@ -20,13 +21,14 @@ from dormouse.data.transform import Transform
 from dormouse.errors import ObjectNotFound
 from dormouse.model.region import Range
 from dormouse.query.failures import named_failures
+from dormouse.query.file_checks import FileGone, check_there, checked_sizes
 from dormouse.query.held_back import HeldBack, Reached
 from dormouse.query.interruptible import interruptible
 from dormouse.query.interruption import Interruption
 from dormouse.query.planner import Scan
 from dormouse.query.predicates import from_key, meets
 from dormouse.query.scan_session import key_session, rows
-from dormouse.query.streams import FileGone, check_there, one_ahead
+from dormouse.query.streams import one_ahead
 from dormouse.query.table_view import Moment, plan_query
 from dormouse.query.where import Question, Where, question
 
@@ -51,8 +53,8 @@ def query(
     compacted and collected meanwhile.
 
     Raises `InvalidQuery` or `InvalidRange`; while it is read, `ObjectNotFound` for a file that is lost,
-    `QueryOvertaken` when one was collected and rows were added or removed meanwhile, `ObjectStoreError` for
-    one that is damaged. A reader that is dropped stops; so does one that waits for its
+    `QueryOvertaken` when one was collected and rows were added or removed meanwhile, `ObjectDamaged` for
+    one that is not what was written. A reader that is dropped stops; so does one that waits for its
     next batch in another thread, when `interruption` is set, and raises `DormouseError`.
     """
     asked = question(context.schema, where, columns, limit)
@@ -118,7 +120,7 @@ class _Execution:
         prepared = self._prepared(groups, start)
         # with a limit the next group may be needless
         for scans, physical in prepared if self._asked.limit is not None else one_ahead(prepared):
-            with named_failures(self._context.objects, [scan.filename for scan in scans], self._transform):
+            with self._naming(scans):
                 for batch in self._stream(physical):
                     yield from self._held.take(batch.to_pyarrow())
                     if self._remaining is not None and self._held.row_count >= self._remaining:
@@ -150,12 +152,16 @@ class _Execution:
     ) -> Iterator[tuple[Sequence[Scan], ExecutionPlan]]:
         """The groups, each with DataFusion's plan of it."""
         for scans in groups:
-            with named_failures(self._context.objects, [scan.filename for scan in scans], self._transform):
-                plan = self._physical(scans, start)
+            with self._naming(scans):
+                with checked_sizes(self._context, scans):
+                    plan = self._physical(scans, start)
                 # DataFusion takes a file that is not there for one without rows, and plans no scan of it
                 if sum(map(int, _FILES.findall(plan.display_indent()))) != len(scans):
-                    check_there(self._context.objects, [scan.filename for scan in scans])
+                    check_there(self._context, scans)
             yield scans, plan
+
+    def _naming(self, scans: Sequence[Scan]) -> AbstractContextManager[None]:
+        return named_failures(self._context, scans, self._transform)
 
     def _physical(self, scans: Sequence[Scan], start: Reached | None) -> ExecutionPlan:
         schema = self._context.schema

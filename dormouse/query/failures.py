@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from dormouse.context import TableContext
 from dormouse.data.datafusion_session import panics_as_errors
-from dormouse.data.object_access import parquet_object
 from dormouse.data.transform import Transform
-from dormouse.errors import DormouseError, InvalidData, InvalidQuery, ObjectStoreError
-from dormouse.objects import ObjectStore
-from dormouse.query.streams import check_there
+from dormouse.errors import DormouseError, InvalidQuery
+from dormouse.query.file_checks import check_readable, check_there
+from dormouse.query.planner import Scan
 
 MEMORY_BYTES_MAX = 2 * 1024**3
 _PREFIXES = (
@@ -26,7 +26,7 @@ _CAUSED_BY = "\ncaused by\n"
 
 
 @contextmanager
-def named_failures(store: ObjectStore, filenames: Iterable[str], transform: Transform) -> Iterator[None]:
+def named_failures(context: TableContext, scans: Sequence[Scan], transform: Transform) -> Iterator[None]:
     """Turns what fails while these files are read into one line, which names the file or sum at fault."""
     try:
         with panics_as_errors():
@@ -34,7 +34,7 @@ def named_failures(store: ObjectStore, filenames: Iterable[str], transform: Tran
     except DormouseError:
         raise
     except Exception as error:
-        raise transform.overflow(str(error)) or _failure(store, filenames, error) from error
+        raise transform.overflow(str(error)) or _failure(context, scans, error) from error
 
 
 def _one_line(error: BaseException) -> str:
@@ -46,24 +46,14 @@ def _one_line(error: BaseException) -> str:
     return text.strip()
 
 
-def _failure(store: ObjectStore, filenames: Iterable[str], error: Exception) -> DormouseError:
+def _failure(context: TableContext, scans: Sequence[Scan], error: Exception) -> DormouseError:
     text = _one_line(error)
     if "Resources exhausted" in text:
         return DormouseError(f"the query needs more than the {MEMORY_BYTES_MAX:,} bytes of memory it may use")
-    names = list(filenames)
     try:
-        check_there(store, names)
-        for filename in names:
-            _check_readable(store, filename)
+        check_there(context, scans)
+        for scan in scans:
+            check_readable(context, scan)
     except DormouseError as found:
         return found
-    return InvalidQuery(f"the query failed: {text}")
-
-
-def _check_readable(store: ObjectStore, filename: str) -> None:
-    try:
-        with parquet_object(store, filename) as file:
-            for _ in file.iter_batches():
-                pass
-    except InvalidData as error:
-        raise ObjectStoreError(str(error)) from error
+    return InvalidQuery(f"the query of table {context.table.name!r} failed: {text}")

@@ -39,10 +39,15 @@ class PlannedReference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """A file, and the rows of it that are wanted: those in any of `slices`, which are disjoint."""
+    """A file, and the rows of it that are wanted: those in any of `slices`, which are disjoint.
+
+    `partition_id` is one that refers to it, `byte_count` its size, None or 0 where it is not known.
+    """
 
     filename: str
     slices: tuple[KeyRanges, ...]
+    partition_id: str
+    byte_count: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +208,7 @@ class _Planner:
         own = self._own(file.partition_id) if file.only and len(references) == 1 else None
         if own is not None:  # as nearly all files are
             is_held = not own.wanted or self._may_hold(file, own.leaf)
-            return [(own.group, Scan(file.filename, own.slices))] if is_held else []
+            return [(own.group, _scan(file, own.slices))] if is_held else []
         return list(self._scattered(references))
 
     def reaches_beyond(self, file: PlannedReference) -> bool:
@@ -234,7 +239,7 @@ class _Planner:
         for group, leaves in by_group.items():
             slices = [self._slice(node, home) for node in self._cover(leaves) if self._may_hold(file, node)]
             if slices:
-                yield group, Scan(file.filename, tuple(slices))
+                yield group, _scan(file, tuple(slices))
 
     def _leaves_of(self, node: int) -> Iterator[int]:
         """The leaves with wanted rows at or below a partition."""
@@ -281,6 +286,10 @@ class _Planner:
         if corners is None:
             corners = self._corners[node] = _corners(schema, wanted)
         return may_hold(schema, file.min_key, file.max_key, wanted, corners)
+
+
+def _scan(file: PlannedReference, slices: tuple[KeyRanges, ...]) -> Scan:
+    return Scan(file.filename, slices, file.partition_id, file.byte_count)
 
 
 def may_hold(

@@ -1,21 +1,17 @@
-"""Streams of batches: some made ahead in a thread, and what of their files is gone."""
+"""Streams of batches, of which some are made ahead in a thread."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from itertools import islice
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import pyarrow as pa
 
-from dormouse.errors import ObjectNotFound, ObjectStoreError
-from dormouse.objects import ObjectStore
-
 T = TypeVar("T")
-CHECKS_AT_ONCE_MAX = 8
 SIGNALS_SECONDS = 0.2
 """How long a signal may go unheard."""
 
@@ -85,35 +81,3 @@ def _result(made: Future[T]) -> T:
     while not made.done():
         wait([made], SIGNALS_SECONDS)
     return made.result()
-
-
-class FileGone(ObjectNotFound):
-    """A file that is to be read does not exist any more."""
-
-    def __init__(self, filename: str) -> None:
-        super().__init__(
-            f"file {filename!r} is gone: it was collected while the query ran; run the query again"
-        )
-        self.filename = filename
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.filename,)
-
-
-def check_there(store: ObjectStore, filenames: Sequence[str]) -> None:
-    """`FileGone` or `ObjectStoreError` when one is gone or empty: DataFusion takes both for no rows."""
-
-    def check(filename: str) -> None:
-        try:
-            size = store.size(filename)
-        except ObjectNotFound as error:
-            raise FileGone(filename) from error
-        if not size:
-            raise ObjectStoreError(f"file {filename!r} cannot be read as Parquet: it is empty")
-
-    if len(filenames) == 1:
-        check(filenames[0])
-        return
-    with ThreadPoolExecutor(CHECKS_AT_ONCE_MAX) as threads:
-        for _ in threads.map(check, filenames):
-            pass

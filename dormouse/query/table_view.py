@@ -17,6 +17,7 @@ from dormouse.context import TableContext
 from dormouse.errors import InvalidQuery, QueryOvertaken
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.postgres import Isolation, run_lookup, run_transaction
+from dormouse.query.file_checks import FileGone
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import (
     Page,
@@ -29,7 +30,6 @@ from dormouse.query.planner import (
     plan,
     whole_page,
 )
-from dormouse.query.streams import FileGone
 from dormouse.query.where import Where, question
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class _View:
         for _, filename, *_, is_there in rows:
             # compacted after that moment, and collected: only a later plan can do without it
             if not is_there:
-                raise FileGone(filename)
+                raise FileGone(filename, self._context.table.name)
         return _PlannedPage.of(page, (row[:-1] for row in rows), before.snapshot)
 
     def tree(self, ranges: KeyRanges, *, whole: bool = False) -> PartitionTree:

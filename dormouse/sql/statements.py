@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
@@ -19,10 +19,11 @@ from dormouse.context import TableContext
 from dormouse.data.transform import Transform, quoted
 from dormouse.errors import InvalidQuery, ObjectNotFound, ObjectStoreError
 from dormouse.model.region import Range
+from dormouse.query.file_checks import FileGone, check_readable, checked_sizes
 from dormouse.query.interruption import Interruption
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import PlanSummary, QueryPlan, Scan
-from dormouse.query.streams import FileGone, check_there, heeding_signals, in_thread
+from dormouse.query.streams import heeding_signals, in_thread
 from dormouse.query.table_view import plan_query, plan_tables, summary
 from dormouse.query.where import question, unknown
 from dormouse.sql.engine import Session, Sessions
@@ -47,6 +48,8 @@ MORE_FILES = 8
 """A limit that the first files do not fill is tried on so many times as many."""
 FIRST_ROWS = 10_000
 """As many as this have the first keys of files of which rows are merged."""
+COLUMNS_CHECKED_MAX = 1_000
+"""Files whose columns are looked at after a failure: DuckDB takes those of the first for all."""
 _DUCKDBS = re.compile(r"[./\\:]|^(duckdb|pg|pragma|sqlite)_", re.IGNORECASE)
 """Names of files, and of DuckDB's own views."""
 Reads = Mapping[str, Sequence[Scan]]
@@ -172,8 +175,9 @@ class _Statement:
         if error.filename in self.gone:
             # a plan that was made after it was gone refers to it
             raise ObjectNotFound(
-                f"a table refers to the object {error.filename!r}, which does not exist: it is lost, not "
-                "collected; bring it back with restore-objects, see docs/how-to/restore-from-backup.md"
+                f"table {error.table!r} refers to the object {error.filename!r}, which does not exist: it is "
+                "lost, not collected; bring it back with restore-objects, see "
+                "docs/how-to/restore-from-backup.md"
             ) from error
         if len(self.gone) == REPLANS_MAX:
             raise error
@@ -262,7 +266,9 @@ class _Statement:
     def _rows(self, reads: Reads, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:
         _check_size(reads)
         self.interruption.check()
-        with self._naming_files(reads):
+        with self._naming_files(reads), ExitStack() as checks:
+            for name, scans in reads.items():
+                checks.enter_context(checked_sizes(self.contexts[name], scans))
             rows = self.session.rows(views, statement, parameters)
 
         def batches() -> Iterator[pa.RecordBatch]:
@@ -302,13 +308,17 @@ def _check_sums(context: TableContext, error: InvalidQuery) -> None:
         raise too_large from error
 
 
-def _check_files(context: TableContext, scans: Iterable[Scan], error: ReadFailed) -> None:
+def _check_files(context: TableContext, scans: Sequence[Scan], error: ReadFailed) -> None:
+    """`FileGone` or `ObjectDamaged` for a file that DuckDB names, or whose columns it has not found."""
     said = unquote(str(error))
-    for filename in (scan.filename for scan in scans if scan.filename in said):
-        check_there(context.objects, [filename])
-        raise ObjectStoreError(
-            f"file {filename!r} of table {context.table.name!r} cannot be read as Parquet: {error}"
-        ) from error
+    for scan in scans:
+        if scan.filename in said:
+            check_readable(context, scan)
+            raise ObjectStoreError(
+                f"file {scan.filename!r} of table {context.table.name!r} cannot be read: {error}"
+            ) from error
+    for scan in scans[:COLUMNS_CHECKED_MAX]:
+        check_readable(context, scan, pages=False)
 
 
 def _meant(parsed: Parsed, tables: Named) -> dict[str, TableContext]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import duckdb
 
 from dormouse.context import TableContext
 from dormouse.data.transform import quoted
-from dormouse.errors import InvalidQuery, ObjectNotFound
+from dormouse.errors import InvalidQuery, ObjectNotFound, ObjectStoreError
 from dormouse.objects import ObjectStore
+from dormouse.query.file_checks import check_readable, checked_sizes
 from dormouse.query.key_ranges import KeyRanges
-from dormouse.query.planner import QueryPlan
+from dormouse.query.planner import Scan
 from dormouse.query.table_view import check_files, plan_tables
 from dormouse.query.where import Question, Where, question, unknown
 from dormouse.sql.conditions import text, type_name
@@ -66,7 +67,9 @@ def _with_views(
     made = connection(objects)
     try:
         for (name, one), plan in zip(asked.items(), plans, strict=True):
-            if why := _failure(made, name, _select(contexts[name], one, now_ms, plan)):
+            scans = [scan for group in plan.groups for scan in group]
+            select = _select(contexts[name], one, now_ms, plan.summary.files, scans)
+            if why := _damage(contexts[name], scans) or _failure(made, name, select):
                 failed[name] = f"table {name!r} cannot be read: {why}"
     except BaseException:
         made.close()
@@ -74,14 +77,13 @@ def _with_views(
     return made, failed
 
 
-def _select(context: TableContext, asked: Question, now_ms: int, plan: QueryPlan) -> str:
-    scans = [scan for group in plan.groups for scan in group]
+def _select(context: TableContext, asked: Question, now_ms: int, files: int, scans: Sequence[Scan]) -> str:
     parts = ways(scans)
-    if plan.summary.files <= FILES_MAX and parts <= PARTS_MAX:
+    if files <= FILES_MAX and parts <= PARTS_MAX:
         return Select(context, asked, now_ms).of(scans)
     found = (
-        f"{plan.summary.files:,} files, more than {FILES_MAX:,}"
-        if plan.summary.files > FILES_MAX
+        f"{files:,} files, more than {FILES_MAX:,}"
+        if files > FILES_MAX
         else f"parts of files in {parts:,} ways, more than {PARTS_MAX:,}"
     )
     name = context.table.name
@@ -97,8 +99,19 @@ def _failure(made: duckdb.DuckDBPyConnection, name: str, select: str) -> str | N
             f"DuckDB cannot tell table {name!r} from another whose name differs in upper and lower case "
             "only: rename one"
         ) from None
-    except (duckdb.IOException, duckdb.InvalidInputException) as error:
+    except (duckdb.IOException, duckdb.InvalidInputException, duckdb.BinderException) as error:
         return str(error).partition("\n")[0]
+    return None
+
+
+def _damage(context: TableContext, scans: Sequence[Scan]) -> str | None:
+    """Why files are not what was written; of the first, whose columns DuckDB takes for those of all, too."""
+    try:
+        with checked_sizes(context, scans):
+            for scan in scans[:1]:
+                check_readable(context, scan, pages=False)
+    except ObjectStoreError as error:
+        return str(error)
     return None
 
 

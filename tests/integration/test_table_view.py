@@ -32,9 +32,9 @@ from dormouse.objects import open_store
 from dormouse.partitions.tree_cache import TreeCache
 from dormouse.postgres import ConnectionSupplier
 from dormouse.query import table_view
+from dormouse.query.file_checks import FileGone
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import Scan
-from dormouse.query.streams import FileGone
 from dormouse.query.table_view import plan_query, plan_tables, summary
 
 SCHEMA = Schema([Field("key", LONG)])

@@ -1,0 +1,105 @@
+"""Whether a plan's files are what was written: there, of the size that is recorded, and readable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any
+
+import pyarrow as pa
+
+from dormouse.context import TableContext
+from dormouse.data.arrow_schema import check_columns
+from dormouse.data.object_access import open_parquet
+from dormouse.errors import InvalidData, ObjectDamaged, ObjectNotFound, one_line
+from dormouse.query.planner import Scan
+
+CHECKS_AT_ONCE_MAX = 16
+KNOWN_MAX = 100_000
+_known: set[tuple[str, str]] = set()
+"""Objects, by store and name, that are not on this machine and were found to be of their size."""
+_lock = Lock()
+
+
+class FileGone(ObjectNotFound):
+    """A file that is to be read does not exist any more."""
+
+    def __init__(self, filename: str, table: str) -> None:
+        super().__init__(
+            f"file {filename!r} of table {table!r} is gone: it was collected while the query ran; "
+            "run the query again"
+        )
+        self.filename = filename
+        self.table = table
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.filename, self.table)
+
+
+@contextmanager
+def checked_sizes(context: TableContext, scans: Sequence[Scan]) -> Iterator[None]:
+    """Holds the sizes of files against the plan; of objects elsewhere meanwhile, and once in a process.
+
+    Raises `FileGone` or `ObjectDamaged`, at the end at the latest.
+    """
+    store = context.objects
+    if store.url.startswith("file:"):
+        check_there(context, scans)
+        yield
+        return
+    with _lock:
+        unknown = [scan for scan in scans if (store.url, scan.filename) not in _known]
+    if not unknown:
+        yield
+        return
+    threads = ThreadPoolExecutor(min(len(unknown), CHECKS_AT_ONCE_MAX), thread_name_prefix="dormouse-sizes")
+    try:
+        found = threads.map(lambda scan: _check_size(context, scan), unknown)
+        yield
+        for _ in found:
+            pass
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+    with _lock:
+        if len(_known) > KNOWN_MAX:
+            _known.clear()
+        _known.update((store.url, scan.filename) for scan in unknown)
+
+
+def check_there(context: TableContext, scans: Iterable[Scan]) -> None:
+    """`FileGone` or `ObjectDamaged` when a file is gone, empty, or of another size than was written.
+
+    DataFusion takes the first two for no rows.
+    """
+    for scan in scans:
+        _check_size(context, scan)
+
+
+def check_readable(context: TableContext, scan: Scan, *, pages: bool = True) -> None:
+    """Reads a file; `FileGone` or `ObjectDamaged` when that fails, or its columns are not the table's."""
+    try:
+        with open_parquet(context.objects, scan.filename) as file:
+            check_columns(file.schema_arrow, context.schema)
+            for _ in file.iter_batches() if pages else ():
+                pass
+    except ObjectNotFound as error:
+        raise FileGone(scan.filename, context.table.name) from error
+    except (InvalidData, pa.ArrowException, KeyError, OSError) as error:
+        raise damaged(context, scan, f"cannot be read as Parquet: {one_line(error)}") from error
+
+
+def damaged(context: TableContext, scan: Scan, fault: str) -> ObjectDamaged:
+    return ObjectDamaged(context.table.name, scan.partition_id, scan.filename, fault)
+
+
+def _check_size(context: TableContext, scan: Scan) -> None:
+    try:
+        size = context.objects.size(scan.filename)
+    except ObjectNotFound as error:
+        raise FileGone(scan.filename, context.table.name) from error
+    if scan.byte_count and size != scan.byte_count:
+        raise damaged(context, scan, f"has {size:,} bytes, and had {scan.byte_count:,} when it was written")
+    if not size:
+        raise damaged(context, scan, "cannot be read as Parquet: it is empty")

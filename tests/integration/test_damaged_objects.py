@@ -1,0 +1,118 @@
+"""An object that is not the one that was written gives no row: it is named, with its table and partition."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from query_lake import Lake, sql
+
+from dormouse.errors import ObjectDamaged
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import LONG, STRING
+from dormouse.query.executor import query
+from dormouse.sql.views import opened
+
+SCHEMA = Schema([Field("k", LONG)], values=[Field("v", STRING)])
+Reader = Callable[[Lake], Any]
+
+
+def by_query(lake: Lake) -> Any:
+    return query(lake.context, {"k": 2}).read_all().to_pylist()
+
+
+def by_scan(lake: Lake) -> Any:
+    return query(lake.context).read_all().to_pylist()
+
+
+def by_sql(lake: Lake) -> Any:
+    return sql({"t": lake.context}, "select * from t").read_all().to_pylist()
+
+
+def by_limited_sql(lake: Lake) -> Any:
+    return sql({"t": lake.context}, "select * from t limit 1").read_all().to_pylist()
+
+
+def by_view(lake: Lake) -> Any:
+    with opened(lake.context.objects, {"t": lake.context}, {}) as conn:
+        return conn.execute("select * from t").fetchall()
+
+
+READERS = pytest.mark.parametrize("read", [by_query, by_scan, by_sql, by_limited_sql, by_view])
+
+
+@pytest.fixture
+def lake(dsn: str, supplier: Any, tmp_path: Path) -> Lake:
+    made = Lake(dsn, supplier, tmp_path, SCHEMA)
+    made.add([{"k": k, "v": str(k)} for k in range(100)])
+    return made
+
+
+def path_of(lake: Lake) -> tuple[str, Path]:
+    [file] = lake.context.store.all_files(0).files
+    path = lake.context.objects.local_path(file.filename)
+    assert path is not None
+    return file.filename, path
+
+
+def replaced(lake: Lake, table: pa.Table) -> str:
+    name, path = path_of(lake)
+    path.unlink()
+    pq.write_table(table, path)
+    return name
+
+
+def unknown_sizes(lake: Lake) -> None:
+    with lake.context.supplier.connection() as conn:
+        conn.execute("update file set byte_count = 0")
+
+
+@READERS
+def test_an_object_of_another_size_is_refused_before_a_row_of_it_is_used(lake: Lake, read: Reader) -> None:
+    assert read(lake)  # what a process knows of the file from before does not help
+    name = replaced(lake, lake.table([{"k": k, "v": "wrong"} for k in range(40)]))
+    with pytest.raises((ObjectDamaged, duckdb.Error)) as raised:
+        read(lake)
+    said = str(raised.value)
+    size = lake.context.objects.size(name)
+    assert f"file {name!r}" in said and "table 't'" in said and "partition 'root'" in said
+    assert f"has {size:,} bytes" in said and "'dormouse check'" in said and "backup" in said
+
+
+@READERS
+def test_a_size_that_is_not_known_is_not_checked(lake: Lake, read: Reader) -> None:
+    replaced(lake, lake.table([{"k": 2, "v": "another"}]))
+    unknown_sizes(lake)
+    assert len(read(lake)) == 1
+
+
+FOREIGN = [
+    pa.table({"x": pa.array(["a", "b"])}),
+    pa.table({"k": pa.array(["a", "b"]), "v": pa.array(["a", "b"])}),
+    None,
+]
+
+
+@pytest.mark.parametrize("foreign", FOREIGN, ids=["other columns", "other types", "no Parquet"])
+@READERS
+def test_a_foreign_file_is_named_with_its_table(lake: Lake, read: Reader, foreign: Any) -> None:
+    if read in {by_sql, by_limited_sql} and foreign is FOREIGN[1]:
+        pytest.skip("DuckDB takes the types that the first file has: sizes and checks tell")
+    name, path = path_of(lake)
+    if foreign is None:
+        path.chmod(0o600)
+        path.write_bytes(b"hello, I am another file")
+    else:
+        replaced(lake, foreign)
+    unknown_sizes(lake)
+    with pytest.raises((ObjectDamaged, duckdb.Error)) as raised:
+        read(lake)
+    said = str(raised.value)
+    assert isinstance(raised.value, ObjectDamaged) or read is by_view
+    assert re.search(re.escape(name), said) and "table 't'" in said and "\n" not in said
