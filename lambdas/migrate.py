@@ -5,6 +5,9 @@ resource changes with them) and DeployPaused. CloudFormation resolves no secrets
 from within the VPC there is no way to them: so `begin`, outside of it, adds User and Password, and hands the
 event to `handler`. Every event is answered, with one line of why when it fails; the password is in the event,
 so the event is never logged.
+
+A database that is the deployment's first, or comes in place of another (one of a snapshot; the former one,
+when CloudFormation rolls back), becomes the owner of the object store.
 """
 
 from __future__ import annotations
@@ -23,9 +26,10 @@ from psycopg.conninfo import make_conninfo
 
 from dormouse.commits.outcomes import text_of
 from dormouse.errors import InvalidInput
+from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
 from dormouse.postgres.rds_iam import CA_BUNDLE
-from dormouse.schedules.migration import bring_up_to_date
+from dormouse.schedules.migration import bring_up_to_date, own
 from dormouse.settings.lambdas import BeginMigrationEnvironment, MigrateEnvironment
 from dormouse.settings.section import CONNECT_SECONDS_MAX
 from dormouse.system.aws import Aws, open_session
@@ -104,9 +108,16 @@ def _migrate(event: Mapping[str, Any], call: Call[MigrateEnvironment]) -> str:
         connecting = partial(
             ConnectionSupplier, application_name=APPLICATION_NAME, wait_seconds_max=wait_seconds
         )
-        report = bring_up_to_date(dsn, connecting)
-    logger.info("%s", report)
-    return str(report)
+        lines = [str(bring_up_to_date(dsn, connecting))]
+        new, old = event["ResourceProperties"], event.get("OldResourceProperties") or {}
+        moved = any(new.get(name) != old.get(name) for name in _WHERE)
+        if moved:  # also back, when CloudFormation rolls back
+            adopted = own(
+                dsn, open_store(call.environment.objects), replaces=bool(old), connecting=connecting
+            )
+            lines += [] if adopted is None else [f"the object store is adopted, as incarnation {adopted}"]
+    logger.info("%s", "; ".join(lines))
+    return "; ".join(lines)
 
 
 def _sleeps_on(event: Mapping[str, Any]) -> bool:

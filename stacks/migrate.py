@@ -2,7 +2,8 @@
 
 Two lambdas are the custom resource, as CloudFormation resolves no secrets for one: the first, outside of the
 VPC, reads the login of the master user, and hands the event with it to the second, which migrates and answers
-to CloudFormation through the S3 endpoint, so that the VPC needs no way to other AWS services.
+to CloudFormation through the S3 endpoint, so that the VPC needs no way to other AWS services. A database that
+is restored adopts the object store there, so it may read and write the instance's objects.
 """
 
 from __future__ import annotations
@@ -62,12 +63,15 @@ class MigrateStack(InstanceStack):
             description="Migrates the database",
             memory_mb=MEMORY_MB,
             timeout_seconds=TIMEOUT_SECONDS,
-            environment=MigrateEnvironment.variables(instance_id=self.settings.id),
+            environment=MigrateEnvironment.variables(
+                instance_id=self.settings.id, objects=foundation.storage.objects
+            ),
             placement=foundation.network.placement,
         )
         assert lambda_.security_group is not None  # noqa: S101
         let_out_to_s3(lambda_.security_group)
         foundation.database.let_in_directly(lambda_.security_group)
+        foundation.storage.allow_objects(lambda_.role, ["s3:GetObject", "s3:PutObject"])
         return lambda_
 
     def _beginning(self, migrating: Function) -> Function:

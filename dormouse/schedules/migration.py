@@ -1,4 +1,7 @@
-"""Brings a deployment's database up to date: its schema, the roles that work on it, and what they may do."""
+"""Brings a deployment's database up to date: its schema, the roles that work on it, and what they may do.
+
+And makes it the owner of the object store when it came in place of another, as after a restore.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from dormouse.catalog import Catalog
+from dormouse.durability.ownership import Ownership
+from dormouse.files.attempts import WriteAttempts
+from dormouse.objects import ObjectStore
 from dormouse.postgres import ConnectionSupplier, migrate, roles
 from dormouse.postgres.migrate import MIGRATIONS, Migration, lacking
 
@@ -43,3 +50,19 @@ def bring_up_to_date(
             applied = migrate(owner, folder)
             roles.grant(owner)
     return MigrationReport(tuple(applied), adopted)
+
+
+def own(
+    dsn: str, objects: ObjectStore, *, replaces: bool, connecting: Connecting = ConnectionSupplier
+) -> int | None:
+    """Makes a database that a deployment has begun to use the owner of the object store.
+
+    A new one and an empty store become each other's. A copy, and whatever `replaces` another database, adopts
+    the store: the number of its incarnation is given. Safe to run again. Raises `NotAnInstance` for a store
+    of another instance, and `ObjectStoreIsNotOurs` for one without the database's files.
+    """
+    with closing(connecting(roles.acting_as_schema(dsn))) as supplier:
+        instance_id = Catalog(supplier, WriteAttempts(supplier, objects)).instance_id()
+        ownership = Ownership(supplier, objects)
+        refusal = ownership.open(instance_id)
+        return ownership.adopt(instance_id) if replaces or refusal is not None else None

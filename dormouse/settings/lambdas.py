@@ -82,6 +82,9 @@ class CompactionEnvironment(DatabaseEnvironment):
 class MigrateEnvironment(Environment):
     """Of `migrate`; where the database is, and the login, come with its event."""
 
+    objects: NonEmpty
+    """The instance's object store, which a database that is restored adopts."""
+
     connect_seconds_max: float = Field(default=120, gt=0)
     """How long a database that starts is waited for."""
 

@@ -23,10 +23,12 @@ from pyspark.sql import SparkSession
 
 from dormouse.catalog import Catalog
 from dormouse.context import TableContext
+from dormouse.durability.ownership import Ownership
 from dormouse.errors import DormouseError, InvalidInput, ObjectNotFound, TableNotFound
 from dormouse.files.attempts import WriteAttempts
 from dormouse.objects import ObjectStore, open_store
 from dormouse.objects.activity import note_if_shared
+from dormouse.objects.guarded import GuardedStore
 from dormouse.postgres.connection import ConnectionSupplier
 from dormouse.rounds.splitting import split
 from dormouse.schedules.runs import FOLDER, RunList, RunTable, read_list
@@ -97,6 +99,9 @@ def _run(dsn: str, objects: ObjectStore, work: RunList) -> int:
         wait_seconds_max=CONNECT_SECONDS_MAX,
     )
     with closing(supplier):
+        ownership = Ownership(supplier, objects)
+        ownership.check_now()
+        objects = GuardedStore(objects, ownership.check_now)
         records = {one.table_id: one for one in Catalog(supplier, WriteAttempts(supplier, objects)).tables()}
         logger.info("run %s: %s of %d tables, %d jobs", work.run_id, work.kind, len(work.tables), work.jobs)
         spark = SparkSession.builder.appName(f"dormouse-{work.kind}-{work.run_id}").getOrCreate()

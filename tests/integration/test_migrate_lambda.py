@@ -20,7 +20,11 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dormouse.embedded.postgres import EmbeddedPostgres
+from dormouse.errors import InstanceTakenOver
+from dormouse.instance import Instance
+from dormouse.objects import open_store
 from dormouse.postgres.roles import OWNER_ROLE, RUN_ROLE, SCHEMA_ROLE
+from dormouse.settings import load_settings
 from lambdas import migrate
 from lambdas.migrate import PHYSICAL_ID, begin, handler
 from lambdas.services import MARGIN_SECONDS
@@ -104,8 +108,9 @@ def dsn(server: tuple[str, int]) -> Iterator[str]:
 
 @pytest.fixture
 def cloudformation(
-    monkeypatch: pytest.MonkeyPatch, authority: CertificateAuthority
+    monkeypatch: pytest.MonkeyPatch, authority: CertificateAuthority, tmp_path: Path
 ) -> Iterator[CloudFormation]:
+    monkeypatch.setenv("DORMOUSE_OBJECTS", (tmp_path / "objects").as_uri())
     monkeypatch.setenv("DORMOUSE_CA_BUNDLE", str(authority.certificate))
     monkeypatch.setenv("DORMOUSE_CONNECT_SECONDS_MAX", "0.3")
     stack = CloudFormation()
@@ -224,6 +229,69 @@ def test_older_code_is_refused_by_a_newer_database(
     assert answer["Status"] == "FAILED"
     assert answer["Reason"].startswith("the database has migration 0999_of_tomorrow, this Dormouse knows")
     assert answer["Reason"].endswith("upgrade Dormouse")
+
+
+def owners(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "objects" / "owner").glob("*"))
+
+
+def test_a_new_database_and_an_empty_store_become_each_others(
+    event: dict[str, Any], cloudformation: CloudFormation, dsn: str, tmp_path: Path
+) -> None:
+    handler(event, Context())
+    handler(event, Context())  # delivered twice
+    handler(updated(event, migrations="c1"), Context())
+    assert [answer["Status"] for answer in cloudformation.answers] == ["SUCCESS"] * 3
+    assert owners(tmp_path) == ["1.json"]
+    objects = open_store(tmp_path / "objects")
+    with Instance(dsn, objects, load_settings()).open() as instance:
+        assert instance.refusal is None
+
+
+def test_a_database_in_place_of_another_adopts_the_store_and_a_rollback_gives_it_back(
+    event: dict[str, Any], cloudformation: CloudFormation, server: tuple[str, int], dsn: str, tmp_path: Path
+) -> None:
+    handler(event, Context())
+    with psycopg.connect(server[0], autocommit=True) as conn:
+        conn.execute("create database restored template dormouse owner master")
+    try:
+        there = updated(event, Database="restored")
+        handler(there, Context())
+        assert "adopted, as incarnation 2" in cloudformation.answers[-1]["Data"]["Result"]
+        objects = open_store(tmp_path / "objects")
+        for name, refusal in (("restored", None), ("dormouse", InstanceTakenOver)):
+            with Instance(make_conninfo(dsn, dbname=name), objects, load_settings()).open() as instance:
+                assert (instance.refusal and type(instance.refusal)) == refusal
+        back = {"ResourceProperties": there["OldResourceProperties"]}
+        handler({**there, **back, "OldResourceProperties": there["ResourceProperties"]}, Context())
+        assert "adopted, as incarnation 3" in cloudformation.answers[-1]["Data"]["Result"]
+        with Instance(dsn, objects, load_settings()).open() as instance:
+            assert instance.refusal is None
+    finally:
+        with psycopg.connect(server[0], autocommit=True) as conn:
+            conn.execute("drop database restored with (force)")
+
+
+def test_a_snapshot_in_a_new_deployment_adopts_the_store_that_was_kept(
+    event: dict[str, Any], cloudformation: CloudFormation, dsn: str, tmp_path: Path
+) -> None:
+    handler(event, Context())
+    with psycopg.connect(dsn, autocommit=True) as conn:  # what a restored cluster differs in
+        conn.execute("update dormouse.incarnation set system_identifier = system_identifier + 1")
+    handler(event, Context())
+    assert "adopted, as incarnation 2" in cloudformation.answers[-1]["Data"]["Result"]
+    assert owners(tmp_path) == ["1.json", "2.json"]
+
+
+def test_an_empty_database_beside_the_store_of_another_fails_the_deployment(
+    event: dict[str, Any], cloudformation: CloudFormation, tmp_path: Path
+) -> None:
+    handler(event, Context())
+    (tmp_path / "objects" / "instance.json").chmod(0o600)
+    (tmp_path / "objects" / "instance.json").write_text('{"instance_id": "0"}')
+    handler(updated(event, Host="LOCALHOST"), Context())
+    assert cloudformation.answers[-1]["Status"] == "FAILED"
+    assert "belongs to instance 0" in cloudformation.answers[-1]["Reason"]
 
 
 def test_a_server_of_another_name_is_not_spoken_to(

@@ -216,6 +216,22 @@ def test_a_run_without_its_list_does_nothing(
     assert run_id in line and "reported already" in line
 
 
+def test_a_run_for_a_database_that_owns_the_store_no_more_does_nothing(
+    new: NewTable,
+    supplier: ConnectionSupplier,
+    objects: ObjectStore,
+    start: Callable[[str], int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    table = new("a", 1)
+    run_id = created(supplier, objects)
+    objects.put("owner/1.json", b'{"incarnation_id": "another", "made": "now"}')
+    assert start(run_id) == 1
+    [line] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "the database is a copy" in line
+    assert [reference.row_count for reference in table.store.file_references()] == [5, 5]
+
+
 def test_a_list_of_another_store_is_refused(
     dsn: str, objects: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
