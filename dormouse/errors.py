@@ -54,6 +54,7 @@ DormouseError
 │   ├── ObjectDamaged                a table's file is not what was written
 │   └── ObjectAlreadyExists
 ├── BackupDamaged                    a backup, or a part of it, is not what was written
+├── CheckFailed                      a check found problems
 ├── QueryTooLarge                    it needs more memory or disk than it may have
 ├── EngineFailed                     DuckDB failed inside, or the process that ran it ended
 ├── JobFailed                        an ingest or compaction that failed; its files are removed
@@ -334,6 +335,24 @@ class ObjectAlreadyExists(ObjectStoreError):
 
 class BackupDamaged(DormouseError):
     """A backup, or a part of it, is not what was written."""
+
+
+class CheckFailed(DormouseError):
+    """A check found problems; `problems` has them."""
+
+    def __init__(self, problems: Sequence[Any]) -> None:
+        self.problems = tuple(problems)
+        first = self.problems[0]
+        where = (("table", first.table), ("partition", first.partition_id), ("file", first.filename))
+        named = ", ".join(f"{what} {name!r}" for what, name in where if name is not None)
+        total = len(self.problems)
+        super().__init__(
+            f"{total:,} problem{'' if total == 1 else 's'}; the first: {first.kind}"
+            f"{f' of {named}' if named else ''}: {first.detail}"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problems,)
 
 
 class QueryTooLarge(DormouseError):

@@ -15,6 +15,7 @@ import typer
 
 from dormouse.cli import (
     backups,
+    checks,
     commits,
     data,
     demo,
@@ -44,6 +45,7 @@ tables.add_to(app)
 data.add_to(app)
 maintenance.add_to(app)
 backups.add_to(app)
+checks.add_to(app)
 commits.add_to(app)
 serve.add_to(app)
 system.add_to(app)

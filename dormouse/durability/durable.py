@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
@@ -11,13 +12,18 @@ from typing import TYPE_CHECKING
 from dormouse.catalog import Catalog
 from dormouse.durability.instance_rounds import InstanceRound, InstanceRounds
 from dormouse.durability.ownership import Ownership
-from dormouse.errors import InstanceReadOnly, InvalidInput
+from dormouse.errors import CheckFailed, InstanceReadOnly, InvalidInput
+from dormouse.files.attempts import WriteAttempts
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
 
 if TYPE_CHECKING:
     from dormouse.durability.backups import Backup
+    from dormouse.durability.checking import CheckReport
     from dormouse.durability.maintaining import Maintained, Maintenance
+
+SHARES = 7
+"""`maintain` checks one of so many shares of the tables a day."""
 
 
 class Durable:
@@ -25,6 +31,7 @@ class Durable:
 
     _supplier: ConnectionSupplier
     _catalog: Catalog
+    _attempts: WriteAttempts
     _objects: ObjectStore
     _ownership: Ownership
     _base_backup: Callable[[Path], None] | None
@@ -82,8 +89,8 @@ class Durable:
         """Splits, compacts and collects all tables until `stop` is set, or `once`; gives what was done.
 
         Once a day it writes a backup of the metadata into the object store of an instance in a folder, of
-        which the last `DORMOUSE_METADATA_BACKUPS` are kept. What fails is remembered and told, and holds up
-        nothing else.
+        which the last `DORMOUSE_METADATA_BACKUPS` are kept, and checks a seventh of the tables. What fails is
+        remembered and told, and holds up nothing else.
 
         Raises `InstanceLocked` when another process does it.
         """
@@ -96,12 +103,52 @@ class Durable:
             daily[metadata_backups.KIND] = lambda: metadata_backups.take(
                 self._objects, self._ownership.number, base_backup, keep=self._metadata_backups
             )
+        daily["check"] = self._check_share
         maintainer = Maintainer(self._supplier, self.tables, daily, tell)
         maintainer.run(Event() if stop is None else stop, once=once, cycle_seconds=cycle_seconds)
         return maintainer.done
 
+    def check(
+        self,
+        deep: bool = False,
+        table: str | None = None,
+        progress: Callable[[int, int | None], object] | None = None,
+        *,
+        after: str | None = None,
+        finished: Callable[[str], object] = lambda table: None,
+    ) -> CheckReport:
+        """Whether database and object store have what was written; only reads, while everything runs.
+
+        Looks at what the database says of the tables, and lists the store beside it; with `deep` it reads
+        every byte. Of one `table`, or of all, or of those that come `after` one by name: so a check that was
+        ended goes on. `progress` is called with the files done, `finished` with each table that is done.
+
+        Raises `TableNotFound`.
+        """
+        from dormouse.durability.checking import Checker
+        from dormouse.durability.unknown import Known
+
+        tables = self._catalog.tables() if table is None else [self._catalog.get(table)]
+        if after is not None:
+            tables = [one for one in tables if one.name > after]
+        known = Known(self._supplier, self._catalog, self._attempts)
+        checker = Checker(self._supplier, self._objects, known, deep=deep, progress=progress)
+        return checker.run(tables, rest=table is None, finished=finished)
+
+    def _check_share(self) -> None:
+        """A seventh of the tables, those of today; `CheckFailed` with what is not as it was written."""
+        from dormouse.durability.checking import Checker
+        from dormouse.durability.unknown import Known
+
+        today = datetime.now(UTC).toordinal() % SHARES
+        tables = [one for one in self._catalog.tables() if int(one.uuid, 16) % SHARES == today]
+        known = Known(self._supplier, self._catalog, self._attempts)
+        report = Checker(self._supplier, self._objects, known).run(tables, rest=today == 0)
+        if report.problems:
+            raise CheckFailed(report.problems)
+
     def rounds(self) -> list[InstanceRound]:
-        """How the last rounds ended that are of the instance, and of no table: backups of the metadata."""
+        """How the last rounds ended that are of the instance: backups of the metadata, checks."""
         return InstanceRounds(self._supplier).read()
 
     def adopt(self) -> int:

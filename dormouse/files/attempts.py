@@ -25,7 +25,7 @@ from dormouse.objects import ObjectStore
 from dormouse.objects.names import PARQUET_SUFFIX, SKETCHES_SUFFIX
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import rows_of, run_transaction
+from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
 LISTED_NAMES_MAX = 10_000
 
@@ -168,6 +168,11 @@ class WriteAttempts:
                 values = {**attempt._key, "expiry_seconds": TableProperties().attempt_expiry_seconds}
                 collected += self._execute("forget_collected", values)
         return collected
+
+    def of_none(self, names: Sequence[str]) -> list[str]:
+        """Of some objects those that no attempt writes, or has left for collection."""
+        work = rows_of(_QUERIES["of_no_attempt"], {"names": list(names)})
+        return [name for (name,) in run_lookup(self._supplier, work, operation="look for attempts")]
 
     def _attempts(self, query: str, values: dict[str, Any]) -> list[WriteAttempt]:
         work = rows_of(_QUERIES[query], values)

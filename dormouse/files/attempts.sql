@@ -102,3 +102,9 @@ where table_id = %(table_id)s and attempt_id = %(attempt_id)s
         or abandoned_at < clock_timestamp() - make_interval(secs => %(expiry_seconds)s)
     )
 returning attempt_id;
+
+-- name: of_no_attempt
+-- Of some objects those that no attempt writes or has left.
+select name
+from unnest(%(names)s::text[]) as name
+where not exists (select from write_attempt a where starts_with(name, a.object_prefix));

@@ -164,3 +164,12 @@ where f.is_zero and f.salt = -1 and f.file_id > %(after)s and s.count = 0 and s.
     and not exists (select from {file_reference} r where uuid_hash(r.file_id) = uuid_hash(f.file_id) and r.file_id = f.file_id offset 0)
 order by f.file_id
 limit %(limit)s;
+
+-- name: check_counts
+-- Files whose counts do not add up to their references.
+select null::text as partition_id, coalesce(c.filename, r.filename) as filename,
+    format('%s references are counted, %s are there', coalesce(c.count, 0), coalesce(r.count, 0)) as detail
+from (select file_id, max(filename) as filename, sum(count) as count from {file_count} group by file_id) c
+full join (select file_id, min(filename) as filename, count(*) from {file_reference} group by file_id) r using (file_id)
+where coalesce(c.count, 0) <> coalesce(r.count, 0)
+limit %(limit)s;

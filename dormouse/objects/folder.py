@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
@@ -90,9 +91,13 @@ class FolderStore:
         return failures
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        yield from ((name, size) for name, size, _ in self.list_dated(prefix))
+
+    def list_dated(self, prefix: str = "") -> Iterator[tuple[str, int, datetime]]:
         folder = check_prefix(prefix)
         with _errors("list", prefix, self.root):
-            yield from _walk(self.root / folder, f"{folder}/" if folder else "")
+            for name, status in _walk(self.root / folder, f"{folder}/" if folder else ""):
+                yield name, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC)
 
     def local_path(self, name: str) -> Path | None:
         return self._path(name)
@@ -149,7 +154,7 @@ class FolderStore:
             self._sync_folders(folder)
 
 
-def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
+def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
     """The files below a folder, one open folder a level; what vanishes meanwhile is left out."""
     try:
         entries = os.scandir(folder)
@@ -163,7 +168,7 @@ def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
                     yield from _walk(Path(entry.path), f"{name}/")
                 continue
             with suppress(FileNotFoundError):
-                yield name, entry.stat().st_size
+                yield name, entry.stat()
 
 
 def _link(path: Path, target: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -56,6 +57,9 @@ class GuardedStore:
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
         return self.store.list(prefix)
+
+    def list_dated(self, prefix: str = "") -> Iterator[tuple[str, int, datetime]]:
+        return self.store.list_dated(prefix)
 
     def local_path(self, name: str) -> Path | None:
         return self.store.local_path(name)

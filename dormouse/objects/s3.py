@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
@@ -118,10 +119,13 @@ class S3Store:
         return failures
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        yield from ((name, size) for name, size, _ in self.list_dated(prefix))
+
+    def list_dated(self, prefix: str = "") -> Iterator[tuple[str, int, datetime]]:
         folder = check_prefix(prefix)
         with self._errors("list", prefix):
             for chunk in obstore.list(self._client, prefix=folder or None):
-                yield from ((entry["path"], entry["size"]) for entry in chunk)
+                yield from ((entry["path"], entry["size"], entry["last_modified"]) for entry in chunk)
 
     def local_path(self, name: str) -> Path | None:
         check_name(name)

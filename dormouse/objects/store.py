@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, Protocol
 from urllib.parse import unquote, urlsplit
@@ -57,6 +58,9 @@ class ObjectStore(Protocol):
 
         "data/t1" lists "data/t1/a" and not "data/t10/a"; "" lists everything.
         """
+
+    def list_dated(self, prefix: str = "") -> Iterator[tuple[str, int, datetime]]:
+        """As `list`, with the time at which each was written, in UTC."""
 
     def local_path(self, name: str) -> Path | None:
         """The object's file, for readers that map it; None when the store is not a folder."""

@@ -1,0 +1,173 @@
+"""A file read whole: whether rows, their order, statistics and sketches are as they were written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from dormouse.data.arrow_schema import check_columns
+from dormouse.data.object_access import parquet_object
+from dormouse.data.region_sketches import load_sketches
+from dormouse.errors import InvalidData, ObjectNotFound
+from dormouse.model.keys import decode_key, encode_key, encode_value
+from dormouse.model.problem import ProblemKind
+from dormouse.model.region import Region
+from dormouse.model.schema import Schema
+from dormouse.objects import ObjectStore
+
+READ_ROWS = 65_536
+Found = tuple[ProblemKind, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What is recorded of a file; `region` is of the partition that all its rows are of, if of one alone."""
+
+    row_count: int | None
+    min_key: bytes | None
+    max_key: bytes | None
+    region: Region | None
+
+
+def file_problems(store: ObjectStore, name: str, schema: Schema, written: Written) -> list[Found]:
+    """What is not as it was written, in bounded memory; every page is read. Raises `ObjectNotFound`."""
+    read = _Read(schema)
+    try:
+        with parquet_object(store, name, verify=True) as file:
+            check_columns(file.schema_arrow, schema)
+            for number in range(file.num_row_groups):
+                read.row_group(file, number)
+    except InvalidData as error:
+        return [("object_unreadable", str(error))]
+    return [*read.found, *_counts_and_keys(read, schema, written), *_sketches(store, name, schema, read)]
+
+
+class _Read:
+    """What was seen of a file's rows."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self.rows = 0
+        self.found: list[Found] = []
+        self.bounds: dict[str, tuple[Any, Any]] = {}
+        self.first: tuple[Any, ...] = ()
+        self.last: tuple[Any, ...] = ()
+        self._before: pa.RecordBatch | None = None
+        self._sorted = True
+
+    def row_group(self, file: pq.ParquetFile, number: int) -> None:
+        seen = _Columns()
+        for batch in file.iter_batches(READ_ROWS, row_groups=[number]):
+            if batch.num_rows:
+                self._keys(batch.select(self._schema.key_names))
+                seen.add(batch)
+                self.rows += batch.num_rows
+        for name in self._schema.row_key_names:
+            low, high = seen.bounds.get(name, (None, None))
+            if low is not None:
+                known = self.bounds.get(name, (low, high))
+                self.bounds[name] = min(known[0], low), max(known[1], high)
+        group = file.metadata.row_group(number)
+        self.found += [("statistics", f"row group {number}: {what}") for what in seen.wrong(group)]
+
+    def _keys(self, keys: pa.RecordBatch) -> None:
+        names = self._schema.row_key_names
+        if not self.first:
+            self.first = tuple(keys.column(name)[0].as_py() for name in names)
+        self.last = tuple(keys.column(name)[-1].as_py() for name in names)
+        rows = [keys] if self._before is None else [self._before, keys]
+        if self._sorted and not _ascends(pa.Table.from_batches(rows).combine_chunks()):
+            self._sorted = False
+            near = dict(zip(names, self.first, strict=True))
+            self.found.append(("not_sorted", f"rows after row {self.rows:,} are out of order, near {near!r}"))
+        self._before = keys.slice(keys.num_rows - 1)
+
+
+class _Columns:
+    """The smallest and largest value, and the nulls, of each column of a row group that is not nested."""
+
+    def __init__(self) -> None:
+        self.bounds: dict[str, tuple[Any, Any]] = {}
+        self._nulls: dict[str, int] = {}
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            if pa.types.is_nested(column.type):
+                continue
+            self._nulls[name] = self._nulls.get(name, 0) + column.null_count
+            with suppress(pa.ArrowNotImplementedError):
+                low, high = pc.min_max(column).as_py().values()
+                if low is not None and not (isinstance(low, float) and math.isnan(low)):
+                    known = self.bounds.get(name, (low, high))
+                    self.bounds[name] = min(known[0], low), max(known[1], high)
+
+    def wrong(self, group: pq.RowGroupMetaData) -> Iterator[str]:
+        """What the row group's statistics say otherwise; bounds of long texts may be wider."""
+        for position in range(group.num_columns):
+            column = group.column(position)
+            name, said = column.path_in_schema, column.statistics
+            if said is None or name not in self._nulls:
+                continue
+            if said.has_null_count and said.null_count != self._nulls[name]:
+                yield f"{name} has {self._nulls[name]:,} nulls, its statistics say {said.null_count:,}"
+            if said.has_min_max and name in self.bounds:
+                with suppress(TypeError, NotImplementedError, UnicodeDecodeError):
+                    if said.min > self.bounds[name][0] or said.max < self.bounds[name][1]:
+                        yield f"values of {name} lie outside of what its statistics say"
+
+
+def _ascends(keys: pa.Table) -> bool:
+    """Whether each row is not below the one before it, by all columns."""
+    tied: Any = None
+    for column in keys.columns:
+        values = column.cast(pa.binary()) if pa.types.is_string(column.type) else column
+        before, after = values.slice(0, len(values) - 1), values.slice(1)
+        less, more = pc.less(after, before), pc.greater(after, before)
+        if pc.any(less if tied is None else pc.and_(less, tied), min_count=0).as_py():
+            return False
+        same = pc.invert(more)
+        tied = same if tied is None else pc.and_(tied, same)
+        if not pc.any(tied, min_count=0).as_py():
+            return True
+    return True
+
+
+def _counts_and_keys(read: _Read, schema: Schema, written: Written) -> Iterator[Found]:
+    if written.row_count is not None and written.row_count != read.rows:
+        yield "row_count", f"it has {read.rows:,} rows, and was written with {written.row_count:,}"
+    if not read.rows:
+        return
+    ends = (("first", read.first, written.min_key), ("last", read.last, written.max_key))
+    for what, found, known in ends:
+        if known is not None and encode_key(schema.row_keys, found) != known:
+            was = decode_key(schema.row_keys, known)
+            yield "key_range", f"its {what} key is {found!r}, and was written as {was!r}"
+    for name, within in (written.region or {}).items():
+        low, high = read.bounds[name]
+        if not (within.contains(low) and within.contains(high)):
+            of_partition = f"its partition's {within.min!r} to {within.max!r}"
+            yield "key_range", f"{name} is from {low!r} to {high!r}, outside of {of_partition}"
+
+
+def _sketches(store: ObjectStore, name: str, schema: Schema, read: _Read) -> Iterator[Found]:
+    try:
+        sketches = load_sketches(store, name)
+    except ObjectNotFound:  # a caller's file may have none
+        return
+    except InvalidData as error:
+        yield "object_unreadable", str(error)
+        return
+    if sketches.row_count != read.rows:
+        yield "statistics", f"its sketches are of {sketches.row_count:,} rows, and it has {read.rows:,}"
+    for field in schema.row_keys:
+        bounds = tuple(encode_value(field.type, value) for value in read.bounds.get(field.name, ()))
+        sketch = sketches.keys.get(field.name)
+        if bounds and (sketch is None or (sketch.min, sketch.max) != bounds):
+            yield "statistics", f"its sketches have other bounds of {field.name}"

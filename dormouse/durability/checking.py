@@ -1,0 +1,289 @@
+"""Whether what the database says of the objects is so: the tables' metadata, and the store beside it.
+
+A check only reads, in bounded memory, while everything runs. What it finds is a suspicion, as things change
+meanwhile: it is looked at again, and a problem only when it is still there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain, islice
+
+from dormouse.durability.listing import Listed, by_file
+from dormouse.durability.unknown import Known
+from dormouse.errors import InvalidName, ObjectNotFound, PartitionNotFound, TableNotFound
+from dormouse.files.checks import FileChecks, TrackedFile
+from dormouse.files.own_tables import OwnTables
+from dormouse.model.problem import Problem
+from dormouse.model.region import Region
+from dormouse.model.table import TableRecord
+from dormouse.model.text import is_text
+from dormouse.objects import ObjectStore
+from dormouse.objects.names import SKETCHES_SUFFIX
+from dormouse.partitions.checks import tree_problems
+from dormouse.partitions.store import PartitionStore
+from dormouse.postgres.connection import Supplier
+
+PROBLEMS_MAX = 10_000
+"""With so many problems a check ends."""
+
+SUSPECTS_MAX = 1_000
+Progress = Callable[[int, int | None], object]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What was checked: tables, files and their bytes; with `deep` the bytes were read.
+
+    `problems` are at most 10,000 and a few: with so many, a check ends.
+    """
+
+    tables: int
+    files: int
+    bytes: int
+    seconds: float
+    problems: tuple[Problem, ...]
+
+
+@dataclass
+class _Done:
+    tables: int = 0
+    files: int = 0
+    bytes: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_over(self) -> bool:
+        return len(self.problems) >= PROBLEMS_MAX
+
+    def report(self) -> CheckReport:
+        seconds = time.monotonic() - self.began
+        return CheckReport(self.tables, self.files, self.bytes, seconds, tuple(self.problems))
+
+
+class Checker:
+    """Checks tables of one instance. `progress` is called with the files done."""
+
+    def __init__(
+        self,
+        supplier: Supplier,
+        objects: ObjectStore,
+        known: Known,
+        *,
+        deep: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        self._deep = deep
+        self._supplier = supplier
+        self._objects = objects
+        self._known = known
+        self._progress = progress or (lambda done, total: None)
+        self._done = _Done()
+
+    def run(
+        self,
+        tables: Sequence[TableRecord],
+        *,
+        rest: bool = False,
+        finished: Callable[[str], object] = lambda table: None,
+    ) -> CheckReport:
+        """Checks the tables, and the `rest`: what of the store is no table's. Once."""
+        for table in tables:
+            if not self._done.is_over:
+                with suppress(TableNotFound):  # dropped meanwhile
+                    self._table(table)
+                    self._done.tables += 1
+                    finished(table.name)
+        if rest and not self._done.is_over:
+            self._rest(tables)
+        return self._done.report()
+
+    def _table(self, table: TableRecord) -> None:
+        checks = FileChecks(OwnTables(self._supplier, table))
+        self._done.problems += _twice(lambda: [*tree_problems(self._supplier, table), *checks.problems()])
+        reader = _Reader(self._supplier, self._objects, table) if self._deep else None
+        of_table = _TableObjects(self._objects, self._known, table, checks, self._done, reader)
+        of_table.check(self._progress)
+
+    def _rest(self, tables: Sequence[TableRecord]) -> None:
+        owned = tuple(prefix for table in tables for prefix in table.object_prefixes)
+        others = (
+            name
+            for name, _ in self._objects.list()
+            if not name.startswith(owned) and not Known.is_record(name)
+        )
+        while (names := list(islice(others, SUSPECTS_MAX))) and not self._done.is_over:
+            self._done.problems += unknown_objects(self._objects, self._known, None, names)
+
+
+class _TableObjects:
+    """The objects of one table, beside its files."""
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        known: Known,
+        table: TableRecord,
+        checks: FileChecks,
+        done: _Done,
+        reader: _Reader | None,
+    ) -> None:
+        self._objects = objects
+        self._known = known
+        self._table = table
+        self._checks = checks
+        self._done = done
+        self._reader = reader
+        self._strange: list[str] = []
+        self._doubtful: list[tuple[TrackedFile, str]] = []
+
+    def check(self, progress: Progress) -> None:
+        listed = by_file(self._possible(self._listed()))
+        ahead: Listed | None = next(listed, None)
+        for page in self._checks.pages(with_references=self._reader is not None):
+            for file in page:
+                key = file.file_id.hex
+                while ahead is not None and ahead.file_id < key:
+                    self._suspect_object(ahead.name)
+                    ahead = next(listed, None)
+                found: list[Listed] = []
+                while ahead is not None and ahead.file_id == key:
+                    found.append(ahead)
+                    ahead = next(listed, None)
+                self._file(file, found)
+                if self._reader is not None:
+                    progress(self._done.files, None)
+                if self._done.is_over:
+                    return
+            progress(self._done.files, None)
+        for rest in chain([ahead] if ahead is not None else [], listed):
+            self._suspect_object(rest.name)
+        self._confirm()
+
+    def _listed(self) -> Iterator[tuple[str, int]]:
+        return chain.from_iterable(map(self._objects.list, self._table.object_prefixes))
+
+    def _possible(self, listed: Iterator[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+        for name, size in listed:
+            if is_text(name):
+                yield name, size
+            else:
+                self._suspect_object(name)
+
+    def _file(self, file: TrackedFile, found: list[Listed]) -> None:
+        sizes = {one.name: one.byte_count for one in found}
+        if not file.filename.startswith(self._table.object_prefixes):
+            # a caller's own name: others may be beside it, so that it is looked up alone
+            size = _size(self._objects, file.filename)
+        else:
+            size = sizes.get(file.filename)
+            if size is not None and file.filename + SKETCHES_SUFFIX not in sizes:
+                self._doubt(file, file.filename + SKETCHES_SUFFIX)
+        if size is None or size != file.byte_count is not None:
+            self._doubt(file, file.filename)
+        if self._reader is not None and size is not None and file.references:
+            self._read(self._reader, file)
+        self._done.files += 1
+        self._done.bytes += size or 0
+
+    def _read(self, reader: _Reader, file: TrackedFile) -> None:
+        try:
+            found = reader.problems(file)
+        except ObjectNotFound:
+            self._doubt(file, file.filename)
+            return
+        if found and self._checks.referenced([file.file_id]):
+            self._done.problems += found
+
+    def _doubt(self, file: TrackedFile, name: str) -> None:
+        self._doubtful.append((file, name))
+        if len(self._doubtful) >= SUSPECTS_MAX:
+            self._confirm()
+
+    def _suspect_object(self, name: str) -> None:
+        self._strange.append(name)
+        if len(self._strange) >= SUSPECTS_MAX:
+            self._confirm()
+
+    def _confirm(self) -> None:
+        self._done.problems += unknown_objects(self._objects, self._known, self._table.name, self._strange)
+        sizes = {name: _size(self._objects, name) for _, name in self._doubtful}
+        # what is collected loses its references long before its object
+        referenced = self._checks.referenced([file.file_id for file, _ in self._doubtful])
+        for file, name in self._doubtful:
+            if file.file_id in referenced:
+                tracked = referenced[file.file_id] if name == file.filename else None
+                self._done.problems += self._wrong(name, sizes[name], tracked)
+        self._strange, self._doubtful = [], []
+
+    def _wrong(self, name: str, size: int | None, tracked: int | None) -> Iterator[Problem]:
+        if size is None and _size(self._objects, name) is None:
+            yield Problem("object_missing", self._table.name, None, name, "the store does not have it")
+        elif size is not None and tracked is not None and size != tracked:
+            detail = f"it has {size:,} bytes, and was written with {tracked:,}"
+            yield Problem("object_size", self._table.name, None, name, detail)
+
+
+class _Reader:
+    """Reads files of one table whole."""
+
+    def __init__(self, supplier: Supplier, objects: ObjectStore, table: TableRecord) -> None:
+        self._objects = objects
+        self._table = table
+        self._partitions = PartitionStore(supplier, table)
+
+    def problems(self, file: TrackedFile) -> list[Problem]:
+        from dormouse.data.file_checks import Written, file_problems
+
+        written = Written(file.row_count, file.min_key, file.max_key, self._region(file.partition_id))
+        found = file_problems(self._objects, file.filename, self._table.schema, written)
+        return [
+            Problem(kind, self._table.name, file.partition_id, file.filename, detail)
+            for kind, detail in found
+        ]
+
+    def _region(self, partition_id: str | None) -> Region | None:
+        try:
+            return None if partition_id is None else self._partitions.partition(partition_id).region
+        except PartitionNotFound:  # which is a problem that was found before
+            return None
+
+
+def unknown_objects(
+    objects: ObjectStore, known: Known, table: str | None, names: Sequence[str]
+) -> Iterator[Problem]:
+    """Those that the database does not know now, and that are still there."""
+    for name in known.unknown(names) if names else ():
+        # what was collected is forgotten when it is gone
+        if _is_there(objects, name):
+            detail = "the database does not know it: see dormouse orphans"
+            yield Problem("object_unknown", table, None, name, detail)
+
+
+def _size(objects: ObjectStore, name: str) -> int | None:
+    try:
+        return objects.size(name)
+    except (ObjectNotFound, InvalidName):
+        return None
+
+
+def _is_there(objects: ObjectStore, name: str) -> bool:
+    try:
+        return objects.size(name) >= 0
+    except ObjectNotFound:
+        return False
+    except InvalidName:  # of another program, which the store lists, and we could not make
+        return True
+
+
+def _twice(look: Callable[[], list[Problem]]) -> list[Problem]:
+    """What is found, and found again: what changed meanwhile is no problem."""
+    first = look()
+    if not first:
+        return []
+    known = {(one.kind, one.partition_id, one.filename) for one in first}
+    return [one for one in look() if (one.kind, one.partition_id, one.filename) in known]

@@ -1,0 +1,58 @@
+"""Which objects the database knows: files, their sketches, what attempts write, the instance's records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dormouse.catalog import Catalog
+from dormouse.errors import TableNotFound
+from dormouse.files.attempts import WriteAttempts
+from dormouse.files.checks import FileChecks
+from dormouse.files.own_tables import OwnTables
+from dormouse.model.table import TableRecord
+from dormouse.model.text import is_text
+from dormouse.objects.names import RECORDS
+from dormouse.postgres.connection import Supplier
+
+
+class Known:
+    """What is known now. Each answer is of now: what an object belongs to may change."""
+
+    def __init__(self, supplier: Supplier, catalog: Catalog, attempts: WriteAttempts) -> None:
+        self._supplier = supplier
+        self._catalog = catalog
+        self._attempts = attempts
+
+    @staticmethod
+    def is_record(name: str) -> bool:
+        """Whether it is one of the instance's own records, like `instance.json`, and no table's."""
+        return name.split("/", 1)[0] in RECORDS
+
+    def unknown(self, names: Sequence[str]) -> list[str]:
+        """Those that are of no table and no attempt, and are no records.
+
+        Each table is asked: most names are the own of one, and of these that one alone.
+        """
+        tables = self._catalog.tables()
+        owners = {prefix: table.table_id for table in tables for prefix in table.object_prefixes}
+        impossible = [name for name in names if not is_text(name)]
+        # attempts first: what one has committed meanwhile its table knows
+        possible = self._attempts.of_none(
+            [name for name in names if is_text(name) and not self.is_record(name)]
+        )
+        of_table: dict[int | None, list[str]] = {}
+        for name in possible:
+            of_table.setdefault(owners.get(f"{'/'.join(name.split('/', 2)[:2])}/"), []).append(name)
+        others = of_table.get(None, [])
+        found: list[str] = []
+        for table in tables:
+            found += self._of(table, of_table.get(table.table_id, []))
+            others = self._of(table, others)
+        return found + others + impossible
+
+    def _of(self, table: TableRecord, names: list[str]) -> list[str]:
+        """Those that the table does not know."""
+        try:
+            return FileChecks(OwnTables(self._supplier, table)).unknown(names) if names else []
+        except TableNotFound:  # dropped since: its own objects are to be deleted
+            return [name for name in names if not name.startswith(table.object_prefixes)]

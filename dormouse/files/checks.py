@@ -1,0 +1,128 @@
+"""What of a table's references, files, counts, log and claims does not agree: told by sets, and only read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from uuid import UUID
+
+import psycopg
+from psycopg import sql
+
+from dormouse.files.own_tables import OwnTables
+from dormouse.model.problem import Problem, ProblemKind
+from dormouse.model.text import narrow_id
+from dormouse.objects.names import SKETCHES_SUFFIX
+from dormouse.postgres.connection import Isolation
+from dormouse.postgres.transaction import allow_scans
+
+T = TypeVar("T")
+FOUND_MAX = 1_000
+"""Of each statement: more of the same tell nothing more."""
+
+PAGE_FILES = 10_000
+_QUERIES: dict[str, ProblemKind] = {
+    "check_references": "reference_without_file",
+    "check_files": "file_without_reference",
+    "check_places": "partitions",
+    "check_rows": "totals",
+    "check_claims": "totals",
+    "check_log": "totals",
+    "check_counts": "totals",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedFile:
+    """A file with its facts; how many references it has, and the partition that has rows of it alone."""
+
+    file_id: UUID
+    filename: str
+    byte_count: int | None
+    row_count: int | None
+    min_key: bytes | None
+    max_key: bytes | None
+    references: int
+    partition_id: str | None
+
+
+class FileChecks:
+    """The checks of one table."""
+
+    def __init__(self, own: OwnTables) -> None:
+        self._own = own
+
+    def problems(self) -> list[Problem]:
+        """What does not agree in one snapshot; at most 1,000 of each kind."""
+        return self._run(self._problems, isolation=Isolation.REPEATABLE_READ)
+
+    def pages(self, *, with_references: bool) -> Iterator[list[TrackedFile]]:
+        """All files, by id."""
+        after = UUID(int=0)
+        while True:
+            values = {"after": after, "limit": PAGE_FILES, "with_references": with_references}
+            page = [TrackedFile(*row) for row in self._rows("check_page", values)]
+            yield page
+            if len(page) < PAGE_FILES:
+                return
+            after = page[-1].file_id
+
+    def referenced(self, file_ids: Sequence[UUID]) -> dict[UUID, int | None]:
+        """Of some files those that something refers to now, with their size."""
+        return dict(self._rows("check_again", {"file_ids": list(file_ids)}))
+
+    def unknown(self, names: Sequence[str]) -> list[str]:
+        """Of some objects those that are no file of the table now, nor the sketches of one."""
+        ids = [narrow_id(name.removesuffix(SKETCHES_SUFFIX)) for name in names]
+        return [name for (name,) in self._rows("check_unknown", {"names": list(names), "file_ids": ids})]
+
+    def _problems(self, conn: psycopg.Connection[Any]) -> list[Problem]:
+        allow_scans(conn)
+        table, values = self._own.table, {"table_id": self._own.table.table_id, "limit": FOUND_MAX}
+        found = [
+            Problem(kind, table.name, *row)
+            for name, kind in _QUERIES.items()
+            if name in self._own.layout.queries
+            for row in conn.execute(self._own.on(name), values)
+        ]
+        return found + [Problem("totals", table.name, None, None, detail) for detail in self._totals(conn)]
+
+    def _totals(self, conn: psycopg.Connection[Any]) -> Iterator[str]:
+        """What was remembered and has changed since, beside what there is."""
+        key = {"table_id": self._own.table.table_id}
+        since = conn.execute(self._own.on("count_since"), key)
+        names = [column.name for column in since.description or ()]
+        for row in since:
+            remembered = dict(zip(names, row, strict=True))
+            if remembered["unknown"]:
+                return
+            there = conn.execute(self._own.on("count_all"), key)
+            columns = [column.name for column in there.description or ()]
+            now = dict(zip(columns, there.fetchall()[0], strict=True))
+            for name in ("references", "row_count", "files", "byte_count", "partitions", "leaves"):
+                if now[name] != remembered[name]:
+                    what = name.replace("_count", "s")
+                    yield f"{remembered[name]:,} {what} were counted, {now[name]:,} are there"
+
+    def _rows(self, name: str, values: dict[str, Any]) -> list[Any]:
+        def work(conn: psycopg.Connection[Any]) -> list[Any]:
+            key = {**values, "table_id": self._own.table.table_id}
+            return conn.execute(self._own.on(name), key).fetchall()
+
+        return self._run(work)
+
+    def _run(
+        self,
+        work: Callable[[psycopg.Connection[Any]], T],
+        isolation: Isolation = Isolation.READ_COMMITTED,
+    ) -> T:
+        """In a transaction whose snapshots see all of the layout's tables, as it has them: locked first."""
+
+        def locked(conn: psycopg.Connection[Any]) -> T:
+            tables = self._own.layout.tables(self._own.table.table_id).values()
+            names = sql.SQL(", ").join(map(sql.Identifier, tables))
+            conn.execute(sql.SQL("lock table {} in access share mode").format(names))
+            return work(conn)
+
+        return self._own.run(locked, isolation=isolation, read_only=True, operation="check")

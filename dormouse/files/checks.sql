@@ -1,0 +1,95 @@
+-- name: check_references
+-- References whose file is not tracked.
+select r.partition_id, r.filename, 'the row of the file is lost: queries of the partition fail' as detail
+from {file_reference} r
+where {live} and not exists (select from ({file_facts}) f where f.file_id = r.file_id)
+limit %(limit)s;
+
+-- name: check_files
+-- Files that nothing refers to, and that collection does not know of: it saw no reference go.
+select null::text as partition_id, f.filename,
+    'nothing refers to it, and no removal tells why: its rows are missing from queries' as detail
+from ({file_facts}) f
+where f.unreferenced_at is null
+    and not exists (select from {file_reference} r where r.file_id = f.file_id and {live})
+    and not exists (select from ({gone_since}) g where g.file_id = f.file_id)
+limit %(limit)s;
+
+-- name: check_places
+-- Partitions that have files, and are not in the tree.
+select r.partition_id, min(r.filename) as filename, 'it has files, and is not in the tree: its row is lost' as detail
+from {file_reference} r
+where {live} and not exists (
+    select from partition p where p.table_id = %(table_id)s and p.partition_id = r.partition_id
+)
+group by r.partition_id
+limit %(limit)s;
+
+-- name: check_rows
+-- References that have all rows of a file, and not as many as it.
+select r.partition_id, r.filename,
+    format('the reference has %s rows, the file %s', r.row_count, f.row_count) as detail
+from {file_reference} r
+join ({file_facts}) f on f.file_id = r.file_id
+where {live} and r.only_contains_data_for_this_partition and not r.count_approximate and r.row_count <> f.row_count
+limit %(limit)s;
+
+-- name: check_claims
+-- References that are claimed by a job that does not exist.
+select r.partition_id, r.filename,
+    format('claimed by job %s, which does not exist: it will never be compacted', r.job_id) as detail
+from {file_reference} r
+where {live} and r.job_id is not null and not exists (
+    select from compaction_job j
+    where j.table_id = %(table_id)s and j.job_id = r.job_id and j.partition_id = r.partition_id
+)
+limit %(limit)s;
+
+-- name: check_log
+-- References that the log of removals has, and that are there; and removals that are not whole.
+select g.partition_id, r.filename, 'the log of removals has the reference, and it is there' as detail
+from removal g
+cross join lateral unnest(g.file_ids, g.added_xids) as gone (file_id, added_xid)
+join {file_reference} r
+    on r.partition_id = g.partition_id and r.file_id = gone.file_id and r.added_xid = gone.added_xid
+where g.table_id = %(table_id)s
+union all
+select partition_id, null, 'a removal of the log does not have one of everything for each file'
+from removal
+where table_id = %(table_id)s and (
+    cardinality(file_ids) <> cardinality(row_counts) or cardinality(file_ids) <> cardinality(counts_approximate)
+    or cardinality(file_ids) <> cardinality(added_xids) or cardinality(file_ids) <> cardinality(ingested)
+)
+limit %(limit)s;
+
+-- name: check_page
+-- A page of the files by id, with their facts; and of each, when wanted, how many references it has, and the partition
+-- that has rows of it alone.
+select f.file_id, f.filename, f.byte_count, f.row_count, f.min_key, f.max_key, r.count, r.partition_id
+from (
+    select f.* from ({file_facts}) f where f.file_id > %(after)s order by f.file_id limit %(limit)s
+) f
+cross join lateral (
+    select count(*) as count, max(r.partition_id) filter (where r.only_contains_data_for_this_partition) as partition_id
+    from {file_reference} r
+    where %(with_references)s and uuid_hash(r.file_id) = uuid_hash(f.file_id) and r.file_id = f.file_id and {live}
+    offset 0
+) r
+order by f.file_id;
+
+-- name: check_again
+-- Of some files those that something refers to, with their size.
+select f.file_id, f.byte_count
+from unnest(%(file_ids)s::uuid[]) as o (file_id)
+cross join lateral (select f.* from ({file_facts}) f where f.file_id = o.file_id offset 0) f
+where exists (
+    select from {file_reference} r
+    where uuid_hash(r.file_id) = uuid_hash(f.file_id) and r.file_id = f.file_id and {live}
+    offset 0
+);
+
+-- name: check_unknown
+-- Of some objects those that are no file of the table, nor the sketches of one.
+select o.name
+from unnest(%(names)s::text[], %(file_ids)s::uuid[]) as o (name, file_id)
+where not exists ({is_tracked});
