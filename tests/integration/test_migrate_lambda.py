@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import boto3
 import psycopg
 import pytest
-from botocore.stub import ANY, Stubber
+from botocore.stub import ANY
 from embedded import on_tcp
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -29,49 +26,13 @@ from lambdas import migrate
 from lambdas.migrate import PHYSICAL_ID, begin, handler
 from lambdas.services import MARGIN_SECONDS
 from tests.aws_lambda import Context, lambda_service
+from tests.cloudformation import Aws, CloudFormation
 from tests.tls import CertificateAuthority, TlsFront
 
 PASSWORD = "s3cret-of-the-master"  # noqa: S105
 NEW = "c2"
 SECRET = "arn:aws:secretsmanager:eu-west-1:123456789012:secret:rds!cluster-1-abcdef"  # noqa: S105
 FUNCTION = "dormouse-dev-migrate-Migrate"
-
-
-class CloudFormation:
-    """Takes answers at `url`, and refuses the first ones if it is told to."""
-
-    def __init__(self) -> None:
-        self.answers: list[dict[str, Any]] = []
-        self.refusals = 0
-        stack = self
-
-        class Taker(BaseHTTPRequestHandler):
-            def do_PUT(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                assert self.headers["Content-Type"] == ""
-                stack.refusals -= 1
-                if stack.refusals < 0:
-                    stack.answers.append(json.loads(body))
-                self.send_response(200 if stack.refusals < 0 else 503)
-                self.end_headers()
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """Nothing."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Taker)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=[0.01])
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/answer?signature=x"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-    @property
-    def answer(self) -> dict[str, Any]:
-        assert len(self.answers) == 1
-        return self.answers[0]
 
 
 @pytest.fixture(scope="module")
@@ -363,27 +324,6 @@ def test_two_at_once_both_succeed(event: dict[str, Any], cloudformation: CloudFo
     for thread in threads:
         thread.join()
     assert [answer["Status"] for answer in cloudformation.answers] == ["SUCCESS"] * 2
-
-
-class Aws:
-    """A session with Secrets Manager and Lambda as botocore knows them, and what was asked of them."""
-
-    def __init__(self) -> None:
-        self.handed: list[dict[str, Any]] = []
-        self._clients = {
-            name: boto3.session.Session("key", "secret", region_name="eu-west-1").client(name)
-            for name in ("secretsmanager", "lambda")
-        }
-        self.secrets, self.lambdas = (Stubber(client) for client in self._clients.values())
-        self._clients["lambda"].meta.events.register("before-parameter-build", self._take)
-        for stubber in (self.secrets, self.lambdas):
-            stubber.activate()
-
-    def client(self, name: str, **_: Any) -> Any:
-        return self._clients[name]
-
-    def _take(self, params: dict[str, Any], **_: Any) -> None:
-        self.handed.append(json.loads(params["Payload"]))
 
 
 @pytest.fixture

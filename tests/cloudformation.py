@@ -1,0 +1,69 @@
+"""CloudFormation, and the services of AWS, as a custom resource's lambdas meet them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import boto3
+from botocore.stub import Stubber
+
+
+class CloudFormation:
+    """Takes answers at `url`, and refuses the first ones if it is told to."""
+
+    def __init__(self) -> None:
+        self.answers: list[dict[str, Any]] = []
+        self.refusals = 0
+        stack = self
+
+        class Taker(BaseHTTPRequestHandler):
+            def do_PUT(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                assert self.headers["Content-Type"] == ""
+                stack.refusals -= 1
+                if stack.refusals < 0:
+                    stack.answers.append(json.loads(body))
+                self.send_response(200 if stack.refusals < 0 else 503)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Taker)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=[0.01])
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/answer?signature=x"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        assert len(self.answers) == 1
+        return self.answers[0]
+
+
+class Aws:
+    """A session with Secrets Manager and Lambda as botocore knows them, and what was asked of them."""
+
+    def __init__(self) -> None:
+        self.handed: list[dict[str, Any]] = []
+        self._clients = {
+            name: boto3.session.Session("key", "secret", region_name="eu-west-1").client(name)
+            for name in ("secretsmanager", "lambda")
+        }
+        self.secrets, self.lambdas = (Stubber(client) for client in self._clients.values())
+        self._clients["lambda"].meta.events.register("before-parameter-build", self._take)
+        for stubber in (self.secrets, self.lambdas):
+            stubber.activate()
+
+    def client(self, name: str, **_: Any) -> Any:
+        return self._clients[name]
+
+    def _take(self, params: dict[str, Any], **_: Any) -> None:
+        self.handed.append(json.loads(params["Payload"]))
