@@ -54,6 +54,7 @@ DormouseError
 │   ├── ObjectDamaged                a table's file is not what was written
 │   └── ObjectAlreadyExists
 ├── BackupDamaged                    a backup, or a part of it, is not what was written
+├── MetadataDamaged                  the database has lost a row: a check tells more
 ├── CheckFailed                      a check found problems
 ├── QueryTooLarge                    it needs more memory or disk than it may have
 ├── EngineFailed                     DuckDB failed inside, or the process that ran it ended
@@ -335,6 +336,10 @@ class ObjectAlreadyExists(ObjectStoreError):
 
 class BackupDamaged(DormouseError):
     """A backup, or a part of it, is not what was written."""
+
+
+class MetadataDamaged(DormouseError):
+    """The database has lost a row."""
 
 
 class CheckFailed(DormouseError):

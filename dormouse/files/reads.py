@@ -15,7 +15,7 @@ from uuid import UUID
 import psycopg
 from psycopg import errors as pg
 
-from dormouse.errors import TableNotFound
+from dormouse.errors import MetadataDamaged, TableNotFound
 from dormouse.files.layout import Layout
 from dormouse.files.own_tables import OwnTables, dropped_tables
 from dormouse.files.parameters import Parameters, key_arrays, reference_from_row
@@ -79,8 +79,15 @@ class FileReferenceReads:
         self, partition_ids: Iterable[str], *, conn: psycopg.Connection[Any] | None = None
     ) -> list[FileWithReferences]:
         """The files that some partitions refer to, by name, with their references on those alone."""
-        rows = self._rows("files_in", {"partition_ids": list(partition_ids)}, conn)
-        return _files(rows)
+        wanted = list(partition_ids)
+
+        def work(c: psycopg.Connection[Any]) -> list[FileWithReferences]:
+            rows = self._execute(c, "files_in", {"partition_ids": wanted}).fetchall()
+            if any(row[0] is None for row in rows):
+                raise self._unknown_file(wanted, c)
+            return _files(rows)
+
+        return self._run(work, "files_in", conn)
 
     def planned_on(
         self, partition_ids: Sequence[str], conn: psycopg.Connection[Any]
@@ -94,7 +101,7 @@ class FileReferenceReads:
         if head is None or head[0] is None:
             raise TableNotFound(f"table {self.table.name!r} does not exist any more")
         if not all(row[-1] for row in rows):
-            raise pg.SerializationFailure("the layout was converted after the transaction's snapshot")
+            raise self._unknown_file(partition_ids, conn)
         return head[0], head[5], head[1], [row[2:8] for row in rows]
 
     def count_files_in(self, partition_ids: Sequence[str], references_max: int) -> int:
@@ -149,6 +156,8 @@ class FileReferenceReads:
 
         def work(conn: psycopg.Connection[Any]) -> AllFiles:
             referenced = self._execute(conn, "referenced_files", {}).fetchall()
+            if lost := [row[len(_FACTS) + 1] for row in referenced if row[0] is None]:
+                raise self._unknown_file(lost, conn)
             unreferenced = self._execute(conn, "unreferenced_files", limit).fetchall()
             files = [*_files(referenced), *(_file(row) for row in unreferenced[:max_unreferenced])]
             return AllFiles(tuple(files), more_than_max=len(unreferenced) > max_unreferenced)
@@ -175,6 +184,16 @@ class FileReferenceReads:
     def has_no_files(self) -> bool:
         """Whether nothing is tracked; files without references are tracked too."""
         return not self._rows("has_files")[0][0]
+
+    def _unknown_file(self, partition_ids: Sequence[str], conn: psycopg.Connection[Any]) -> Exception:
+        """Why a file of some partitions is not known: a conversion meanwhile, or its row is lost."""
+        values = {"partition_ids": partition_ids, "layout": self._layout.name}
+        for filename, partition_id in self._execute(conn, "lost_file", values).fetchall():
+            return MetadataDamaged(
+                f"table {self.table.name!r}: the database has lost its row of file {filename!r}, which "
+                f"partition {partition_id!r} refers to: 'dormouse check --table {self.table.name}' tells more"
+            )
+        return pg.SerializationFailure("the layout was converted after the transaction's snapshot")
 
     def _states(
         self, keys: Sequence[tuple[str, str]], conn: psycopg.Connection[Any] | None = None
@@ -249,8 +268,6 @@ def _files(rows: Iterable[Sequence[Any]]) -> list[FileWithReferences]:
     """Of rows that have a file's facts and one of its references each, by file."""
     files = []
     for (filename, *facts), found in groupby(rows, key=itemgetter(*range(len(_FACTS)))):
-        if filename is None:
-            raise pg.SerializationFailure("the layout was converted after the transaction's snapshot")
         references = [reference_from_row(row[len(_FACTS) :]) for row in found]
         files.append(_file((filename, *facts), references))
     return files

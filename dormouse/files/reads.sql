@@ -34,6 +34,15 @@ from {file_reference} r
 left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
 where r.partition_id = any(%(partition_ids)s) and {live};
 
+-- name: lost_file
+-- A file that some partitions refer to, and whose row is lost: the snapshot has the layout that the table has.
+select r.filename, r.partition_id
+from {file_reference} r
+where r.partition_id = any(%(partition_ids)s) and {live}
+    and not exists (select from ({file_facts}) f where f.file_id = r.file_id offset 0)
+    and exists (select from tables t where t.table_id = %(table_id)s and t.layout = %(layout)s)
+limit 1;
+
 -- name: count_files
 -- How many files some partitions refer to, of the first so many references.
 select count(distinct file_id)

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from dormouse.errors import TableNotFound
+from dormouse.errors import MetadataDamaged, TableNotFound
 from dormouse.model.keys import KeyValue, encode_value
 from dormouse.model.partition_tree import ROOT, PartitionTree
 from dormouse.model.region import Range
@@ -35,6 +35,11 @@ class TreeReader:
         row = self._execute(conn, "epoch").fetchone()
         if row is None:
             raise TableNotFound(f"table {self._table.name!r} does not exist any more")
+        if row[1] is None:
+            raise MetadataDamaged(
+                f"table {self._table.name!r}: the database has lost its row of epoch {row[0]}: "
+                f"'dormouse check --table {self._table.name}' tells more"
+            )
         return int(row[0]), int(row[1])
 
     def whole(self, conn: psycopg.Connection[Any]) -> TreeArrays:

@@ -1,8 +1,8 @@
 -- name: epoch
--- The table's current epoch, and when it was made, in microseconds.
+-- The table's current epoch, and when it was made, in microseconds; null: its row is lost.
 select t.epoch, (extract(epoch from e.created_at) * 1000000)::bigint
 from tables t
-join epoch e on e.table_id = t.table_id and e.epoch = t.epoch
+left join epoch e on e.table_id = t.table_id and e.epoch = t.epoch
 where t.table_id = %(table_id)s;
 
 -- name: partition_columns
