@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import psutil
 import psycopg
 
 from dormouse.embedded.server import Server
+
+NOBODY = 65534
 
 OTHER_PROCESS = """
 import sys
@@ -67,3 +70,23 @@ def ask(dsn: str, query: str) -> object:
 def tell(dsn: str, statement: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(statement)
+
+
+def as_ordinary_user(work: Callable[[], None]) -> str:
+    """What `work` raised, as a line, when it was run in a child process by anyone but root."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setresgid(NOBODY, NOBODY, NOBODY)
+                os.setresuid(NOBODY, NOBODY, NOBODY)
+            work()
+        except BaseException as error:
+            os.write(writer, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    return os.read(reader, 10_000).decode()

@@ -44,6 +44,7 @@ class RunFolder:
             if _is_unlocked(stale):
                 remove(stale)
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=temporary))
+        self.folder.chmod(0o711)  # some tests act as another user in it
         spread(self.folder)
         self._lock = (self.folder / LOCK).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)

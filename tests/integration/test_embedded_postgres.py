@@ -7,14 +7,13 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import psutil
 import psycopg
 import pytest
-from embedded import ask, on_tcp, postmaster, runs, tell
+from embedded import NOBODY, as_ordinary_user, ask, on_tcp, postmaster, runs, tell
 from psycopg.conninfo import conninfo_to_dict
 
 from dormouse.embedded import server as embedded_server
@@ -208,29 +207,6 @@ def test_a_supplier_is_served_while_the_server_is_restarted(server_folder: Path)
         psutil.wait_procs([process], timeout=60)
         with EmbeddedPostgres(server_folder), supplier.connection() as conn:
             assert conn.execute("select 1").fetchone() == (1,)
-
-
-NOBODY = 65534
-
-
-def as_ordinary_user(work: Callable[[], None]) -> str:
-    """What `work` raised, as a line, when it was run in a child process by anyone but root."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            if os.geteuid() == 0:
-                os.setgroups([])
-                os.setresgid(NOBODY, NOBODY, NOBODY)
-                os.setresuid(NOBODY, NOBODY, NOBODY)
-            work()
-        except BaseException as error:
-            os.write(writer, f"{type(error).__name__}: {error}".encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    os.waitpid(child, 0)
-    return os.read(reader, 10_000).decode()
 
 
 def test_an_ordinary_user_can_have_a_server(server_folder: Path) -> None:
