@@ -26,14 +26,14 @@ create temp table stock (
 -- name: make_facts
 -- The files of the stock, of which each has one reference.
 create temp view fact as
-select file_id, filename, byte_count, row_count, min_key, max_key, now() as added_at,
+select file_id, filename, byte_count, row_count, min_key, max_key, null::uuid as digest, now() as added_at,
     null::timestamptz as unreferenced_at
 from stock
 
 -- name: make_shared_facts
 -- The files of the stock, to which several leaves refer.
 create temp view fact as
-select distinct file_id, filename, byte_count, row_count, min_key, max_key, now() as added_at,
+select distinct file_id, filename, byte_count, row_count, min_key, max_key, null::uuid as digest, now() as added_at,
     null::timestamptz as unreferenced_at
 from stock
 

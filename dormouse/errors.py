@@ -316,7 +316,9 @@ class QueryOvertaken(ObjectNotFound):
 class ObjectDamaged(ObjectStoreError):
     """A table's file is not what was written; `fault` says of the file why."""
 
-    def __init__(self, table: str, partition_id: str, filename: str, fault: str) -> None:
+    def __init__(
+        self, table: str = "", partition_id: str = "", filename: str = "", fault: str = "is not known"
+    ) -> None:
         self.table = table
         self.partition_id = partition_id
         self.filename = filename

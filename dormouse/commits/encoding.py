@@ -51,6 +51,7 @@ class _File(_Shape):
     min_key: bytes | None = None
     max_key: bytes | None = None
     last_updated: datetime | None = None
+    digest: bytes | None = None
 
     def __post_init__(self) -> None:
         _name_file(self.references, self.filename)

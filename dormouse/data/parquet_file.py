@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from datafusion import DataFrame
 
 from dormouse.data.datafusion_session import file_url
+from dormouse.data.digests import digest_of_file
 from dormouse.data.file_shape import FileShape
 from dormouse.data.sketches import KeySampler
 from dormouse.errors import JobFailed
@@ -29,7 +30,7 @@ class FileFacts:
     """What is known of a file that was just written; with no rows there is no file.
 
     `min_key` and `max_key` are its first and last row key as `model.keys.encode_key` gives them; `sketches`
-    is the object to keep beside it (`FileSketches.to_bytes`).
+    is the object to keep beside it (`FileSketches.to_bytes`); `digest` is the XXH3-128 of its bytes.
     """
 
     row_count: int
@@ -37,6 +38,7 @@ class FileFacts:
     min_key: bytes | None = None
     max_key: bytes | None = None
     sketches: bytes = b""
+    digest: bytes | None = None
 
     @staticmethod
     def of(path: Path, schema: Schema, sampler: KeySampler) -> FileFacts:
@@ -47,6 +49,7 @@ class FileFacts:
             min_key=encode_key(schema.row_keys, sampler.first or ()),
             max_key=encode_key(schema.row_keys, sampler.last or ()),
             sketches=sampler.sketches().to_bytes(),
+            digest=digest_of_file(path),
         )
 
     def file(self, name: str, references: Iterable[FileReference]) -> FileWithReferences:
@@ -58,6 +61,7 @@ class FileFacts:
             row_count=self.row_count,
             min_key=self.min_key,
             max_key=self.max_key,
+            digest=self.digest,
         )
 
 

@@ -31,12 +31,17 @@ _QUERIES = load(__package__ or "", "compaction_jobs")
 
 @dataclass(frozen=True, slots=True)
 class CompactionInput:
-    """A file of a job; `whole`: all its rows are the partition's; `exact`: so many rows are, for certain."""
+    """A file of a job; `whole`: all its rows are the partition's; `exact`: so many rows are, for certain.
+
+    `byte_count` and `digest` are those that were recorded when it was written, if they were.
+    """
 
     filename: str
     row_count: int
     whole: bool
     exact: bool
+    byte_count: int | None = None
+    digest: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

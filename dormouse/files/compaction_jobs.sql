@@ -95,11 +95,12 @@ with due as (
     returning j.job_id, j.partition_id, j.attempts
 )
 select t.job_id, t.partition_id, t.attempts, r.filename, r.row_count, r.only_contains_data_for_this_partition,
-    not r.count_approximate
+    not r.count_approximate, f.byte_count, uuid_send(f.digest)
 from taken t
 left join lateral (
     select * from {file_reference} r where r.partition_id = t.partition_id and r.job_id = t.job_id offset 0
 ) r on true
+left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
 order by t.job_id, t.partition_id, r.filename;
 
 -- name: is_open

@@ -64,6 +64,8 @@ def _files_touched(file: FileWithReferences) -> list[str]:
 
 def _file_fingerprint(file: FileWithReferences) -> list[str]:
     parts = [file.filename, f"{file.byte_count} {file.row_count} {file.min_key!r} {file.max_key!r}"]
+    if file.digest is not None:
+        parts.append(file.digest.hex())
     for reference in file.references:
         parts += (reference.partition_id, _counted(reference))
     return parts

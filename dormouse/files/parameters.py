@@ -50,6 +50,7 @@ def file_arrays(commits: Sequence[int], files: Sequence[FileWithReferences]) -> 
         "row_counts": integers([f.row_count for f in files]),
         "min_keys": bytes_([f.min_key for f in files]),
         "max_keys": bytes_([f.max_key for f in files]),
+        "digests": Uuids([f.digest for f in files]),
         "referenced": booleans([bool(f.references) for f in files]),
         "ref_commits": integers([n for n, _ in references]),
         **reference_arrays("ref", [reference for _, reference in references], ids),
@@ -87,6 +88,7 @@ def replace_arrays(commits: Sequence[int], requests: Sequence[ReplaceFileReferen
         "out_byte_counts": integers([f.byte_count if f else None for f in files]),
         "out_min_keys": bytes_([f.min_key if f else None for f in files]),
         "out_max_keys": bytes_([f.max_key if f else None for f in files]),
+        "out_digests": Uuids([f.digest if f else None for f in files]),
     }
 
 

@@ -80,9 +80,9 @@ request as materialized (
         %(out_requests)s::integer[], %(out_partition_ids)s::text[], %(out_file_ids)s::uuid[],
         %(out_filenames)s::text[], %(out_row_counts)s::bigint[], %(out_approximate)s::boolean[],
         %(out_only)s::boolean[], %(out_byte_counts)s::bigint[], %(out_min_keys)s::bytea[],
-        %(out_max_keys)s::bytea[]
+        %(out_max_keys)s::bytea[], %(out_digests)s::uuid[]
     ) as t (number, partition_id, file_id, filename, row_count, count_approximate, only_contains_data,
-            byte_count, min_key, max_key)
+            byte_count, min_key, max_key, digest)
 )
 
 -- name: found

@@ -28,7 +28,7 @@ from dormouse.postgres.transaction import run_transaction
 
 T = TypeVar("T")
 PAGE_ROWS = 10_000
-_FACTS = ("filename", "byte_count", "row_count", "min_key", "max_key", "last_updated")
+_FACTS = ("filename", "byte_count", "row_count", "min_key", "max_key", "last_updated", "digest")
 ATTEMPTS_MAX = 30
 """Of a transaction that loses to others: enough when hundreds want the same rows, and serializable."""
 
@@ -44,6 +44,7 @@ class FileFacts:
     max_key: bytes | None
     added_at: datetime | None
     unreferenced_at: datetime | None
+    digest: bytes | None
 
 
 class FileReferenceReads:

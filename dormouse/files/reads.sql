@@ -1,7 +1,7 @@
 -- name: referenced_files
 -- Every referenced file with its facts and references, by filename and partition.
 select f.filename as f_filename, f.byte_count, f.row_count as f_row_count, f.min_key, f.max_key,
-    f.added_at, {reference_columns}
+    f.added_at, uuid_send(f.digest), {reference_columns}
 from {file_reference} r
 -- looked up by key, whatever the statistics say; a snapshot from before a conversion has the references, but not the
 -- facts: that must show
@@ -12,7 +12,7 @@ order by f.filename, r.partition_id;
 -- name: files_in
 -- The files of some partitions with their facts and their references there, by filename and partition.
 select f.filename as f_filename, f.byte_count, f.row_count as f_row_count, f.min_key, f.max_key,
-    f.added_at, {reference_columns}
+    f.added_at, uuid_send(f.digest), {reference_columns}
 from {file_reference} r
 left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
 where r.partition_id = any(%(partition_ids)s) and {live}
@@ -106,7 +106,7 @@ select coalesce(bool_and(is_same), true) from replaced;
 
 -- name: unreferenced_files
 -- The first files by name that nothing refers to.
-select f.filename, f.byte_count, f.row_count, f.min_key, f.max_key, f.unreferenced_at
+select f.filename, f.byte_count, f.row_count, f.min_key, f.max_key, f.unreferenced_at, uuid_send(f.digest)
 from ({file_facts}) f
 where not exists (
     select from {file_reference} r
@@ -165,7 +165,7 @@ group by partition_id;
 
 -- name: file_page
 -- The files after one with their facts, by id, which is a hash of the name.
-select f.filename, f.byte_count, f.row_count, f.min_key, f.max_key, f.added_at, f.unreferenced_at
+select f.filename, f.byte_count, f.row_count, f.min_key, f.max_key, f.added_at, f.unreferenced_at, uuid_send(f.digest)
 from ({file_facts}) f
 where f.file_id > %(after)s
 order by f.file_id

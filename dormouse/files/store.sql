@@ -4,8 +4,9 @@ with {sent}, {before}, file as materialized (
     select *
     from unnest(
         %(commits)s::integer[], %(file_ids)s::uuid[], %(filenames)s::text[], %(byte_counts)s::bigint[],
-        %(row_counts)s::bigint[], %(min_keys)s::bytea[], %(max_keys)s::bytea[], %(referenced)s::boolean[]
-    ) as t (commit, file_id, filename, byte_count, row_count, min_key, max_key, referenced)
+        %(row_counts)s::bigint[], %(min_keys)s::bytea[], %(max_keys)s::bytea[], %(digests)s::uuid[],
+        %(referenced)s::boolean[]
+    ) as t (commit, file_id, filename, byte_count, row_count, min_key, max_key, digest, referenced)
 ), refused as materialized (
     select o.commit, o.filename from file o where exists ({is_tracked})
 ), checks as (
@@ -91,7 +92,7 @@ with {sent}, {before}, {replacements}, locked as materialized (
     union all
     select o.number, false from output o where exists ({is_tracked})
 ), {verdict_of_requests}, {applied}, {taken}, {removed}, {logged}, new_file as materialized (
-    select file_id, filename, byte_count, row_count, min_key, max_key, true as referenced
+    select file_id, filename, byte_count, row_count, min_key, max_key, digest, true as referenced
     from output
     where (select ok from verdict)[number]
 ), tracked as (
@@ -130,7 +131,7 @@ with {sent}, {replacements}, removed as (
         ))
     returning {removed_columns}
 ), {logged}, new_file as materialized (
-    select file_id, filename, byte_count, row_count, min_key, max_key, true as referenced from output
+    select file_id, filename, byte_count, row_count, min_key, max_key, digest, true as referenced from output
 ), tracked as (
     {track}
 ), added as (
@@ -157,8 +158,8 @@ with {sent}, new_file as materialized (
     select *
     from unnest(
         %(file_ids)s::uuid[], %(filenames)s::text[], %(byte_counts)s::bigint[], %(row_counts)s::bigint[],
-        %(min_keys)s::bytea[], %(max_keys)s::bytea[], %(referenced)s::boolean[]
-    ) as t (file_id, filename, byte_count, row_count, min_key, max_key, referenced)
+        %(min_keys)s::bytea[], %(max_keys)s::bytea[], %(digests)s::uuid[], %(referenced)s::boolean[]
+    ) as t (file_id, filename, byte_count, row_count, min_key, max_key, digest, referenced)
 ), tracked as (
     {track}
 ), added as (

@@ -11,6 +11,7 @@ from dormouse.model.text import check_text, check_texts
 
 FILENAME_BYTES_MAX = 1_024
 COUNT_MAX = (1 << 63) - 1
+DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,8 +38,9 @@ class FileReference:
 class FileWithReferences:
     """A file with its references (maybe none) and what is known of it.
 
-    `byte_count` is the object's size, `row_count` all its rows, `min_key` and `max_key` its smallest and
-    largest row key as `model.keys.encode_key` gives them.
+    `byte_count` is the object's size, `digest` the XXH3-128 of its bytes (16 bytes; files of before have
+    none), `row_count` all its rows, `min_key` and `max_key` its smallest and largest row key as
+    `model.keys.encode_key` gives them.
     """
 
     filename: str
@@ -48,10 +50,14 @@ class FileWithReferences:
     min_key: bytes | None = None
     max_key: bytes | None = None
     last_updated: datetime | None = None
+    digest: bytes | None = None
 
     def __post_init__(self) -> None:
         check_text("filename", self.filename, FILENAME_BYTES_MAX)
         object.__setattr__(self, "references", tuple(self.references))
+        digest = self.digest
+        if digest is not None and not (isinstance(digest, bytes) and len(digest) == DIGEST_BYTES):
+            raise InvalidInput(f"file {self.filename!r}: digest must be {DIGEST_BYTES} bytes, not {digest!r}")
         for name, count in (("byte_count", self.byte_count), ("row_count", self.row_count)):
             if count is not None:
                 check_count(self.filename, name, count)

@@ -20,7 +20,8 @@ from dormouse.model.file_reference import FileReference, ReplaceFileReferencesRe
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.postgres.connection import Isolation
 from dormouse.postgres.transaction import run_transaction
-from dormouse.rounds.row_counts import check_inputs, check_output
+from dormouse.rounds.job_inputs import JobInputs
+from dormouse.rounds.row_counts import check_output
 
 if TYPE_CHECKING:
     import psycopg
@@ -130,7 +131,7 @@ def _write(
     """The output and its sketches as objects; none when no rows are left."""
     try:
         with context.objects.staged(name) as path:
-            facts = _merge(context, job, path, now_ms)
+            facts = _merge(context, job, path, now_ms, cancellation)
             cancellation.check()
             if not facts.row_count:
                 raise _NoRowsLeft
@@ -140,21 +141,23 @@ def _write(
     return facts
 
 
-def _merge(context: TableContext, job: CompactionJob, path: Path, now_ms: int) -> FileFacts:
+def _merge(
+    context: TableContext, job: CompactionJob, path: Path, now_ms: int, cancellation: Cancellation
+) -> FileFacts:
     region = None
     if not all(item.whole for item in job.inputs):
         region = context.partitions.partition(job.partition_id).region
-    check_inputs(context.objects, job)
-    facts = merge_sorted(
-        [context.objects.uri(item.filename) for item in job.inputs],
-        context.schema,
-        path,
-        region=region,
-        properties=context.properties,
-        now_ms=now_ms,
-        store=context.objects,
-    )
-    check_inputs(context.objects, job)  # one that vanished would have been merged as if it had no rows
+    inputs = JobInputs(context.objects, context.table.name, job, cancellation.check)
+    with inputs.verified():
+        facts = merge_sorted(
+            [context.objects.uri(item.filename) for item in job.inputs],
+            context.schema,
+            path,
+            region=region,
+            properties=context.properties,
+            now_ms=now_ms,
+            store=context.objects,
+        )
     check_output(job, context.properties, facts.row_count)
     return facts
 

@@ -4,27 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dormouse.data.object_access import parquet_object
 from dormouse.errors import InvalidData, JobFailed
 from dormouse.files.compaction_jobs import CompactionJob
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.properties import TableProperties
-from dormouse.objects import ObjectStore
-
-
-def check_inputs(objects: ObjectStore, job: CompactionJob) -> None:
-    """Holds the inputs' footers against what the job's references tell of them.
-
-    Raises `ObjectNotFound`, or `InvalidData` with the file and both counts. Objects never change: a file that
-    is whole after a merge was whole all the time.
-    """
-    for item in job.inputs:
-        with parquet_object(objects, item.filename) as file:
-            found = file.metadata.num_rows
-        if item.whole and item.exact and found != item.row_count:
-            raise InvalidData(
-                f"file {item.filename!r} has {found:,} rows; its reference tells {item.row_count:,}"
-            )
 
 
 def check_output(job: CompactionJob, properties: TableProperties, rows_written: int) -> None:

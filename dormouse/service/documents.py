@@ -142,7 +142,7 @@ class PartitionPage(_Answer):
 
 
 class FileDocument(_Answer):
-    """What is known of a file."""
+    """What is known of a file; `digest` is the XXH3-128 of its bytes, in base64."""
 
     filename: str
     byte_count: int | None
@@ -151,6 +151,7 @@ class FileDocument(_Answer):
     max_key: dict[str, Any] | None
     added_at: datetime | None
     unreferenced_at: datetime | None
+    digest: str | None
 
 
 class FilePage(_Answer):

@@ -124,10 +124,14 @@ def test_no_partition_can_have_the_empty_name(store: FileReferenceStore) -> None
 
 def test_facts_of_files_are_kept(store: FileReferenceStore) -> None:
     facts: dict[str, Any] = {"byte_count": 7, "row_count": 5, "min_key": b"\x00", "max_key": b"\xff\x01"}
+    facts["digest"] = b"\x00\x01" * 8
     store.add_files_with_references([file("a", ref("a"), **facts), file("free", **facts)])
     for found in store.all_files(9).files:
         assert {name: getattr(found, name) for name in facts} == facts
         assert found.last_updated is not None
+    assert {one.filename: one.digest for one in store.page(None, 9)} == dict.fromkeys(
+        ["a", "free"], facts["digest"]
+    )
     (found,) = store.files_in(["root"])
     assert {name: getattr(found, name) for name in facts} == facts
 

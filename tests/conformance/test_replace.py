@@ -59,11 +59,12 @@ def test_the_flags_and_facts_of_the_output_are_kept(store: FileReferenceStore) -
         partition_id="root",
         input_filenames=("a", "b"),
         new_reference=output,
-        new_file=file("out", byte_count=5, min_key=b"\x00", max_key=b"z"),
+        new_file=file("out", byte_count=5, min_key=b"\x00", max_key=b"z", digest=b"0" * 16),
     )
     store.replace_file_references([request])
     (found,) = [f for f in store.all_files(0).files if f.filename == "out"]
     assert (found.byte_count, found.row_count, found.min_key, found.max_key) == (5, 100, b"\x00", b"z")
+    assert found.digest == b"0" * 16
     assert changed(found.references[0], last_updated=None) == changed(output, job_id=None)
 
 

@@ -24,7 +24,7 @@ from dormouse.errors import (
     InstanceError,
     InstanceForbidden,
     InvalidInput,
-    ObjectStoreError,
+    ObjectDamaged,
     TableNotFound,
 )
 from dormouse.model.region import Range, Region
@@ -317,7 +317,7 @@ def test_a_file_that_is_damaged_is_told_in_the_middle_of_an_answer(dsn: str, tmp
         with service(instance) as url, connect(url) as client:
             there = client.table("t")
             found = same(lambda: table.query().read_all(), lambda: there.query().read_all())
-            assert type(found) is ObjectStoreError
+            assert type(found) is ObjectDamaged
             assert damaged.name in str(found)
             assert there.query({"k": -1}).read_all().num_rows == 1
 

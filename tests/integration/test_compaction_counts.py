@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from data_files import SKETCHES, add_file, objects_of, write_object
 from data_files import rows_of as rows
+from state import query
 
 from dormouse.context import TableContext
 from dormouse.data import merge
@@ -42,8 +43,8 @@ DAMAGES = pytest.mark.parametrize(
     ("damage", "says"),
     [
         (gone, "does not exist"),
-        (emptied, "cannot be read as Parquet"),
-        (truncated, "cannot be read as Parquet"),
+        (emptied, "has 0 bytes, and had"),
+        (truncated, "when it was written: 'dormouse check' lists what is damaged"),
     ],
 )
 KINDS = pytest.mark.parametrize(
@@ -131,6 +132,7 @@ def test_a_file_with_other_rows_than_its_reference_tells_fails_the_job_with_both
 ) -> None:
     table = new_table(**PAIRS)
     name, _ = add_file(table, "a", [1, 2, 3]), add_file(table, "b", [1])
+    query(table.supplier, "update file set byte_count = null")
     before = references(table)
     path_of(table, name).unlink()
     path_of(table, name + SKETCHES).unlink()

@@ -38,6 +38,7 @@ PAIRS = list(permutations(LAYOUTS, 2))
 pairs = pytest.mark.parametrize(("source", "target"), PAIRS, ids=[f"{a} to {b}" for a, b in PAIRS])
 NewTable = Callable[..., TableContext]
 FACTS: dict[str, Any] = {"byte_count": 900, "row_count": 80, "min_key": b"\x01", "max_key": b"\xfe\x00"}
+FACTS["digest"] = bytes(range(16))
 
 
 def convert(table: TableContext, layout: str) -> TableContext:

@@ -36,6 +36,9 @@ PROPERTIES: dict[str, Any] = {
 CAME_LATER = [
     ("applied_commit", "refused", "jsonb"),
     ("file_reference", "ingested", "boolean"),
+    ("file_reference", "file_digest", "uuid"),
+    ("file", "digest", "uuid"),
+    ("file_count", "digest", "uuid"),
 ]
 OF_TABLES = [("table_uuid", "uuid not null default gen_random_uuid()"), ("numbered", "boolean default true")]
 

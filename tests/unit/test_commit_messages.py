@@ -47,6 +47,7 @@ FULL = FileWithReferences(
     min_key=b"\0\xff",
     max_key=b"",
     last_updated=datetime(2026, 1, 31, 12, tzinfo=timezone(-timedelta(hours=9, minutes=30))),
+    digest=b"\0\xff" * 8,
 )
 REPLACEMENTS = (
     ReplaceFileReferencesRequest(
@@ -103,7 +104,7 @@ def test_threads_may_read_a_process_s_first_messages_at_once() -> None:
             r'"last_updated":"2026-01-31T12:00:00.123456+00:00","count_approximate":true,'
             r'"only_contains_data_for_this_partition":false},{"partition_id":"0-2","row_count":0}],'
             r'"byte_count":9,"row_count":14,"min_key":"AP8=","max_key":"",'
-            r'"last_updated":"2026-01-31T12:00:00-09:30"},{"filename":"bare"}]}',
+            r'"last_updated":"2026-01-31T12:00:00-09:30","digest":"AP8A/wD/AP8A/wD/AP8A/w=="},{"filename":"bare"}]}',
             AddFiles(**NAMED, files=(FULL, FileWithReferences(filename="bare"))),
             7,
         ),

@@ -70,6 +70,7 @@ def files(filename: Any = FILENAMES) -> st.SearchStrategy[FileWithReferences]:
             min_key=st.none() | st.binary(max_size=20),
             max_key=st.none() | st.binary(max_size=20),
             last_updated=TIMES,
+            digest=st.none() | st.binary(min_size=16, max_size=16),
         )
 
     return filename.flatmap(of)
@@ -260,6 +261,7 @@ def test_a_wrong_field_is_named(changes: dict[str, Any], said: str) -> None:
         ({"row_count": 1.0}, "row_count"),
         ({"row_count": 1 << 63}, "row_count"),
         ({"byte_count": "1"}, "byte_count"),
+        ({"digest": "AP8="}, "digest must be 16 bytes"),
         ({"min_key": "not base64!"}, "Invalid base64 encoded string - at `$.files[0].min_key`"),
         ({"max_key": 1}, "Expected `bytes | null`, got `int` - at `$.files[0].max_key`"),
         ({"last_updated": "yesterday"}, "Invalid RFC3339 encoded datetime - at `$.files[0].last_updated`"),

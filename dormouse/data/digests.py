@@ -1,0 +1,34 @@
+"""Digests of files: the XXH3-128 of their bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import BinaryIO
+
+import xxhash
+
+from dormouse.objects import ObjectStore
+
+READ_BYTES = 1 << 20
+"""What fits a core's cache: hashing it again from there costs less than reading it."""
+
+
+def digest_of_file(path: Path) -> bytes:
+    """Of a file on this machine."""
+    with path.open("rb", buffering=0) as file:
+        return _digest(file)
+
+
+def digest_of_object(objects: ObjectStore, name: str) -> tuple[int, bytes]:
+    """An object's size and digest; every byte is read. `ObjectNotFound`, `ObjectStoreError`."""
+    with objects.reader(name) as file:
+        digest = _digest(file)
+        return file.tell(), digest
+
+
+def _digest(file: BinaryIO) -> bytes:
+    found, buffer = xxhash.xxh3_128(), bytearray(READ_BYTES)
+    view = memoryview(buffer)
+    while count := file.readinto(buffer):  # type: ignore[attr-defined]
+        found.update(view[:count])
+    return found.digest()
