@@ -130,6 +130,8 @@ class _Share:
                 self._drop_lease_if_unused()
                 raise
             self._users += 1
+            if self._users == 1:
+                self.server.log.watch()
             return joined
 
     def revive(self, options: Mapping[str, str]) -> bool:
@@ -151,6 +153,7 @@ class _Share:
         self._users -= 1
         if self._users > 0:
             return False
+        self.server.log.unwatch()
         try:
             # no process can open a folder that is gone; its server should go, too
             with self._mutex() if self._folder.exists() else nullcontext():

@@ -25,11 +25,11 @@ from psycopg.conninfo import make_conninfo
 from dormouse.embedded import running
 from dormouse.embedded.locks import hand_over
 from dormouse.embedded.owner import WORKING_FOLDER, as_owner_of, seen_by_owner, system_user
+from dormouse.embedded.server_log import ServerLog
 from dormouse.embedded.sockets import socket_folder
 from dormouse.errors import InstanceError, InstanceTooNew, NotAnInstance, not_installed
 
 MAJOR_VERSION = 18
-LOG_BYTES_MAX = 16 * 1024 * 1024
 POLL_SECONDS = 0.02
 QUIT_SECONDS_MAX = 10
 
@@ -67,7 +67,7 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.data = folder / "postgres"
-        self.log = folder / "postgres.log"
+        self.log = ServerLog(folder / "postgres.log")
         self._child: subprocess.Popen[bytes] | None = None
         self._last: psutil.Process | None = None
         self._others_were_leaving = False
@@ -183,8 +183,6 @@ class Server:
         owner = as_owner_of(self.data, _binaries())
         sockets = socket_folder(self.data)
         self._remove_stale_pid_files(sockets)
-        if self.log.exists() and self.log.stat().st_size > LOG_BYTES_MAX:
-            self.log.replace(self.log.with_suffix(".log.old"))
         place = seen_by_owner(self.data)
         settings = {
             "unix_socket_directories": f'"{place if sockets == self.data else sockets}"',
@@ -194,7 +192,8 @@ class Server:
         }
         arguments = [f"--{name}={value}" for name, value in settings.items()]
         command = [str(_binaries() / "postgres"), "-D", str(place), *arguments]
-        with self.log.open("ab") as log:
+        log = self.log.open()
+        try:
             # A session of its own: Ctrl-C in the terminal is for us, not for the server.
             return subprocess.Popen(
                 command,
@@ -205,6 +204,8 @@ class Server:
                 pass_fds=[lease],
                 **owner,
             )
+        finally:
+            os.close(log)
 
     def _is_ready_by(self, deadline: float, seconds_max: float) -> bool:
         """False when the server gave up because backends of a crashed one were still leaving."""
@@ -216,13 +217,13 @@ class Server:
             timed_out = time.monotonic() > deadline
             if postmaster is None and (self._child is None or self._child.poll() is not None):
                 if timed_out or not (self._others_were_leaving or _processes_in(self.data)):
-                    raise InstanceError(f"PostgreSQL of {self.data} does not start: {self._log_tail()}")
+                    raise InstanceError(f"PostgreSQL of {self.data} does not start: {self.log.tail()}")
                 time.sleep(POLL_SECONDS)
                 return False
             if timed_out:
                 raise StillRecovering(
                     f"PostgreSQL of {self.data} is not ready after {seconds_max:g} s; "
-                    f"try again when it has recovered: {self._log_tail()}"
+                    f"try again when it has recovered: {self.log.tail()}"
                 )
             time.sleep(POLL_SECONDS)
 
@@ -271,13 +272,6 @@ class Server:
                 os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
         if self.data.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             self.data.chmod(stat.S_IRWXU)
-
-    def _log_tail(self) -> str:
-        try:
-            lines = self.log.read_text(errors="replace").splitlines()[-5:]
-        except FileNotFoundError:
-            return "it has no log"
-        return " | ".join(line.strip() for line in lines)
 
 
 def _is_alive(process: psutil.Process) -> bool:

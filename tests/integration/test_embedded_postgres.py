@@ -17,6 +17,7 @@ from embedded import NOBODY, as_ordinary_user, ask, on_tcp, postmaster, runs, te
 from psycopg.conninfo import conninfo_to_dict
 
 from dormouse.embedded import server as embedded_server
+from dormouse.embedded import server_log
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import InstanceError, InstanceLocked, InstanceTooNew, NotAnInstance
 from dormouse.postgres import ConnectionSupplier
@@ -187,6 +188,25 @@ def test_a_recovery_that_takes_too_long_is_reported_and_goes_on(server_folder: P
     wait_until(lambda: bool(embedded_server._processes_in(server_folder / "postgres")), 60)
     with EmbeddedPostgres(server_folder) as server:
         assert ask(server.dsn, "select count(*) from t") == 300000
+
+
+def test_the_log_is_cut_while_the_server_writes_it(
+    server_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_log, "LOG_BYTES_MAX", 100_000)
+    monkeypatch.setattr(server_log, "WATCH_SECONDS", 0.02)
+    log, old = server_folder / "postgres.log", server_folder / "postgres.log.old"
+    with EmbeddedPostgres(server_folder) as server, EmbeddedPostgres(server_folder):
+        for number in range(3):
+            tell(server.dsn, f"do $$ begin raise warning 'n{number} % end', repeat('x', 150000); end $$")
+            wait_until(lambda: log.stat().st_size < 100_000)
+            assert old.stat().st_size == 100_000
+            assert f"n{number}" not in old.read_text()  # the end is kept
+            assert old.read_text().count(" end") == 1
+        tell(server.dsn, "do $$ begin raise warning 'it goes on'; end $$")
+        wait_until(lambda: "it goes on" in log.read_text())
+        assert "\0" not in log.read_text()
+    assert (log.stat().st_mode | old.stat().st_mode) & 0o777 == 0o600
 
 
 def test_a_folder_that_another_process_is_setting_up_is_waited_for_with_a_bound(server_folder: Path) -> None:

@@ -1,0 +1,79 @@
+"""The log of an embedded PostgreSQL, which is kept short while the server writes it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+
+from dormouse.embedded.locks import close_lock, open_lock, try_lock
+from dormouse.errors import DormouseError
+
+LOG_BYTES_MAX = 16 * 1024 * 1024
+WATCH_SECONDS = 10
+TAIL_BYTES = 16 * 1024
+TAIL_LINES = 5
+
+logger = logging.getLogger(__name__)
+
+
+class ServerLog:
+    """`postgres.log`, and what came before it in `postgres.log.old`: each at most `LOG_BYTES_MAX`.
+
+    Each process that has the folder open looks at its size every `WATCH_SECONDS`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._old = path.with_suffix(".log.old")
+        self._ended: threading.Event | None = None
+
+    def open(self) -> int:
+        """A descriptor for a server: what it writes is appended, wherever the log ends by then."""
+        self.rotate()
+        return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def rotate(self) -> None:
+        """Puts a log that is too long aside: its end is copied, for the server keeps its file open."""
+        if not self.path.exists() or self.path.stat().st_size <= LOG_BYTES_MAX:
+            return
+        log = open_lock(self.path)  # two processes would cut twice
+        try:
+            size = os.fstat(log).st_size
+            if not try_lock(log) or size <= LOG_BYTES_MAX:
+                return
+            os.lseek(log, size - LOG_BYTES_MAX, os.SEEK_SET)
+            with os.fdopen(os.open(self._old, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as old:
+                while part := os.read(log, 1024 * 1024):
+                    old.write(part)
+            os.ftruncate(log, 0)
+        finally:
+            close_lock(log)
+
+    def watch(self) -> None:
+        self._ended = threading.Event()
+        threading.Thread(
+            target=self._watch, args=(self._ended,), name="dormouse-server-log", daemon=True
+        ).start()
+
+    def unwatch(self) -> None:
+        if self._ended is not None:
+            self._ended.set()
+
+    def tail(self) -> str:
+        """The last lines, in one."""
+        try:
+            with self.path.open("rb") as log:
+                log.seek(max(0, self.path.stat().st_size - TAIL_BYTES))
+                lines = log.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
+        except FileNotFoundError:
+            return "it has no log"
+        return " | ".join(line.strip() for line in lines)
+
+    def _watch(self, ended: threading.Event) -> None:
+        while not ended.wait(WATCH_SECONDS):
+            try:
+                self.rotate()
+            except (OSError, DormouseError) as error:
+                logger.warning("%s is not cut: %s", self.path, error)
