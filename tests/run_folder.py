@@ -82,7 +82,7 @@ class RunFolder:
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
         multiprocessing.util._run_finalizers()  # as at exit, while its temporary folder is there
-        self._watchdog.communicate(timeout=3 * SECONDS_MAX)
+        self._watchdog.communicate(timeout=9 * SECONDS_MAX)
         self._lock.close()
         for name, value in self._before.items():
             os.environ.pop(name)

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from dormouse.cli.deployed import Commits, restore_deployed
+from dormouse.cli.system import DryRun, Profile, Region, find
 from dormouse.cli.verbs import Session, plural, verb
 from dormouse.errors import InvalidInput
 
@@ -73,21 +75,42 @@ def backups(session: Session, place: Place) -> None:
 
 def restore(
     session: Session,
-    place: Place,
+    place: Annotated[
+        str | None, typer.Argument(help="Where backups are: a folder, or s3://bucket/prefix.")
+    ] = None,
     into: Annotated[
-        Path, typer.Option(help="The folder of the new instance, empty or not there.", show_default=False)
-    ],
+        Path | None, typer.Option(help="The folder of the new instance, empty or not there.")
+    ] = None,
     backup: Annotated[str | None, typer.Option(help="Which backup [the latest].")] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Try it beside that folder, and throw it away.")
     ] = False,
+    instance: Annotated[
+        str | None, typer.Option(help="Of a deployed instance, its id, like prod; with --to.")
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option(help="The moment to bring it back to, in UTC: '2026-11-20 14:00'.")
+    ] = None,
+    commits: Annotated[
+        Commits, typer.Option(help="With --to: what becomes of commit requests that wait in its queues.")
+    ] = "keep",
+    dry_run: DryRun = False,
+    region: Region = None,
+    profile: Profile = None,
 ) -> None:
-    """Make an instance of a backup, in a folder of its own; every byte is verified."""
+    """Make an instance of a backup, in a folder of its own; or bring a deployed one back to a moment."""
     from dormouse.cli.console import byte_size, progress
     from dormouse.embedded.restoring import restore as restored
 
+    if instance is not None or to is not None:
+        if instance is None or to is None or place is not None:
+            raise InvalidInput("a deployed instance is restored by --instance ID --to TIME, without a backup")
+        restore_deployed(session, find(instance, region, profile), to, commits, dry_run=dry_run)
+        return
+    if place is None or into is None:
+        raise InvalidInput("give a place with backups and --into FOLDER, or --instance ID --to TIME")
     with progress("restore", unit="objects") as moved:
-        made = restored(place, into, backup, check=check, progress=moved)
+        made = restored(place, into, backup, check=check or dry_run, progress=moved)
     session.show(
         made,
         lambda: (

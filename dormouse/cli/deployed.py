@@ -1,17 +1,21 @@
-"""`dormouse env` and `restore-objects`, of deployed instances."""
+"""`dormouse env`, `restore-objects` and `restore --to`, of deployed instances."""
 
 from __future__ import annotations
 
 import shlex
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from dormouse.cli.failures import say
-from dormouse.cli.system import DryRun, InstanceId, Profile, Region, find
+from dormouse.cli.system import DryRun, InstanceId, Profile, Region, find, told
 from dormouse.cli.verbs import Session, plural, verb
 
+if TYPE_CHECKING:
+    from dormouse.system.instance import DeployedInstance
+
+Commits = Literal["keep", "purge"]
 DatabaseRole = Literal["dormouse_read", "dormouse_run", "dormouse_owner"]
 
 
@@ -59,10 +63,7 @@ def restore_objects(
     from dormouse.cli.console import progress
     from dormouse.system.restore import restore_objects as restore
 
-    try:
-        moment = datetime.fromisoformat(since)
-    except ValueError:
-        raise typer.BadParameter(f"{since!r} is no time: write it like 2026-11-20T08:00:00Z") from None
+    moment = _moment(since)
     found = find(instance, region, profile)
     with progress("restore objects", unit="objects") as moved:
         report = restore(found, moment, dry_run=dry_run, progress=lambda count: moved(count, None))
@@ -73,3 +74,37 @@ def restore_objects(
         report,
         lambda: f"{plural(report.count, 'object')} deleted since {moment.astimezone(UTC):%F %T} UTC {verb_}",
     )
+
+
+def restore_deployed(
+    session: Session, instance: DeployedInstance, to: str, commits: Commits, *, dry_run: bool
+) -> None:
+    """What `dormouse restore --instance ID --to TIME` does."""
+    from dormouse.cli.console import progress
+    from dormouse.system.restore_database import restore_deployment
+
+    moment = _moment(to)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    ended, tell = told(session)
+    with progress("restore objects", unit="objects") as moved:
+        report = restore_deployment(
+            instance,
+            moment,
+            commits=commits,
+            dry_run=dry_run,
+            tell=tell,
+            ended=ended,
+            progress=lambda count: moved(count, None),
+        )
+    back = f"{plural(report.objects.count, 'object')} {'would come' if dry_run else 'came'} back"
+    after = f'Now set database.snapshot = "{report.snapshot}", deploy, and resume {instance.id}'
+    nothing = f"{instance.id}: nothing was changed"
+    session.show(report, lambda: f"{back}\n{nothing if dry_run else after}")
+
+
+def _moment(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no time: write it like 2026-11-20T08:00:00Z") from None

@@ -1,0 +1,156 @@
+"""`dormouse restore --instance ID --to TIME`: a snapshot of the database then, its objects, its queues."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from moto import mock_aws
+
+from dormouse.errors import InstanceError, InvalidInput
+from dormouse.system import database, restore_database
+from dormouse.system.instance import DeployedInstance
+from dormouse.system.pause import pause
+from dormouse.system.restore_database import restore_deployment
+from dormouse.system.steps import Clock
+from tests.deployed import REGION, Deployed, deploy
+
+Cli = Callable[..., tuple[int, str, str]]
+SOON = Clock(sleep=lambda seconds: None)
+
+
+@pytest.fixture
+def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
+    """Paused, with an object that was deleted and a message that waits."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    with mock_aws(config={"lambda": {"use_docker": False}}):
+        found = deploy()
+        s3 = found.client("s3")
+        s3.create_bucket(Bucket="data", CreateBucketConfiguration={"LocationConstraint": REGION})
+        s3.put_bucket_versioning(Bucket="data", VersioningConfiguration={"Status": "Enabled"})
+        s3.put_object(Bucket="data", Key="data/1/a", Body=b"a")
+        s3.delete_object(Bucket="data", Key="data/1/a")
+        pause(found.find(), wait=True, clock=SOON)
+        found.client("sqs").send_message(QueueUrl=found.queues[0], MessageBody="later")
+        monkeypatch.setattr(restore_database, "usable", backed_up)
+        yield found
+
+
+def backed_up(instance: DeployedInstance) -> Any:
+    """The cluster as RDS describes it, with backups of a day, for moto has them of this very second."""
+    now = datetime.now(UTC)
+    times = {"EarliestRestorableTime": now - timedelta(days=1), "LatestRestorableTime": now}
+    return {**database.usable(instance), **times}
+
+
+@pytest.fixture
+def moment() -> datetime:
+    """So lately that the object was deleted in the minute before it, as clocks differ."""
+    return datetime.now(UTC) - timedelta(seconds=1)
+
+
+def clusters(deployed: Deployed) -> list[str]:
+    found = deployed.client("rds").describe_db_clusters()["DBClusters"]
+    return [one["DBClusterIdentifier"] for one in found]
+
+
+def snapshots(deployed: Deployed) -> list[str]:
+    found = deployed.client("rds").describe_db_cluster_snapshots(SnapshotType="manual")["DBClusterSnapshots"]
+    return [one["DBClusterSnapshotArn"] for one in found]
+
+
+def waiting(deployed: Deployed) -> int:
+    names = ["ApproximateNumberOfMessages"]
+    found = deployed.client("sqs").get_queue_attributes(QueueUrl=deployed.queues[0], AttributeNames=names)
+    return int(found["Attributes"][names[0]])
+
+
+def objects(deployed: Deployed) -> list[str]:
+    return [one["Key"] for one in deployed.client("s3").list_objects_v2(Bucket="data").get("Contents", ())]
+
+
+def test_a_snapshot_of_the_moment_and_the_objects_are_there(deployed: Deployed, moment: datetime) -> None:
+    found = restore_deployment(deployed.find(), moment, clock=SOON)
+    assert snapshots(deployed) == [found.snapshot]
+    assert found.snapshot.startswith("arn:aws:rds:")
+    assert f"at-{moment:%Y%m%d%H%M%S}" in found.snapshot
+    assert clusters(deployed) == [deployed.cluster]
+    assert (found.objects.count, objects(deployed)) == (1, ["data/1/a"])
+    assert waiting(deployed) == 1
+    assert [step.outcome for step in found.steps] == ["done", "done", "done"]
+    # again, there is nothing left
+    again = restore_deployment(deployed.find(), moment, clock=SOON)
+    assert (again.snapshot, again.objects.count) == (found.snapshot, 0)
+    assert {step.outcome for step in again.steps} == {"already"}
+
+
+def test_what_waits_in_the_queues_is_purged_by_choice(deployed: Deployed, moment: datetime) -> None:
+    restore_deployment(deployed.find(), moment, commits="purge", clock=SOON)
+    assert waiting(deployed) == 0
+
+
+def test_a_dry_run_changes_nothing(deployed: Deployed, moment: datetime) -> None:
+    found = restore_deployment(deployed.find(), moment, commits="purge", dry_run=True, clock=SOON)
+    assert found.steps[0].outcome == "would"
+    assert found.objects.count == 1
+    assert (clusters(deployed), snapshots(deployed)) == ([deployed.cluster], [])
+    assert (objects(deployed), waiting(deployed)) == ([], 1)
+
+
+@pytest.mark.parametrize("operation", ["create_db_cluster_snapshot", "delete_db_cluster"])
+def test_what_was_interrupted_is_finished_by_another_run(
+    deployed: Deployed, moment: datetime, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    with monkeypatch.context() as patched:
+        instance = deployed.find()
+        ask = instance.aws.ask
+
+        def interrupted(service: str, called: str, **given: Any) -> bool:
+            if called == operation:
+                raise KeyboardInterrupt
+            return ask(service, called, **given)
+
+        patched.setattr(instance.aws, "ask", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            restore_deployment(instance, moment, clock=SOON)
+    assert len(clusters(deployed)) == 2
+    found = restore_deployment(deployed.find(), moment, clock=SOON)
+    assert (clusters(deployed), snapshots(deployed)) == ([deployed.cluster], [found.snapshot])
+
+
+def test_an_instance_that_runs_is_not_restored(deployed: Deployed, moment: datetime) -> None:
+    deployed.client("rds").start_db_cluster(DBClusterIdentifier=deployed.cluster)
+    with pytest.raises(InstanceError, match=r"must be paused.*dormouse pause --instance dev --wait"):
+        restore_deployment(deployed.find(), moment, clock=SOON)
+    assert clusters(deployed) == [deployed.cluster]
+
+
+def test_a_moment_that_the_backups_do_not_reach_is_refused(deployed: Deployed, moment: datetime) -> None:
+    with pytest.raises(InvalidInput, match="is to come"):
+        restore_deployment(deployed.find(), datetime.now(UTC) + timedelta(days=1))
+    with pytest.raises(InvalidInput, match="needs a zone"):
+        restore_deployment(deployed.find(), datetime(2026, 1, 1))
+    with pytest.raises(InvalidInput, match="reach from"):
+        restore_deployment(deployed.find(), moment - timedelta(days=8))
+    assert clusters(deployed) == [deployed.cluster]
+
+
+def test_the_command_says_what_is_next(deployed: Deployed, moment: datetime, cli: Cli) -> None:
+    to = f"{moment:%Y-%m-%d %H:%M:%S}"
+    on = ("restore", "--instance", "dev", "--region", REGION)
+    code, out, _ = cli(*on, "--to", to, "--dry-run")
+    assert code == 0
+    assert "nothing was changed" in out
+    code, out, _ = cli(*on, "--to", to)
+    assert code == 0
+    assert 'Now set database.snapshot = "arn:aws:rds:' in " ".join(out.split())
+    code, out, _ = cli(*on, "--to", to, "--json")
+    assert json.loads(out)["snapshot"] in snapshots(deployed)
+    for wrong in (("--to", "yesterday"), (), ("./backups", "--to", to)):
+        code, _, errors = cli(*on, *wrong)
+        assert code != 0
+        assert errors
