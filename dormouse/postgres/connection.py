@@ -15,10 +15,11 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 import psycopg
+from psycopg import errors
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
-from dormouse.errors import ConnectionsExhausted, InstanceError
+from dormouse.errors import ConnectionsExhausted, InstanceError, one_line
 from dormouse.postgres.opening import Connection, Unavailable, connect, describe, is_alive, parameters
 from dormouse.postgres.pool import Pool, PoolClosed, PoolTimeout
 from dormouse.postgres.queries import load
@@ -42,6 +43,9 @@ SESSION_SETTINGS = {
 
 CHECK_AFTER_IDLE_SECONDS = 1.0
 """A connection that rested longer is asked whether it is alive before it is lent again."""
+
+DAMAGES = (errors.DataCorrupted, errors.IndexCorrupted, errors.IoError, errors.UndefinedFile)
+"""A page that is not what was written, or that cannot be read; a file that is gone."""
 
 _QUERIES = load(__package__, "connection")
 
@@ -121,6 +125,11 @@ class ConnectionSupplier:
         conn = self._borrow(pool)
         try:
             yield conn
+        except DAMAGES as error:
+            raise InstanceError(
+                f"{describe(self._conninfo)} is damaged: {one_line(error)}; 'dormouse check' lists what is "
+                "lost, 'dormouse restore' brings it back from a backup"
+            ) from error
         finally:
             pool.give_back(conn)
 
