@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from dormouse.cli.deployed import Commits, restore_deployed
 from dormouse.cli.system import DryRun, Profile, Region, find
-from dormouse.cli.verbs import Session, plural, verb
+from dormouse.cli.verbs import Session, agreed, plural, verb
 from dormouse.errors import InvalidInput
 
 Place = Annotated[
@@ -141,15 +140,10 @@ def adopt(
 ) -> None:
     """Make a copied or restored database the owner of its object store; the owner of before is refused."""
     with session.open() as instance:
-        if instance.refusal is not None and not (yes or _agreed(str(instance.refusal))):
+        asked = f"{instance.refusal}. Adopt this one?"
+        if instance.refusal is not None and not (yes or agreed("adopt", asked)):
             raise InvalidInput("nothing was adopted")
         number = instance.adopt()
     session.show(
         {"incarnation": number}, lambda: f"this database owns the object store: incarnation {number}"
     )
-
-
-def _agreed(what: str) -> bool:
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise InvalidInput("--yes is needed to adopt, as nobody can be asked here")
-    return typer.confirm(f"{what}. Adopt this one?", err=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LIST, MAP, DataType
 from dormouse.model.values import value_of_text
 
+_DURATION = re.compile(r"(\d{1,6})([dhms])")
 _UNESCAPED_COLON = re.compile(r"(?<!\\):")
 
 
@@ -39,6 +41,15 @@ def parse_parameters(items: Sequence[str]) -> list[str] | dict[str, str]:
             f"parameter ${missing} is not given: number them from 1 on without a gap, or name all of them"
         )
     return found
+
+
+def parse_duration(text: str) -> timedelta:
+    """`7d`, `12h`, `30m`, `45s`."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise InvalidInput(f"duration {text!r}: write 7d, 12h, 30m or 45s")
+    unit = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}[found[2]]
+    return timedelta(**{unit: int(found[1])})
 
 
 def parse_field(text: str) -> Field:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dormouse.cli.parsing import parse_properties, parse_schema, parse_split_points
-from dormouse.cli.verbs import Session, TableName, plural, verb
+from dormouse.cli.verbs import Session, TableName, agreed, plural, verb
 from dormouse.errors import InvalidInput
 from dormouse.model.properties import TableProperties, allowed_values
 from dormouse.model.values import json_value
@@ -111,7 +110,7 @@ def drop(
         if dry_run:
             session.show(answer, lambda: f"would drop {what}")
             return
-        if not yes and not _agreed(what):
+        if not yes and not agreed(f"drop {what}", f"Drop {what}?"):
             raise InvalidInput("nothing was dropped")
         instance.drop_table(name)
         session.show(answer, lambda: f"dropped {what}")
@@ -251,9 +250,3 @@ def _summary(table: Table) -> Any:
         grid(("column", "type", "part"), columns),
         *[f"{name}={value}" for name, value in changed.items()],
     )
-
-
-def _agreed(what: str) -> bool:
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise InvalidInput(f"--yes is needed to drop {what}, as nobody can be asked here")
-    return typer.confirm(f"Drop {what}?", err=True)

@@ -119,6 +119,13 @@ def _options(function: Callable[..., Any]) -> list[inspect.Parameter]:
     return [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in given]
 
 
+def agreed(doing: str, question: str) -> bool:
+    """Asks a person, whether to do it; `InvalidInput` where there is none."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise InvalidInput(f"--yes is needed to {doing}, as nobody can be asked here")
+    return typer.confirm(question, err=True)
+
+
 def plural(number: int, noun: str) -> str:
     """The number with its noun: `1 file`, `2 files`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

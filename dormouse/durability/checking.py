@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 
 from dormouse.durability.listing import Listed, by_file
-from dormouse.durability.unknown import Known
+from dormouse.durability.unknown import Known, is_there
 from dormouse.errors import InvalidName, ObjectNotFound, PartitionNotFound, TableNotFound
 from dormouse.files.checks import FileChecks, TrackedFile
 from dormouse.files.own_tables import OwnTables
@@ -258,8 +258,7 @@ def unknown_objects(
 ) -> Iterator[Problem]:
     """Those that the database does not know now, and that are still there."""
     for name in known.unknown(names) if names else ():
-        # what was collected is forgotten when it is gone
-        if _is_there(objects, name):
+        if is_there(objects, name):
             detail = "the database does not know it: see dormouse orphans"
             yield Problem("object_unknown", table, None, name, detail)
 
@@ -269,15 +268,6 @@ def _size(objects: ObjectStore, name: str) -> int | None:
         return objects.size(name)
     except (ObjectNotFound, InvalidName):
         return None
-
-
-def _is_there(objects: ObjectStore, name: str) -> bool:
-    try:
-        return objects.size(name) >= 0
-    except ObjectNotFound:
-        return False
-    except InvalidName:  # of another program, which the store lists, and we could not make
-        return True
 
 
 def _twice(look: Callable[[], list[Problem]]) -> list[Problem]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
@@ -21,9 +21,13 @@ if TYPE_CHECKING:
     from dormouse.durability.backups import Backup
     from dormouse.durability.checking import CheckReport
     from dormouse.durability.maintaining import Maintained, Maintenance
+    from dormouse.durability.orphans import DeletedOrphans, Orphan, Orphans
+    from dormouse.durability.unknown import Known
 
 SHARES = 7
 """`maintain` checks one of so many shares of the tables a day."""
+
+OLDER_THAN = timedelta(days=7)
 
 
 class Durable:
@@ -126,26 +130,53 @@ class Durable:
         Raises `TableNotFound`.
         """
         from dormouse.durability.checking import Checker
-        from dormouse.durability.unknown import Known
 
         tables = self._catalog.tables() if table is None else [self._catalog.get(table)]
         if after is not None:
             tables = [one for one in tables if one.name > after]
-        known = Known(self._supplier, self._catalog, self._attempts)
-        checker = Checker(self._supplier, self._objects, known, deep=deep, progress=progress)
+        checker = Checker(self._supplier, self._objects, self._known, deep=deep, progress=progress)
         return checker.run(tables, rest=table is None, finished=finished)
 
     def _check_share(self) -> None:
         """A seventh of the tables, those of today; `CheckFailed` with what is not as it was written."""
         from dormouse.durability.checking import Checker
-        from dormouse.durability.unknown import Known
 
         today = datetime.now(UTC).toordinal() % SHARES
         tables = [one for one in self._catalog.tables() if int(one.uuid, 16) % SHARES == today]
-        known = Known(self._supplier, self._catalog, self._attempts)
-        report = Checker(self._supplier, self._objects, known).run(tables, rest=today == 0)
+        report = Checker(self._supplier, self._objects, self._known).run(tables, rest=today == 0)
         if report.problems:
             raise CheckFailed(report.problems)
+
+    def orphans(self, older_than: timedelta = OLDER_THAN) -> Iterator[Orphan]:
+        """The objects that the database does not know, and that were written so long ago; streamed.
+
+        They are of no table, no writer at work, no table that was dropped and waits for collection, and no
+        record of the instance.
+        """
+        return iter(self._orphans(older_than))
+
+    def delete_orphans(
+        self,
+        older_than: timedelta = OLDER_THAN,
+        progress: Callable[[int, int | None], object] = lambda done, total: None,
+    ) -> DeletedOrphans:
+        """Deletes what `orphans` gives, for ever; then there is no way back to another timeline.
+
+        `progress` is called with the objects done. Raises `InstanceIsACopy` and `InstanceTakenOver`.
+        """
+        self._check_writable()
+        return self._orphans(older_than).delete(progress)
+
+    def _orphans(self, older_than: timedelta) -> Orphans:
+        from dormouse.durability.orphans import Orphans
+
+        return Orphans(self._objects, self._known, self._ownership.adopted, older_than)
+
+    @property
+    def _known(self) -> Known:
+        from dormouse.durability.unknown import Known
+
+        return Known(self._supplier, self._catalog, self._attempts)
 
     def rounds(self) -> list[InstanceRound]:
         """How the last rounds ended that are of the instance: backups of the metadata, checks."""

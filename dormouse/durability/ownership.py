@@ -123,6 +123,12 @@ class Ownership:
         """The number of the database's incarnation."""
         return max((one.number for one in self._known() if one.confirmed), default=0)
 
+    @property
+    def adopted(self) -> int:
+        """The number of the incarnation that the last adoption began; 0: there was none."""
+        rows = run_lookup(self._supplier, rows_of(_QUERIES["adopted"]), operation="look at incarnations")
+        return int(rows[0][0])
+
     def adopt(self, instance_id: str) -> int:
         """Makes this database the owner, whoever was; gives the incarnation's number.
 

@@ -9,6 +9,10 @@ cross join (select oid from pg_database where datname = current_database()) d
 order by i.number desc
 limit %(limit)s;
 
+-- name: adopted
+-- The incarnation that the last adoption began; 0: none was adopted.
+select coalesce(max(number), 0) from incarnation where reason = 'adoption' and confirmed;
+
 -- name: has_files
 -- Whether any file is tracked, or ever was.
 select exists (select from tracked_file) or exists (select from applied_commit);

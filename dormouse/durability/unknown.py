@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dormouse.catalog import Catalog
-from dormouse.errors import TableNotFound
+from dormouse.errors import InvalidName, ObjectNotFound, TableNotFound
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.checks import FileChecks
 from dormouse.files.own_tables import OwnTables
 from dormouse.model.table import TableRecord
 from dormouse.model.text import is_text
+from dormouse.objects import ObjectStore
 from dormouse.objects.names import RECORDS
 from dormouse.postgres.connection import Supplier
 
@@ -56,3 +57,13 @@ class Known:
             return FileChecks(OwnTables(self._supplier, table)).unknown(names) if names else []
         except TableNotFound:  # dropped since: its own objects are to be deleted
             return [name for name in names if not name.startswith(table.object_prefixes)]
+
+
+def is_there(objects: ObjectStore, name: str) -> bool:
+    """Whether an object that was listed is still there: what was collected is forgotten when it is gone."""
+    try:
+        return objects.size(name) >= 0
+    except ObjectNotFound:
+        return False
+    except InvalidName:  # of another program: the store lists it, and no object of ours has such a name
+        return True

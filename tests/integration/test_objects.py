@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 import signal
 import threading
+from datetime import UTC, datetime, timedelta
 from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 
@@ -35,6 +36,13 @@ def staged_files(store: ObjectStore, tmp_path: Path) -> list[Path]:
     """What is in the staging area of either store."""
     area = Path(store.options["staging_dir"]) if store.options else tmp_path / "objects" / ".staging"
     return [path for path in area.rglob("*") if path.is_file()]
+
+
+def test_a_listing_has_times(store: ObjectStore) -> None:
+    store.put("a/b", b"xyz")
+    [(name, size, written_at)] = store.list_dated("a")
+    assert (name, size) == ("a/b", 3)
+    assert abs(datetime.now(UTC) - written_at) < timedelta(minutes=5)
 
 
 def test_an_object_is_read_back_as_it_was_put(store: ObjectStore) -> None:
