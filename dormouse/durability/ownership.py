@@ -48,6 +48,7 @@ KEPT = 100
 
 Reason = Literal["made", "start", "adoption"]
 _NAME = re.compile(rf"{FOLDER}/(\d{{1,18}})\.json")
+_ENDPOINT = re.compile(r"([^.]+)\.cluster-(?:ro-)?[^.-]+\.[^.]+\.rds\.amazonaws\.com(?:\.cn)?")
 _QUERIES = load(__file__, "ownership")
 
 
@@ -143,10 +144,12 @@ class Ownership:
     # ------------------------------------------------------------------ what the two say
 
     def _known(self) -> list[_Incarnation]:
-        work = rows_of(_QUERIES["incarnations"], {"limit": KEPT})
-        return [
-            _Incarnation(*row) for row in run_lookup(self._supplier, work, operation="look at incarnations")
-        ]
+        def work(conn: psycopg.Connection[Any]) -> list[Any]:
+            values = {"limit": KEPT, "cluster": cluster_of(conn.info.host)}
+            return conn.execute(_QUERIES["incarnations"].on(), values).fetchall()
+
+        rows = run_lookup(self._supplier, work, operation="look at incarnations")
+        return [_Incarnation(*row) for row in rows]
 
     def _last(self) -> int:
         """The number of the store's last incarnation; 0: none."""
@@ -211,7 +214,8 @@ class Ownership:
         def work(conn: psycopg.Connection[Any]) -> str:
             if reason == "adoption":
                 conn.execute(_QUERIES["forget_writers"].on())
-            row = conn.execute(_QUERIES["intend"].on(), {"number": number, "reason": reason}).fetchone()
+            values = {"number": number, "reason": reason, "cluster": cluster_of(conn.info.host)}
+            row = conn.execute(_QUERIES["intend"].on(), values).fetchone()
             assert row is not None  # noqa: S101 it is what was inserted
             return str(row[0])
 
@@ -230,6 +234,12 @@ class Ownership:
         run_transaction(self._supplier, rows_of(query, values), operation="confirm an incarnation")
         if ours and number > KEPT:
             self._objects.delete([_name_of(number - KEPT)])
+
+
+def cluster_of(host: str) -> str | None:
+    """The name of the Aurora cluster whose endpoint for writers or readers this is; None for other hosts."""
+    match = _ENDPOINT.fullmatch(host)
+    return None if match is None else match[1]
 
 
 def check_mark(instance_id: str, objects: ObjectStore, *, owned: bool = False) -> None:

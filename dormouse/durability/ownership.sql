@@ -1,11 +1,10 @@
 -- name: incarnations
 -- The last incarnations, the latest first, and whether each was made in this very database.
 select i.number, replace(i.incarnation_id::text, '-', ''), i.confirmed, i.reason,
-    (i.system_identifier, i.timeline, i.database_oid) = (s.system_identifier, c.timeline_id, d.oid)
+    (i.system_identifier, i.timeline, i.database_oid) = (d.system_identifier, d.timeline, d.database_oid)
+        and coalesce(i.cluster = %(cluster)s::text, true)
 from incarnation i
-cross join pg_control_system() s
-cross join pg_control_checkpoint() c
-cross join (select oid from pg_database where datname = current_database()) d
+cross join this_database() d
 order by i.number desc
 limit %(limit)s;
 
@@ -19,11 +18,8 @@ select exists (select from tracked_file) or exists (select from applied_commit);
 
 -- name: intend
 -- An incarnation that the store does not have yet; gives its UUID.
-insert into incarnation (number, reason, system_identifier, timeline, database_oid)
-select %(number)s, %(reason)s, s.system_identifier, c.timeline_id, d.oid
-from pg_control_system() s
-cross join pg_control_checkpoint() c
-cross join (select oid from pg_database where datname = current_database()) d
+insert into incarnation (number, reason, cluster, system_identifier, timeline, database_oid)
+select %(number)s, %(reason)s, %(cluster)s::text, d.* from this_database() d
 returning replace(incarnation_id::text, '-', '');
 
 -- name: confirm

@@ -41,10 +41,7 @@ select to_regclass('incarnation') is not null;
 -- name: note_copy
 -- A database that has no incarnation to tell by is a copy, too.
 insert into incarnation (number, reason, system_identifier, timeline, database_oid)
-select 0, 'copy', s.system_identifier, c.timeline_id, d.oid
-from pg_control_system() s
-cross join pg_control_checkpoint() c
-cross join (select oid from pg_database where datname = current_database()) d
+select 0, 'copy', d.* from this_database() d
 where not exists (select from incarnation)
     and exists (
         select from migration

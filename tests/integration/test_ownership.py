@@ -331,3 +331,56 @@ def test_the_command_line_adopts_when_it_is_told_to(
     assert cli("gc", "t", *where)[0] == 0
     code, _, said = cli("adopt", "--yes", *where)
     assert (code, "nothing to adopt" in said) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("host", "cluster"),
+    [
+        ("prod.cluster-c0abcdefghij.eu-west-1.rds.amazonaws.com", "prod"),
+        ("prod.cluster-ro-c0abcdefghij.eu-west-1.rds.amazonaws.com", "prod"),
+        ("prod.cluster-c0abcdefghij.cn-north-1.rds.amazonaws.com.cn", "prod"),
+        ("mine.cluster-custom-c0abcdefghij.eu-west-1.rds.amazonaws.com", None),
+        ("prod-writer.c0abcdefghij.eu-west-1.rds.amazonaws.com", None),
+        ("prod.proxy-c0abcdefghij.eu-west-1.rds.amazonaws.com", None),
+        ("localhost", None),
+    ],
+)
+def test_a_cluster_of_aurora_is_told_by_its_endpoint(host: str, cluster: str | None) -> None:
+    assert ownership.cluster_of(host) == cluster
+
+
+def test_a_clone_with_all_of_the_original_but_its_endpoint_is_a_copy(
+    dsn: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Aurora may clone: the same system identifier, timeline, and database."""
+    monkeypatch.setattr(ownership, "cluster_of", lambda host: "prod")
+    with dm.connect(dsn, url):
+        pass
+    monkeypatch.setattr(ownership, "cluster_of", lambda host: "clone")
+    with dm.connect(dsn, url) as instance:
+        assert isinstance(instance.refusal, InstanceIsACopy)
+    for same in ("prod", None):
+        monkeypatch.setattr(ownership, "cluster_of", lambda host, same=same: same)
+        with dm.connect(dsn, url) as instance:
+            assert instance.refusal is None
+
+
+def test_what_a_managed_server_does_not_tell_is_left_out(dsn: str, url: str) -> None:
+    """Whoever may not call pg_control_system: the store's incarnation alone tells then."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("create role plain nologin")
+        try:
+            for name in ("pg_control_system()", "pg_control_checkpoint()"):
+                conn.execute(f"revoke execute on function {name} from public")
+            with dm.connect(dsn, url):
+                pass
+            conn.execute("grant usage on schema dormouse to plain")
+            conn.execute("set role plain")
+            found = conn.execute("select system_identifier, timeline from dormouse.this_database()")
+            assert found.fetchall() == [(0, 0)]
+        finally:
+            conn.execute("reset role")
+            for name in ("pg_control_system()", "pg_control_checkpoint()"):
+                conn.execute(f"grant execute on function {name} to public")
+            conn.execute("drop owned by plain")
+            conn.execute("drop role plain")
