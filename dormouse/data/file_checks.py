@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dormouse.data.arrow_schema import check_columns
+from dormouse.data.digests import digest_of_object
 from dormouse.data.object_access import parquet_object
 from dormouse.data.region_sketches import load_sketches
 from dormouse.errors import InvalidData, ObjectNotFound
@@ -33,19 +34,25 @@ class Written:
     row_count: int | None
     min_key: bytes | None
     max_key: bytes | None
+    digest: bytes | None
     region: Region | None
 
 
 def file_problems(store: ObjectStore, name: str, schema: Schema, written: Written) -> list[Found]:
-    """What is not as it was written, in bounded memory; every page is read. Raises `ObjectNotFound`."""
+    """What is not as it was written, in bounded memory; every byte is read. Raises `ObjectNotFound`."""
     read = _Read(schema)
+    if written.digest is not None:
+        digest = digest_of_object(store, name)[1]
+        if digest != written.digest:
+            detail = f"its digest is {digest.hex()}, and was {written.digest.hex()} when it was written"
+            read.found.append(("object_digest", detail))
     try:
         with parquet_object(store, name, verify=True) as file:
             check_columns(file.schema_arrow, schema)
             for number in range(file.num_row_groups):
                 read.row_group(file, number)
     except InvalidData as error:
-        return [("object_unreadable", str(error))]
+        return [*read.found, ("object_unreadable", str(error))]
     return [*read.found, *_counts_and_keys(read, schema, written), *_sketches(store, name, schema, read)]
 
 

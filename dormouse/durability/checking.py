@@ -239,7 +239,9 @@ class _Reader:
     def problems(self, file: TrackedFile) -> list[Problem]:
         from dormouse.data.file_checks import Written, file_problems
 
-        written = Written(file.row_count, file.min_key, file.max_key, self._region(file.partition_id))
+        written = Written(
+            file.row_count, file.min_key, file.max_key, file.digest, self._region(file.partition_id)
+        )
         found = file_problems(self._objects, file.filename, self._table.schema, written)
         return [
             Problem(kind, self._table.name, file.partition_id, file.filename, detail)

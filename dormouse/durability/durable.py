@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dormouse.catalog import Catalog
 from dormouse.durability.instance_rounds import InstanceRound, InstanceRounds
 from dormouse.durability.ownership import Ownership
-from dormouse.errors import CheckFailed, InstanceReadOnly, InvalidInput
+from dormouse.errors import CheckFailed, InstanceReadOnly, InvalidInput, TableNotFound
 from dormouse.files.attempts import WriteAttempts
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
@@ -135,7 +135,10 @@ class Durable:
         if after is not None:
             tables = [one for one in tables if one.name > after]
         checker = Checker(self._supplier, self._objects, self._known, deep=deep, progress=progress)
-        return checker.run(tables, rest=table is None, finished=finished)
+        report = checker.run(tables, rest=table is None, finished=finished)
+        if table is not None and tables and not report.tables:
+            raise TableNotFound(f"table {table!r} does not exist any more")
+        return report
 
     def _check_share(self) -> None:
         """A seventh of the tables, those of today; `CheckFailed` with what is not as it was written."""

@@ -43,6 +43,7 @@ class TrackedFile:
     row_count: int | None
     min_key: bytes | None
     max_key: bytes | None
+    digest: bytes | None
     references: int
     partition_id: str | None
 
