@@ -47,10 +47,10 @@ def take(folder: Path, deadline: float, in_sight: Callable[[], bool]) -> int | N
     won = False
     try:
         while not (won := try_lock(lease)):
-            if in_sight():
-                return None
             holder = _read(lease)
-            elsewhere = (holder.boot, holder.namespace) not in {("", ""), (_boot(), _namespace())}
+            elsewhere = _is_elsewhere(holder)
+            if not elsewhere and in_sight():
+                return None
             if time.monotonic() > (soon if elsewhere else max(soon, deadline)):
                 raise _locked(folder, holder)
             time.sleep(POLL_SECONDS)
@@ -59,6 +59,15 @@ def take(folder: Path, deadline: float, in_sight: Callable[[], bool]) -> int | N
     finally:
         if not won:
             close_lock(lease)
+
+
+def is_held_elsewhere(folder: Path) -> bool:
+    """Whether what its postmaster.pid says is of no meaning here: process ids are of another namespace."""
+    lease = open_lock(folder / NAME)
+    try:
+        return not try_lock(lease) and _is_elsewhere(_read(lease))
+    finally:
+        close_lock(lease)
 
 
 def sign(lease: int, pid: int) -> None:
@@ -85,6 +94,10 @@ def _read(lease: int) -> Holder:
         return Holder(**json.loads(os.pread(lease, CONTENT_BYTES_MAX, 0)))
     except (ValueError, TypeError):  # its starter was killed before it signed
         return Holder()
+
+
+def _is_elsewhere(holder: Holder) -> bool:
+    return (holder.boot, holder.namespace) not in {("", ""), (_boot(), _namespace())}
 
 
 def _locked(folder: Path, holder: Holder) -> InstanceLocked:

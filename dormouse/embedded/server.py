@@ -83,7 +83,7 @@ class Server:
             self._create(durable=options.get("fsync") != "off")
         self._check_version()
         while True:
-            if not self.is_running():
+            if not self.is_running() or running.is_held_elsewhere(self.data.parent):
                 lease = running.take(self.data.parent, deadline, self.is_running)
                 if lease is not None:
                     self._spawn(lease, options)
@@ -284,10 +284,11 @@ def _is_alive(process: psutil.Process) -> bool:
 def _works_in(process: psutil.Process, folder: Path) -> bool:
     """PostgreSQL's processes have the data directory as their working directory."""
     try:
-        return Path(process.cwd()) == folder
-    except psutil.AccessDenied:
-        return bool(process.name() == "postgres")
-    except psutil.Error:
+        with suppress(psutil.AccessDenied):
+            return Path(process.cwd()) == folder
+        # in a container root may not look; others' servers are none of this folder
+        return bool(process.name() == "postgres" and process.uids().effective == folder.stat().st_uid)
+    except (psutil.Error, OSError):
         return False
 
 

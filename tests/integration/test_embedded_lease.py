@@ -119,6 +119,16 @@ def test_another_host_s_lease_is_told_with_its_holder(server_folder: Path) -> No
     assert pid_file.exists()
 
 
+def test_a_process_that_has_another_host_s_number_is_not_taken_for_its_server(server_folder: Path) -> None:
+    """As in two containers with a server each, where root may not see what a process works on."""
+    holder = running.Holder("north", "b00t", "pid:[7]", 42, "2026-11-20T14:00:00+00:00")
+    with other_process(server_folder) as other:
+        assert said(other) == "started"
+        (server_folder / running.NAME).write_text(json.dumps(vars(holder)))
+        with pytest.raises(InstanceLocked, match="runs on host north"):
+            EmbeddedPostgres(server_folder).start()
+
+
 def test_a_lease_that_is_not_signed_is_waited_for(
     server_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
