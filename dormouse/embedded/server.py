@@ -120,7 +120,8 @@ class Server:
         if (folder / "objects").is_dir() and any((folder / "objects").iterdir()):
             raise InstanceError(
                 f"the database of {folder} is gone ({self.data}), its objects are there: bring it back with "
-                f"'dormouse restore-metadata {folder}' or from a backup with 'dormouse restore'"
+                f"'dormouse restore-metadata {folder}' or from a backup with 'dormouse restore'; with a "
+                "PostgreSQL of your own, set DORMOUSE_DSN"
             )
 
     def _create(self, *, durable: bool) -> None:

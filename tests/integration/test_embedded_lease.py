@@ -74,6 +74,33 @@ def test_a_server_in_a_container_is_left_alone(server_folder: Path, elsewhere: l
         assert not server.joined
 
 
+ALONE = """
+import os, sys, time
+from dormouse.embedded.postgres import EmbeddedPostgres
+from dormouse.errors import InstanceLocked
+opened = 0
+for _ in range(40):
+    try:
+        with EmbeddedPostgres(sys.argv[1]):
+            os.mkdir(sys.argv[1] + "/alone")
+            opened += 1
+            os.rmdir(sys.argv[1] + "/alone")
+    except InstanceLocked:
+        pass
+    if opened == 2:
+        break
+print(opened)
+"""
+
+
+def test_namespaces_that_race_for_a_folder_have_it_one_after_the_other(
+    tmp_path: Path, elsewhere: list[str]
+) -> None:
+    command = [*elsewhere, sys.executable, "-c", ALONE, str(tmp_path / "lake")]
+    racers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [one.communicate(timeout=60)[0] for one in racers] == ["2\n"] * 3
+
+
 def test_a_killed_container_leaves_the_folder_to_others(server_folder: Path, elsewhere: list[str]) -> None:
     command = [*elsewhere, "--kill-child", sys.executable, "-c", OTHER_PROCESS, str(server_folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
