@@ -98,7 +98,7 @@ def read_file(
 
 
 def _parquet(file: Path, schema: Schema, row_groups: Sequence[int] | None) -> Iterator[pa.RecordBatch]:
-    with pq.ParquetFile(file, memory_map=True) as parquet:
+    with pq.ParquetFile(file, memory_map=True, page_checksum_verification=True) as parquet:
         check_columns(parquet.schema_arrow, schema)
         row = _first_row(parquet.metadata, row_groups)
         for batch in parquet.iter_batches(BATCH_ROWS, row_groups=row_groups, use_threads=False):

@@ -269,6 +269,17 @@ def test_bad_data_is_one_clear_line_and_leaves_nothing(
         assert list(temporary.iterdir()) == []
 
 
+def test_a_page_whose_checksum_is_wrong_is_not_taken_in(table: TableContext, tmp_path: Path) -> None:
+    path = tmp_path / "rotten.parquet"
+    pq.write_table(flights(500), path, write_page_checksum=True, compression="none", use_dictionary=False)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1  # a value: without the checksum it would be another, without a word
+    path.write_bytes(data)
+    with pytest.raises(InvalidData, match=r"rotten\.parquet.*CRC"):
+        ingest(table, path)
+    check_untouched(table)
+
+
 def test_csv_cannot_hold_lists(table: TableContext, tmp_path: Path) -> None:
     (tmp_path / "flights.csv").write_text("carrier,flight,time,delay,tags\n")
     with pytest.raises(InvalidData, match=r"flights\.csv.*'tags' is list.*Parquet"):
