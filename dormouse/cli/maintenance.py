@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -108,6 +109,9 @@ def maintain(
     every: Annotated[
         float, typer.Option(min=0.1, max=86_400, help="Seconds between looks for something to do.")
     ] = 30.0,
+    metrics: Annotated[
+        Path | None, typer.Option(help="A file for Prometheus' textfile collector, written each time.")
+    ] = None,
 ) -> None:
     """Split, compact and collect all tables, until Ctrl-C or SIGTERM; once a day back up the metadata.
 
@@ -116,7 +120,7 @@ def maintain(
     with session.open() as instance, stop_on_signals() as stop:
         if not once:
             say(f"tables are maintained every {every:g} s; Ctrl-C ends it")
-        done = instance.maintain(once, stop=stop, cycle_seconds=every, tell=say)
+        done = instance.maintain(once, stop=stop, cycle_seconds=every, tell=say, metrics=metrics)
     session.show(
         done,
         lambda: (

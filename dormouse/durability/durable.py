@@ -89,12 +89,14 @@ class Durable:
         stop: Event | None = None,
         cycle_seconds: float = 30.0,
         tell: Callable[[str], object] = lambda line: None,
+        metrics: Path | None = None,
     ) -> Maintenance:
         """Splits, compacts and collects all tables until `stop` is set, or `once`; gives what was done.
 
         Once a day it writes a backup of the metadata into the object store of an instance in a folder, of
         which the last `DORMOUSE_METADATA_BACKUPS` are kept, and checks a seventh of the tables. What fails is
-        remembered and told, and holds up nothing else.
+        remembered and told, and holds up nothing else. After each cycle the file `metrics` has what is left
+        to do and what fails, as Prometheus reads it.
 
         Raises `InstanceLocked` when another process does it.
         """
@@ -108,7 +110,14 @@ class Durable:
                 self._objects, self._ownership.number, base_backup, keep=self._metadata_backups
             )
         daily["check"] = self._check_share
-        maintainer = Maintainer(self._supplier, self.tables, daily, tell)
+
+        def after_cycle(done: Maintenance) -> None:
+            from dormouse.durability.maintenance_metrics import write_metrics
+
+            if metrics is not None:
+                write_metrics(metrics, (one.status() for one in self.tables()), self.rounds(), done)
+
+        maintainer = Maintainer(self._supplier, self.tables, daily, tell, after_cycle)
         maintainer.run(Event() if stop is None else stop, once=once, cycle_seconds=cycle_seconds)
         return maintainer.done
 

@@ -32,6 +32,7 @@ class Maintained(Protocol):
     def split(self) -> Any: ...
     def compact(self) -> Any: ...
     def collect_garbage(self) -> Any: ...
+    def status(self) -> Any: ...
 
 
 @dataclass(slots=True)
@@ -55,7 +56,9 @@ class Maintainer:
         tables: Callable[[], Sequence[Maintained]],
         daily: Mapping[str, Callable[[], object]],
         tell: Callable[[str], object] = lambda line: None,
+        after_cycle: Callable[[Maintenance], object] = lambda done: None,
     ) -> None:
+        self._after_cycle = after_cycle
         self._rounds = InstanceRounds(supplier)
         self._tables = tables
         self._daily = daily
@@ -67,8 +70,9 @@ class Maintainer:
         """Until `stop` is set, or once. Raises `InstanceReadOnly`, `InstanceLocked` if another does it."""
         with self._rounds.alone():
             while not stop.is_set():
-                self._cycle(stop, all_is_due=once)
+                self._try("maintenance", lambda: self._cycle(stop, all_is_due=once))
                 self.done.cycles += 1
+                self._try("metrics", lambda: self._after_cycle(self.done))
                 if once:
                     return
                 stop.wait(cycle_seconds)

@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 import dormouse as dm
 from dormouse.durability import metadata_backups
 from dormouse.durability.metadata_backups import KIND
 from dormouse.embedded.restoring import restore_metadata
-from dormouse.errors import InstanceLocked, InstanceReadOnly, InvalidInput, NotAnInstance
+from dormouse.errors import InstanceError, InstanceLocked, InstanceReadOnly, InvalidInput, NotAnInstance
 from dormouse.instance import Instance
+from dormouse.table import Table
 from tests.state import query, wait_until
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
@@ -76,8 +78,8 @@ def test_all_tables_are_kept_up_and_what_fails_holds_up_nothing(tmp_path: Path) 
         assert damaged.name in told[0]
         assert instance.table("b").status().files == 1
         assert keys(instance, "c") == sorted(10 * number + n for number in range(5) for n in range(3))
-        [last] = instance.rounds()
-        assert (last.kind, last.error) == (KIND, None)
+        [check, last] = instance.rounds()
+        assert (check.kind, last.kind, last.error) == ("check", KIND, None)
         assert last.well_at == last.ended_at
 
 
@@ -113,13 +115,13 @@ def test_a_backup_that_fails_is_told_and_tried_again_after_an_hour(
         for _ in range(2):
             done = instance.maintain(once=True)
         assert done.failed == 0
-        [last] = instance.rounds()
+        last = instance.rounds()[-1]
         assert "No space left" in str(last.error)
         assert last.well_at is None
         instance._base_backup = works
         query(instance._supplier, "update instance_round set ended_at = ended_at - interval '1 hour'")
         instance.maintain(once=True)
-        assert instance.rounds()[0].error is None
+        assert instance.rounds()[-1].error is None
         assert len(backup_times(instance)) == 1
 
 
@@ -143,6 +145,42 @@ def test_one_process_maintains_an_instance(tmp_path: Path) -> None:
             thread.join(10)
         assert not thread.is_alive()
         other.maintain(once=True)
+
+
+def test_what_is_left_and_what_fails_is_told_to_prometheus(tmp_path: Path) -> None:
+    found: dict[str, float] = {}
+    with dm.local(tmp_path / "lake") as instance:
+        fill(instance, "bad")
+        damage(instance, "bad")
+        instance.maintain(once=True, metrics=tmp_path / "dormouse.prom")
+    for family in text_string_to_metric_families((tmp_path / "dormouse.prom").read_text()):
+        for sample in family.samples:
+            found[" ".join([sample.name, *map(str, sample.labels.values())])] = sample.value
+    assert found["dormouse_table_files bad"] == 2
+    assert found["dormouse_round_failing compaction bad"] == 1
+    assert found[f"dormouse_round_failing {KIND} "] == 0
+    assert found[f"dormouse_round_well_timestamp_seconds {KIND}"] > 1e9
+    assert found["dormouse_maintenance_failures"] >= 1
+
+
+def test_a_cycle_that_finds_no_database_is_followed_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    stop = threading.Event()
+    with dm.local(tmp_path / "lake") as instance:
+        fill(instance, "t")
+        tables, looks = instance.tables, iter(range(2))
+
+        def listed() -> list[Table]:
+            if next(looks, None) is not None:
+                raise InstanceError("the database is away")
+            stop.set()
+            return tables()
+
+        monkeypatch.setattr(instance, "tables", listed)
+        done = instance.maintain(stop=stop, cycle_seconds=0.01, tell=told.append)
+        assert (done.cycles, told) == (3, ["maintenance: the database is away"] * 2)
 
 
 def test_what_may_only_be_read_is_not_maintained(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ HOMES = {
     "fastapi": {"service"},
     "starlette": {"service"},
     "uvicorn": {"service"},
-    "prometheus_client": {"service"},
+    "prometheus_client": {"durability", "service"},
     "datafusion": {"data", "query"},
     "datasketches": {"data", "query"},
     "pyspark": {"spark"},

@@ -1,0 +1,49 @@
+"""What maintenance leaves behind and what fails, as a file for the textfile collector of Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from dormouse.durability.instance_rounds import InstanceRound
+from dormouse.durability.maintaining import Maintenance
+from dormouse.errors import not_installed
+
+_OF_A_TABLE = {
+    "files": "Files that are referred to.",
+    "references": "References of files in partitions.",
+    "unreferenced_files": "Files that wait for collection.",
+    "compaction_jobs": "Compaction jobs that are not done.",
+    "jobs_given_up": "Compaction jobs that were given up.",
+}
+
+
+def write_metrics(
+    path: Path, tables: Iterable[Any], rounds: Iterable[InstanceRound], done: Maintenance
+) -> None:
+    """Replaces the file as a whole; `tables` are their status. Raises `DependencyMissing`, `OSError`."""
+    try:
+        from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+    except ImportError:
+        raise not_installed("prometheus-client", "service") from None
+    registry = CollectorRegistry()
+
+    def gauge(name: str, what: str, *labels: str) -> Any:
+        return Gauge(f"dormouse_{name}", what, labels, registry=registry)
+
+    gauge("maintenance_cycles", "Cycles since the process began.").set(done.cycles)
+    gauge("maintenance_failures", "What failed since the process began.").set(done.failed)
+    numbers = {name: gauge(f"table_{name}", what, "table") for name, what in _OF_A_TABLE.items()}
+    failing = gauge("round_failing", "Whether the last round failed.", "table", "kind")
+    well = gauge("round_well_timestamp_seconds", "When one of the instance went well last.", "kind")
+    for table in tables:
+        for name, one in numbers.items():
+            one.labels(table.name).set(getattr(table, name))
+        for last in table.rounds:
+            failing.labels(table.name, last.kind).set(last.error is not None)
+    for each in rounds:
+        failing.labels("", each.kind).set(each.error is not None)
+        if each.well_at is not None:
+            well.labels(each.kind).set(each.well_at.timestamp())
+    write_to_textfile(str(path), registry)
