@@ -54,7 +54,11 @@ def add_file(
         for partition_id in partition_ids
     )
     file = FileWithReferences(
-        filename=name, references=references, byte_count=facts.byte_count, row_count=facts.row_count
+        filename=name,
+        references=references,
+        byte_count=facts.byte_count,
+        row_count=facts.row_count,
+        digest=facts.digest,
     )
     context.store.add_files_with_references([file])
     return name

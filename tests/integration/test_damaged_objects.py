@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from query_lake import Lake, sql
 
-from dormouse.errors import ObjectDamaged
+from dormouse.errors import ObjectDamaged, ObjectNotFound
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG, STRING
+from dormouse.objects import ObjectStore
 from dormouse.query.executor import query
 from dormouse.sql.views import opened
 
@@ -90,6 +91,43 @@ def test_a_size_that_is_not_known_is_not_checked(lake: Lake, read: Reader) -> No
     replaced(lake, lake.table([{"k": 2, "v": "another"}]))
     unknown_sizes(lake)
     assert len(read(lake)) == 1
+
+
+@pytest.mark.parametrize("read", [by_query, by_scan, by_sql])
+def test_an_object_in_s3_is_held_against_its_size_once(
+    dsn: str, supplier: Any, tmp_path: Path, s3_store: ObjectStore, read: Reader
+) -> None:
+    sizes = Sizes(s3_store)
+    lake = Lake(dsn, supplier, tmp_path, SCHEMA, objects=sizes)
+    lake.add([{"k": k, "v": str(k)} for k in range(100)])
+    sizes.asked.clear()
+    for _ in range(3):
+        assert read(lake)
+    assert len(sizes.asked) == 1
+    [other] = lake.add([{"k": k, "v": "another"} for k in range(7)])
+    other_bytes = s3_store.get(other)
+    s3_store.delete([other])
+    s3_store.put(other, other_bytes + b"more")
+    with pytest.raises(ObjectDamaged, match=other):
+        read(lake)
+    s3_store.delete([other])
+    with pytest.raises(ObjectNotFound, match=other):
+        read(lake)
+
+
+class Sizes:
+    """A store that notes whose sizes are asked for."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self.asked: list[str] = []
+
+    def size(self, name: str) -> int:
+        self.asked.append(name)
+        return self._store.size(name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
 
 
 FOREIGN = [
