@@ -189,6 +189,7 @@ class Server:
             "unix_socket_directories": f'"{place if sockets == self.data else sockets}"',
             "listen_addresses": "",
             "port": "5432",
+            "dormouse.folder": str(self.data.parent),  # for those who look at the list of processes
             **options,
         }
         arguments = [f"--{name}={value}" for name, value in settings.items()]
