@@ -9,7 +9,7 @@ from dormouse.context import TableContext
 from dormouse.data.datafusion_session import panics_as_errors
 from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError, InvalidQuery
-from dormouse.query.file_checks import check_readable, check_there
+from dormouse.query.file_checks import check_bytes, check_there
 from dormouse.query.planner import Scan
 
 MEMORY_BYTES_MAX = 2 * 1024**3
@@ -52,8 +52,7 @@ def _failure(context: TableContext, scans: Sequence[Scan], error: Exception) -> 
         return DormouseError(f"the query needs more than the {MEMORY_BYTES_MAX:,} bytes of memory it may use")
     try:
         check_there(context, scans)
-        for scan in scans:
-            check_readable(context, scan)
+        check_bytes(context, scans)
     except DormouseError as found:
         return found
     return InvalidQuery(f"the query of table {context.table.name!r} failed: {text}")

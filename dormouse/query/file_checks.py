@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from dormouse.context import TableContext
-from dormouse.data.arrow_schema import check_columns
+from dormouse.data import arrow_schema
+from dormouse.data.digests import digest_of_object
 from dormouse.data.object_access import open_parquet
 from dormouse.errors import InvalidData, ObjectDamaged, ObjectNotFound, one_line
 from dormouse.query.planner import Scan
@@ -77,13 +78,32 @@ def check_there(context: TableContext, scans: Iterable[Scan]) -> None:
         _check_size(context, scan)
 
 
-def check_readable(context: TableContext, scan: Scan, *, pages: bool = True) -> None:
-    """Reads a file; `FileGone` or `ObjectDamaged` when that fails, or its columns are not the table's."""
+def check_bytes(context: TableContext, scans: Sequence[Scan]) -> None:
+    """Reads files at which an engine failed; `FileGone` or `ObjectDamaged` for the first that is at fault."""
+    files = context.store.files_in({scan.partition_id for scan in scans})
+    digests = {file.filename: file.digest for file in files}
+    for scan in scans:
+        digest = digests.get(scan.filename)
+        if digest is None:
+            check_columns(context, scan, pages=True)
+            continue
+        with _naming(context, scan):
+            if digest_of_object(context.objects, scan.filename)[1] != digest:
+                raise damaged(context, scan, "has not the bytes that were written")
+
+
+def check_columns(context: TableContext, scan: Scan, *, pages: bool = False) -> None:
+    """`FileGone`, or `ObjectDamaged` when a file's columns are not the table's, or it cannot be read."""
+    with _naming(context, scan), open_parquet(context.objects, scan.filename) as file:
+        arrow_schema.check_columns(file.schema_arrow, context.schema)
+        for _ in file.iter_batches() if pages else ():
+            pass
+
+
+@contextmanager
+def _naming(context: TableContext, scan: Scan) -> Iterator[None]:
     try:
-        with open_parquet(context.objects, scan.filename) as file:
-            check_columns(file.schema_arrow, context.schema)
-            for _ in file.iter_batches() if pages else ():
-                pass
+        yield
     except ObjectNotFound as error:
         raise FileGone(scan.filename, context.table.name) from error
     except (InvalidData, pa.ArrowException, KeyError, OSError) as error:

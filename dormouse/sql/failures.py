@@ -15,7 +15,8 @@ INTERRUPTED = "the query was interrupted"
 _POSITION = re.compile(r"\n*^LINE \d+:", re.MULTILINE)
 _CARET = re.compile(r"^LINE (\d+): (.*)\n( *)\^", re.MULTILINE)
 _KIND = re.compile(r"^(?:TransactionContext Error: )?(?:(\w[\w ]*) Error: )?")
-_MAY_BE_FILES = {"IO", "HTTP", "Invalid Input", "Serialization", "Binder", "Conversion"}
+_MAY_BE_FILES = {"IO", "HTTP", "Invalid Input", "Serialization", "Binder", None}
+"""Kinds of what it complains of; of a page that ends too soon it tells none."""
 _SETTING = re.compile(r'\n?Use "?SET [^\n]*')
 """Advice that no statement can follow: settings are locked."""
 _DISK_FULL = ("No space left on device", "max_temp_directory_size")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from dormouse.context import TableContext
 from dormouse.data.transform import Transform, quoted
 from dormouse.errors import InvalidQuery, ObjectNotFound, ObjectStoreError
 from dormouse.model.region import Range
-from dormouse.query.file_checks import FileGone, check_readable, checked_sizes
+from dormouse.query.file_checks import FileGone, check_bytes, check_columns, checked_sizes
 from dormouse.query.interruption import Interruption
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import PlanSummary, QueryPlan, Scan
@@ -48,8 +49,8 @@ MORE_FILES = 8
 """A limit that the first files do not fill is tried on so many times as many."""
 FIRST_ROWS = 10_000
 """As many as this have the first keys of files of which rows are merged."""
-COLUMNS_CHECKED_MAX = 1_000
-"""Files whose columns are looked at after a failure: DuckDB takes those of the first for all."""
+COLUMNS_CHECKED_MAX, BYTES_CHECKED_MAX = 1_000, 1 << 28
+"""Files whose columns, and bytes that are read, when DuckDB fails at something and names no file."""
 _DUCKDBS = re.compile(r"[./\\:]|^(duckdb|pg|pragma|sqlite)_", re.IGNORECASE)
 """Names of files, and of DuckDB's own views."""
 Reads = Mapping[str, Sequence[Scan]]
@@ -309,16 +310,19 @@ def _check_sums(context: TableContext, error: InvalidQuery) -> None:
 
 
 def _check_files(context: TableContext, scans: Sequence[Scan], error: ReadFailed) -> None:
-    """`FileGone` or `ObjectDamaged` for a file that DuckDB names, or whose columns it has not found."""
+    """`FileGone` or `ObjectDamaged` for a file that DuckDB names, or one of the first, if it names none."""
     said = unquote(str(error))
-    for scan in scans:
-        if scan.filename in said:
-            check_readable(context, scan)
-            raise ObjectStoreError(
-                f"file {scan.filename!r} of table {context.table.name!r} cannot be read: {error}"
-            ) from error
+    if named := [scan for scan in scans if scan.filename in said]:
+        check_bytes(context, named)
+        raise ObjectStoreError(
+            f"file {named[0].filename!r} of table {context.table.name!r} cannot be read: {error}"
+        ) from error
     for scan in scans[:COLUMNS_CHECKED_MAX]:
-        check_readable(context, scan, pages=False)
+        check_columns(context, scan)
+    sizes = accumulate(scan.byte_count or 0 for scan in scans[:COLUMNS_CHECKED_MAX])
+    check_bytes(
+        context, [scan for scan, size in zip(scans, sizes, strict=False) if size <= BYTES_CHECKED_MAX]
+    )
 
 
 def _meant(parsed: Parsed, tables: Named) -> dict[str, TableContext]:

@@ -11,7 +11,7 @@ from dormouse.context import TableContext
 from dormouse.data.transform import quoted
 from dormouse.errors import InvalidQuery, ObjectNotFound, ObjectStoreError
 from dormouse.objects import ObjectStore
-from dormouse.query.file_checks import check_readable, checked_sizes
+from dormouse.query.file_checks import check_columns, checked_sizes
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import Scan
 from dormouse.query.table_view import check_files, plan_tables
@@ -109,7 +109,7 @@ def _damage(context: TableContext, scans: Sequence[Scan]) -> str | None:
     try:
         with checked_sizes(context, scans):
             for scan in scans[:1]:
-                check_readable(context, scan, pages=False)
+                check_columns(context, scan)
     except ObjectStoreError as error:
         return str(error)
     return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,7 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG, STRING
 from dormouse.objects import ObjectStore
 from dormouse.query.executor import query
+from dormouse.rounds.ingest import ingest_in_process as ingest
 from dormouse.sql.views import opened
 
 SCHEMA = Schema([Field("k", LONG)], values=[Field("v", STRING)])
@@ -154,3 +157,27 @@ def test_a_foreign_file_is_named_with_its_table(lake: Lake, read: Reader, foreig
     said = str(raised.value)
     assert isinstance(raised.value, ObjectDamaged) or read is by_view
     assert re.search(re.escape(name), said) and "table 't'" in said and "\n" not in said
+
+
+@pytest.mark.parametrize("read", [by_scan, by_sql])
+def test_what_fails_at_a_flipped_bit_names_the_file(
+    dsn: str, supplier: Any, tmp_path: Path, read: Reader
+) -> None:
+    """Engines name no file, or what is wrong alone; the digest tells."""
+    lake = Lake(dsn, supplier, tmp_path, SCHEMA)
+    rng = random.Random(1)
+    ingest(lake.context, lake.table([{"k": k, "v": str(rng.random())} for k in range(3_000)]))
+    name, path = path_of(lake)
+    path.chmod(0o600)
+    whole, failed = path.read_bytes(), 0
+    for number in range(40):
+        data = bytearray(whole)
+        data[rng.choice([rng.randrange(len(data)), -1 - rng.randrange(600)])] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+        os.utime(path, (number, number))  # engines know footers by the time
+        try:
+            read(lake)
+        except ObjectDamaged as error:
+            failed += 1
+            assert error.filename == name
+    assert failed > 5
