@@ -1,0 +1,113 @@
+"""Backups of an instance that is written to, killed at random moments: each is whole, or there is none.
+
+python -m tests.backup_storm FOLDER --seconds 3600
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pyarrow as pa
+
+import dormouse as dm
+from dormouse.instance import Instance
+
+SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+PROMPT = dm.TableProperties(gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=3)
+KEPT = 4
+"""Of the earliest, which operators remove."""
+
+BACKUP = """
+import sys
+import dormouse as dm
+with dm.local(sys.argv[1]) as instance:
+    instance.backup(sys.argv[2], since=sys.argv[3] or None)
+"""
+
+
+@contextmanager
+def written(instance: Instance) -> Iterator[list[int]]:
+    """Meanwhile rows are added, merged and collected; what was acknowledged, in order."""
+    table = instance.create_table("t", SCHEMA, properties=PROMPT)
+    acknowledged: list[int] = []
+    ended = threading.Event()
+
+    def write() -> None:
+        while not ended.is_set():
+            table.ingest(pa.table({"key": [len(acknowledged)]}))
+            acknowledged.append(len(acknowledged))
+            if len(acknowledged) % 5 == 0:
+                table.compact()
+                table.collect_garbage()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield acknowledged
+    finally:
+        ended.set()
+        thread.join()
+
+
+def storm(folder: Path, seconds: float, seed: int) -> Counter[str]:
+    """How often a backup was killed, and how often it was faster."""
+    dice, ended = random.Random(seed), Counter[str]()
+    place, deadline = folder / "backups", time.monotonic() + seconds
+    known: dict[str, int] = {}
+    with dm.local(folder / "lake") as instance, written(instance) as acknowledged:
+        while time.monotonic() < deadline:
+            since = "last" if known and dice.random() < 0.7 else ""
+            before = len(acknowledged)
+            command = [sys.executable, "-c", BACKUP, str(folder / "lake"), str(place), since]
+            process = subprocess.Popen(command)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(dice.uniform(0.3, 7))
+            process.kill()
+            ended["killed" if process.wait() else "whole"] += 1
+            found = {one.name for one in dm.backups(place)}
+            new = found - known.keys()
+            assert known.keys() <= found, "a backup is gone"
+            assert process.returncode or len(new) == 1
+            for name in new:
+                known[name] = before
+                check(folder, name, before)
+            if len(known) > KEPT:
+                earliest = min(known)
+                del known[earliest]
+                shutil.rmtree(place / earliest)
+    return ended
+
+
+def check(folder: Path, name: str, acknowledged: int) -> None:
+    """It is restored whole, and has what was acknowledged before it began."""
+    into = folder / f"restored-{name}"
+    dm.restore(folder / "backups", into, name)
+    with dm.local(into) as instance:
+        found = sorted(instance.table("t").query().read_all()["key"].to_pylist())
+        assert found == list(range(len(found))), "rows are lost or doubled"
+        assert len(found) >= acknowledged
+        assert not instance.check(deep=True).problems
+    shutil.rmtree(into)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    print(dict(storm(given.folder, given.seconds, given.seed)))
+
+
+if __name__ == "__main__":
+    main()
