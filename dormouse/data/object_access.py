@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datafusion import SessionContext
-from datafusion.object_store import AmazonS3
 
 from dormouse.errors import InvalidData, one_line
 from dormouse.objects import ObjectStore
 from dormouse.objects.aws_credentials import current, s3_options
+
+if TYPE_CHECKING:
+    from datafusion import SessionContext
 
 
 def credentials(store: ObjectStore) -> dict[str, str]:
@@ -26,6 +27,8 @@ def register(ctx: SessionContext, store: ObjectStore) -> None:
     """Let `ctx` read the objects of `store` under their `store.uri(name)`; a folder needs nothing."""
     parts = urlsplit(store.url)
     if parts.scheme == "s3":
+        from datafusion.object_store import AmazonS3
+
         options: dict[str, Any] = {"bucket_name": parts.netloc, "allow_http": True} | s3_options(
             store.options
         )

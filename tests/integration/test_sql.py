@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -253,6 +255,15 @@ def test_explain_shows_the_pruned_scans(lake: Lake) -> None:
         ],
     )
     assert "TABLE_SCAN" in str(plan)
+
+
+def test_it_needs_no_datafusion() -> None:
+    """Which the extra `sql` does not bring."""
+    script = (
+        "import sys; sys.modules['datafusion'] = None; import dormouse.sql.statements, dormouse.sql.views"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_constants_need_no_table() -> None:
