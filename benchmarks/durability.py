@@ -1,4 +1,5 @@
-"""What does it cost that what is read is what was written? Ingest, compaction, scans with it and without.
+"""What does it cost that what is read is what was written? Ingest, compaction, scans with it and without;
+checks, and backups.
 
 Each pair runs in turns in one process, on one table's files, with a warm page cache. Without: no file is
 hashed when it is written, no input of a compaction is read again, and no size is held against the plan.
@@ -17,6 +18,7 @@ from unittest.mock import patch
 
 import dormouse as dm
 from benchmarks.compaction import RATES, SCHEMA, Action, folder_bytes, make_files, throughput, timed
+from benchmarks.durability_checks import backups, deep_checks, metadata
 from benchmarks.harness.command import Benchmark, Figures, Tell, amount
 from benchmarks.harness.place import temporary_folder
 from benchmarks.harness.report import Grid, median_ratio, values
@@ -41,6 +43,9 @@ class Plan:
     rows: int = amount(300_000, 60_000, help="of each file [300,000]")
     lookups: int = amount(100, 50, help="of one key, in a round [100]")
     rounds: int = amount(15, 5, help="counted rounds, after one that warms up [15]")
+    leaves: int = amount(132_000, 5_000, help="of the table whose metadata is checked [132,000]")
+    files_per_leaf: int = amount(10, 10, help="of that table [10]")
+    backup_mb: int = amount(10_000, 200, help="of objects that are backed up [10,000]")
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
@@ -57,7 +62,10 @@ def measure(plan: Plan, tell: Tell) -> Figures:
             seconds, figures = throughput(sides, plan.rounds, rows)
             found |= figures
             found[ratio] = round(median_ratio(seconds[f"{kind}_without"], seconds[f"{kind}_with"]), 3)
-    return found
+        tell("deep checks")
+        found |= deep_checks(instance, lake.source, folder / "lake" / "objects", plan.rounds)
+        found |= backups(plan.backup_mb, tell, folder)
+    return found | metadata(plan.leaves, plan.files_per_leaf, tell)
 
 
 def _timed(prepare: Callable[[], Action], how: str) -> tuple[int, float]:
@@ -83,9 +91,9 @@ class Lake:
         self._plan = plan
         self._numbers = count()
         self._last: Table | None = None
-        self._source = instance.create_table("source", SCHEMA)
+        self.source = instance.create_table("source", SCHEMA)
         for path in sorted((folder / "in").iterdir()):
-            self._source.ingest(str(path), engine="local")
+            self.source.ingest(str(path), engine="local")
 
     def kinds(self) -> dict[str, tuple[str, int, Callable[[], Action]]]:
         """Of each kind its ratio, the rows of a run, and what prepares one."""
@@ -100,7 +108,7 @@ class Lake:
     def _compaction(self) -> Action:
         """Of a new table, whose files are the source's under other names."""
         made = self._table(compaction_strategy="basic", compaction_batch_files=self._plan.files)
-        for number, file in enumerate(self._source.files.all_files(0).files):
+        for number, file in enumerate(self.source.files.all_files(0).files):
             name = f"{made.files.table.object_prefix}{number}.parquet"
             for suffix in ("", ".sketches"):
                 self._objects.copy(f"{file.filename}{suffix}", f"{name}{suffix}")
@@ -118,12 +126,12 @@ class Lake:
         return lambda: made.ingest(rows, engine="local").rows
 
     def _scan(self) -> int:
-        return sum(batch.num_rows for batch in self._source.query())
+        return sum(batch.num_rows for batch in self.source.query())
 
     def _look_up(self) -> int:
         """One answer each, of the rows that one supplier has, if any."""
         for number in range(self._plan.lookups):
-            self._source.query({"supplier": f"Supplier#{number * 37:09d}"}, limit=1).read_all()
+            self.source.query({"supplier": f"Supplier#{number * 37:09d}"}, limit=1).read_all()
         return self._plan.lookups
 
     def _table(self, points: list[str] | None = None, **properties: Any) -> Table:
@@ -163,6 +171,17 @@ BENCHMARK = Benchmark(
                 "ingest_with_digests_vs_without": "ingest",
                 "scan_vs_unchecked": "scan",
                 "lookup_vs_unchecked": "look-ups",
+                "check_vs_read": "deep check, rate of reading by pyarrow",
+                "check_rows_per_s": "deep check, rows/s",
+                "check_mb_per_s": "deep check, MB/s",
+                "metadata_files": "check of the metadata, files",
+                "check_metadata_s": "  seconds",
+                "check_metadata_mb": "  MB",
+                "backup_mb": "backup of objects, MB",
+                "backup_first_s": "  the first, s",
+                "backup_first_mb_per_s": "  the first, MB/s",
+                "backup_again_s": "  with nothing changed, s",
+                "restore_s": "  restored, s",
             }
         ),
     ],
