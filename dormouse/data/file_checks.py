@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -34,18 +35,23 @@ class Written:
     row_count: int | None
     min_key: bytes | None
     max_key: bytes | None
-    digest: bytes | None
     region: Region | None
 
 
+def digest_problems(store: ObjectStore, name: str, digest: bytes) -> list[Found]:
+    """Whether its bytes are others than when they had the digest. Raises `ObjectNotFound`."""
+    found = digest_of_object(store, name)[1]
+    if found == digest:
+        return []
+    return [("object_digest", f"its digest is {found.hex()}, and was {digest.hex()} when it was written")]
+
+
 def file_problems(store: ObjectStore, name: str, schema: Schema, written: Written) -> list[Found]:
-    """What is not as it was written, in bounded memory; every byte is read. Raises `ObjectNotFound`."""
+    """What is not as it was written, in bounded memory; every page is read. Raises `ObjectNotFound`.
+
+    A damaged file may end the process, as Arrow trusts its footer: see `FileReader`.
+    """
     read = _Read(schema)
-    if written.digest is not None:
-        digest = digest_of_object(store, name)[1]
-        if digest != written.digest:
-            detail = f"its digest is {digest.hex()}, and was {written.digest.hex()} when it was written"
-            read.found.append(("object_digest", detail))
     try:
         with parquet_object(store, name, verify=True) as file:
             check_columns(file.schema_arrow, schema)
@@ -70,8 +76,8 @@ class _Read:
         self._sorted = True
 
     def row_group(self, file: pq.ParquetFile, number: int) -> None:
-        seen = _Columns()
-        for batch in file.iter_batches(READ_ROWS, row_groups=[number]):
+        seen = _Columns(file.metadata.row_group(number), self._schema.row_key_names)
+        for batch in _one_ahead(file.iter_batches(READ_ROWS, row_groups=[number])):
             if batch.num_rows:
                 self._keys(batch.select(self._schema.key_names))
                 seen.add(batch)
@@ -81,8 +87,7 @@ class _Read:
             if low is not None:
                 known = self.bounds.get(name, (low, high))
                 self.bounds[name] = min(known[0], low), max(known[1], high)
-        group = file.metadata.row_group(number)
-        self.found += [("statistics", f"row group {number}: {what}") for what in seen.wrong(group)]
+        self.found += [("statistics", f"row group {number}: {what}") for what in seen.wrong()]
 
     def _keys(self, keys: pa.RecordBatch) -> None:
         names = self._schema.row_key_names
@@ -98,9 +103,12 @@ class _Read:
 
 
 class _Columns:
-    """The smallest and largest value, and the nulls, of each column of a row group that is not nested."""
+    """Nulls of a row group's columns that are not nested; bounds of keys, and where statistics tell some."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: pq.RowGroupMetaData, keys: Sequence[str]) -> None:
+        columns = (group.column(position) for position in range(group.num_columns))
+        self._said = {one.path_in_schema: one.statistics for one in columns if one.statistics is not None}
+        self._bounded = {*keys, *(name for name, said in self._said.items() if said.has_min_max)}
         self.bounds: dict[str, tuple[Any, Any]] = {}
         self._nulls: dict[str, int] = {}
 
@@ -109,18 +117,18 @@ class _Columns:
             if pa.types.is_nested(column.type):
                 continue
             self._nulls[name] = self._nulls.get(name, 0) + column.null_count
+            if name not in self._bounded:
+                continue
             with suppress(pa.ArrowNotImplementedError):
                 low, high = pc.min_max(column).as_py().values()
                 if low is not None and not (isinstance(low, float) and math.isnan(low)):
                     known = self.bounds.get(name, (low, high))
                     self.bounds[name] = min(known[0], low), max(known[1], high)
 
-    def wrong(self, group: pq.RowGroupMetaData) -> Iterator[str]:
+    def wrong(self) -> Iterator[str]:
         """What the row group's statistics say otherwise; bounds of long texts may be wider."""
-        for position in range(group.num_columns):
-            column = group.column(position)
-            name, said = column.path_in_schema, column.statistics
-            if said is None or name not in self._nulls:
+        for name, said in self._said.items():
+            if name not in self._nulls:
                 continue
             if said.has_null_count and said.null_count != self._nulls[name]:
                 yield f"{name} has {self._nulls[name]:,} nulls, its statistics say {said.null_count:,}"
@@ -128,6 +136,15 @@ class _Columns:
                 with suppress(TypeError, NotImplementedError, UnicodeDecodeError):
                     if said.min > self.bounds[name][0] or said.max < self.bounds[name][1]:
                         yield f"values of {name} lie outside of what its statistics say"
+
+
+def _one_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same, each read while the one before it is looked at."""
+    with ThreadPoolExecutor(1, thread_name_prefix="dormouse-check") as worker:
+        upcoming = worker.submit(next, batches, None)
+        while (batch := upcoming.result()) is not None:
+            upcoming = worker.submit(next, batches, None)
+            yield batch
 
 
 def _ascends(keys: pa.Table) -> bool:

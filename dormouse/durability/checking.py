@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from typing import TYPE_CHECKING
 
 from dormouse.durability.listing import Listed, by_file
 from dormouse.durability.unknown import Known, is_there
@@ -26,6 +27,9 @@ from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.partitions.checks import tree_problems
 from dormouse.partitions.store import PartitionStore
 from dormouse.postgres.connection import Supplier
+
+if TYPE_CHECKING:
+    from dormouse.data.file_reader import FileReader
 
 PROBLEMS_MAX = 10_000
 """With so many problems a check ends."""
@@ -77,7 +81,11 @@ class Checker:
         deep: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        self._deep = deep
+        self._apart: FileReader | None = None
+        if deep:
+            from dormouse.data.file_reader import FileReader
+
+            self._apart = FileReader()
         self._supplier = supplier
         self._objects = objects
         self._known = known
@@ -92,12 +100,16 @@ class Checker:
         finished: Callable[[str], object] = lambda table: None,
     ) -> CheckReport:
         """Checks the tables, and the `rest`: what of the store is no table's. Once."""
-        for table in tables:
-            if not self._done.is_over:
-                with suppress(TableNotFound):  # dropped meanwhile
-                    self._table(table)
-                    self._done.tables += 1
-                    finished(table.name)
+        try:
+            for table in tables:
+                if not self._done.is_over:
+                    with suppress(TableNotFound):  # dropped meanwhile
+                        self._table(table)
+                        self._done.tables += 1
+                        finished(table.name)
+        finally:
+            if self._apart is not None:
+                self._apart.close()
         if rest and not self._done.is_over:
             self._rest(tables)
         return self._done.report()
@@ -105,7 +117,7 @@ class Checker:
     def _table(self, table: TableRecord) -> None:
         checks = FileChecks(OwnTables(self._supplier, table))
         self._done.problems += _twice(lambda: [*tree_problems(self._supplier, table), *checks.problems()])
-        reader = _Reader(self._supplier, self._objects, table) if self._deep else None
+        reader = _Reader(self._supplier, self._objects, table, self._apart) if self._apart else None
         of_table = _TableObjects(self._objects, self._known, table, checks, self._done, reader)
         of_table.check(self._progress)
 
@@ -231,22 +243,27 @@ class _TableObjects:
 class _Reader:
     """Reads files of one table whole."""
 
-    def __init__(self, supplier: Supplier, objects: ObjectStore, table: TableRecord) -> None:
+    def __init__(
+        self, supplier: Supplier, objects: ObjectStore, table: TableRecord, apart: FileReader
+    ) -> None:
         self._objects = objects
         self._table = table
         self._partitions = PartitionStore(supplier, table)
+        self._apart = apart
 
     def problems(self, file: TrackedFile) -> list[Problem]:
-        from dormouse.data.file_checks import Written, file_problems
+        """What is read of a file whose bytes are not those that were written tells nothing more."""
+        from dormouse.data.file_checks import Written, digest_problems, file_problems
 
-        written = Written(
-            file.row_count, file.min_key, file.max_key, file.digest, self._region(file.partition_id)
-        )
-        found = file_problems(self._objects, file.filename, self._table.schema, written)
-        return [
-            Problem(kind, self._table.name, file.partition_id, file.filename, detail)
-            for kind, detail in found
-        ]
+        name, found = file.filename, []
+        if file.digest is not None:
+            found = digest_problems(self._objects, name, file.digest)
+        if not found:
+            region = self._region(file.partition_id)
+            written = Written(file.row_count, file.min_key, file.max_key, region)
+            read = self._apart.problems if file.digest is None else file_problems
+            found = read(self._objects, name, self._table.schema, written)
+        return [Problem(kind, self._table.name, file.partition_id, name, detail) for kind, detail in found]
 
     def _region(self, partition_id: str | None) -> Region | None:
         try:

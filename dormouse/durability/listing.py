@@ -13,8 +13,8 @@ from typing import NamedTuple
 from dormouse.model.text import narrow_bytes
 from dormouse.objects.names import SKETCHES_SUFFIX
 
-RUN_OBJECTS = 200_000
-"""Sorted in memory at once: about 80 MB; what there is more waits on disk."""
+RUN_OBJECTS = 100_000
+"""Sorted in memory at once; what there is more waits on disk."""
 
 
 class Listed(NamedTuple):

@@ -1,7 +1,8 @@
-"""Checks of partition trees, of which each row can be lost or damaged; and the order of a check's listing."""
+"""Checks of partition trees, of which each row can be lost; of values of all types; and a check's listing."""
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 import dormouse as dm
@@ -45,6 +46,47 @@ def test_a_tree_that_is_not_whole_is_found(instance: Instance, damage: str) -> N
     query(instance._supplier, damage.replace("%", "%%"))
     problems = instance.check(table="u").problems
     assert {problem.kind for problem in problems} == {"partitions"}
+
+
+def test_files_of_all_types_are_read(instance: Instance) -> None:
+    """What writers leave out, cut off or compare in their own way is no problem."""
+    schema = dm.Schema(
+        row_keys=[dm.Field("name", dm.STRING), dm.Field("raw", dm.BYTES), dm.Field("small", dm.INT)],
+        values=[
+            dm.Field("double", dm.DOUBLE, nullable=True),
+            dm.Field("time", dm.TIMESTAMP, nullable=True),
+            dm.Field("truth", dm.BOOLEAN, nullable=True),
+            dm.Field("text", dm.STRING, nullable=True),
+            dm.Field("tags", dm.LIST(dm.STRING), nullable=True),
+            dm.Field("map", dm.MAP(dm.STRING, dm.LONG)),
+            dm.Field("nothing", dm.LONG, nullable=True),
+        ],
+    )
+    table = instance.create_table(
+        "all", schema, properties=dm.TableProperties(compaction_strategy="basic", compaction_batch_files=2)
+    )
+    long = "\U0001f600é" * 40
+    doubles = [float("nan"), -0.0, 0.0, None, float("inf"), float("-inf")]
+    for start in (0, 1):
+        table.ingest(
+            pa.table(
+                {
+                    "name": pa.array(["", long, long + "z", "\U0010ffff" * 30, "a\0b", "a"]),
+                    "raw": pa.array([b"", b"\xff" * 100, b"\0", b"\x80", b"\x7f", b"x"]),
+                    "small": pa.array([-(1 << 31), (1 << 31) - 1, 0, -1, 1, start], pa.int32()),
+                    "double": pa.array(doubles),
+                    "time": pa.array([None, 0, -1, 1, 1 << 50, -(1 << 50)], pa.timestamp("us", "UTC")),
+                    "truth": pa.array([True, False, None, True, True, True]),
+                    "text": pa.array([long, None, "", "\xff" * 70, "b", "\U0010ffff" * 40]),
+                    "tags": pa.array([[long], None, [], [None], ["a", "b"], ["c"]], pa.list_(pa.string())),
+                    "map": pa.array([[("a", 1)]] * 6, pa.map_(pa.string(), pa.int64())),
+                    "nothing": pa.nulls(6, pa.int64()),
+                }
+            )
+        )
+    assert instance.check(deep=True).problems == ()
+    table.compact()
+    assert instance.check(deep=True).problems == ()
 
 
 def test_files_in_any_number_are_listed_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,58 @@
+"""What Parquet's statistics say, beside the rows that are there."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dormouse.data.file_checks import _ascends, _Columns
+
+KINDS: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.int64(), [1, 2, 3]),
+    (pa.int32(), [-1, 0, 1]),
+    (pa.string(), ["a", "b", "c"]),
+    (pa.binary(), [b"a", b"b", b"\xff"]),
+    (pa.float64(), [-1.5, 0.0, 1.5]),
+    (pa.timestamp("us", "UTC"), [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2, 3)]),
+]
+
+
+def wrong(kind: pa.DataType, told: list[Any], there: list[Any]) -> list[str]:
+    """What statistics of some values say wrongly of others."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"a": pa.array(told, kind)}), sink)
+    seen = _Columns(pq.read_metadata(pa.BufferReader(sink.getvalue())).row_group(0), [])
+    seen.add(pa.RecordBatch.from_pydict({"a": pa.array(there, kind)}))
+    return list(seen.wrong())
+
+
+@pytest.mark.parametrize(("kind", "values"), KINDS, ids=[str(kind) for kind, _ in KINDS])
+def test_values_outside_of_statistics_are_told(kind: pa.DataType, values: list[Any]) -> None:
+    low, middle, high = values
+    assert wrong(kind, values, values) == []
+    assert wrong(kind, values, [middle]) == []
+    for told in ([low, middle], [middle, high]):
+        assert wrong(kind, told, values) == ["values of a lie outside of what its statistics say"]
+    assert wrong(kind, values, [low, None, high]) == ["a has 1 nulls, its statistics say 0"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "ascends"),
+    [
+        ([], True),
+        ([("b", 1)], True),
+        ([("a", 2), ("a", 2), ("b", 1)], True),
+        ([("a", 2), ("a", 1)], False),
+        ([("b", 1), ("a", 2)], False),
+        ([("a", 1), ("b", 2), ("b", 1)], False),
+        ([("\U00010000", 1), ("\ue000", 1)], False),
+    ],
+)
+def test_rows_ascend_by_all_keys(rows: list[tuple[str, int]], ascends: bool) -> None:
+    names, numbers = [name for name, _ in rows], [number for _, number in rows]
+    table = pa.table({"name": pa.array(names, pa.string()), "number": pa.array(numbers, pa.int64())})
+    assert _ascends(table) is ascends
