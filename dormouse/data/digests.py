@@ -15,7 +15,7 @@ READ_BYTES = 1 << 20
 
 def digest_of_file(path: Path) -> bytes:
     """Of a file on this machine."""
-    with path.open("rb", buffering=0) as file:
+    with path.open("rb") as file:
         return _digest(file)
 
 
@@ -27,8 +27,7 @@ def digest_of_object(objects: ObjectStore, name: str) -> tuple[int, bytes]:
 
 
 def _digest(file: BinaryIO) -> bytes:
-    found, buffer = xxhash.xxh3_128(), bytearray(READ_BYTES)
-    view = memoryview(buffer)
-    while count := file.readinto(buffer):  # type: ignore[attr-defined]
-        found.update(view[:count])
+    found = xxhash.xxh3_128()
+    while data := file.read(READ_BYTES):
+        found.update(data)
     return found.digest()
