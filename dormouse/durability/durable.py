@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -182,7 +183,10 @@ class Durable:
     def _orphans(self, older_than: timedelta) -> Orphans:
         from dormouse.durability.orphans import Orphans
 
-        return Orphans(self._objects, self._known, self._ownership.adopted, older_than)
+        # to a copy, whatever it does not know may be the owner's
+        is_copy = self._ownership.look(self._catalog.instance_id()) is not None
+        adopted = sys.maxsize if is_copy else self._ownership.adopted
+        return Orphans(self._objects, self._known, adopted, older_than)
 
     @property
     def _known(self) -> Known:

@@ -27,7 +27,8 @@ _OF_TABLE = re.compile(r"data/(?:[0-9a-f]{32}|t\d+)/")
 class Orphan:
     """An object that the database does not know.
 
-    `quarantined`: it was written for a table before this database was adopted, perhaps by another timeline.
+    `quarantined`: it may be another timeline's: it was written for a table before this database was adopted,
+    or this one is a copy that was not.
     """
 
     name: str
@@ -47,7 +48,7 @@ class DeletedOrphans:
 
 
 class Orphans:
-    """The orphans of one instance; `adopted` is the incarnation that its last adoption began, 0 for none."""
+    """The orphans of one instance; what was written under incarnations before `adopted` is quarantined."""
 
     def __init__(self, objects: ObjectStore, known: Known, adopted: int, older_than: timedelta) -> None:
         # a program may write objects before it tells of them
