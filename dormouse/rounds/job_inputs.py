@@ -26,14 +26,16 @@ class JobInputs:
 
     @contextmanager
     def verified(self) -> Iterator[None]:
-        """Reads every byte of the inputs that have a digest; `ObjectDamaged` when one is not what it was.
+        """Holds inputs against what is recorded of them: sizes, every byte of those with a digest, footers.
 
         Files of this machine are read first, which brings them into its memory for the merge. Those elsewhere
-        are read while the merge runs, which waits for other things than the network.
+        are read while the merge runs, which waits for other things than the network. Raises `ObjectNotFound`,
+        `ObjectDamaged`, or `InvalidData` with the file and both counts of rows.
         """
-        self.check()
+        self._check_sizes()
         if self._objects.url.startswith("file:"):
             self._check_digests()
+            self._check_footers()
             yield
         else:
             with ThreadPoolExecutor(1, thread_name_prefix="dormouse-digests") as thread:
@@ -45,20 +47,18 @@ class JobInputs:
                     raise
                 found.result()
         # one that vanished meanwhile would have been merged as if it had no rows
-        self.check()
+        self._check_sizes()
+        self._check_footers()
 
-    def check(self) -> None:
-        """Holds the inputs' sizes and footers against what is recorded, and what the job's references tell.
-
-        Raises `ObjectNotFound`, `ObjectDamaged`, or `InvalidData` with the file and both counts. Objects
-        never change: a file that is whole after a merge was whole all the time.
-        """
+    def _check_sizes(self) -> None:
         for item in self._job.inputs:
-            size = self._objects.size(item.filename)
-            if item.byte_count and size != item.byte_count:
-                raise self._damaged(
-                    item, f"has {size:,} bytes, and had {item.byte_count:,} when it was written"
-                )
+            size, written = self._objects.size(item.filename), item.byte_count
+            if written and size != written:
+                raise self._damaged(item, f"has {size:,} bytes, and had {written:,} when it was written")
+
+    def _check_footers(self) -> None:
+        """Last, as a damaged footer, which pyarrow trusts, can end the process."""
+        for item in self._job.inputs:
             try:
                 with parquet_object(self._objects, item.filename) as file:
                     found = file.metadata.num_rows

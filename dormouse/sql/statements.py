@@ -317,12 +317,10 @@ def _check_files(context: TableContext, scans: Sequence[Scan], error: ReadFailed
         raise ObjectStoreError(
             f"file {named[0].filename!r} of table {context.table.name!r} cannot be read: {error}"
         ) from error
+    ends = accumulate(scan.byte_count or 0 for scan in scans[:COLUMNS_CHECKED_MAX])
+    check_bytes(context, [scan for scan, end in zip(scans, ends, strict=False) if end <= BYTES_CHECKED_MAX])
     for scan in scans[:COLUMNS_CHECKED_MAX]:
         check_columns(context, scan)
-    sizes = accumulate(scan.byte_count or 0 for scan in scans[:COLUMNS_CHECKED_MAX])
-    check_bytes(
-        context, [scan for scan, size in zip(scans, sizes, strict=False) if size <= BYTES_CHECKED_MAX]
-    )
 
 
 def _meant(parsed: Parsed, tables: Named) -> dict[str, TableContext]:
