@@ -70,7 +70,10 @@ class _Done:
 
 
 class Checker:
-    """Checks tables of one instance. `progress` is called with the files done."""
+    """Checks tables of one instance. `progress` is called with the files done.
+
+    With `notes`, files that were written without a digest, and read well, have one from then on.
+    """
 
     def __init__(
         self,
@@ -79,8 +82,10 @@ class Checker:
         known: Known,
         *,
         deep: bool = False,
+        notes: bool = False,
         progress: Progress | None = None,
     ) -> None:
+        self._notes = notes
         self._apart: FileReader | None = None
         if deep:
             from dormouse.data.file_reader import FileReader
@@ -118,7 +123,7 @@ class Checker:
         checks = FileChecks(OwnTables(self._supplier, table))
         self._done.problems += _twice(lambda: [*tree_problems(self._supplier, table), *checks.problems()])
         reader = _Reader(self._supplier, self._objects, table, self._apart) if self._apart else None
-        of_table = _TableObjects(self._objects, self._known, table, checks, self._done, reader)
+        of_table = _TableObjects(self._objects, self._known, table, checks, self._done, reader, self._notes)
         of_table.check(self._progress)
 
     def _rest(self, tables: Sequence[TableRecord]) -> None:
@@ -143,13 +148,16 @@ class _TableObjects:
         checks: FileChecks,
         done: _Done,
         reader: _Reader | None,
+        notes: bool,
     ) -> None:
+        self._notes = notes
         self._objects = objects
         self._known = known
         self._table = table
         self._checks = checks
         self._done = done
         self._reader = reader
+        self._without: list[TrackedFile] = []
         self._strange: list[str] = []
         self._doubtful: list[tuple[TrackedFile, str]] = []
 
@@ -175,6 +183,7 @@ class _TableObjects:
         for rest in chain([ahead] if ahead is not None else [], listed):
             self._suspect_object(rest.name)
         self._confirm()
+        self._note_digests()
 
     def _listed(self) -> Iterator[tuple[str, int]]:
         return chain.from_iterable(map(self._objects.list, self._table.object_prefixes))
@@ -210,6 +219,22 @@ class _TableObjects:
             return
         if found and self._checks.referenced([file.file_id]):
             self._done.problems += found
+        if not found and file.digest is None and self._notes:
+            self._without.append(file)
+            if len(self._without) >= SUSPECTS_MAX:
+                self._note_digests()
+
+    def _note_digests(self) -> None:
+        """Of files that have none, and were read without a problem."""
+        from dormouse.data.digests import digest_of_object
+
+        found = {}
+        for file in self._without:
+            with suppress(ObjectNotFound):  # collected since
+                found[file.file_id] = digest_of_object(self._objects, file.filename)[1]
+        if found:
+            self._checks.note_digests(found)
+        self._without = []
 
     def _doubt(self, file: TrackedFile, name: str) -> None:
         self._doubtful.append((file, name))

@@ -134,8 +134,9 @@ class Durable:
         """Whether database and object store have what was written; only reads, while everything runs.
 
         Looks at what the database says of the tables, and lists the store beside it; with `deep` it reads
-        every byte. Of one `table`, or of all, or of those that come `after` one by name: so a check that was
-        ended goes on. `progress` is called with the files done, `finished` with each table that is done.
+        every byte, and files that have no digest get one. Of one `table`, or of all, or of those that come
+        `after` one by name: so a check that was ended goes on. `progress` is called with the files done,
+        `finished` with each table that is done.
 
         Raises `TableNotFound`.
         """
@@ -144,7 +145,14 @@ class Durable:
         tables = self._catalog.tables() if table is None else [self._catalog.get(table)]
         if after is not None:
             tables = [one for one in tables if one.name > after]
-        checker = Checker(self._supplier, self._objects, self._known, deep=deep, progress=progress)
+        checker = Checker(
+            self._supplier,
+            self._objects,
+            self._known,
+            deep=deep,
+            notes=deep and not self._read_only,
+            progress=progress,
+        )
         report = checker.run(tables, rest=table is None, finished=finished)
         if table is not None and tables and not report.tables:
             raise TableNotFound(f"table {table!r} does not exist any more")

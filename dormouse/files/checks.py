@@ -1,8 +1,8 @@
-"""What of a table's references, files, counts, log and claims does not agree: told by sets, and only read."""
+"""What of a table's references, files, counts, log and claims does not agree, told by sets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
@@ -14,6 +14,7 @@ from dormouse.files.own_tables import OwnTables
 from dormouse.model.problem import Problem, ProblemKind
 from dormouse.model.text import narrow_id
 from dormouse.objects.names import SKETCHES_SUFFIX
+from dormouse.postgres.arrays import Uuids
 from dormouse.postgres.connection import Isolation
 from dormouse.postgres.transaction import allow_scans
 
@@ -72,6 +73,13 @@ class FileChecks:
     def referenced(self, file_ids: Sequence[UUID]) -> dict[UUID, int | None]:
         """Of some files those that something refers to now, with their size."""
         return dict(self._rows("check_again", {"file_ids": list(file_ids)}))
+
+    def note_digests(self, digests: Mapping[UUID, bytes]) -> None:
+        """Of files that were written without one."""
+        values = {"file_ids": list(digests), "digests": Uuids(list(digests.values()))}
+        self._own.run(
+            lambda conn: conn.execute(self._own.on("note_digests"), values), operation="note digests"
+        )
 
     def unknown(self, names: Sequence[str]) -> list[str]:
         """Of some objects those that are no file of the table now, nor the sketches of one."""

@@ -61,6 +61,12 @@ select from {file_reference} f where f.partition_id = '' and f.file_id = o.file_
 -- Part of an update: holds the file i.file_id, if it is tracked.
 select f.ctid as place from {file_reference} f where f.partition_id = '' and f.file_id = i.file_id for update
 
+-- name: note_digests
+-- Of files that were written without one.
+update {file_reference} f set file_digest = n.digest
+from unnest(%(file_ids)s::uuid[], %(digests)s::uuid[]) as n (file_id, digest)
+where f.file_id = n.file_id and f.partition_id = '' and f.file_digest is null;
+
 -- name: forget_files
 -- Part of an update: forgets the files of gone.
 delete from {file_reference} f where f.ctid = any(array(select place from gone)) returning f.file_id

@@ -70,6 +70,12 @@ select from {file_count} f where f.file_id = o.file_id and f.salt = -1 offset 0
 -- Part of an update: holds the file i.file_id, if it is tracked.
 select f.ctid as place from {file_count} f where f.file_id = i.file_id and f.salt = -1 for update
 
+-- name: note_digests
+-- Of files that were written without one.
+update {file_count} f set digest = n.digest
+from unnest(%(file_ids)s::uuid[], %(digests)s::uuid[]) as n (file_id, digest)
+where f.file_id = n.file_id and f.salt = -1 and f.digest is null;
+
 -- name: forget_files
 -- Part of an update: forgets the files of gone.
 delete from {file_count} f where f.file_id = any(array(select file_id from gone)) returning f.file_id

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
@@ -17,61 +14,19 @@ from dormouse.durability import durable
 from dormouse.errors import TableNotFound
 from dormouse.instance import Instance
 from dormouse.objects.names import SKETCHES_SUFFIX
+from tests.checked import LAYOUTS, PROMPT, SCHEMA, found, lake_of, names, names_of_leaves, rows, sql
 from tests.state import assign, at_once, query, ref
-
-SCHEMA = dm.Schema(
-    row_keys=[dm.Field("key", dm.LONG), dm.Field("name", dm.STRING)],
-    sort_keys=[dm.Field("time", dm.LONG)],
-    values=[dm.Field("value", dm.STRING, nullable=True)],
-)
-LAYOUTS = ["file_table", "salted_counts", "dummy_reference"]
-PROMPT = dm.TableProperties(gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=2)
-
-
-def rows(start: int, count: int = 100) -> pa.Table:
-    keys = list(range(start, start + count))
-    return pa.table(
-        {
-            "key": keys,
-            "name": [f"name {key % 7}" for key in keys],
-            "time": keys,
-            "value": [None if key % 5 == 0 else f"value {key}" for key in keys],
-        }
-    )
 
 
 @pytest.fixture(params=LAYOUTS)
 def lake(request: pytest.FixtureRequest, dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    """With a table `t` of two leaves, four files of one leaf each, and one of both."""
-    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
-        table = instance.create_table(
-            "t", SCHEMA, layout=request.param, split_points=[1_000], properties=PROMPT
-        )
-        for start in (0, 500, 1_000, 1_500):
-            table.ingest(rows(start))
-        table.set_properties(ingest_file_writing="one_reference_per_leaf")
-        table.ingest(rows(950))
+    with lake_of(dsn, tmp_path, request.param) as instance:
         yield instance
 
 
 @pytest.fixture
 def objects(tmp_path: Path) -> Path:
     return tmp_path / "objects"
-
-
-def sql(instance: Instance, text: str) -> int:
-    """Runs a statement on the table's own PostgreSQL tables; gives how many rows it changed."""
-    table = instance.table("t").files
-    with instance._supplier.connection() as conn:
-        return conn.execute(text.format(**table._layout.tables(table.table.table_id))).rowcount
-
-
-def found(instance: Instance, **how: bool) -> set[str]:
-    return {problem.kind for problem in instance.check(**how).problems}
-
-
-def names(instance: Instance) -> list[str]:
-    return sorted({reference.filename for reference in instance.table("t").files.file_references()})
 
 
 def test_what_is_whole_has_no_problems(lake: Instance, objects: Path) -> None:
@@ -149,10 +104,6 @@ def test_files_of_callers_names_are_checked(lake: Instance, objects: Path) -> No
     assert (problem.kind, problem.filename) == ("object_missing", "mine/b.parquet")
 
 
-def names_of_leaves(instance: Instance) -> list[str]:
-    return [leaf.partition_id for leaf in instance.table("t").partitions.leaves()]
-
-
 def test_a_lost_row_of_a_file_is_found(lake: Instance) -> None:
     name = names(lake)[0]
     match lake.table("t").layout:
@@ -226,97 +177,6 @@ def test_a_removal_that_did_not_happen_is_found(lake: Instance) -> None:
         from {file_reference} where partition_id <> '' limit 1""",
     )
     assert "totals" in found(lake)
-
-
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 0x10
-    path.write_bytes(data)
-
-
-def test_a_bit_that_flipped_is_found(lake: Instance, objects: Path) -> None:
-    path = objects / names(lake)[0]
-    whole = path.read_bytes()
-    for at in (1, *range(5, len(whole), len(whole) // 30), len(whole) - 6):  # pages, page index, footer
-        flip(path, at)
-        assert lake.check().problems == ()
-        assert found(lake, deep=True) == {"object_digest"}
-        path.write_bytes(whole)
-    flip(path.with_name(path.name + SKETCHES_SUFFIX), 20)
-    assert found(lake, deep=True) == {"object_unreadable"}
-
-
-def forget_digests(instance: Instance) -> None:
-    """As of files that were written before there were digests."""
-    match instance.table("t").layout:
-        case "file_table":
-            sql(instance, "update {file} set digest = null")
-        case "salted_counts":
-            sql(instance, "update {file_count} set digest = null")
-        case _:
-            sql(instance, "update {file_reference} set file_digest = null")
-
-
-def test_damage_without_a_digest_is_told_where_it_shows(lake: Instance, objects: Path) -> None:
-    """Arrow ends its process where a footer says what cannot be: it is not ours."""
-    forget_digests(lake)
-    assert lake.check(deep=True).problems == ()
-    if lake.table("t").layout != "file_table":
-        return  # the rest is the same, and takes long
-    path = objects / names(lake)[0]
-    whole = path.read_bytes()
-    kinds = set()
-    for at in range(len(whole) - 330, len(whole), 60):
-        flip(path, at)
-        kinds |= found(lake, deep=True)
-        path.write_bytes(whole)
-    assert "object_unreadable" in kinds
-    assert kinds <= {"object_unreadable", "row_count", "key_range", "not_sorted", "statistics"}
-
-
-def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **how: bool) -> None:
-    table = change(pq.read_table(path, partitioning=None))
-    pq.write_table(table, path, **how)
-
-
-@pytest.mark.parametrize(
-    ("kind", "change"),
-    [
-        ("row_count", lambda rows: rows.slice(0, rows.num_rows - 1)),
-        ("key_range", lambda rows: rows.slice(1)),
-        (
-            "not_sorted",
-            lambda rows: pa.concat_tables(
-                [rows.slice(0, 1), rows.slice(2, 1), rows.slice(1, 1), rows.slice(3)]
-            ),
-        ),
-    ],
-)
-def test_other_rows_are_found(
-    lake: Instance, objects: Path, kind: str, change: Callable[[pa.Table], pa.Table]
-) -> None:
-    rewrite(objects / names(lake)[0], change)
-    assert "object_digest" in found(lake, deep=True)
-    forget_digests(lake)
-    assert kind in found(lake, deep=True)
-
-
-def test_files_that_were_swapped_are_found(lake: Instance, objects: Path) -> None:
-    one, *_, other = [
-        r.filename
-        for leaf in names_of_leaves(lake)
-        for r in lake.table("t").files.file_references_in([leaf])
-        if r.only_contains_data_for_this_partition
-    ]
-    shutil.move(objects / one, objects / "x")
-    shutil.move(objects / other, objects / one)
-    shutil.move(objects / "x", objects / other)
-    problems = lake.check(deep=True).problems
-    assert {p.filename for p in problems if p.kind == "object_digest"} == {one, other}
-    forget_digests(lake)
-    problems = lake.check(deep=True).problems
-    assert {(p.kind, p.filename) for p in problems} >= {("key_range", one), ("key_range", other)}
-    assert {p.partition_id for p in problems if p.filename in (one, other)} >= set(names_of_leaves(lake))
 
 
 def test_the_command_tells_and_fails(
