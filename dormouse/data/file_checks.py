@@ -72,7 +72,7 @@ class _Read:
         self.bounds: dict[str, tuple[Any, Any]] = {}
         self.first: tuple[Any, ...] = ()
         self.last: tuple[Any, ...] = ()
-        self._before: pa.RecordBatch | None = None
+        self._before = b""
         self._sorted = True
 
     def row_group(self, file: pq.ParquetFile, number: int) -> None:
@@ -90,16 +90,16 @@ class _Read:
         self.found += [("statistics", f"row group {number}: {what}") for what in seen.wrong()]
 
     def _keys(self, keys: pa.RecordBatch) -> None:
-        names = self._schema.row_key_names
-        if not self.first:
-            self.first = tuple(keys.column(name)[0].as_py() for name in names)
-        self.last = tuple(keys.column(name)[-1].as_py() for name in names)
-        rows = [keys] if self._before is None else [self._before, keys]
-        if self._sorted and not _ascends(pa.Table.from_batches(rows).combine_chunks()):
+        first, last = (tuple(column[at].as_py() for column in keys.columns) for at in (0, -1))
+        row_keys = len(self._schema.row_keys)
+        self.first, self.last = self.first or first[:row_keys], last[:row_keys]
+        fields = self._schema.key_fields
+        follows = self._before <= encode_key(fields, first)
+        if self._sorted and not (follows and _ascends(keys)):
             self._sorted = False
-            near = dict(zip(names, self.first, strict=True))
-            self.found.append(("not_sorted", f"rows after row {self.rows:,} are out of order, near {near!r}"))
-        self._before = keys.slice(keys.num_rows - 1)
+            where = f"in the {keys.num_rows:,} rows after row {self.rows:,}, from {first!r} to {last!r}"
+            self.found.append(("not_sorted", f"rows are out of order {where}"))
+        self._before = encode_key(fields, last)
 
 
 class _Columns:
@@ -147,7 +147,7 @@ def _one_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield batch
 
 
-def _ascends(keys: pa.Table) -> bool:
+def _ascends(keys: pa.RecordBatch) -> bool:
     """Whether each row is not below the one before it, by all columns."""
     tied: Any = None
     for column in keys.columns:

@@ -13,7 +13,7 @@ import sys
 from typing import BinaryIO
 
 from dormouse.data.file_checks import Found, Written, file_problems
-from dormouse.errors import DormouseError, EngineFailed
+from dormouse.errors import DormouseError, EngineFailed, one_line
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
 
@@ -76,6 +76,8 @@ def _serve(asked: BinaryIO, answers: BinaryIO) -> None:
             answer = file_problems(store, name, schema, written)
         except DormouseError as error:
             answer = error
+        except Exception as error:  # whatever damage makes of values
+            answer = [("object_unreadable", f"{type(error).__name__}: {one_line(error)}")]
         pickle.dump(answer, answers)
         answers.flush()
 

@@ -100,6 +100,7 @@ def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **how: bool) -> 
     [
         ("row_count", lambda rows: rows.slice(0, rows.num_rows - 1)),
         ("key_range", lambda rows: rows.slice(1)),
+        ("not_sorted", lambda rows: pa.concat_tables([rows.slice(50), rows.slice(0, 50)])),
         (
             "not_sorted",
             lambda rows: pa.concat_tables(

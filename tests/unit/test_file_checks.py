@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dormouse.data.file_checks import _ascends, _Columns
+from dormouse.data import file_checks
+from dormouse.data.file_checks import Written, _ascends, _Columns
+from dormouse.data.file_reader import FileReader
+from dormouse.errors import ObjectNotFound
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import LONG
+from dormouse.objects import open_store
 
 KINDS: list[tuple[pa.DataType, list[Any]]] = [
     (pa.int64(), [1, 2, 3]),
@@ -40,10 +47,31 @@ def test_values_outside_of_statistics_are_told(kind: pa.DataType, values: list[A
     assert wrong(kind, values, [low, None, high]) == ["a has 1 nulls, its statistics say 0"]
 
 
+@pytest.mark.parametrize(("keys", "kinds"), [([1, 2, 3, 4], []), ([3, 4, 1, 2], ["not_sorted"])])
+def test_the_order_is_that_of_all_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: list[int], kinds: list[str]
+) -> None:
+    monkeypatch.setattr(file_checks, "READ_ROWS", 2)
+    pq.write_table(pa.table({"key": keys}), tmp_path / "x.parquet")
+    schema, written = Schema([Field("key", LONG)]), Written(4, None, None, None)
+    found = file_checks.file_problems(open_store(tmp_path), "x.parquet", schema, written)
+    assert [kind for kind, _ in found] == kinds
+
+
+def test_what_a_reader_does_not_expect_is_told_as_damage(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"key": pa.array([None, 1])}), tmp_path / "x.parquet")
+    reader, schema = FileReader(), Schema([Field("key", LONG)])
+    for _ in range(2):
+        found = reader.problems(open_store(tmp_path), "x.parquet", schema, Written(2, None, None, None))
+        assert [kind for kind, _ in found] == ["object_unreadable"]
+    with pytest.raises(ObjectNotFound):
+        reader.problems(open_store(tmp_path), "y.parquet", schema, Written(2, None, None, None))
+    assert reader.close() == 0
+
+
 @pytest.mark.parametrize(
     ("rows", "ascends"),
     [
-        ([], True),
         ([("b", 1)], True),
         ([("a", 2), ("a", 2), ("b", 1)], True),
         ([("a", 2), ("a", 1)], False),
@@ -54,5 +82,5 @@ def test_values_outside_of_statistics_are_told(kind: pa.DataType, values: list[A
 )
 def test_rows_ascend_by_all_keys(rows: list[tuple[str, int]], ascends: bool) -> None:
     names, numbers = [name for name, _ in rows], [number for _, number in rows]
-    table = pa.table({"name": pa.array(names, pa.string()), "number": pa.array(numbers, pa.int64())})
-    assert _ascends(table) is ascends
+    columns = {"name": pa.array(names, pa.string()), "number": pa.array(numbers, pa.int64())}
+    assert _ascends(pa.RecordBatch.from_pydict(columns)) is ascends
