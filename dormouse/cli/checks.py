@@ -32,6 +32,9 @@ def check(
     after: Annotated[
         str | None, typer.Option(help="Only tables that come after this one by name: to go on.")
     ] = None,
+    note_digests: Annotated[
+        bool, typer.Option("--note-digests", help="Files that have no digest get one; with --deep.")
+    ] = False,
 ) -> None:
     """Check that database and object store have what was written; changes nothing, while everything runs.
 
@@ -39,8 +42,10 @@ def check(
     """
     from dormouse.cli.console import progress
 
+    if note_digests and not deep:
+        raise InvalidInput("--note-digests needs --deep, which reads the files")
     done: list[str] = []
-    with session.open(read_only=True) as instance, progress("check", unit="files") as moved:
+    with session.open(read_only=not note_digests) as instance, progress("check", unit="files") as moved:
         try:
             report = instance.check(deep, table, moved, after=after, finished=done.append)
         except KeyboardInterrupt:

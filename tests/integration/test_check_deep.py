@@ -73,7 +73,9 @@ def test_damage_without_a_digest_is_told_where_it_shows(lake: Instance, objects:
     assert kinds <= {"object_unreadable", "row_count", "key_range", "not_sorted", "statistics"}
 
 
-def test_files_without_a_digest_that_read_well_get_one(lake: Instance, objects: Path) -> None:
+def test_files_without_a_digest_that_read_well_get_one(
+    lake: Instance, dsn: str, objects: Path, cli: Callable[..., tuple[int, str, str]]
+) -> None:
     digests = [file.digest for file in lake.table("t").files.all_files(0).files]
     assert None not in digests
     forget_digests(lake)
@@ -86,7 +88,11 @@ def test_files_without_a_digest_that_read_well_get_one(lake: Instance, objects: 
     path.write_bytes(whole)
     rest = [file.digest for file in lake.table("t").files.all_files(0).files]
     assert [digest for digest in rest if digest is None] == [None]
-    assert lake.check(deep=True).problems == ()
+    where = ("--dsn", dsn, "--objects", objects.as_uri())
+    assert cli("check", "--deep", *where)[0] == 0
+    assert rest == [file.digest for file in lake.table("t").files.all_files(0).files]
+    assert cli("check", "--note-digests", *where)[0] != 0
+    assert cli("check", "--deep", "--note-digests", *where)[0] == 0
     assert [file.digest for file in lake.table("t").files.all_files(0).files] == digests
 
 
