@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import subprocess
 import tarfile
+import zlib
 from pathlib import Path
 
 from psycopg.conninfo import conninfo_to_dict
 
 from dormouse.embedded.server import _binaries
 from dormouse.errors import BackupDamaged, InstanceError
+
+_CHUNK_BYTES = 1 << 20
 
 
 def base_backup(dsn: str, path: Path) -> None:
@@ -30,8 +34,10 @@ def extract(path: Path, data: Path) -> None:
     """Makes a data directory of a base backup. Raises `BackupDamaged`."""
     data.mkdir(mode=0o700)
     try:
-        with tarfile.open(path, "r:gz") as tar:
+        with gzip.open(path) as file, tarfile.open(fileobj=file) as tar:
             tar.extractall(data, filter="data")
-    except (tarfile.TarError, EOFError, OSError) as error:
+            while file.read(_CHUNK_BYTES):  # its checksum stands at the end, which tarfile does not read
+                pass
+    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
         raise BackupDamaged(f"the database of the backup cannot be unpacked: {error}") from error
     data.chmod(0o700)

@@ -31,7 +31,7 @@ from dormouse.embedded.base_backup import extract
 from dormouse.embedded.local import is_instance, mark
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.embedded.server import Server
-from dormouse.errors import BackupDamaged, InstanceError, InvalidInput, NotAnInstance
+from dormouse.errors import BackupDamaged, InstanceError, InstanceLocked, InvalidInput, NotAnInstance
 from dormouse.files.attempts import WriteAttempts
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier, migrate
@@ -163,7 +163,8 @@ def restore_metadata(folder: str | os.PathLike[str], backup: str | None = None) 
     """Makes the database of a folder that has lost it, of a backup of the metadata in its object store.
 
     The tables are as they were at that time. Files that came later are orphans; those that were collected
-    since are missing. Raises `InvalidInput` when the database is there, or no backup is; `BackupDamaged`.
+    since are missing. Raises `InvalidInput` when the database is there, or no backup is; `BackupDamaged`,
+    `InstanceLocked` and `InstanceError`. Then nothing is changed.
     """
     place = Path(folder).expanduser().absolute()
     if not is_instance(place):
@@ -172,25 +173,33 @@ def restore_metadata(folder: str | os.PathLike[str], backup: str | None = None) 
         raise InvalidInput(f"{place / 'postgres'} is there: its database is not lost; move it away first")
     objects = open_store(place / "objects")
     found = find(objects, backup)
-    staged = place / f"postgres.new-{secrets.token_hex(4)}"  # as what is left of a new one, it is removed
     try:
-        tar = staged.with_suffix(".tar.gz")
-        with objects.reader(found.name) as source, tar.open("wb") as file:
-            shutil.copyfileobj(source, file)
-        try:
-            extract(tar, staged)
-        except BackupDamaged as error:
-            raise BackupDamaged(f"{found.name} is damaged ({error}): take an earlier one") from error
-        tar.unlink()
-        staged.rename(place / "postgres")
-    finally:
-        tar.unlink(missing_ok=True)
-        shutil.rmtree(staged, ignore_errors=True)
-    with EmbeddedPostgres(place) as server, closing(ConnectionSupplier(server.dsn)) as supplier:
+        with _locked(place), _workplace(place / "postgres") as work:
+            return _restored_metadata(objects, found.name, work, place)
+    except BlockingIOError:
+        raise InstanceLocked(f"another process brings back the database of {place}: wait for it") from None
+    except OSError as error:
+        raise InstanceError(f"cannot restore into {place}: {error.strerror or error}") from error
+
+
+def _restored_metadata(objects: ObjectStore, name: str, work: Path, place: Path) -> RestoredMetadata:
+    tar = work / "database.tar.gz"
+    with objects.reader(name) as source, tar.open("wb") as file:
+        shutil.copyfileobj(source, file)
+    try:
+        extract(tar, work / "postgres")
+    except BackupDamaged as error:
+        raise BackupDamaged(f"{name} is damaged ({error}): take an earlier one") from error
+    tar.unlink()
+    with EmbeddedPostgres(work) as server, closing(ConnectionSupplier(server.dsn)) as supplier:
         migrate(supplier)
         catalog = Catalog(supplier, WriteAttempts(supplier, objects))
+        # before it is in its place: who opens it there must not take it for the database that was lost
         incarnation = Ownership(supplier, objects).adopt(catalog.instance_id())
-        return RestoredMetadata(found.name, str(place), len(catalog.tables()), incarnation)
+        tables = len(catalog.tables())
+    (work / "postgres").rename(place / "postgres")
+    _sync(place)
+    return RestoredMetadata(name, str(place), tables, incarnation)
 
 
 def _bring(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -18,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import dormouse as dm
 from dormouse.durability import metadata_backups
 from dormouse.durability.metadata_backups import KIND
+from dormouse.durability.ownership import Ownership
 from dormouse.embedded.restoring import restore_metadata
 from dormouse.errors import InstanceError, InstanceLocked, InstanceReadOnly, InvalidInput, NotAnInstance
 from dormouse.instance import Instance
@@ -280,8 +283,34 @@ def test_without_its_backup_nothing_is_made(lost: Path) -> None:
     path.write_bytes(data[: len(data) // 2])
     with pytest.raises(dm.DormouseError, match=f"{path.name} is damaged"):
         restore_metadata(lost)
+    path.write_bytes(
+        bytes([*data[:-100_000], data[-100_000] ^ 1, *data[-99_999:]])
+    )  # in a page of zeros, say
+    with pytest.raises(dm.DormouseError, match=f"{path.name} is damaged"):
+        restore_metadata(lost)
     path.unlink()
     with pytest.raises(InvalidInput, match="there are: none"):
         restore_metadata(lost)
     assert not (lost / "postgres").exists()
     assert not list(lost.glob("postgres.new*"))
+
+
+def test_a_database_is_in_its_place_when_it_owns_the_store_and_not_before(
+    lost: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(self: Ownership, instance_id: str) -> int:
+        raise KeyboardInterrupt
+
+    before = sorted(path.name for path in lost.iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr(Ownership, "adopt", die)
+        with pytest.raises(KeyboardInterrupt):
+            restore_metadata(lost)
+    assert sorted(path.name for path in lost.iterdir()) == before
+    descriptor = os.open(lost, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # as another that restores it
+    with pytest.raises(InstanceLocked, match="another process"):
+        restore_metadata(lost)
+    os.close(descriptor)
+    assert restore_metadata(lost).tables == 1
+    assert sorted(path.name for path in lost.iterdir()) == sorted([*before, "postgres"])
