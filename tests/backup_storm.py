@@ -65,15 +65,20 @@ def storm(folder: Path, seconds: float, seed: int) -> Counter[str]:
     place, deadline = folder / "backups", time.monotonic() + seconds
     known: dict[str, int] = {}
     with dm.local(folder / "lake") as instance, written(instance) as acknowledged:
+        usual = 4.0
         while time.monotonic() < deadline:
             since = "last" if known and dice.random() < 0.7 else ""
+            began = time.monotonic()
             before = len(acknowledged)
             command = [sys.executable, "-c", BACKUP, str(folder / "lake"), str(place), since]
             process = subprocess.Popen(command)
             with suppress(subprocess.TimeoutExpired):
-                process.wait(dice.uniform(0.3, 7))
+                process.wait(dice.uniform(0.05, 2) * usual)
+                usual = time.monotonic() - began
             process.kill()
             ended["killed" if process.wait() else "whole"] += 1
+            if ended["killed"] > 10 * (1 + ended["whole"]):
+                usual *= 2  # others keep the machine busy
             found = {one.name for one in dm.backups(place)}
             new = found - known.keys()
             assert known.keys() <= found, "a backup is gone"
