@@ -1,16 +1,32 @@
-"""Collects garbage on a schedule, within the time that the lambda has; without work it wakes no database."""
+"""Collects garbage on a schedule, within the time that the lambda has; without work it wakes no database.
+
+Once a day it checks a share of the tables, too; problems are a round that fails.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any
 
+from dormouse.catalog import Catalog
+from dormouse.durability.instance_rounds import InstanceRounds
+from dormouse.durability.shares import KIND as CHECK
+from dormouse.durability.shares import check_share
+from dormouse.durability.unknown import Known
+from dormouse.errors import DormouseError
+from dormouse.files.attempts import WriteAttempts
 from dormouse.files.last_rounds import rounds_failing
-from dormouse.objects import open_store
+from dormouse.objects import ObjectStore, open_store
+from dormouse.postgres import ConnectionSupplier
 from dormouse.schedules.garbage import KIND, collect
 from dormouse.schedules.work import Schedule
 from dormouse.settings.lambdas import DatabaseEnvironment
 from dormouse.settings.metrics import FILES_DELETED, ORPHANED_BYTES, ROUNDS_FAILING
 from lambdas.services import called, database, tracer
+
+DAY_SECONDS = 86_400.0
+logger = logging.getLogger("dormouse.lambdas")
 
 
 @tracer.capture_lambda_handler(capture_response=False)
@@ -24,8 +40,21 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
             return {"skipped": True}
         with database(call, objects) as (supplier, owned):
             done = collect(supplier, owned, turn, seconds_left=call.seconds_left)
-            failing = rounds_failing(supplier)
+            failing = rounds_failing(supplier) + _checked(supplier, owned, call.seconds_left)
         schedule.done(turn, due_at=done.due_at, memory=done.memory)
         counts = {FILES_DELETED: done.deleted_files, ORPHANED_BYTES: done.orphaned_bytes}
         call.count(**counts, **{ROUNDS_FAILING: failing})
         return {"skipped": False, "tables": done.tables, "deleted_files": done.deleted_files}
+
+
+def _checked(supplier: ConnectionSupplier, objects: ObjectStore, seconds_left: Callable[[], float]) -> int:
+    """How many rounds of the instance fail, after that of today if it is due."""
+    rounds, attempts = InstanceRounds(supplier), WriteAttempts(supplier, objects)
+    catalog = Catalog(supplier, attempts)
+    known = Known(supplier, catalog, attempts)
+    if rounds.is_due(CHECK, DAY_SECONDS):
+        try:
+            rounds.run(CHECK, lambda: check_share(supplier, catalog, objects, known, seconds_left))
+        except DormouseError as error:
+            logger.error("check: %s", error)  # noqa: TRY400  # it is the line, not the traceback
+    return sum(one.error is not None for one in rounds.read())

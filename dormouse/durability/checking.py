@@ -72,7 +72,8 @@ class _Done:
 class Checker:
     """Checks tables of one instance. `progress` is called with the files done.
 
-    With `notes`, files that were written without a digest, and read well, have one from then on.
+    With `notes`, files that were written without a digest, and read well, have one from then on. Ends before
+    a table where `go_on` says so.
     """
 
     def __init__(
@@ -84,8 +85,10 @@ class Checker:
         deep: bool = False,
         notes: bool = False,
         progress: Progress | None = None,
+        go_on: Callable[[], bool] = lambda: True,
     ) -> None:
         self._notes = notes
+        self._go_on = go_on
         self._apart: FileReader | None = None
         if deep:
             from dormouse.data.file_reader import FileReader
@@ -107,7 +110,7 @@ class Checker:
         """Checks the tables, and the `rest`: what of the store is no table's. Once."""
         try:
             for table in tables:
-                if not self._done.is_over:
+                if not self._done.is_over and self._go_on():
                     with suppress(TableNotFound):  # dropped meanwhile
                         self._table(table)
                         self._done.tables += 1
@@ -115,7 +118,7 @@ class Checker:
         finally:
             if self._apart is not None:
                 self._apart.close()
-        if rest and not self._done.is_over:
+        if rest and not self._done.is_over and self._go_on():
             self._rest(tables)
         return self._done.report()
 

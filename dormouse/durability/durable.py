@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dormouse.catalog import Catalog
 from dormouse.durability.instance_rounds import InstanceRound, InstanceRounds
 from dormouse.durability.ownership import Ownership
-from dormouse.errors import CheckFailed, InstanceReadOnly, InvalidInput, TableNotFound
+from dormouse.errors import InstanceReadOnly, InvalidInput, TableNotFound
 from dormouse.files.attempts import WriteAttempts
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from dormouse.durability.orphans import DeletedOrphans, Orphan, Orphans
     from dormouse.durability.unknown import Known
 
-SHARES = 7
 """`maintain` checks one of so many shares of the tables a day."""
 
 OLDER_THAN = timedelta(days=7)
@@ -101,7 +100,7 @@ class Durable:
 
         Raises `InstanceLocked` when another process does it.
         """
-        from dormouse.durability import metadata_backups
+        from dormouse.durability import metadata_backups, shares
         from dormouse.durability.maintaining import Maintainer
 
         self._check_writable()
@@ -110,7 +109,9 @@ class Durable:
             daily[metadata_backups.KIND] = lambda: metadata_backups.take(
                 self._objects, self._ownership.number, base_backup, keep=self._metadata_backups
             )
-        daily["check"] = self._check_share
+        daily[shares.KIND] = lambda: shares.check_share(
+            self._supplier, self._catalog, self._objects, self._known
+        )
 
         def after_cycle(done: Maintenance) -> None:
             from dormouse.durability.maintenance_metrics import write_metrics
@@ -157,16 +158,6 @@ class Durable:
         if table is not None and tables and not report.tables:
             raise TableNotFound(f"table {table!r} does not exist any more")
         return report
-
-    def _check_share(self) -> None:
-        """A seventh of the tables, those of today; `CheckFailed` with what is not as it was written."""
-        from dormouse.durability.checking import Checker
-
-        today = datetime.now(UTC).toordinal() % SHARES
-        tables = [one for one in self._catalog.tables() if int(one.uuid, 16) % SHARES == today]
-        report = Checker(self._supplier, self._objects, self._known).run(tables, rest=today == 0)
-        if report.problems:
-            raise CheckFailed(report.problems)
 
     def orphans(self, older_than: timedelta = OLDER_THAN) -> Iterator[Orphan]:
         """The objects that the database does not know, and that were written so long ago; streamed.

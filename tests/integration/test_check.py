@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import dormouse as dm
-from dormouse.durability import durable
+from dormouse.durability import shares
 from dormouse.errors import TableNotFound
 from dormouse.instance import Instance
 from dormouse.objects.names import SKETCHES_SUFFIX
@@ -206,7 +206,7 @@ def test_maintenance_checks_a_share_and_remembers_problems(
     for name in names(lake):
         (objects / name).unlink()
     query(lake._supplier, "delete from instance_round")
-    monkeypatch.setattr(durable, "SHARES", 1)  # all are of today
+    monkeypatch.setattr(shares, "SHARES", 1)  # all are of today
     done = lake.maintain(once=True)
     assert done.failures[-1].startswith("check: ")
     assert "object_missing of table 't'" in done.failures[-1]

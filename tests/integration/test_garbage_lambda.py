@@ -8,9 +8,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import dormouse as dm
+from dormouse.durability import shares
 from dormouse.files.garbage import GarbageCollector
 from dormouse.files.layout import LAYOUTS
 from dormouse.instance import Instance
@@ -82,6 +84,27 @@ def test_rounds_that_fail_are_counted_whatever_their_kind(
     noted(instance, monkeypatch)
     handler({}, Context())
     assert metrics_in(capsys.readouterr().out)["RoundsFailing"] == 1
+
+
+def test_a_share_of_the_tables_is_checked_once_a_day(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shares, "SHARES", 1)  # all are of today
+    table = instance.create_table("t", SCHEMA)
+    table.ingest(pa.table({"key": [1]}))
+    handler({}, Context())
+    assert metrics_in(capsys.readouterr().out)["RoundsFailing"] == 0
+    [lost] = [name for name in left(instance) if name.endswith(".parquet")]
+    instance._objects.delete([lost])
+    for days, failing in ((0, 0), (1, 1)):
+        text = "update instance_round set ended_at = ended_at - make_interval(days => %s) returning 1"
+        query(instance._supplier, text, days)
+        noted(instance, monkeypatch)
+        handler({}, Context())
+        assert metrics_in(capsys.readouterr().out)["RoundsFailing"] == failing
+    [told] = instance.rounds()
+    assert told.kind == "check"
+    assert lost in str(told.error)
 
 
 def test_without_activity_the_database_is_left_asleep(
