@@ -30,7 +30,7 @@ def backup(
     place: Place,
     since: Annotated[
         str | None,
-        typer.Option(help="An earlier backup there, or 'last': what it has is not copied again."),
+        typer.Option(help="An earlier backup there, or 'last' (if any): what it has is not copied again."),
     ] = None,
 ) -> None:
     """Back up the instance while everything runs: its database, and each object that its tables refer to."""

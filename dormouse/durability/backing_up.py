@@ -64,7 +64,8 @@ def wanted(supplier: Supplier, catalog: Catalog, records: Iterable[str]) -> Iter
             except TableNotFound:  # dropped meanwhile: its objects are held
                 break
             for file in page:
-                yield Wanted(file.filename, needed=file.unreferenced_at is None, size=file.byte_count)
+                digest = None if file.digest is None else file.digest.hex()
+                yield Wanted(file.filename, file.unreferenced_at is None, file.byte_count, digest)
                 yield Wanted(file.filename + SKETCHES_SUFFIX)
             if len(page) < PAGE_FILES:
                 break

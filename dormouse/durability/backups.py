@@ -14,6 +14,7 @@ import json
 import logging
 import re
 import shutil
+import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,8 @@ COPIED_AT_ONCE = 4
 _CHUNK_BYTES = 1 << 20
 _BATCH = 1_000
 _NAME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{6}Z(-\d+)?")
+
+INSTEAD = "restore another one ('dormouse backups' lists them), or take one without --since"
 
 logger = logging.getLogger(__name__)
 Progress = Callable[[int, int | None], object]
@@ -69,6 +72,11 @@ class Wanted:
     name: str
     needed: bool = False
     size: int | None = None
+    digest: str | None = None
+
+    def is_met_by(self, size: int, digest: str) -> bool:
+        """Whether an object is what was written, as far as that is recorded."""
+        return self.size in (None, size) and self.digest in (None, digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +89,26 @@ class BackedUp:
 
 
 def backups(store: ObjectStore) -> list[Backup]:
-    """The backups that are whole, the earliest first. Raises `BackupDamaged` and `InstanceTooNew`."""
-    names = sorted({name.split("/")[0] for name, _ in store.list("") if name.endswith(f"/{MANIFEST}")})
-    return [backup_of(store, name) for name in names if _NAME.fullmatch(name)]
+    """The backups that are whole, the earliest first; of those that cannot be read it warns."""
+    found = []
+    for name in _names(store):
+        try:
+            found.append(backup_of(store, name))
+        except (BackupDamaged, InstanceTooNew) as error:
+            logger.warning("%s", error)
+    return found
 
 
 def backup_of(store: ObjectStore, name: str | None) -> Backup:
     """A backup by its name; the latest when there is none. `InvalidInput` when it is not there."""
     if name is None:
-        found = backups(store)
-        if not found:
+        known = _names(store)
+        if not known:
             raise InvalidInput(f"there is no backup in {store.url}")
-        return found[-1]
+        name = known[-1]
     try:
+        if not _NAME.fullmatch(name):
+            raise ObjectNotFound(name)
         said = json.loads(store.get(f"{name}/{MANIFEST}"))
         version = int(said.pop("format"))
         if version > FORMAT:
@@ -103,17 +118,17 @@ def backup_of(store: ObjectStore, name: str | None) -> Backup:
             )
         return Backup(**said)
     except ObjectNotFound:
-        known = ", ".join(one.name for one in backups(store)) or "none"
-        raise InvalidInput(f"there is no backup {name!r} in {store.url}; there are: {known}") from None
+        there = ", ".join(_names(store)) or "none"
+        raise InvalidInput(f"there is no backup {name!r} in {store.url}; there are: {there}") from None
     except (ValueError, TypeError, KeyError):
-        raise BackupDamaged(f"{store.url}/{name}/{MANIFEST} cannot be read: take another backup") from None
+        raise BackupDamaged(f"{store.url}/{name}/{MANIFEST} cannot be read: {INSTEAD}") from None
 
 
 def objects_of(store: ObjectStore, backup: Backup) -> dict[str, BackedUp]:
     """The objects of a backup, by name; `BackupDamaged` when the list is not the one that was written."""
     data = _get(store, f"{backup.name}/{OBJECTS}")
     if xxhash.xxh3_128_hexdigest(data) != backup.objects_digest:
-        raise BackupDamaged(f"{store.url}/{backup.name}/{OBJECTS} is damaged: take another backup")
+        raise BackupDamaged(f"{store.url}/{backup.name}/{OBJECTS} is damaged: {INSTEAD}")
     found = {}
     for line in data.decode().splitlines():
         digest, size, name = line.split(" ", 2)
@@ -125,14 +140,14 @@ def fetch(store: ObjectStore, backup: Backup, found: BackedUp, path: Path) -> No
     """Copies an object of a backup to a path, and verifies it; `BackupDamaged`."""
     name = f"{backup.name}/{FOLDER}/{found.name}"
     if _fetched(store, name, path) != (found.size, found.digest):
-        raise BackupDamaged(f"{store.url}/{name} is damaged: take another backup")
+        raise BackupDamaged(f"{store.url}/{name} is damaged: {INSTEAD}")
 
 
 def fetch_database(store: ObjectStore, backup: Backup, path: Path) -> None:
     """Copies the base backup to a path, and verifies it; `BackupDamaged`."""
     name = f"{backup.name}/{DATABASE}"
     if _fetched(store, name, path) != (backup.database_bytes, backup.database_digest):
-        raise BackupDamaged(f"{store.url}/{name} is damaged: take another backup")
+        raise BackupDamaged(f"{store.url}/{name} is damaged: {INSTEAD}")
 
 
 class BackupWriter:
@@ -142,7 +157,7 @@ class BackupWriter:
         self._store = store
         self._instance_id = instance_id
         self._began = datetime.now(UTC)
-        self._since = None if since is None else backup_of(store, None if since == "last" else since)
+        self._since = self._last() if since == "last" else None if since is None else backup_of(store, since)
         if self._since is not None and self._since.instance_id != instance_id:
             raise InvalidInput(f"backup {self._since.name} is of another instance, {self._since.instance_id}")
         self._before = {} if self._since is None else objects_of(store, self._since)
@@ -192,18 +207,26 @@ class BackupWriter:
         """Removes what was written of a backup that failed."""
         _remove(self._store, self.name)
 
+    def _last(self) -> Backup | None:
+        """The instance's last backup there; None: the first is a whole one, as from cron."""
+        own = [one for one in backups(self._store) if one.instance_id == self._instance_id]
+        return own[-1] if own else None
+
     def _begin(self) -> str:
         _sweep(self._store, self._began)
         taken = {name.split("/")[0] for name, _ in self._store.list("")}
         stem = f"{self._began:%Y-%m-%dT%H%M%SZ}"
         name = next(n for n in (stem, *(f"{stem}-{i}" for i in range(2, 1_000))) if n not in taken)
         self._store.put(f"{name}/{BEGUN}", json.dumps({"began": self._began.isoformat()}).encode())
+        if (folder := self._store.local_path(name)) is not None:
+            folder.chmod(stat.S_IRWXU)  # rows are in it
         return name
 
     def _object(self, source: ObjectStore, wanted: Wanted) -> BackedUp | None:
         name = wanted.name
         target, before = f"{self.name}/{FOLDER}/{name}", self._before.get(name)
-        if before is not None and self._since is not None:
+        met = before is not None and wanted.is_met_by(before.size, before.digest)
+        if before is not None and self._since is not None and met:
             with suppress(ObjectNotFound):
                 earlier = f"{self._since.name}/{FOLDER}/{name}"
                 if self._store.size(earlier) == before.size:
@@ -218,14 +241,23 @@ class BackupWriter:
             return None
         except ObjectAlreadyExists:  # of a table that was dropped while it was listed
             return None
-        if wanted.size is not None and size != wanted.size:
+        if not wanted.is_met_by(size, digest):
+            what = f"has not the bytes that were written: its digest is {digest}, and was {wanted.digest}"
+            if wanted.size is not None and wanted.size != size:
+                what = f"has {size:,} bytes, and was written with {wanted.size:,}"
             raise BackupDamaged(
-                f"{source.url}/{name} has {size:,} bytes, and was written with {wanted.size:,}: nothing is "
-                "backed up. 'dormouse check' lists what is damaged; bring it back from an earlier backup"
+                f"{source.url}/{name} {what}; nothing is backed up. 'dormouse check --deep' lists what is "
+                "damaged; bring it back from an earlier backup"
             )
         with self._counting:
             self._copied += 1
         return BackedUp(name, size, digest)
+
+
+def _names(store: ObjectStore) -> list[str]:
+    """Of what has a manifest, in the order of time."""
+    names = {name.split("/")[0] for name, _ in store.list("") if name.endswith(f"/{MANIFEST}")}
+    return sorted(name for name in names if _NAME.fullmatch(name))
 
 
 def _copied(store: ObjectStore, name: str, path: Path) -> tuple[int, str]:
@@ -243,7 +275,7 @@ def _fetched(store: ObjectStore, name: str, path: Path) -> tuple[int, str]:
     try:
         return _copied(store, name, path)
     except ObjectNotFound:
-        raise BackupDamaged(f"{store.url}/{name} is gone: take another backup") from None
+        raise BackupDamaged(f"{store.url}/{name} is gone: {INSTEAD}") from None
 
 
 def _digest(file: BinaryIO) -> tuple[int, str]:
@@ -258,7 +290,7 @@ def _get(store: ObjectStore, name: str) -> bytes:
     try:
         return store.get(name)
     except ObjectNotFound:
-        raise BackupDamaged(f"{store.url}/{name} is gone: take another backup") from None
+        raise BackupDamaged(f"{store.url}/{name} is gone: {INSTEAD}") from None
 
 
 def _sweep(store: ObjectStore, now: datetime) -> None:

@@ -59,8 +59,8 @@ class Durable:
         """Takes a backup into a folder, or s3://bucket/prefix, while everything runs.
 
         It is whole or absent, whatever happens. Objects of the backup `since`, in the same place, are not
-        copied again: `last` is the latest. `progress` is called with the objects done. `dm.restore` makes an
-        instance of it.
+        copied again: `last` is the instance's latest there, if any. `progress` is called with the objects
+        done. `dm.restore` makes an instance of it.
 
         Raises `InvalidInput`, `BackupDamaged` for an object that is not what was written, `ObjectStoreError`.
         """

@@ -16,6 +16,8 @@ from pathlib import Path
 from dormouse.catalog import Catalog
 from dormouse.durability.backing_up import wanted
 from dormouse.durability.backups import (
+    FOLDER,
+    INSTEAD,
     BackedUp,
     Backup,
     Progress,
@@ -148,10 +150,13 @@ def _restored(store: ObjectStore, backup: Backup, work: Path, progress: Progress
         instance_id = catalog.instance_id()
         needed: list[BackedUp] = []
         for one in wanted(supplier, catalog, listed):
-            if one.name in listed:
-                needed.append(listed[one.name])
+            if (has := listed.get(one.name)) is not None:
+                if not one.is_met_by(has.size, has.digest):
+                    name = f"{backup.name}/{FOLDER}/{has.name}"
+                    raise BackupDamaged(f"{store.url}/{name} was damaged before it was backed up: {INSTEAD}")
+                needed.append(has)
             elif one.needed:
-                raise BackupDamaged(f"{store.url}/{backup.name} lacks {one.name}: take another backup")
+                raise BackupDamaged(f"{store.url}/{backup.name} lacks {one.name}: {INSTEAD}")
         _bring(store, backup, needed, objects, progress)
         incarnation = Ownership(supplier, objects).adopt(instance_id)
         tables = len(catalog.tables())

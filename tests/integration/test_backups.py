@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import xxhash
 
 import dormouse as dm
 from dormouse.durability import backups as backups_module
@@ -108,7 +109,7 @@ def test_a_backup_that_is_not_there_is_named(lake: Path, tmp_path: Path) -> None
         dm.restore(tmp_path / "nothing", tmp_path / "new")
     with dm.local(lake / "lake") as instance:
         with pytest.raises(InvalidInput, match="there is no backup"):
-            instance.backup(tmp_path / "nothing", since="last")
+            instance.backup(tmp_path / "nothing", since=known)
         assert not (tmp_path / "nothing").exists() or names(tmp_path / "nothing") == set()
 
 
@@ -156,7 +157,60 @@ def test_a_backup_of_a_newer_version_is_refused(copy: Path, tmp_path: Path) -> N
 
 def test_a_backup_of_another_instance_is_no_base(copy: Path, tmp_path: Path) -> None:
     with dm.local(tmp_path / "other") as instance, pytest.raises(InvalidInput, match="of another instance"):
-        instance.backup(tmp_path, since="last")
+        instance.backup(tmp_path, since=copy.name)
+
+
+def test_the_first_since_the_last_is_a_whole_one(copy: Path, tmp_path: Path) -> None:
+    """As from cron: the place is empty the first time, or others' backups are there."""
+    with dm.local(tmp_path / "other") as instance:
+        first, second = (instance.backup(tmp_path, since="last") for _ in range(2))
+    assert (first.since, second.since) == (None, first.name)
+    assert dm.backups(tmp_path)[0].name == copy.name
+
+
+def test_a_damaged_object_is_not_backed_up(copy: Path, tmp_path: Path) -> None:
+    """Neither from the object store, nor from a backup that was taken of it before."""
+    dm.restore(tmp_path, tmp_path / "lake")
+    [path, *_] = sorted((tmp_path / "lake/objects/data").rglob("*.parquet"))
+    sound = path.read_bytes()
+    with dm.local(tmp_path / "lake") as instance:
+        path.write_bytes(bytes([*sound[:40], sound[40] ^ 1, *sound[41:]]))
+        for since in (None, "last"):
+            with pytest.raises(BackupDamaged, match=f"{path.name} has not the bytes"):
+                instance.backup(tmp_path / "new", since=since)
+        assert dm.backups(tmp_path / "new") == []
+
+
+def test_an_object_that_was_damaged_when_it_was_backed_up_is_not_restored(copy: Path, tmp_path: Path) -> None:
+    [path, *_] = sorted((copy / "objects/data").rglob("*.parquet"))
+    name = str(path.relative_to(copy / "objects"))
+    data = bytearray(path.read_bytes())
+    data[40] ^= 1
+    path.write_bytes(data)
+    lines = (copy / "objects.txt").read_text().splitlines(keepends=True)
+    others = [line for line in lines if not line.endswith(f" {name}\n")]
+    listed = "".join([*others, f"{xxhash.xxh3_128_hexdigest(data)} {len(data)} {name}\n"]).encode()
+    (copy / "objects.txt").write_bytes(listed)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["objects_digest"] = xxhash.xxh3_128_hexdigest(listed)
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BackupDamaged, match="was damaged before it was backed up"):
+        dm.restore(tmp_path, tmp_path / "new")
+
+
+def test_a_backup_that_cannot_be_read_hides_no_other(copy: Path, tmp_path: Path) -> None:
+    later = copy.with_name("2999-01-01T000000Z")
+    subprocess.run(["cp", "-a", copy, later], check=True)
+    (later / "manifest.json").write_text("{")
+    assert [one.name for one in dm.backups(tmp_path)] == [copy.name]
+    with pytest.raises(BackupDamaged, match="dormouse backups"):  # the latest, which was asked for
+        dm.restore(tmp_path, tmp_path / "new")
+    dm.restore(tmp_path, tmp_path / "new", copy.name)
+
+
+def test_rows_of_a_backup_are_private(lake: Path) -> None:
+    [folder, *_] = (lake / "backups").iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_hold_keeps_what_was_there(tmp_path: Path) -> None:
