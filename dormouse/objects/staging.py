@@ -50,7 +50,7 @@ class StagingArea:
         """Make a folder and lock it; again under another name when a sweep was faster."""
         while True:
             folder = self.folder / uuid4().hex
-            folder.mkdir(parents=True)
+            folder.mkdir(mode=0o700, parents=True)  # what is written may be for a private folder
             try:
                 lock = _lock(folder)
             except OSError:

@@ -209,8 +209,8 @@ def test_a_backup_that_cannot_be_read_hides_no_other(copy: Path, tmp_path: Path)
 
 
 def test_rows_of_a_backup_are_private(lake: Path) -> None:
-    [folder, *_] = (lake / "backups").iterdir()
-    assert folder.stat().st_mode & 0o777 == 0o700
+    for one in dm.backups(lake / "backups"):
+        assert (lake / "backups" / one.name).stat().st_mode & 0o777 == 0o700
 
 
 def test_a_hold_keeps_what_was_there(tmp_path: Path) -> None:

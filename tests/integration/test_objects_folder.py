@@ -144,6 +144,12 @@ def test_staging_publishes_the_file_itself_without_a_copy(tmp_path: Path) -> Non
     assert (tmp_path / "a").stat().st_ino == inode
 
 
+def test_what_is_being_written_is_private(tmp_path: Path) -> None:
+    with open_store(tmp_path).staged("a") as path:
+        path.write_bytes(b"1")
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
 def test_the_file_is_durable_before_its_name_and_the_name_before_the_return(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
