@@ -27,14 +27,24 @@ from typing import BinaryIO
 
 import xxhash
 
-from dormouse.errors import BackupDamaged, InstanceTooNew, InvalidInput, ObjectAlreadyExists, ObjectNotFound
+from dormouse.errors import (
+    BackupDamaged,
+    InstanceError,
+    InstanceTooNew,
+    InvalidInput,
+    ObjectAlreadyExists,
+    ObjectNotFound,
+)
 from dormouse.objects import ObjectStore
 
 FORMAT = 1
 MANIFEST, DATABASE, OBJECTS, BEGUN = "manifest.json", "database.tar.gz", "objects.txt", "begun.json"
 FOLDER = "objects"
+SWEPT = "swept.json"
+"""Another took it for abandoned: it can be finished no more."""
+
 ABANDONED_AFTER = timedelta(days=1)
-"""A backup that began so long ago and has no manifest is nobody's any more."""
+"""A backup that has no manifest, and to which nothing was written for so long, is nobody's any more."""
 
 COPIED_AT_ONCE = 4
 _CHUNK_BYTES = 1 << 20
@@ -201,11 +211,19 @@ class BackupWriter:
         )
         text = json.dumps({"format": FORMAT, **asdict(made)}, indent=1)
         self._store.put(f"{self.name}/{MANIFEST}", text.encode())
+        # each writes first, and then asks for the other's: one of them sees it
+        swept = _has(self._store, f"{self.name}/{SWEPT}")
+        if swept or not _has(self._store, f"{self.name}/{BEGUN}"):
+            self._store.delete([f"{self.name}/{MANIFEST}"])
+            raise InstanceError(
+                f"backup {self.name} stood still for so long that another one in {self._store.url} removed "
+                "it as abandoned: take it again"
+            )
         return made
 
     def abandon(self) -> None:
         """Removes what was written of a backup that failed."""
-        _remove(self._store, self.name)
+        _remove(self._store, self.name, BEGUN)
 
     def _last(self) -> Backup | None:
         """The instance's last backup there; None: the first is a whole one, as from cron."""
@@ -216,11 +234,17 @@ class BackupWriter:
         _sweep(self._store, self._began)
         taken = {name.split("/")[0] for name, _ in self._store.list("")}
         stem = f"{self._began:%Y-%m-%dT%H%M%SZ}"
-        name = next(n for n in (stem, *(f"{stem}-{i}" for i in range(2, 1_000))) if n not in taken)
+        for name in (stem, *(f"{stem}-{number}" for number in range(2, 1_000))):
+            with suppress(ObjectAlreadyExists):  # another began at the same time
+                if name not in taken:
+                    self._mark(name)
+                    return name
+        raise InvalidInput(f"{self._store.url} has too many backups of one second, {stem}")
+
+    def _mark(self, name: str) -> None:
         self._store.put(f"{name}/{BEGUN}", json.dumps({"began": self._began.isoformat()}).encode())
         if (folder := self._store.local_path(name)) is not None:
             folder.chmod(stat.S_IRWXU)  # rows are in it
-        return name
 
     def _object(self, source: ObjectStore, wanted: Wanted) -> BackedUp | None:
         name = wanted.name
@@ -293,21 +317,40 @@ def _get(store: ObjectStore, name: str) -> bytes:
         raise BackupDamaged(f"{store.url}/{name} is gone: {INSTEAD}") from None
 
 
+def _has(store: ObjectStore, name: str) -> bool:
+    with suppress(ObjectNotFound):
+        return store.size(name) >= 0
+    return False
+
+
 def _sweep(store: ObjectStore, now: datetime) -> None:
-    """Removes what is left of backups that were killed."""
-    names = {name for name, _ in store.list("")}
-    for name in sorted({one.split("/")[0] for one in names}):
+    """Removes what is left of backups that were killed, and nothing that no backup has begun."""
+    names: set[str] = set()
+    written_at: dict[str, datetime] = {}
+    for one, _, written in store.list_dated(""):
+        names.add(one)
+        name = one.split("/")[0]
+        written_at[name] = max(written_at.get(name, written), written)
+    for name in sorted(written_at):
         if not _NAME.fullmatch(name) or f"{name}/{MANIFEST}" in names:
             continue
-        began = datetime.strptime(name[:18], "%Y-%m-%dT%H%M%SZ").replace(tzinfo=UTC)
-        if now - began > ABANDONED_AFTER:
+        if names.isdisjoint((f"{name}/{BEGUN}", f"{name}/{SWEPT}")):
+            continue
+        if now - written_at[name] <= ABANDONED_AFTER:
+            continue
+        with suppress(ObjectAlreadyExists):
+            store.put(f"{name}/{SWEPT}", b"{}")
+        if not _has(store, f"{name}/{MANIFEST}"):
             logger.info("backup %s was never finished, and is removed", name)
-            _remove(store, name)
+            _remove(store, name, SWEPT)
 
 
-def _remove(store: ObjectStore, name: str) -> None:
-    pending: Iterator[str] = (one for one, _ in list(store.list(name)))
+def _remove(store: ObjectStore, name: str, mark: str) -> None:
+    """Without its `mark`, which goes last, nobody would go on when this is killed."""
+    last = f"{name}/{mark}"
+    pending: Iterator[str] = (one for one, _ in list(store.list(name)) if one != last)
     while batch := list(islice(pending, _BATCH)):
         store.delete(batch)
+    store.delete([last])
     if (folder := store.local_path(name)) is not None:
         shutil.rmtree(folder, ignore_errors=True)  # folders without objects

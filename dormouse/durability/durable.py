@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dormouse.catalog import Catalog
 from dormouse.durability.instance_rounds import InstanceRound, InstanceRounds
+from dormouse.durability.ownership import FOLDER as OWNER_FOLDER
 from dormouse.durability.ownership import Ownership
 from dormouse.errors import InstanceReadOnly, InvalidInput, TableNotFound
 from dormouse.files.attempts import WriteAttempts
@@ -72,11 +73,17 @@ class Durable:
                 "backup is for an instance in a folder: of your own PostgreSQL take its own backups, of a "
                 "deployed instance Aurora's"
             )
+        store = open_store(target)
+        mine, place = self._objects.local_path(OWNER_FOLDER), store.local_path(OWNER_FOLDER)
+        if mine is not None and place is not None and _is_below(place, mine.parent.parent):
+            raise InvalidInput(
+                f"{store.url} is in the instance's own folder, and is lost with it: give another"
+            )
         return back_up(
             self._supplier,
             self._catalog,
             self._objects,
-            open_store(target),
+            store,
             self._base_backup,
             since=since,
             progress=progress,
@@ -213,3 +220,7 @@ class Durable:
             raise self._refusal
         self._read_only = False
         return number
+
+
+def _is_below(path: Path, folder: Path) -> bool:
+    return path.resolve().is_relative_to(folder.resolve())

@@ -1,7 +1,8 @@
 """Holds: the files of a moment stay while somebody reads them, such as a backup.
 
 Collection deletes nothing that lost its last reference since the oldest hold began, nor the objects of tables
-that are dropped meanwhile. A hold is a lease: that of a holder that died ends by itself.
+that are dropped meanwhile. A hold is a lease: that of a holder that died ends by itself, and of one that was
+frozen for longer: what it relied on may be gone, so it is told.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 
+from dormouse.errors import InstanceError
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
@@ -26,21 +28,21 @@ _QUERIES = load(__package__ or "", "holds")
 
 @contextmanager
 def held(supplier: Supplier, holder: str) -> Iterator[None]:
-    """Holds the files of now until the end; `holder` is unique."""
-    ended = threading.Event()
+    """Holds the files of now until the end; `holder` is unique.
 
-    def hold() -> None:
-        values = {"holder": holder, "margin_seconds": MARGIN_SECONDS, "lease_seconds": LEASE_SECONDS}
-        run_transaction(supplier, rows_of(_QUERIES["hold"], values), operation="hold files")
+    Raises `InstanceError` at the end when the hold had ended before, as that of a process that was frozen.
+    """
+    ended = threading.Event()
+    values = {"holder": holder, "margin_seconds": MARGIN_SECONDS, "lease_seconds": LEASE_SECONDS}
 
     def renew() -> None:
         while not ended.wait(LEASE_SECONDS / 5):
             try:
-                hold()
+                run_transaction(supplier, rows_of(_QUERIES["renew"], values), operation="hold files")
             except Exception:
                 logger.exception("the hold %r was not renewed, and is tried again", holder)
 
-    hold()
+    run_transaction(supplier, rows_of(_QUERIES["hold"], values), operation="hold files")
     renewing = threading.Thread(target=renew, name="hold", daemon=True)
     renewing.start()
     try:
@@ -49,7 +51,12 @@ def held(supplier: Supplier, holder: str) -> Iterator[None]:
         ended.set()
         renewing.join()
         work = rows_of(_QUERIES["release"], {"holder": holder})
-        run_transaction(supplier, work, operation="release files")
+        held_on = run_transaction(supplier, work, operation="release files")[0][0]
+    if not held_on:
+        raise InstanceError(
+            f"the {holder} did not go on for {LEASE_SECONDS:,.0f} s, and files that it needs may be gone: "
+            "nothing is made of it; run it again"
+        )
 
 
 def deletable_before(supplier: Supplier, delay_seconds: float) -> datetime:

@@ -1,17 +1,27 @@
 -- name: hold
--- Holds the files of now, or goes on doing so. A transaction that began before may not have committed yet: what it
--- removes is held, too.
+-- Holds the files of now. A transaction that began before may not have committed yet: what it removes is held, too.
 insert into hold (holder, since, until)
 values (
     %(holder)s,
     clock_timestamp() - make_interval(secs => %(margin_seconds)s),
     clock_timestamp() + make_interval(secs => %(lease_seconds)s)
-)
-on conflict (holder) do update set until = excluded.until;
+);
+
+-- name: renew
+-- Goes on holding; one that has ended stays ended: what it held may be gone.
+update hold
+set until = clock_timestamp() + make_interval(secs => %(lease_seconds)s)
+where holder = %(holder)s and until > clock_timestamp()
+returning holder;
 
 -- name: release
--- Ends a hold, and those of the dead.
-delete from hold where holder = %(holder)s or until < clock_timestamp();
+-- Ends a hold, and those of the dead; gives whether it had not ended before.
+with ended as (
+    delete from hold
+    where holder = %(holder)s or until < clock_timestamp()
+    returning holder, until
+)
+select exists (select from ended where holder = %(holder)s and until > clock_timestamp());
 
 -- name: before
 -- What lost its last reference before this time can be deleted.
