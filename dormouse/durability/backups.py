@@ -231,6 +231,7 @@ class BackupWriter:
         return own[-1] if own else None
 
     def _begin(self) -> str:
+        self._store.sweep_staging()
         _sweep(self._store, self._began)
         taken = {name.split("/")[0] for name, _ in self._store.list("")}
         stem = f"{self._began:%Y-%m-%dT%H%M%SZ}"

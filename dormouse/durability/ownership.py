@@ -105,15 +105,10 @@ class Ownership:
             self.check_now()
 
     def check_now(self) -> None:
-        """As `check`, from what database and store say now: one statement and one request."""
-        known = self._known()
-        mine = next((one for one in known if one.confirmed), None)
-        try:
-            self._objects.size(_name_of(1 if mine is None else mine.number + 1))
-            refusal = self._refusal(known, self._last())
-        except ObjectNotFound:
-            copied = mine is not None and not mine.here
-            refusal = InstanceIsACopy(_A_COPY) if copied else None
+        """As `check`, from what database and store say now: one statement and two requests."""
+        refusal = self._refusal(self._known(), self._last())
+        if refusal is not None:  # another process may just have made an incarnation
+            refusal = self._refusal(self._known(), self._last())
         if refusal is not None:
             raise refusal
         self._was_ours = True
@@ -169,10 +164,10 @@ class Ownership:
         """Of what the database knows, and the store's last."""
         confirmed = max((one.number for one in known if one.confirmed), default=0)
         if last < confirmed:
-            raise ObjectStoreIsNotOurs(
+            return InstanceReadOnly(
                 f"{self._objects.url} is older than the database, or lost its folder {FOLDER}/: it has "
-                f"incarnation {last}, the database {confirmed}; give the store of the database, or take this "
-                "one: dormouse adopt"
+                f"incarnation {last}, the database {confirmed}, which only reads. Give the store of the "
+                "database; or, if its objects were brought back, take this one: 'dormouse adopt'"
             )
         ours = {one.number: one for one in known}
         if last == 0:

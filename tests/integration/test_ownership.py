@@ -227,8 +227,34 @@ def test_an_empty_store_is_not_taken_for_the_one_of_the_files(dsn: str, url: str
 def test_a_store_of_before_the_database_is_not_taken(dsn: str, url: str, tmp_path: Path) -> None:
     filled(dsn, url)
     (tmp_path / "objects" / "owner" / "1.json").unlink()
-    with pytest.raises(ObjectStoreIsNotOurs, match="older than the database"):
-        dm.connect(dsn, url)
+    with dm.connect(dsn, url) as instance:
+        assert keys(instance) == [1, 2, 3]
+        with pytest.raises(InstanceReadOnly, match="older than the database"):
+            instance.table("t").ingest(pa.table({"key": [4]}))
+        assert names(url).count("owner/1.json") == 0
+        assert instance.adopt() == 2
+        instance.table("t").ingest(pa.table({"key": [4]}))
+        assert keys(instance) == [1, 2, 3, 4]
+
+
+def test_the_former_owner_is_refused_whatever_the_number_of_the_next(
+    dsn: str, url: str, copied: Callable[[], str]
+) -> None:
+    filled(dsn, url)
+    copy = copied()
+    with dm.connect(dsn, url) as former:
+        with psycopg.connect(copy) as conn:  # as one that had a store of its own for long
+            conn.execute(
+                "insert into incarnation"
+                " (number, reason, confirmed, system_identifier, timeline, database_oid)"
+                " select 8, 'start', true, d.* from this_database() d"
+            )
+        with dm.connect(copy, url) as instance:
+            assert instance.adopt() == 9
+        before = names(url)
+        with pytest.raises(InstanceTakenOver):
+            former._objects.delete([name for name in before if name.startswith("data/")])
+        assert names(url) == before
 
 
 @pytest.mark.parametrize("left", ["data/t1/a", "owner/1.json", "commits/x"])
