@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -28,12 +29,13 @@ _QUERIES = load(__package__ or "", "holds")
 
 @contextmanager
 def held(supplier: Supplier, holder: str) -> Iterator[None]:
-    """Holds the files of now until the end; `holder` is unique.
+    """Holds the files of now until the end; `holder` says for what.
 
     Raises `InstanceError` at the end when the hold had ended before, as that of a process that was frozen.
     """
     ended = threading.Event()
-    values = {"holder": holder, "margin_seconds": MARGIN_SECONDS, "lease_seconds": LEASE_SECONDS}
+    name = f"{holder} {uuid.uuid4().hex}"  # of one name there may be two
+    values = {"holder": name, "margin_seconds": MARGIN_SECONDS, "lease_seconds": LEASE_SECONDS}
 
     def renew() -> None:
         while not ended.wait(LEASE_SECONDS / 5):
@@ -50,7 +52,7 @@ def held(supplier: Supplier, holder: str) -> Iterator[None]:
     finally:
         ended.set()
         renewing.join()
-        work = rows_of(_QUERIES["release"], {"holder": holder})
+        work = rows_of(_QUERIES["release"], {"holder": name})
         held_on = run_transaction(supplier, work, operation="release files")[0][0]
     if not held_on:
         raise InstanceError(

@@ -1,0 +1,100 @@
+"""Backups that stand still, and several at once: each is whole or none, and harms no other."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.errors import InstanceError, InvalidInput
+from dormouse.files.holds import held
+from dormouse.instance import Instance
+from tests.state import query
+
+SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+PROMPT = dm.TableProperties(gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=2)
+
+
+def test_a_backup_that_was_frozen_for_longer_than_its_hold_is_none(tmp_path: Path) -> None:
+    with dm.local(tmp_path / "lake") as instance:
+        table = instance.create_table("t", SCHEMA, properties=PROMPT)
+        for number in range(2):
+            table.ingest(pa.table({"key": [number]}))
+        take = instance._base_backup
+        assert take is not None
+
+        def freeze(path: Path) -> None:
+            take(path)
+            query(instance._supplier, "update hold set until = '-infinity'")
+            table.compact()
+            table.collect_garbage()
+
+        instance._base_backup = freeze
+        with pytest.raises(InstanceError, match="files that it needs may be gone"):
+            instance.backup(tmp_path / "backups")
+        assert dm.backups(tmp_path / "backups") == []
+        instance._base_backup = take
+        instance.backup(tmp_path / "backups")
+    assert dm.restore(tmp_path / "backups", tmp_path / "new", check=True).tables == 1
+
+
+def test_a_slow_backup_is_not_taken_for_an_abandoned_one(tmp_path: Path) -> None:
+    place, own = tmp_path / "backups", "2020-01-01T000000Z"  # such folders others have, too
+    (place / own).mkdir(parents=True)
+    (place / own / "of another program").touch()
+    os.utime(place / own / "of another program", (0, 0))
+
+    def during(instance: Instance, act: Callable[[], object]) -> None:
+        take = instance._base_backup
+        assert take is not None
+        other = partial(instance.backup, place)
+
+        def slow(path: Path) -> None:
+            take(path)
+            instance._base_backup = take
+            act()
+            other()
+
+        instance._base_backup = slow
+        instance.backup(place)
+
+    def freeze() -> None:
+        for path in place.rglob("*"):
+            if path.is_file():
+                os.utime(path, (0, 0))
+        time.sleep(1)  # another second, another name
+
+    with dm.local(tmp_path / "lake") as instance:
+        during(instance, lambda: None)
+        assert len(dm.backups(place)) == 2
+        with pytest.raises(InstanceError, match="stood still for so long"):
+            during(instance, freeze)
+        found = dm.backups(place)
+        assert len(found) == 3
+        for one in found:
+            dm.restore(place, tmp_path / "new", one.name, check=True)
+        assert (place / own / "of another program").exists()
+        for bad in ("backups", "objects", "postgres/backups"):
+            with pytest.raises(InvalidInput, match="instance's own folder"):
+                instance.backup(tmp_path / "lake" / bad)
+
+
+def test_two_holds_of_one_name_are_two(tmp_path: Path) -> None:
+    """As of two backups that begin in one second, into two places: the first that ends leaves the other's."""
+    with dm.local(tmp_path / "lake") as instance:
+        table = instance.create_table("t", SCHEMA, properties=PROMPT)
+        for number in range(2):
+            table.ingest(pa.table({"key": [number]}))
+        before = set((tmp_path / "lake" / "objects" / "data").rglob("*.parquet"))
+        with held(instance._supplier, "backup"):
+            with held(instance._supplier, "backup"):
+                pass
+            table.compact()
+            table.collect_garbage()
+            assert all(path.exists() for path in before)
