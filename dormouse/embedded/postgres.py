@@ -24,12 +24,14 @@ from types import TracebackType
 from typing import Self
 
 from dormouse.embedded.locks import check_honoured, close_lock, open_lock, try_lock, unwritable
+from dormouse.embedded.running import HeldElsewhere
 from dormouse.embedded.server import Server, StillRecovering
 from dormouse.errors import InstanceError, InstanceLocked, NotAnInstance
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.02
+LEAVING_SECONDS_MAX, LEAVING_POLL_SECONDS = 1.0, 0.1
 
 
 class EmbeddedPostgres:
@@ -116,7 +118,20 @@ class _Share:
         self._lease: int | None = None
 
     def enter(self, options: Mapping[str, str]) -> bool:
-        """Takes the lease, starts the server if need be; returns whether others have the folder open."""
+        """Takes the lease, starts the server if need be; returns whether others have the folder open.
+
+        Waits a moment for a server elsewhere that is leaving, and lets its user have the mutex meanwhile.
+        """
+        deadline = time.monotonic() + LEAVING_SECONDS_MAX
+        while True:
+            try:
+                return self._enter(options)
+            except HeldElsewhere as error:
+                if time.monotonic() > deadline:
+                    raise InstanceLocked(str(error)) from None
+            time.sleep(LEAVING_POLL_SECONDS)
+
+    def _enter(self, options: Mapping[str, str]) -> bool:
         with self._mutex() as path:
             check_honoured(path)
             joined = self._take_lease()

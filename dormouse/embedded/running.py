@@ -21,9 +21,12 @@ from dormouse.errors import InstanceLocked
 
 NAME = "postgres.running"
 POLL_SECONDS = 0.02
-LEAVING_SECONDS_MAX = 1
 ANSWER_SECONDS_MAX = 1
 CONTENT_BYTES_MAX = 4096
+
+
+class HeldElsewhere(InstanceLocked):
+    """The server runs in another namespace or host, and may be leaving."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,8 @@ class Holder:
 def take(folder: Path, deadline: float, in_sight: Callable[[], bool]) -> int | None:
     """Wins the lease: a locked descriptor, for the server to inherit; None once a server is in sight.
 
-    Waits for processes of a server that ends. Raises `InstanceLocked` when it runs where it cannot be seen.
+    Waits for processes of a server that ends. Raises `HeldElsewhere` when it runs where it cannot be seen.
     """
-    soon = time.monotonic() + LEAVING_SECONDS_MAX
     lease = open_lock(folder / NAME)
     won = False
     try:
@@ -51,8 +53,8 @@ def take(folder: Path, deadline: float, in_sight: Callable[[], bool]) -> int | N
             elsewhere = _is_elsewhere(holder)
             if not elsewhere and in_sight():
                 return None
-            if time.monotonic() > (soon if elsewhere else max(soon, deadline)):
-                raise _locked(folder, holder)
+            if elsewhere or time.monotonic() > deadline:
+                raise HeldElsewhere(str(_locked(folder, holder)))
             time.sleep(POLL_SECONDS)
         os.ftruncate(lease, 0)  # until it is signed, the holder is not known
         return lease

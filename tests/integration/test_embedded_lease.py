@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from embedded import OTHER_PROCESS, ask, leave, other_process, postmaster, runs, said, tell
 
-from dormouse.embedded import locks, running
+from dormouse.embedded import locks, postgres, running
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import InstanceError, InstanceLocked
 
@@ -159,7 +159,7 @@ def test_a_process_that_has_another_host_s_number_is_not_taken_for_its_server(se
 def test_a_lease_that_is_not_signed_is_waited_for(
     server_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "LEAVING_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(postgres, "LEAVING_SECONDS_MAX", 0.1)
     with (server_folder / running.NAME).open("w") as lease:
         fcntl.flock(lease, fcntl.LOCK_EX)
         with pytest.raises(InstanceLocked, match="where it cannot be seen"):
