@@ -7,22 +7,27 @@ copy of the database knows is older than the list of the objects, and held, so a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from dormouse.catalog import Catalog
 from dormouse.commits.body_names import OBJECT_PREFIX
+from dormouse.commits.pointers import object_of
+from dormouse.commits.requests import attempt_of, decode, names_of_new_files
 from dormouse.durability.backups import Backup, BackupWriter, Progress, Wanted
 from dormouse.durability.ownership import FOLDER, MARKER
-from dormouse.errors import TableNotFound
+from dormouse.errors import InvalidCommitRequest, InvalidName, ObjectNotFound, TableNotFound
 from dormouse.files.holds import held
 from dormouse.files.store import FileReferenceStore
 from dormouse.objects import ObjectStore
-from dormouse.objects.names import SKETCHES_SUFFIX
+from dormouse.objects.names import SKETCHES_SUFFIX, check_name
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup
 
 PAGE_FILES = 10_000
+PAGE_MESSAGES = 100
+NIL = "00000000-0000-0000-0000-000000000000"
 _QUERIES = load(__file__, "backing_up")
 
 
@@ -40,9 +45,11 @@ def back_up(
     writer = BackupWriter(target, catalog.instance_id(), since)
     try:
         with held(supplier, f"backup {writer.name}"):
+            # a committer takes away the bodies of what it has applied, which the copy may still have to apply
+            writer.objects(objects, (Wanted(name) for name, _ in objects.list(OBJECT_PREFIX)), progress)
             writer.database(base_backup)
             records = (name for folder in (FOLDER, OBJECT_PREFIX) for name, _ in objects.list(folder))
-            writer.objects(objects, wanted(supplier, catalog, records), progress)
+            writer.objects(objects, wanted(supplier, catalog, records, objects.get), progress)
             gone = (name for prefix in _dropped(supplier) for name, _ in objects.list(prefix))
             writer.objects(objects, map(Wanted, gone), progress)
         return writer.finish()
@@ -51,8 +58,13 @@ def back_up(
         raise
 
 
-def wanted(supplier: Supplier, catalog: Catalog, records: Iterable[str]) -> Iterator[Wanted]:
-    """The instance's own of the names in `records`, bodies of requests too; and the files of all tables."""
+def wanted(
+    supplier: Supplier, catalog: Catalog, records: Iterable[str], get: Callable[[str], bytes]
+) -> Iterator[Wanted]:
+    """The instance's own of the names in `records`, bodies of requests too, which `get` gives; and the files
+    of all tables, and of what was submitted and is not applied.
+    """
+    submitted = set(_submitted(supplier, get))  # first: what is applied meanwhile a table has
     yield Wanted(MARKER, needed=True)
     yield from (Wanted(name) for name in records if name.startswith((f"{FOLDER}/", OBJECT_PREFIX)))
     for table in catalog.tables():
@@ -64,12 +76,32 @@ def wanted(supplier: Supplier, catalog: Catalog, records: Iterable[str]) -> Iter
             except TableNotFound:  # dropped meanwhile: its objects are held
                 break
             for file in page:
+                submitted.discard(file.filename)
                 digest = None if file.digest is None else file.digest.hex()
                 yield Wanted(file.filename, file.unreferenced_at is None, file.byte_count, digest)
                 yield Wanted(file.filename + SKETCHES_SUFFIX)
             if len(page) < PAGE_FILES:
                 break
             after = page[-1].filename
+    for name in sorted(submitted):
+        yield from (Wanted(name), Wanted(name + SKETCHES_SUFFIX))
+
+
+def _submitted(supplier: Supplier, get: Callable[[str], bytes]) -> Iterator[str]:
+    """The files that requests would add that wait; not those of writers who wait, too: they write again."""
+    after = (NIL, NIL)
+    while True:
+        values = {"commit_key": after[0], "message_id": after[1], "limit": PAGE_MESSAGES}
+        page = run_lookup(supplier, rows_of(_QUERIES["submitted"], values), operation="look at what waits")
+        for *_, body in page:
+            with suppress(InvalidCommitRequest, InvalidName, ObjectNotFound):  # as the committer will say
+                name = object_of(body)
+                request = decode(body if name is None else get(name)).request
+                if attempt_of(request) is None:
+                    yield from map(check_name, names_of_new_files(request))
+        if len(page) < PAGE_MESSAGES:
+            return
+        after = page[-1][:2]
 
 
 def _dropped(supplier: Supplier) -> list[str]:

@@ -3,3 +3,11 @@
 select object_prefix
 from write_attempt a
 where abandoned_at is not null and not exists (select from tables t where t.table_id = a.table_id);
+
+-- name: submitted
+-- A page of the messages that wait to be applied.
+select commit_key::text, message_id::text, body
+from commit_message
+where (commit_key, message_id) > (%(commit_key)s::uuid, %(message_id)s::uuid)
+order by commit_key, message_id
+limit %(limit)s;

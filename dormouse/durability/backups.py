@@ -252,11 +252,15 @@ class BackupWriter:
         target, before = f"{self.name}/{FOLDER}/{name}", self._before.get(name)
         met = before is not None and wanted.is_met_by(before.size, before.digest)
         if before is not None and self._since is not None and met:
-            with suppress(ObjectNotFound):
+            try:
                 earlier = f"{self._since.name}/{FOLDER}/{name}"
                 if self._store.size(earlier) == before.size:
                     self._store.copy(earlier, target)
                     return before
+            except ObjectNotFound:
+                pass
+            except ObjectAlreadyExists:
+                return None
         try:
             with self._store.staged(target) as path:
                 size, digest = _copied(source, name, path)
@@ -264,7 +268,7 @@ class BackupWriter:
             if wanted.needed:
                 raise
             return None
-        except ObjectAlreadyExists:  # of a table that was dropped while it was listed
+        except ObjectAlreadyExists:  # of a table that was dropped while it was listed, or a body
             return None
         if not wanted.is_met_by(size, digest):
             what = f"has not the bytes that were written: its digest is {digest}, and was {wanted.digest}"

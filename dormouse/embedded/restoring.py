@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from glob import escape
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from dormouse.durability.backups import (
     fetch_database,
     objects_of,
 )
+from dormouse.durability.backups import FOLDER as OBJECTS_FOLDER
 from dormouse.durability.backups import backups as backups_of
 from dormouse.durability.metadata_backups import find
 from dormouse.durability.ownership import Ownership
@@ -149,7 +151,7 @@ def _restored(store: ObjectStore, backup: Backup, work: Path, progress: Progress
         catalog = Catalog(supplier, WriteAttempts(supplier, objects))
         instance_id = catalog.instance_id()
         needed: list[BackedUp] = []
-        for one in wanted(supplier, catalog, listed):
+        for one in wanted(supplier, catalog, listed, partial(_body, store, backup)):
             if (has := listed.get(one.name)) is not None:
                 if not one.is_met_by(has.size, has.digest):
                     name = f"{backup.name}/{FOLDER}/{has.name}"
@@ -205,6 +207,10 @@ def _restored_metadata(objects: ObjectStore, name: str, work: Path, place: Path)
     (work / "postgres").rename(place / "postgres")
     _sync(place)
     return RestoredMetadata(name, str(place), tables, incarnation)
+
+
+def _body(store: ObjectStore, backup: Backup, name: str) -> bytes:
+    return store.get(f"{backup.name}/{OBJECTS_FOLDER}/{name}")
 
 
 def _bring(

@@ -12,9 +12,11 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
+from dormouse.commits.postgres_queue import PostgresQueue
 from dormouse.errors import InstanceError, InvalidInput
 from dormouse.files.holds import held
 from dormouse.instance import Instance
+from tests.commits import add
 from tests.state import query
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
@@ -98,3 +100,36 @@ def test_two_holds_of_one_name_are_two(tmp_path: Path) -> None:
             table.compact()
             table.collect_garbage()
             assert all(path.exists() for path in before)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_what_was_submitted_is_applied_where_it_is_restored(
+    tmp_path: Path, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of the caller's own, of a request that waits, and is applied while the backup is taken."""
+    if large:
+        monkeypatch.setattr(PostgresQueue, "body_bytes_max", 10)
+    with dm.local(tmp_path / "lake") as instance:
+        table = instance.create_table("t", SCHEMA, properties=PROMPT)
+        table.ingest(pa.table({"key": [1]}))
+        [tracked] = table.files.file_references()
+        for name in ("mine/a", "mine/b"):
+            instance._objects.copy(tracked.filename, name)
+            instance.submit([add("t", name, rows=1)])
+        assert bool(list(instance._objects.list("commits"))) is large
+        take = instance._base_backup
+        assert take is not None
+
+        def apply(path: Path) -> None:
+            take(path)
+            instance.committer().drain()
+
+        instance.backup(tmp_path / "backups")
+        instance._base_backup = apply
+        instance.backup(tmp_path / "backups", since="last")
+    for number, made in enumerate(dm.backups(tmp_path / "backups")):
+        dm.restore(tmp_path / "backups", tmp_path / f"new{number}", made.name)
+        with dm.local(tmp_path / f"new{number}") as instance:
+            assert instance.table("t").query().read_all().num_rows == 1
+            instance.committer().drain()
+            assert instance.table("t").query().read_all().num_rows == 3
