@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from dormouse.errors import InvalidInput
@@ -17,6 +17,7 @@ from dormouse.objects import ObjectStore
 
 FOLDER = "backups"
 KIND = "metadata backup"
+_TIME = "%Y-%m-%dT%H%M%SZ"
 _NAME = re.compile(rf"{FOLDER}/(\d+)/(\d{{4}}-\d{{2}}-\d{{2}}T\d{{6}}Z)\.tar\.gz")
 
 
@@ -41,7 +42,13 @@ def take(
     objects: ObjectStore, incarnation: int, base_backup: Callable[[Path], None], *, keep: int
 ) -> MetadataBackup:
     """Takes one, and deletes all but the last `keep`."""
-    name = f"{FOLDER}/{incarnation}/{datetime.now(UTC):%Y-%m-%dT%H%M%SZ}.tar.gz"
+    made = f"{datetime.now(UTC):{_TIME}}"
+    last = max((one.made for one in metadata_backups(objects)), default="")
+    if (
+        made <= last
+    ):  # the clock was ahead: the order counts, which says what is deleted, and what is restored
+        made = f"{datetime.strptime(last, _TIME) + timedelta(seconds=1):{_TIME}}"
+    name = f"{FOLDER}/{incarnation}/{made}.tar.gz"
     with objects.staged(name) as path:
         base_backup(path)
     found = metadata_backups(objects)

@@ -6,15 +6,19 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from dormouse.objects.store import ObjectStore
 
+ASKED_EVERY = 1_000
+"""Objects: a long deletion must not outlive the right to it."""
+
 
 @dataclass(frozen=True)
 class GuardedStore:
-    """An `ObjectStore` that asks `check` before each deletion, and deletes nothing when it raises.
+    """An `ObjectStore` that asks `check` before each deletion, and deletes nothing more when it raises.
 
     When pickled, it is the store alone: other processes have their own questions.
     """
@@ -52,8 +56,12 @@ class GuardedStore:
         return self.store.reader(name)
 
     def delete(self, names: Iterable[str]) -> list[tuple[str, Exception]]:
-        self.check()
-        return self.store.delete(names)
+        failed: list[tuple[str, Exception]] = []
+        pending = iter(names)
+        while batch := list(islice(pending, ASKED_EVERY)):
+            self.check()
+            failed += self.store.delete(batch)
+        return failed
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
         return self.store.list(prefix)

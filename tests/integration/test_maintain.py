@@ -107,6 +107,18 @@ def test_the_metadata_is_backed_up_once_a_day_and_the_last_are_kept(
         assert backup_times(instance) == ["2026-01-01T000001Z", "2026-01-01T000002Z"]
 
 
+def test_a_backup_is_the_last_also_when_the_clock_was_ahead(tmp_path: Path) -> None:
+    with dm.local(tmp_path / "lake") as instance:
+        for day in ("01", "02"):
+            instance._objects.put(f"backups/1/2999-01-{day}T000000Z.tar.gz", b"of a clock that was ahead")
+        instance._metadata_backups = 2
+        for _ in range(2):
+            instance.maintain(once=True)
+            assert metadata_backups.find(instance._objects, None).byte_count > 1_000
+            a_day_passes(instance)
+        assert backup_times(instance) == ["2999-01-02T000001Z", "2999-01-02T000002Z"]
+
+
 def test_a_backup_that_fails_is_told_and_tried_again_after_an_hour(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

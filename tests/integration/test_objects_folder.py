@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from data_files import as_a_user_without_rights
 
-from dormouse.errors import InvalidInput, ObjectStoreError
-from dormouse.objects import ObjectStore, open_store
+from dormouse.errors import InstanceTakenOver, InvalidInput, ObjectStoreError
+from dormouse.objects import ObjectStore, guarded, open_store
 
 MEBIBYTE = 2**20
 
@@ -176,3 +176,23 @@ def test_an_object_whose_name_cannot_be_made_durable_is_withdrawn(
     with pytest.raises(ObjectStoreError, match=r"'x/a'.*Input/output error"):
         store.put("x/a", b"1")
     assert list(store.list()) == []
+
+
+def test_a_long_deletion_asks_again_and_again_whether_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarded, "ASKED_EVERY", 2)
+    store, asked = open_store(tmp_path), list[int]()
+    names = [f"a/{number}" for number in range(6)]
+    for name in names:
+        store.put(name, b"x")
+
+    def taken_over_meanwhile() -> None:
+        asked.append(len(list(store.list())))
+        if len(asked) == 3:
+            raise InstanceTakenOver("another database owns the store")
+
+    with pytest.raises(InstanceTakenOver):
+        guarded.GuardedStore(store, taken_over_meanwhile).delete(iter(names))
+    assert asked == [6, 4, 2]
+    assert sorted(name for name, _ in store.list()) == names[4:]
