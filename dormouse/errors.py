@@ -325,7 +325,7 @@ class ObjectDamaged(ObjectStoreError):
         self.fault = fault
         super().__init__(
             f"file {filename!r} of table {table!r}, partition {partition_id!r}, {fault}: "
-            "'dormouse check' lists what is damaged; bring it back from a backup"
+            "'dormouse check --deep' lists what is damaged; bring it back from a backup"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

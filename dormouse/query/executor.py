@@ -191,7 +191,8 @@ class _Execution:
             # a plan that was made after the file was gone refers to it
             raise ObjectNotFound(
                 f"table {table!r} refers to the object {filename!r}, which does not exist: it is lost, not "
-                "collected; bring it back with restore-objects, see docs/how-to/restore-from-backup.md"
+                "collected; 'dormouse check' lists what is; bring it back: from a backup, or, of a deployed "
+                "instance, with 'dormouse restore-objects'"
             ) from missing
         if self._held.is_in_part:
             raise ObjectNotFound(

@@ -16,6 +16,7 @@ from itertools import groupby, takewhile
 from operator import attrgetter
 from typing import NamedTuple
 
+from dormouse.errors import MetadataDamaged
 from dormouse.model.keys import KeyValue, decode_key, encode_key
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import Range, compare
@@ -356,7 +357,9 @@ def _walk(tree: PartitionTree, ranges: KeyRanges) -> Iterator[tuple[int, KeyRang
     while stack:
         node, wanted, start = stack.pop()
         if node == NO_NODE:
-            raise LookupError(f"a partial tree lacks a partition with rows of {wanted}")
+            raise MetadataDamaged(
+                f"the database has lost a partition with rows of {wanted}: 'dormouse check' tells which"
+            )
         yield node, wanted, start
         children = tree.children(node)
         if children is not None:

@@ -177,8 +177,8 @@ class _Statement:
             # a plan that was made after it was gone refers to it
             raise ObjectNotFound(
                 f"table {error.table!r} refers to the object {error.filename!r}, which does not exist: it is "
-                "lost, not collected; bring it back with restore-objects, see "
-                "docs/how-to/restore-from-backup.md"
+                "lost, not collected; 'dormouse check' lists what is; bring it back: from a backup, or, of a "
+                "deployed instance, with 'dormouse restore-objects'"
             ) from error
         if len(self.gone) == REPLANS_MAX:
             raise error

@@ -44,7 +44,7 @@ DAMAGES = pytest.mark.parametrize(
     [
         (gone, "does not exist"),
         (emptied, "has 0 bytes, and had"),
-        (truncated, "when it was written: 'dormouse check' lists what is damaged"),
+        (truncated, "when it was written: 'dormouse check --deep' lists what is damaged"),
     ],
 )
 KINDS = pytest.mark.parametrize(

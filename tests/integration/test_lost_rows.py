@@ -45,6 +45,17 @@ def test_a_lost_row_of_a_file_is_told(dsn: str, tmp_path: Path, layout: str) -> 
             assert time.monotonic() - began < 5
 
 
+def test_a_lost_partition_is_told(dsn: str, tmp_path: Path) -> None:
+    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
+        table = instance.create_table("t", SCHEMA, split_points=[2])
+        table.ingest(pa.table({"key": [1, 2, 3]}))
+        query(instance._supplier, "delete from partition where partition_id <> 'root'")
+    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
+        for work in WORKS[:3]:
+            with pytest.raises(MetadataDamaged, match="'dormouse check' tells which"):
+                work(instance)
+
+
 def test_a_lost_row_of_an_epoch_is_told(dsn: str, tmp_path: Path) -> None:
     url = (tmp_path / "objects").as_uri()
     with dm.connect(dsn, url) as instance:
