@@ -31,7 +31,7 @@ def base_backup(dsn: str, path: Path) -> None:
 
 
 def extract(path: Path, data: Path) -> None:
-    """Makes a data directory of a base backup. Raises `BackupDamaged`."""
+    """Makes a data directory of a base backup. Raises `BackupDamaged`, and `OSError` for a full disk."""
     data.mkdir(mode=0o700)
     try:
         with gzip.open(path) as file, tarfile.open(fileobj=file) as tar:
@@ -39,5 +39,7 @@ def extract(path: Path, data: Path) -> None:
             while file.read(_CHUNK_BYTES):  # its checksum stands at the end, which tarfile does not read
                 pass
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of where it is unpacked
+            raise
         raise BackupDamaged(f"the database of the backup cannot be unpacked: {error}") from error
     data.chmod(0o700)

@@ -326,3 +326,13 @@ def test_a_database_is_in_its_place_when_it_owns_the_store_and_not_before(
     os.close(descriptor)
     assert restore_metadata(lost).tables == 1
     assert sorted(path.name for path in lost.iterdir()) == sorted([*before, "postgres"])
+
+
+def test_a_full_disk_is_no_damage(lost: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tarfile.TarFile.extractall", fill)
+    with pytest.raises(InstanceError, match=f"cannot restore into {lost}: No space left"):
+        restore_metadata(lost)
+    assert not (lost / "postgres").exists()
