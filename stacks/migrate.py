@@ -68,6 +68,10 @@ class MigrateStack(InstanceStack):
             ),
             placement=foundation.network.placement,
         )
+        # one that comes again after CloudFormation rolled back would give the store to the wrong database
+        lambda_.function.configure_async_invoke(
+            retry_attempts=0, max_event_age=cdk.Duration.seconds(TIMEOUT_SECONDS)
+        )
         assert lambda_.security_group is not None  # noqa: S101
         let_out_to_s3(lambda_.security_group)
         foundation.database.let_in_directly(lambda_.security_group)

@@ -392,3 +392,8 @@ def test_the_helpers_find_statements() -> None:
     document = {"PolicyDocument": {"Statement": [{"Effect": "Allow", "Action": "s3:*"}]}}
     resource = Resource("storage", "Policy", "AWS::IAM::Policy", document, {})
     assert [where for where, _ in documents(str(resource), document)] == ["storage/Policy/PolicyDocument"]
+
+
+def test_a_migration_is_not_tried_again_behind_the_back_of_cloudformation(assembly: Assembly) -> None:
+    [config] = [one for one in assembly.resources("AWS::Lambda::EventInvokeConfig") if one.stack == "migrate"]
+    assert config.properties["MaximumRetryAttempts"] == 0
