@@ -74,6 +74,11 @@ def migrate(dsn_or_supplier: str | Supplier, folder: Path = MIGRATIONS) -> list[
             with locked(conn, _queries):
                 return _apply_all(conn, migrations)
         except psycopg.errors.ReadOnlySqlTransaction as error:
+            if applied is not None and not _pending(applied, migrations):
+                raise InstanceReadOnly(
+                    "the database came from a dump, and what it says of transactions is another server's: it "
+                    "can be read when 'dormouse adopt' has made it right"
+                ) from error
             raise InstanceReadOnly("the database must be migrated, and it cannot be written to") from error
 
 
