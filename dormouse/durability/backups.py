@@ -126,11 +126,11 @@ def backup_of(store: ObjectStore, name: str | None) -> Backup:
                 f"backup {name} in {store.url} has format {version}, this Dormouse knows {FORMAT}; "
                 "upgrade Dormouse"
             )
-        return Backup(**said)
+        return Backup(**{**said, "name": name})  # of a folder that was renamed, or of anybody
     except ObjectNotFound:
         there = ", ".join(_names(store)) or "none"
         raise InvalidInput(f"there is no backup {name!r} in {store.url}; there are: {there}") from None
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         raise BackupDamaged(f"{store.url}/{name}/{MANIFEST} cannot be read: {INSTEAD}") from None
 
 

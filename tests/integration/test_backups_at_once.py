@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.commits.postgres_queue import PostgresQueue
-from dormouse.errors import InstanceError, InvalidInput
+from dormouse.errors import BackupDamaged, InstanceError, InvalidInput
 from dormouse.files.holds import held
 from dormouse.instance import Instance
 from tests.commits import add
@@ -133,3 +134,19 @@ def test_what_was_submitted_is_applied_where_it_is_restored(
             assert instance.table("t").query().read_all().num_rows == 1
             instance.committer().drain()
             assert instance.table("t").query().read_all().num_rows == 3
+
+
+def test_a_manifest_of_anybody_is_one_line(tmp_path: Path) -> None:
+    with dm.local(tmp_path / "lake") as instance:
+        instance.create_table("t", SCHEMA).ingest(pa.table({"key": [1]}))
+        made = instance.backup(tmp_path / "backups")
+    manifest = tmp_path / "backups" / made.name / "manifest.json"
+    good = json.loads(manifest.read_text())
+    manifest.chmod(0o600)
+    for bad in ("5", "null", "[]", "{}"):
+        manifest.write_text(bad)
+        with pytest.raises(BackupDamaged, match=r"manifest\.json cannot be read"):
+            dm.restore(tmp_path / "backups", tmp_path / "new", made.name)
+    # its folder says where it is
+    manifest.write_text(json.dumps({**good, "name": "../../elsewhere"}))
+    assert dm.restore(tmp_path / "backups", tmp_path / "new", made.name, check=True).tables == 1
