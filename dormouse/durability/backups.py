@@ -116,6 +116,10 @@ def backup_of(store: ObjectStore, name: str | None) -> Backup:
         if not known:
             raise InvalidInput(f"there is no backup in {store.url}")
         name = known[-1]
+        if len({one.instance_id for one in backups(store)}) > 1:
+            raise InvalidInput(
+                f"{store.url} has backups of several instances: name one, see dormouse backups"
+            )
     try:
         if not _NAME.fullmatch(name):
             raise ObjectNotFound(name)

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 PROBLEMS_MAX = 10_000
 """With so many problems a check ends."""
 
+UNKNOWN_MAX = 1_000
+"""Objects that nothing knows are told of no more than these: they hide no loss."""
+
 SUSPECTS_MAX = 1_000
 Progress = Callable[[int, int | None], object]
 
@@ -42,7 +45,8 @@ Progress = Callable[[int, int | None], object]
 class CheckReport:
     """What was checked: tables, files and their bytes; with `deep` the bytes were read.
 
-    `problems` are at most 10,000 and a few: with so many, a check ends.
+    `problems` are at most 10,000 and a few: with so many, a check ends. Objects that nothing knows come last,
+    the first thousand.
     """
 
     tables: int
@@ -58,6 +62,7 @@ class _Done:
     files: int = 0
     bytes: int = 0
     problems: list[Problem] = field(default_factory=list)
+    unknown: list[Problem] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -66,7 +71,8 @@ class _Done:
 
     def report(self) -> CheckReport:
         seconds = time.monotonic() - self.began
-        return CheckReport(self.tables, self.files, self.bytes, seconds, tuple(self.problems))
+        problems = (*self.problems, *self.unknown[:UNKNOWN_MAX])
+        return CheckReport(self.tables, self.files, self.bytes, seconds, problems)
 
 
 class Checker:
@@ -137,7 +143,9 @@ class Checker:
             if not name.startswith(owned) and not Known.is_record(name)
         )
         while (names := list(islice(others, SUSPECTS_MAX))) and not self._done.is_over:
-            self._done.problems += unknown_objects(self._objects, self._known, None, names)
+            self._done.unknown += unknown_objects(self._objects, self._known, None, names)
+            if len(self._done.unknown) >= UNKNOWN_MAX:
+                return
 
 
 class _TableObjects:
@@ -250,7 +258,9 @@ class _TableObjects:
             self._confirm()
 
     def _confirm(self) -> None:
-        self._done.problems += unknown_objects(self._objects, self._known, self._table.name, self._strange)
+        if len(self._done.unknown) < UNKNOWN_MAX:
+            strange = unknown_objects(self._objects, self._known, self._table.name, self._strange)
+            self._done.unknown += strange
         sizes = {name: _size(self._objects, name) for _, name in self._doubtful}
         # what is collected loses its references long before its object
         referenced = self._checks.referenced([file.file_id for file, _ in self._doubtful])

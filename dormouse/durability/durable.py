@@ -14,7 +14,7 @@ from dormouse.catalog import Catalog
 from dormouse.durability.instance_rounds import InstanceRound, InstanceRounds
 from dormouse.durability.ownership import FOLDER as OWNER_FOLDER
 from dormouse.durability.ownership import Ownership
-from dormouse.errors import InstanceReadOnly, InvalidInput, TableNotFound
+from dormouse.errors import CheckFailed, InstanceReadOnly, InvalidInput, TableNotFound
 from dormouse.files.attempts import WriteAttempts
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
@@ -101,7 +101,8 @@ class Durable:
         """Splits, compacts and collects all tables until `stop` is set, or `once`; gives what was done.
 
         Once a day it writes a backup of the metadata into the object store of an instance in a folder, of
-        which the last `DORMOUSE_METADATA_BACKUPS` are kept, and checks a seventh of the tables. What fails is
+        which the last `DORMOUSE_METADATA_BACKUPS` are kept (0: none is taken), whose files are not collected
+        before the next one, and checks a seventh of the tables. What fails is
         remembered and told, and holds up nothing else. After each cycle the file `metrics` has what is left
         to do and what fails, as Prometheus reads it.
 
@@ -112,9 +113,13 @@ class Durable:
 
         self._check_writable()
         daily: dict[str, Callable[[], object]] = {}
-        if (base_backup := self._base_backup) is not None:
+        if (base_backup := self._base_backup) is not None and self._metadata_backups:
             daily[metadata_backups.KIND] = lambda: metadata_backups.take(
-                self._objects, self._ownership.number, base_backup, keep=self._metadata_backups
+                self._supplier,
+                self._objects,
+                self._ownership.number,
+                base_backup,
+                keep=self._metadata_backups,
             )
         daily[shares.KIND] = lambda: shares.check_share(
             self._supplier, self._catalog, self._objects, self._known
@@ -181,9 +186,13 @@ class Durable:
     ) -> DeletedOrphans:
         """Deletes what `orphans` gives, for ever; then there is no way back to another timeline.
 
-        `progress` is called with the objects done. Raises `InstanceIsACopy` and `InstanceTakenOver`.
+        `progress` is called with the objects done. Raises `InstanceIsACopy` and `InstanceTakenOver`; and
+        `CheckFailed` when tables miss files, as an orphan may be the last copy of their rows.
         """
         self._check_writable()
+        missing = [one for one in self.check().problems if one.kind == "object_missing"]
+        if missing:
+            raise CheckFailed(missing, "nothing is deleted, as orphans may be the last copy of these rows")
         return self._orphans(older_than).delete(progress)
 
     def _orphans(self, older_than: timedelta) -> Orphans:

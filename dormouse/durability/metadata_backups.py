@@ -13,10 +13,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from dormouse.errors import InvalidInput
+from dormouse.files.holds import held_until_next
 from dormouse.objects import ObjectStore
+from dormouse.postgres.connection import Supplier
 
 FOLDER = "backups"
 KIND = "metadata backup"
+HELD_SECONDS_MAX = 172_800.0
+"""Two days: should the next one not come, collection goes on."""
+
 _TIME = "%Y-%m-%dT%H%M%SZ"
 _NAME = re.compile(rf"{FOLDER}/(\d+)/(\d{{4}}-\d{{2}}-\d{{2}}T\d{{6}}Z)\.tar\.gz")
 
@@ -39,17 +44,23 @@ def metadata_backups(objects: ObjectStore) -> list[MetadataBackup]:
 
 
 def take(
-    objects: ObjectStore, incarnation: int, base_backup: Callable[[Path], None], *, keep: int
+    supplier: Supplier,
+    objects: ObjectStore,
+    incarnation: int,
+    base_backup: Callable[[Path], None],
+    *,
+    keep: int,
 ) -> MetadataBackup:
-    """Takes one, and deletes all but the last `keep`."""
+    """Takes one, and deletes all but the last `keep`.
+
+    Files that it refers to are held until the next one: else it would be of little use when it is needed.
+    """
     made = f"{datetime.now(UTC):{_TIME}}"
     last = max((one.made for one in metadata_backups(objects)), default="")
-    if (
-        made <= last
-    ):  # the clock was ahead: the order counts, which says what is deleted, and what is restored
+    if made <= last:  # the clock was ahead: the order says what is deleted, and what is restored
         made = f"{datetime.strptime(last, _TIME) + timedelta(seconds=1):{_TIME}}"
     name = f"{FOLDER}/{incarnation}/{made}.tar.gz"
-    with objects.staged(name) as path:
+    with held_until_next(supplier, KIND, HELD_SECONDS_MAX), objects.staged(name) as path:
         base_backup(path)
     found = metadata_backups(objects)
     objects.delete([one.name for one in found[:-keep]])

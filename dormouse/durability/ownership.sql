@@ -39,5 +39,6 @@ with jobs as (
     update compaction_job set leased_until = '-infinity', run_id = null, run_until = '-infinity'
     where leased_until > '-infinity' or run_id is not null
 ),
-messages as (update commit_message set visible_at = clock_timestamp() where visible_at > clock_timestamp())
+messages as (update commit_message set visible_at = clock_timestamp() where visible_at > clock_timestamp()),
+holds as (delete from hold)
 delete from write_attempt;

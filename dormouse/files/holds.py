@@ -61,6 +61,21 @@ def held(supplier: Supplier, holder: str) -> Iterator[None]:
         )
 
 
+@contextmanager
+def held_until_next(supplier: Supplier, holder: str, seconds_max: float) -> Iterator[None]:
+    """Holds the files of now until the next such hold of this holder is there, for so long at the most."""
+    name = f"{holder} {uuid.uuid4().hex}"
+    values = {"holder": name, "margin_seconds": MARGIN_SECONDS, "lease_seconds": seconds_max}
+    run_transaction(supplier, rows_of(_QUERIES["hold"], values), operation="hold files")
+    try:
+        yield
+    except BaseException:
+        run_transaction(supplier, rows_of(_QUERIES["release"], {"holder": name}), operation="release files")
+        raise
+    others = {"prefix": f"{holder} ", "kept": name}
+    run_transaction(supplier, rows_of(_QUERIES["release_others"], others), operation="release files")
+
+
 def deletable_before(supplier: Supplier, delay_seconds: float) -> datetime:
     """What lost its last reference before can be deleted: so long ago, and held by nobody."""
     work = rows_of(_QUERIES["before"], {"delay_seconds": delay_seconds})

@@ -23,6 +23,10 @@ with ended as (
 )
 select exists (select from ended where holder = %(holder)s and until > clock_timestamp());
 
+-- name: release_others
+-- Ends the holds of holders of this name but one.
+delete from hold where starts_with(holder, %(prefix)s) and holder <> %(kept)s;
+
 -- name: before
 -- What lost its last reference before this time can be deleted.
 select least(

@@ -79,8 +79,8 @@ class Settings(BaseSettings):
     commit_queue_wait_seconds_max: float = Field(default=300, ge=0)
     """How long work waits for the queue to get shorter, before it fails."""
 
-    metadata_backups: int = Field(default=7, ge=1, le=1_000)
-    """How many daily backups of the metadata `dormouse maintain` keeps in the object store."""
+    metadata_backups: int = Field(default=7, ge=0, le=1_000)
+    """How many daily backups of the metadata `dormouse maintain` keeps in the object store; 0: none."""
 
     spark_master: Annotated[str | None, Optional] = None
     """Spark's master, like local[4] or spark://host:7077; None means every core of this machine."""

@@ -86,7 +86,7 @@ def test_an_object_of_another_size_is_refused_before_a_row_of_it_is_used(lake: L
     said = str(raised.value)
     size = lake.context.objects.size(name)
     assert f"file {name!r}" in said and "table 't'" in said and "partition 'root'" in said
-    assert f"has {size:,} bytes" in said and "'dormouse check'" in said and "backup" in said
+    assert f"has {size:,} bytes" in said and "'dormouse check --deep'" in said and "backup" in said
 
 
 @READERS

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,7 +22,14 @@ from dormouse.durability import metadata_backups
 from dormouse.durability.metadata_backups import KIND
 from dormouse.durability.ownership import Ownership
 from dormouse.embedded.restoring import restore_metadata
-from dormouse.errors import InstanceError, InstanceLocked, InstanceReadOnly, InvalidInput, NotAnInstance
+from dormouse.errors import (
+    CheckFailed,
+    InstanceError,
+    InstanceLocked,
+    InstanceReadOnly,
+    InvalidInput,
+    NotAnInstance,
+)
 from dormouse.instance import Instance
 from dormouse.table import Table
 from tests.state import query, wait_until
@@ -275,6 +282,35 @@ def test_a_lost_database_is_made_of_the_backup_in_the_store(lost: Path) -> None:
         instance.maintain(once=True)
         assert [one.incarnation for one in metadata_backups.metadata_backups(instance._objects)][-1] == 3
     assert not list(lost.glob("postgres.new*"))
+
+
+def test_what_the_last_backup_refers_to_is_there_whatever_was_merged_since(tmp_path: Path) -> None:
+    """And orphans are not deleted while files are missing, of whose rows they may be the last copy."""
+    lake = tmp_path / "lake"
+    with dm.local(lake) as instance:
+        fill(instance, "t", files=1)
+        instance.maintain(once=True)
+        instance.table("t").ingest(pa.table({"key": [99]}))
+        done = instance.maintain(once=True)
+        assert (done.jobs_run, done.files_deleted) == (1, 0)
+        assert instance.table("t").status().unreferenced_files == 2
+    shutil.copytree(lake, tmp_path / "later")
+    shutil.rmtree(lake / "postgres")
+    restore_metadata(lake)
+    with dm.local(lake) as instance:
+        assert keys(instance, "t") == [0, 1, 2]
+        [tracked] = instance.table("t").files.file_references()
+        (lake / "objects" / tracked.filename).unlink()
+        with pytest.raises(CheckFailed, match="may be the last copy"):
+            instance.delete_orphans(timedelta(0))
+        assert len(files(lake)) == 2
+    # the next backup lets go of what was merged before it
+    with dm.local(tmp_path / "later") as instance:
+        a_day_passes(instance)
+        assert instance.maintain(once=True).files_deleted == 0
+        query(instance._supplier, "update hold set since = clock_timestamp() returning 1")
+        assert query(instance._supplier, "select count(*) from hold") == [(1,)]
+        assert instance.maintain(once=True).files_deleted == 2
 
 
 def test_a_database_that_is_there_is_not_replaced(tmp_path: Path, lost: Path) -> None:
