@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from dormouse.postgres import migrate
+import dormouse as dm
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ def own_place(server_options: Mapping[str, str] | None = None) -> Iterator[Place
         place = Place(make_conninfo(server.dsn, dbname="benchmark"), folder)
         Place(server.dsn, folder).create_database("benchmark")
         try:
-            migrate(place.dsn)
+            with dm.connect(place.dsn, place.objects):  # database and store know each other from then on
+                pass
             yield place
         finally:
             # what is dropped need not be written to disk when the server stops
