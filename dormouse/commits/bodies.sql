@@ -4,7 +4,7 @@
 select b.number
 from unnest(%(commit_keys)s::uuid[], %(made_at)s::float8[]) with ordinality b (commit_key, made_at, number)
 cross join lateral (select extract(epoch from clock_timestamp()) - b.made_at as seconds) age
-where not exists (select from commit_message m where m.commit_key = b.commit_key)
+where not exists (select from commit_message m where m.commit_key = b.commit_key offset 0)
     -- of before an adoption, another timeline may know it
     and not exists (
         select from incarnation i

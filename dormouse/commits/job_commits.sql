@@ -5,14 +5,21 @@ select
     a.attempt_id is null or a.finished_at is not null as ended,
     a.abandoned_at is not null as abandoned,
     exists (
-        select from applied_commit c where c.table_id = w.table_id and c.commit_key = w.commit_key
+        select from applied_commit c where c.table_id = w.table_id and c.commit_key = w.commit_key offset 0
     ) as applied,
     r.error
 from unnest(%(table_ids)s::integer[], %(attempt_ids)s::uuid[], %(commit_keys)s::uuid[]) with ordinality
     w (table_id, attempt_id, commit_key, number)
-left join write_attempt a on a.table_id = w.table_id and a.attempt_id = w.attempt_id
--- an older refusal is that of an earlier run with the same id
-left join rejected_commit r on
-    r.commit_key = w.commit_key and r.rejected_at > a.started_at
-    and (r.table_id is null or r.table_id = w.table_id)
+left join lateral (
+    select * from write_attempt a where a.table_id = w.table_id and a.attempt_id = w.attempt_id offset 0
+) a on true
+left join lateral (
+    select error
+    from rejected_commit r
+    where r.commit_key = w.commit_key
+        -- an older refusal is that of an earlier run with the same id
+        and r.rejected_at > a.started_at
+        and (r.table_id is null or r.table_id = w.table_id)
+    offset 0
+) r on true
 order by w.number;

@@ -10,7 +10,7 @@ select
     a.name
 from unnest(%(commit_keys)s::uuid[]) with ordinality k (commit_key, number)
 cross join lateral (
-    select exists (select from commit_message m where m.commit_key = k.commit_key) as pending
+    select exists (select from commit_message m where m.commit_key = k.commit_key offset 0) as pending
 ) m
 left join lateral (
     select c.applied_at, c.refused, t.name
@@ -25,7 +25,9 @@ left join lateral (
     limit 1
 ) a on true
 -- what was refused before it was applied after all is forgotten, though its committer may have died before it said so
-left join rejected_commit r on r.commit_key = k.commit_key and (a.applied_at is null or r.rejected_at > a.applied_at)
+left join lateral (
+    select rejected_at, error from rejected_commit where commit_key = k.commit_key offset 0
+) r on a.applied_at is null or r.rejected_at > a.applied_at
 order by k.number;
 
 -- name: await
@@ -35,9 +37,17 @@ select await_messages(%(awaited_keys)s::uuid[], %(usual)s, %(seconds)s);
 -- name: settle
 -- Keeps why commits were refused, and forgets it of those that are applied after all; what they changed is on disk then.
 with applied as (
-    delete from rejected_commit r
-    using unnest(%(applied_keys)s::uuid[], %(applied_table_ids)s::integer[]) as a (commit_key, table_id)
-    where r.commit_key = a.commit_key and (r.table_id is null or r.table_id = a.table_id)
+    delete from rejected_commit
+    where ctid = any(array(
+        select l.place
+        from unnest(%(applied_keys)s::uuid[], %(applied_table_ids)s::integer[]) as a (commit_key, table_id)
+        cross join lateral (
+            select r.ctid as place
+            from rejected_commit r
+            where r.commit_key = a.commit_key and (r.table_id is null or r.table_id = a.table_id)
+            offset 0
+        ) l
+    ))
 ), refused as (
     insert into rejected_commit (commit_key, commit_id, table_id, error_class, error)
     select *

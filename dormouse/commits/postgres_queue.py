@@ -60,6 +60,10 @@ _UNDO_JUMP_SECONDS = 10.0
 
 logger = logging.getLogger(__name__)
 _QUERIES = load(__package__ or "", "postgres_queue")
+_OF_DELIVERIES = {
+    name: _QUERIES[name].including(places=_QUERIES["places"])
+    for name in ("delete", "retry_later", "send_again", "bury")
+}
 _Values = dict[str, Any]
 
 
@@ -225,10 +229,10 @@ class PostgresQueue:
             return run_statement(self._supplier, work, operation=f"commit queue {what}")
 
     def _again(self, query: str, values: _Values) -> None:
-        """Runs what does no harm when it runs twice."""
+        """Runs what is done with deliveries, and does no harm when it runs twice."""
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
-                self._run(rows_of(_QUERIES[query], values), query)
+                self._run(rows_of(_OF_DELIVERIES[query], values), query)
             except CommitOutcomeUnknown:
                 if attempt == ATTEMPTS_MAX:
                     raise

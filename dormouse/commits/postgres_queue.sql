@@ -3,7 +3,7 @@
 with renamed as materialized (
     select
     from unnest(%(table_uuids)s::uuid[], %(names)s::text[]) as n (table_uuid, name)
-    where not exists (select from tables t where t.table_uuid = n.table_uuid and t.name = n.name)
+    where not exists (select from tables t where t.table_uuid = n.table_uuid and t.name = n.name offset 0)
     limit 1
 ), sent as (
     insert into commit_message (queue, commit_key, body)
@@ -61,22 +61,33 @@ where queue = %(queue)s
     and visible_at > statement_timestamp()
     and (receive_count = 0 or visible_at > statement_timestamp() + make_interval(secs => %(hidden_seconds_max)s));
 
+-- name: places
+-- Part of a query: where messages are, each only if its delivery is still the last one. One that is received again
+-- meanwhile is elsewhere. "offset 0" keeps it a look-up for each: after a burst the planner takes the queue for empty,
+-- and would read all of it.
+select l.place
+from unnest(%(commit_keys)s::uuid[], %(message_ids)s::uuid[], %(receive_counts)s::integer[])
+    as d (commit_key, message_id, receive_count)
+cross join lateral (
+    select c.ctid as place
+    from commit_message c
+    where c.commit_key = d.commit_key and c.message_id = d.message_id and c.receive_count = d.receive_count
+    offset 0
+) l
+
 -- name: delete
 -- Forgets messages, each only if its delivery is still the last one.
 delete from commit_message m
-using unnest(%(commit_keys)s::uuid[], %(message_ids)s::uuid[], %(receive_counts)s::integer[])
-        as d (commit_key, message_id, receive_count),
+using
     -- what a crash undoes is received again, and found to be applied
     (select set_config('synchronous_commit', 'off', true)) as quick
-where m.commit_key = d.commit_key and m.message_id = d.message_id and m.receive_count = d.receive_count;
+where m.ctid = any(array({places}));
 
 -- name: retry_later
 -- Hides messages for so long from now, each only if its delivery is still the last one.
 update commit_message m
 set visible_at = clock_timestamp() + make_interval(secs => %(seconds)s)
-from unnest(%(commit_keys)s::uuid[], %(message_ids)s::uuid[], %(receive_counts)s::integer[])
-    as d (commit_key, message_id, receive_count)
-where m.commit_key = d.commit_key and m.message_id = d.message_id and m.receive_count = d.receive_count;
+where m.ctid = any(array({places}));
 
 -- name: send_again
 -- Hides messages for so long from now, and does not count the delivery; each only if it is still the last one.
@@ -85,17 +96,13 @@ set visible_at = clock_timestamp() + make_interval(secs => %(seconds)s),
     -- what was never received, and is hidden, would be taken for that of a clock that ran back
     receive_count = greatest(m.receive_count - 1, 1),
     message_id = gen_random_uuid()
-from unnest(%(commit_keys)s::uuid[], %(message_ids)s::uuid[], %(receive_counts)s::integer[])
-    as d (commit_key, message_id, receive_count)
-where m.commit_key = d.commit_key and m.message_id = d.message_id and m.receive_count = d.receive_count;
+where m.ctid = any(array({places}));
 
 -- name: bury
 -- Moves messages to the dead letters, each only if its delivery is still the last one.
 with gone as (
     delete from commit_message m
-    using unnest(%(commit_keys)s::uuid[], %(message_ids)s::uuid[], %(receive_counts)s::integer[])
-        as d (commit_key, message_id, receive_count)
-    where m.commit_key = d.commit_key and m.message_id = d.message_id and m.receive_count = d.receive_count
+    where m.ctid = any(array({places}))
     returning m.*
 )
 insert into dead_commit_message (message_id, queue, commit_key, body, sent_at, receive_count, reason)

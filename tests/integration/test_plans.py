@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace as changed
+from itertools import islice
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from state import assign, check, clock, query, ref, replace, split
 
+from dormouse.commits.outcomes import CommitOutcome, commit_statuses, settle
+from dormouse.commits.postgres_queue import PostgresQueue
+from dormouse.commits.queue import Message, TablesRenamed
 from dormouse.context import TableContext
 from dormouse.errors import ReplaceRequestsFailed
 from dormouse.files.layout import LAYOUTS
-from dormouse.postgres import run_transaction, statements
+from dormouse.postgres import ConnectionSupplier, run_transaction, statements
 from tests.work_of import measured
 
 Step = tuple[str, Callable[[], Any]]
@@ -153,3 +159,44 @@ def test_a_replacement_reads_neither_the_other_files_of_its_partition_nor_the_ot
     again = replace("j8", names[10:12], "out8")
     with pytest.raises(ReplaceRequestsFailed, match="not assigned"):
         table.store.replace_file_references([again])
+
+
+def test_a_batch_of_messages_is_no_more_work_beside_a_long_queue(
+    supplier: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vacuum has seen the tables with one row on many pages, as after a burst: the next plans are for one row."""
+    queue, others, few = PostgresQueue(supplier), 2_000, 10
+    refused = [CommitOutcome(f"other {n}", "t", "rejected", "why", "Why") for n in range(others)]
+    for _ in range(2):
+        queue.send([outcome.commit_id for outcome in refused])
+        settle(supplier, refused)
+        for table in ("commit_message", "rejected_commit"):
+            query(supplier, f"delete from {table} where ctid < (select max(ctid) from {table})")
+            query(supplier, f"vacuum analyze {table}")
+    queue.send([outcome.commit_id for outcome in refused])
+    settle(supplier, refused)
+    names = [f"mine {n}" for n in range(few)]
+    commits = [CommitOutcome(name, "t", "rejected", "why", "Why") for name in names]
+    taken = iter(queue.receive(5 * few))
+
+    def some() -> list[Message]:
+        return list(islice(taken, few))
+
+    steps: list[Step] = [
+        ("send", lambda: queue.send(names, [(str(uuid4()), "gone")] * few)),
+        ("receive", lambda: queue.receive(few)),
+        ("delete", lambda: queue.delete(some())),
+        ("retry later", lambda: queue.retry_later(some(), 60)),
+        ("send again", lambda: queue.send_again(some(), 60)),
+        ("bury", lambda: queue.bury(some(), "why")),
+        ("reject", lambda: settle(supplier, commits)),
+        ("apply", lambda: settle(supplier, [changed(one, state="applied", table_id=1) for one in commits])),
+        ("statuses", lambda: commit_statuses(supplier, names)),
+    ]
+    work = {}
+    for name, do in steps:
+        with measured(monkeypatch) as counted, suppress(TablesRenamed):
+            do()
+        work[name] = counted.total()
+    assert {name: done for name, done in work.items() if not 0 < done < others} == {}
+    assert queue.depth().messages == 1 + others - 2 * few
