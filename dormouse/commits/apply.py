@@ -7,8 +7,9 @@ until the request that made it fail stands alone; what waits for others is put o
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -41,14 +42,17 @@ from dormouse.errors import (
 )
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.commit import Commit, CommitResult, Kind, RefusedPart
+from dormouse.files.updates import Whole
 from dormouse.model.file_reference import CheckAssignmentRequest
 from dormouse.model.table import TableRecord
 from dormouse.model.text import narrow_id
 from dormouse.objects.names import check_file_name
-from dormouse.postgres.connection import DURABLY, Isolation
+from dormouse.postgres.connection import DURABLY, Isolation, Supplier
+from dormouse.postgres.each import Call, execute_each
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import run_transaction
 
+logger = logging.getLogger(__name__)
 PASSES_MAX = 10
 _HALVING_IS_NO_USE = (
     *OUT_OF_REACH,
@@ -99,9 +103,41 @@ def apply(tables: Tables, envelopes: Sequence[Envelope]) -> list[CommitOutcome]:
             outcomes[number] = _answered(request, table.record.table_id, error)
             continue
         groups.setdefault(table.record.table_id, (table, {}))[1][number] = request
-    for table, requests in groups.values():
-        outcomes |= _TableBatch(tables, table).apply(requests)
+    batches = [(_TableBatch(tables, table), requests) for table, requests in groups.values()]
+    if len(batches) > 1:
+        outcomes |= _sent_together(tables.supplier, batches)
+    for batch, requests in batches:
+        if not requests.keys() <= outcomes.keys():
+            outcomes |= batch.apply(requests)
     return [outcomes[number] for number in range(len(envelopes))]
+
+
+def _sent_together(supplier: Supplier, batches: Sequence[tuple[_TableBatch, Requests]]) -> Outcomes:
+    """Of the tables for which one statement does; each is sent before the last one's answer is waited for.
+
+    What fails there is left to be applied by itself, which tells why; but nothing waits for a lock twice.
+    """
+    sent: list[tuple[_TableBatch, Requests, Whole]] = []
+
+    def calls() -> Iterator[Call]:
+        for batch, requests in batches:
+            if (whole := batch.whole(requests)) is not None:
+                sent.append((batch, requests, whole))
+                yield whole.statement, whole.values
+
+    outcomes: Outcomes = {}
+    try:
+        with supplier.connection() as conn:
+            errors = execute_each(conn, calls())
+    except (DormouseError, psycopg.Error) as error:
+        logger.info("%d tables are committed to one after the other: %s", len(batches), text_of(error))
+        return outcomes
+    for (batch, requests, whole), failure in zip(sent, errors, strict=True):
+        if failure is None:
+            outcomes |= batch.outcomes(requests, dict(zip(requests, whole.results, strict=True)))
+        elif isinstance(failure, pg.LockNotAvailable):
+            outcomes |= batch.all_failed(requests, failure)
+    return outcomes
 
 
 class _TableBatch:
@@ -143,14 +179,27 @@ class _TableBatch:
         except Exception as error:
             check_schema(self._supplier, error)
             if len(requests) == 1 or isinstance(error, _HALVING_IS_NO_USE):
-                return self._all_failed(requests, error)
+                return self.all_failed(requests, error)
             # by chance: one that takes for ever does not come before the others each time
             mixed = random.sample(list(requests.items()), len(requests))
             half, rest = dict(mixed[: len(mixed) // 2]), dict(mixed[len(mixed) // 2 :])
             outcomes = self._batch(half)
             if only_waits(error) and all(outcome.waits for outcome in outcomes.values()):
-                return outcomes | self._all_failed(rest, error)  # it is not for its size
+                return outcomes | self.all_failed(rest, error)  # it is not for its size
             return outcomes | self._batch(rest)
+        return self.outcomes(requests, results)
+
+    def whole(self, requests: Requests) -> Whole | None:
+        """What applies all requests at once, and nothing else; None where that takes more."""
+        kinds = {request.kind for request in requests.values()}
+        ids = {request.commit_id for request in requests.values()}
+        kind = next((kind for kind in _KINDS if kinds == {kind}), None)
+        if kind is None or len(ids) < len(requests) or any(map(attempt_of, requests.values())):
+            return None
+        return self._table.store.whole(kind, _commits(kind, requests.values()))
+
+    def outcomes(self, requests: Requests, results: dict[int, CommitResult]) -> Outcomes:
+        """What is answered to requests whose results are these."""
         return {n: self._outcome(request, results[n]) for n, request in requests.items()}
 
     def _in_one_transaction(self, requests: Requests) -> dict[int, CommitResult]:
@@ -163,8 +212,7 @@ class _TableBatch:
         def work(conn: psycopg.Connection[Any] | None) -> dict[int, CommitResult]:
             results: dict[int, CommitResult] = {}
             for kind, some in by_kind.items():
-                expires = kind not in _KEPT_FOR_EVER
-                commits = [Commit(request.items, request.commit_id, expires) for request in some.values()]
+                commits = _commits(kind, some.values())
                 results |= zip(some, self._table.store.apply(kind, commits, conn=conn), strict=True)
             if conn is not None:
                 self._finish(conn, with_attempts, results)
@@ -234,7 +282,8 @@ class _TableBatch:
             return answer("rejected", for_ever[0])
         return answer("try_later", for_later[0] if for_later else None)
 
-    def _all_failed(self, requests: Requests, error: Exception) -> Outcomes:
+    def all_failed(self, requests: Requests, error: Exception) -> Outcomes:
+        """What is answered to requests that failed together."""
         return {n: self._failed(request, error) for n, request in requests.items()}
 
     def _failed(self, request: CommitRequest, error: Exception) -> CommitOutcome:
@@ -259,6 +308,10 @@ class _TableBatch:
         except (DormouseError, psycopg.Error):
             pass  # it is tried again, and asked again
         return False
+
+
+def _commits(kind: Kind, requests: Iterable[CommitRequest]) -> list[Commit]:
+    return [Commit(request.items, request.commit_id, kind not in _KEPT_FOR_EVER) for request in requests]
 
 
 def _without_repeated_ids(requests: Requests) -> list[Requests]:

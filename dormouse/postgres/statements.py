@@ -29,7 +29,11 @@ class Statement:
     def execute(self, conn: psycopg.Connection[Any], values: Mapping[str, Any]) -> psycopg.Cursor[Any]:
         """Runs it with the values that it names."""
         cursor = psycopg.RawCursor(conn)
-        return cursor.execute(self.text(conn), [values[name] for name in self._names], prepare=True)
+        return cursor.execute(self.text(conn), self.given(values), prepare=True)
+
+    def given(self, values: Mapping[str, Any]) -> list[Any]:
+        """Of the values those that it names, by number."""
+        return [values[name] for name in self._names]
 
     def text(self, conn: psycopg.Connection[Any]) -> bytes:
         """What this server is asked."""

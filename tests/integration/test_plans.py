@@ -164,7 +164,7 @@ def test_a_replacement_reads_neither_the_other_files_of_its_partition_nor_the_ot
 def test_a_batch_of_messages_is_no_more_work_beside_a_long_queue(
     supplier: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Vacuum has seen the tables with one row on many pages, as after a burst: the next plans are for one row."""
+    """Vacuum has seen the tables with one row on many pages, as after a burst: plans are made for one row."""
     queue, others, few = PostgresQueue(supplier), 2_000, 10
     refused = [CommitOutcome(f"other {n}", "t", "rejected", "why", "Why") for n in range(others)]
     for _ in range(2):

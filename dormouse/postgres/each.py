@@ -1,0 +1,125 @@
+"""Statements that are transactions of their own, all sent before the first answer is waited for.
+
+By libpq's pipeline mode, with a Sync behind each statement: what fails or conflicts harms no other. While the
+server works on one, the next is put together; and a network's round trip is waited for once.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import psycopg
+from psycopg import errors
+from psycopg.adapt import PyFormat, Transformer
+from psycopg.pq import ExecStatus
+
+from dormouse.postgres.opening import PREPARED_MAX
+from dormouse.postgres.statements import Statement
+
+Call = tuple[Statement, Mapping[str, Any]]
+Key = tuple[bytes, tuple[int, ...]]
+"""A statement's text, and the types of its values."""
+
+
+@dataclass(slots=True, weakref_slot=True)
+class _Prepared:
+    """The names of what is prepared on a connection, oldest first."""
+
+    names: dict[Key, bytes] = field(default_factory=dict)
+    numbers: count[int] = field(default_factory=count)
+
+
+_prepared: WeakKeyDictionary[psycopg.Connection[Any], _Prepared] = WeakKeyDictionary()
+
+
+def execute_each(conn: psycopg.Connection[Any], calls: Iterable[Call]) -> list[psycopg.Error | None]:
+    """Executes statements in their order, each as a transaction of its own; `conn` is in autocommit mode.
+
+    Gives for each the error that it failed with, or None when it is committed; their rows are not kept.
+    Raises what the calls raise while they are made, and OperationalError when the connection dies: then the
+    outcomes are unknown, and the connection is closed.
+    """
+    try:
+        conn.pgconn.enter_pipeline_mode()
+        pipeline = _Pipeline(conn)
+        for statement, values in calls:
+            pipeline.send(statement, values)
+            pipeline.exchange()
+        pipeline.exchange(wait_for=pipeline.sent)
+        conn.pgconn.exit_pipeline_mode()
+    except BaseException:
+        conn.close()  # it holds answers that nobody waits for
+        raise
+    return pipeline.found
+
+
+class _Pipeline:
+    """What was sent, and what was answered."""
+
+    def __init__(self, conn: psycopg.Connection[Any]) -> None:
+        self._conn = conn
+        self._pgconn = conn.pgconn
+        self._adapters = Transformer(conn)
+        self._prepared = _prepared.setdefault(conn, _Prepared())
+        self._prepared_at: dict[int, Key] = {}
+        self._failure: psycopg.Error | None = None
+        self.sent = 0
+        self.found: list[psycopg.Error | None] = []
+
+    def send(self, statement: Statement, values: Mapping[str, Any]) -> None:
+        given = statement.given(values)
+        buffers = self._adapters.dump_sequence(given, [PyFormat.AUTO] * len(given))
+        types, formats = self._adapters.types or (), self._adapters.formats
+        text = statement.text(self._conn)
+        if self._conn.prepare_threshold is None:  # a pooler is between, and the next session another
+            self._pgconn.send_query_params(text, buffers, types, formats)
+        else:
+            self._pgconn.send_query_prepared(self._name((text, types)), buffers, formats)
+        self._pgconn.pipeline_sync()
+        self.sent += 1
+
+    def exchange(self, wait_for: int = 0) -> None:
+        """Sends all that is to be sent, and receives what is there; waits for so many answers."""
+        while True:
+            unsent = bool(self._pgconn.flush())
+            self._pgconn.consume_input()
+            self._receive()
+            if not unsent and len(self.found) >= wait_for:
+                return
+            poll = select.poll()
+            # answers are taken also while the server takes no more, for it may wait until they are
+            poll.register(self._pgconn.socket, select.POLLIN | (select.POLLOUT if unsent else 0))
+            poll.poll()
+
+    def _receive(self) -> None:
+        while len(self.found) < self.sent and not self._pgconn.is_busy():
+            result = self._pgconn.get_result()
+            if result is None:
+                continue  # it stands between two commands
+            if result.status == ExecStatus.PIPELINE_SYNC:
+                self._answered()
+            elif result.status == ExecStatus.FATAL_ERROR:
+                self._failure = errors.error_from_result(result)
+
+    def _answered(self) -> None:
+        if self._failure is not None and (key := self._prepared_at.pop(len(self.found), None)) is not None:
+            self._prepared.names.pop(key, None)  # as far as is known here, it is not
+        self.found.append(self._failure)
+        self._failure = None
+
+    def _name(self, key: Key) -> bytes:
+        """Of the statement, which is prepared where it is not yet."""
+        names = self._prepared.names
+        if key not in names:
+            if len(names) >= PREPARED_MAX:
+                oldest = names.pop(next(iter(names)))
+                self._pgconn.send_query_params(b"deallocate " + oldest, None)
+            names[key] = b"each_%d" % next(self._prepared.numbers)
+            self._prepared_at[self.sent] = key
+            self._pgconn.send_prepare(names[key], *key)
+        return names[key]
