@@ -40,14 +40,13 @@ from dormouse.errors import (
     TableNotFound,
     TableOfAnotherTimeline,
 )
-from dormouse.files.attempts import WriteAttempts
 from dormouse.files.commit import Commit, CommitResult, Kind, RefusedPart
 from dormouse.files.updates import Whole
 from dormouse.model.file_reference import CheckAssignmentRequest
 from dormouse.model.table import TableRecord
 from dormouse.model.text import narrow_id
 from dormouse.objects.names import check_file_name
-from dormouse.postgres.connection import DURABLY, Isolation, Supplier
+from dormouse.postgres.connection import Isolation, Supplier
 from dormouse.postgres.each import Call, execute_each
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import run_transaction
@@ -194,7 +193,7 @@ class _TableBatch:
         kinds = {request.kind for request in requests.values()}
         ids = {request.commit_id for request in requests.values()}
         kind = next((kind for kind in _KINDS if kinds == {kind}), None)
-        if kind is None or len(ids) < len(requests) or any(map(attempt_of, requests.values())):
+        if kind is None or len(ids) < len(requests):
             return None
         return self._table.store.whole(kind, _commits(kind, requests.values()))
 
@@ -207,39 +206,18 @@ class _TableBatch:
             kind: {n: request for n, request in requests.items() if request.kind == kind} for kind in _KINDS
         }
         by_kind = {kind: some for kind, some in by_kind.items() if some}
-        with_attempts = {n: attempt_id for n, r in requests.items() if (attempt_id := attempt_of(r))}
 
         def work(conn: psycopg.Connection[Any] | None) -> dict[int, CommitResult]:
             results: dict[int, CommitResult] = {}
             for kind, some in by_kind.items():
                 commits = _commits(kind, some.values())
                 results |= zip(some, self._table.store.apply(kind, commits, conn=conn), strict=True)
-            if conn is not None:
-                self._finish(conn, with_attempts, results)
             return results
 
-        if len(by_kind) == 1 and not with_attempts:
+        if len(by_kind) == 1:
             return work(None)  # the store's own statement is one round trip
         isolation = Isolation(self._table.record.properties.isolation)
         return run_transaction(self._supplier, work, isolation=isolation, operation="commit batch")
-
-    def _finish(
-        self, conn: psycopg.Connection[Any], with_attempts: dict[int, str], results: dict[int, CommitResult]
-    ) -> None:
-        """Ends the write attempts of what is applied; an abandoned one commits nothing.
-
-        Their writers look for that, so it must not be seen before it is on disk.
-        """
-        if with_attempts:
-            conn.execute(DURABLY.on())
-        for leftovers in (False, True):  # what the refused items of a commit wrote is collected later
-            ended = [
-                attempt_id
-                for number, attempt_id in with_attempts.items()
-                if results[number].state == "applied" and bool(results[number].failed) is leftovers
-            ]
-            if ended:
-                WriteAttempts.finish(conn, self._table.record.table_id, ended, leftovers=leftovers)
 
     def _split_partition(self, request: Any) -> CommitResult:
         content = narrow_id(repr((request.kind, request.partition_id, request.point, request.field)))
@@ -311,7 +289,8 @@ class _TableBatch:
 
 
 def _commits(kind: Kind, requests: Iterable[CommitRequest]) -> list[Commit]:
-    return [Commit(request.items, request.commit_id, kind not in _KEPT_FOR_EVER) for request in requests]
+    expires = kind not in _KEPT_FOR_EVER
+    return [Commit(each.items, each.commit_id, expires, attempt_id=attempt_of(each)) for each in requests]
 
 
 def _without_repeated_ids(requests: Requests) -> list[Requests]:

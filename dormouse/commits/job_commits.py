@@ -16,7 +16,7 @@ from typing import TypeVar
 import psycopg
 
 from dormouse.backoff import backoff_seconds
-from dormouse.commits.outcomes import Awaiting
+from dormouse.commits.outcomes import DURABLE_SECONDS, Awaiting
 from dormouse.commits.patience import Patience
 from dormouse.commits.requests import CommitRequest
 from dormouse.commits.together import Together
@@ -98,6 +98,7 @@ class QueuedJobCommits:
             "table_ids": integers([attempt.table_id for attempt, _ in asked]),
             "attempt_ids": Uuids([bytes.fromhex(attempt.attempt_id) for attempt, _ in asked]),
             "commit_keys": Uuids([narrow_bytes(each.commit_ids[0]) for _, each in asked]),
+            "durable_seconds": DURABLE_SECONDS,
         }
         work = Awaiting.any_of([each for _, each in asked]).then(_QUERIES["answers"], values, self._patience)
         return [_Answer(*row) for row in run_statement(self._supplier, work, operation="answers of commits")]

@@ -2,14 +2,20 @@
 -- What became of the commits of write attempts, in their order: whether the attempt ended with it, whether the attempt
 -- was abandoned, whether its table has the commit, and why it was refused since the attempt began.
 select
-    a.attempt_id is null or a.finished_at is not null as ended,
+    (a.attempt_id is null or a.finished_at is not null) and c.may_be_undone is not true as ended,
     a.abandoned_at is not null as abandoned,
-    exists (
-        select from applied_commit c where c.table_id = w.table_id and c.commit_key = w.commit_key offset 0
-    ) as applied,
+    c.may_be_undone is false as applied,
     r.error
 from unnest(%(table_ids)s::integer[], %(attempt_ids)s::uuid[], %(commit_keys)s::uuid[]) with ordinality
     w (table_id, attempt_id, commit_key, number)
+left join lateral (
+    -- just applied: its message goes when a crash cannot undo it any more
+    select c.applied_at > clock_timestamp() - make_interval(secs => %(durable_seconds)s)
+        and exists (select from commit_message m where m.commit_key = w.commit_key offset 0) as may_be_undone
+    from applied_commit c
+    where c.table_id = w.table_id and c.commit_key = w.commit_key
+    offset 0
+) c on true
 left join lateral (
     select * from write_attempt a where a.table_id = w.table_id and a.attempt_id = w.attempt_id offset 0
 ) a on true

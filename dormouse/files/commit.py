@@ -33,6 +33,8 @@ class Commit:
     commit_id: str | None = None
     expires: bool = True
     same_content: bool = True
+    attempt_id: str | None = None
+    """The write attempt that the commit ends; one that was abandoned commits nothing."""
 
 
 @dataclass(frozen=True, slots=True)

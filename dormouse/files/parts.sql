@@ -135,6 +135,24 @@ finished as (
         and table_id + 0 = %(table_id)s
 )
 
+-- name: ended
+-- Part of an update: ends write attempts, if they were not abandoned.
+ended as (
+    delete from write_attempt
+    where ctid = any(array(
+        select l.place
+        from unnest(%(attempt_ids)s::uuid[]) as i (attempt_id)
+        cross join lateral (
+            select a.ctid as place
+            from write_attempt a
+            where a.table_id = %(table_id)s and a.attempt_id = i.attempt_id
+                and a.abandoned_at is null and a.finished_at is null
+            offset 0
+        ) l
+    ))
+    returning attempt_id
+)
+
 -- name: freed
 -- Part of an update: releases the references that are locked, by their places.
 freed as (

@@ -141,7 +141,7 @@ with {sent}, {replacements}, removed as (
     returning partition_id, file_id
 ), {counts_changed}, valid as (
     select job_id from request
-), {finished}, recorded as (
+), {finished}, {ended}, recorded as (
     {record}
     order by commit_key
 )
@@ -150,10 +150,11 @@ select case when (select count(*) from removed) < cardinality(%(inputs)s::uuid[]
         or exists (
             select from of_job where ((partition_id, job_id) in (select partition_id, job_id from request)) is not true
         )
+        or (select count(*) from ended) < cardinality(%(attempt_ids)s::uuid[])
     then not_whole() end;
 
 -- name: add_whole
--- As add_files, when no file is tracked; else a unique violation, and nothing is done. Quicker.
+-- As add_files, when no file is tracked; else an error, not_whole or a unique violation, and nothing is done. Quicker.
 with {sent}, new_file as materialized (
     select *
     from unnest(
@@ -170,11 +171,11 @@ with {sent}, new_file as materialized (
         %(ref_row_counts)s::bigint[], %(ref_approximate)s::boolean[], %(ref_only)s::boolean[]
     )
     returning partition_id, file_id
-), {counts_added}, recorded as (
+), {counts_added}, {ended}, recorded as (
     {record}
     order by commit_key
 )
-select 1;
+select case when (select count(*) from ended) < cardinality(%(attempt_ids)s::uuid[]) then not_whole() end;
 
 -- name: split
 -- Replaces unassigned references by others to the same files, for the requests that are valid.

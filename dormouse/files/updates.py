@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import psycopg
 from psycopg import errors as pg
 
 from dormouse.errors import CommitIdReused, DormouseError, FileAlreadyExists, FileHasReferences, FileNotFound
+from dormouse.files.attempts import WriteAttempts
 from dormouse.files.commit import Commit, CommitResult, Kind, RefusedPart
 from dormouse.files.operations import OPERATIONS, Operation
 from dormouse.files.parameters import Parameters
@@ -59,7 +60,8 @@ class Updates(FileReferenceReads):
         """Applies commits of one kind; gives what became of each.
 
         One does not harm another. Without `conn` the batch is one transaction; with it, part of that one.
-        Raises what `run_transaction` raises; then nothing was applied, or its outcome is unknown.
+        Raises what `run_transaction` raises; then nothing was applied, or its outcome is unknown; and
+        `AttemptAbandoned` when an attempt was, and nothing is applied.
         """
         operation = OPERATIONS[kind]
         batch = _Batch(self, operation, commits)
@@ -67,7 +69,7 @@ class Updates(FileReferenceReads):
         if conn is None and len(runs) == 1:
             if batch.went_whole(runs[0]):
                 return batch.results()
-            if not batch.may_be_applied_in_part:
+            if not (batch.may_be_applied_in_part or batch.attempts()):
                 batch.apply(runs[0], None)
                 return batch.results()
 
@@ -75,6 +77,7 @@ class Updates(FileReferenceReads):
             again = _Batch(self, operation, commits)
             for run in runs:
                 again.apply(run, c)
+            again.end_attempts(c)
             return again.results()
 
         return self._run(work, operation.name, conn) if runs else batch.results()
@@ -183,6 +186,21 @@ class _Batch:
             units = self._round(units, conn)
         raise pg.SerializationFailure("what the commits change is being changed by others all the time")
 
+    def attempts(self, commits: Iterable[int] | None = None, leftovers: bool | None = None) -> list[str]:
+        """Those that the commits end: of all, or of some; of those that are applied whole, or in part."""
+        found = {
+            self._commits[n].attempt_id: None
+            for n in (range(len(self._commits)) if commits is None else commits)
+            if leftovers in (None, bool(self._failed[n]))
+        }
+        return [attempt_id for attempt_id in found if attempt_id is not None]
+
+    def end_attempts(self, conn: psycopg.Connection[Any]) -> None:
+        """Of what is applied. What the refused items of a commit wrote is collected later."""
+        for leftovers in (False, True):
+            if ended := self.attempts(sorted(self._applied), leftovers):
+                WriteAttempts.finish(conn, self._store.table.table_id, ended, leftovers=leftovers)
+
     def results_of(self, units: list[_Unit]) -> list[CommitResult]:
         """The results once the units are applied whole."""
         self._applied |= {unit.commit for unit in units}
@@ -269,6 +287,7 @@ class _Batch:
             "commit_ids": texts(ids),
             "contents": Uuids([self._content(commit) if commit.same_content else None for _, commit in sent]),
             "expire": booleans([commit.expires for _, commit in sent]),
+            "attempt_ids": Uuids([bytes.fromhex(attempt_id) for attempt_id in self.attempts(commits)]),
         }
 
     def _content(self, commit: Commit) -> bytes:

@@ -119,7 +119,7 @@ def test_what_a_crash_undoes_was_told_to_be_pending_and_comes_again(
     assert [files_of(instance, table) for table in TABLES] == [["a"]] * 3
 
 
-def test_what_a_job_was_told_outlives_a_crash(
+def test_a_job_is_told_nothing_that_a_crash_may_undo(
     server: Server, crash_after: Callable[[Callable[[], object]], None]
 ) -> None:
     instance = server.instance
@@ -127,27 +127,43 @@ def test_what_a_job_was_told_outlives_a_crash(
     attempt = context.attempts.begin(context.table)
     name = attempt.object_name("root")
     told: list[bool] = []
+    looks: list[float] = []
     sent = threading.Event()
 
     def send(request: Any, *table: Any) -> None:
         instance.commits.send(request, *table)
         sent.set()
 
+    def looking(deadline: float) -> Iterator[float]:
+        for seconds in instance.commits.looks(deadline):
+            yield min(seconds, 0.01)
+            looks.append(seconds)  # that look found nothing
+
     def job() -> None:
         commits = QueuedJobCommits(
-            send, instance.commits.looks, instance.commits.patience, instance._supplier, context.attempts
+            send, looking, instance.commits.patience, instance._supplier, context.attempts
         )
         files = (file(name, ref(name)),)
         request = AddFiles(commit_id="c", table="t", files=files, attempt_id=attempt.attempt_id)
         told.append(commits.commit(request, attempt))
 
+    def look() -> None:
+        assert files_of(instance) == [name]
+        already = len(looks)
+        wait_until(lambda: len(looks) > already + 1)
+        assert told == []
+
     thread = threading.Thread(target=job)
     thread.start()
     assert sent.wait(60)
-    crash_after(lambda: thread.join(60))
+    crash_after(look)
+    assert (files_of(instance), told) == ([], [])
+    assert [outcome.state for outcome in instance.committer().drain()] == ["applied"]
+    thread.join(60)
     assert told == [True]
+    server.crash()
+    server.start()
     assert files_of(instance) == [name]
-    assert [outcome.state for outcome in instance.committer().drain()] == ["applied_before"]
 
 
 def test_no_object_is_collected_that_a_crash_brings_back(
