@@ -276,6 +276,24 @@ class Instance(Durable):
         self._check_writable()
         self._commits.submit(requests, waiting)
 
+    def commit(
+        self,
+        requests: Sequence[CommitRequest],
+        *,
+        seconds_max: float = 60,
+        waiting: Callable[[str], object] | None = None,
+    ) -> list[CommitStatus]:
+        """Applies commit requests now, and gives what became of each, in their order.
+
+        What threads commit at once is one statement for each table. Those whose inputs are not there yet go
+        to the queue, and are waited for: `pending` is what may still be applied when the time is over. When
+        it raises, commit the same again, or ask `commit_status`: each is applied once.
+
+        Raises what `submit` does.
+        """
+        self._check_writable()
+        return self._commits.commit(list(requests), seconds_max, waiting)
+
     def committer(self, *, concurrency: int = 2, batch_max: int = 500, receives_max: int = 10) -> Committer:
         """What applies requests: `run()` until it is stopped, or `drain()` until the queue is empty.
 

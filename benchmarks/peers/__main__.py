@@ -136,7 +136,7 @@ _RATIOS = {
     f"compactions_vs_{other}_{AT_WRITERS}": f"compactions/s ÷ those of {other}, {AT_WRITERS} compactors"
     for other in _OTHERS[:2]
 }
-_RATIOS[WAITING] = f"{WRITERS[-1]} writers that wait for the committer ÷ synchronous ones"
+_RATIOS[WAITING] = f"{WRITERS[-1]} writers that wait for what is answered to requests ÷ synchronous ones"
 
 
 def _grid(title: str, kinds: Sequence[str], sides: Sequence[type[Peer]], workers: Sequence[int]) -> Grid:

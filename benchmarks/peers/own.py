@@ -131,16 +131,10 @@ class DormouseCommitter(Dormouse):
             leaf = _leaves(instance.table(table))[0]
 
             def step(_: int) -> int:
-                name = f"{table}/{uuid4().hex}.parquet"
-                files = tuple(group_by_file([_reference(name, leaf, rows=1)]))
-                instance.submit([AddFiles(commit_id=name, table=table, files=files)])
-                self._after(instance, name)
+                instance.submit([_request(table, leaf)])
                 return 1
 
             yield Steps(step)
-
-    def _after(self, instance: Instance, commit_id: str) -> None:
-        """What a writer does when it has submitted."""
 
     def committers(self, table: str) -> list[Opener]:
         return [self._committer]
@@ -169,16 +163,24 @@ class DormouseCommitter(Dormouse):
                 running.join()
 
 
-class DormouseWaiting(DormouseCommitter):
-    """As through the queue, but each writer waits until its commit is applied before it makes the next."""
+class DormouseWaiting(Dormouse):
+    """Each writer commits a request as those do that a committer has, and waits for its answer."""
 
     name = "waiting"
-    label = "Dormouse, waiting for the committer"
+    label = "Dormouse, waiting for the answer"
 
-    def _after(self, instance: Instance, commit_id: str) -> None:
-        [status] = instance.wait_for_commits([commit_id])
-        if status.state != "applied":
-            raise RuntimeError(f"a commit is {status.state}: {status.error}")
+    @contextmanager
+    def appender(self, table: str, writer: int) -> Iterator[Steps]:
+        with self.open() as instance:
+            leaf = _leaves(instance.table(table))[0]
+
+            def step(_: int) -> int:
+                [status] = instance.commit([_request(table, leaf)])
+                if status.state != "applied":
+                    raise RuntimeError(f"a commit is {status.state}: {status.error}")
+                return 1
+
+            yield Steps(step, retries=RETRIES.count)
 
 
 def _emptied(queue: CommitQueue) -> Callable[[], bool]:
@@ -194,6 +196,12 @@ def _emptied(queue: CommitQueue) -> Callable[[], bool]:
 
 def _leaves(table: Table) -> list[str]:
     return [leaf.partition_id for leaf in table.partitions.tree().leaves]
+
+
+def _request(table: str, leaf: str) -> AddFiles:
+    name = f"{table}/{uuid4().hex}.parquet"
+    files = tuple(group_by_file([_reference(name, leaf, rows=1)]))
+    return AddFiles(commit_id=name, table=table, files=files)
 
 
 def _reference(name: str, leaf: str, rows: int) -> FileReference:

@@ -81,12 +81,35 @@ def apply(tables: Tables, envelopes: Sequence[Envelope]) -> list[CommitOutcome]:
 
     Raises `InstanceTooNew`, and nothing for what else is wrong with a request or a database.
     """
-    outcomes: Outcomes = {}
     try:
-        found = tables.named((e.table_id, e.request.table) for e in envelopes)
+        batches, outcomes = _batches(tables, envelopes)
     except Exception as error:
         check_schema(tables.supplier, error)
         return [_answered(e.request, e.table_id, error) for e in envelopes]
+    if len(batches) > 1:
+        outcomes |= _sent_together(tables.supplier, batches)
+    for batch, requests in batches:
+        if not requests.keys() <= outcomes.keys():
+            outcomes |= batch.apply(requests)
+    return [outcomes[number] for number in range(len(envelopes))]
+
+
+def apply_whole(tables: Tables, envelopes: Sequence[Envelope]) -> list[CommitOutcome | None]:
+    """The outcome of each, in one round trip; None where nothing was applied and `apply` tells why, or may.
+
+    Only where the tables of the ids still have the names that the requests know.
+    """
+    batches, refused = _batches(tables, envelopes)
+    outcomes = _sent_together(tables.supplier, batches, as_named=True)
+    return [outcomes.get(number) if number not in refused else None for number in range(len(envelopes))]
+
+
+def _batches(
+    tables: Tables, envelopes: Sequence[Envelope]
+) -> tuple[list[tuple[_TableBatch, Requests]], Outcomes]:
+    """The requests of each table, by number; and of those that are none's, what is answered."""
+    outcomes: Outcomes = {}
+    found = tables.named((e.table_id, e.request.table) for e in envelopes)
     groups: dict[int, tuple[CommitTable, Requests]] = {}
     for number, envelope in enumerate(envelopes):
         request, table = envelope.request, found.get((envelope.table_id, envelope.request.table))
@@ -102,16 +125,12 @@ def apply(tables: Tables, envelopes: Sequence[Envelope]) -> list[CommitOutcome]:
             outcomes[number] = _answered(request, table.record.table_id, error)
             continue
         groups.setdefault(table.record.table_id, (table, {}))[1][number] = request
-    batches = [(_TableBatch(tables, table), requests) for table, requests in groups.values()]
-    if len(batches) > 1:
-        outcomes |= _sent_together(tables.supplier, batches)
-    for batch, requests in batches:
-        if not requests.keys() <= outcomes.keys():
-            outcomes |= batch.apply(requests)
-    return [outcomes[number] for number in range(len(envelopes))]
+    return [(_TableBatch(tables, table), requests) for table, requests in groups.values()], outcomes
 
 
-def _sent_together(supplier: Supplier, batches: Sequence[tuple[_TableBatch, Requests]]) -> Outcomes:
+def _sent_together(
+    supplier: Supplier, batches: Sequence[tuple[_TableBatch, Requests]], *, as_named: bool = False
+) -> Outcomes:
     """Of the tables for which one statement does; each is sent before the last one's answer is waited for.
 
     What fails there is left to be applied by itself, which tells why; but nothing waits for a lock twice.
@@ -120,22 +139,22 @@ def _sent_together(supplier: Supplier, batches: Sequence[tuple[_TableBatch, Requ
 
     def calls() -> Iterator[Call]:
         for batch, requests in batches:
-            if (whole := batch.whole(requests)) is not None:
+            if (whole := batch.whole(requests, as_named=as_named)) is not None:
                 sent.append((batch, requests, whole))
                 yield whole.statement, whole.values
 
     outcomes: Outcomes = {}
     try:
         with supplier.connection() as conn:
-            errors = execute_each(conn, calls())
+            answers = execute_each(conn, calls())
     except (DormouseError, psycopg.Error) as error:
         logger.info("%d tables are committed to one after the other: %s", len(batches), text_of(error))
         return outcomes
-    for (batch, requests, whole), failure in zip(sent, errors, strict=True):
-        if failure is None:
+    for (batch, requests, whole), answer in zip(sent, answers, strict=True):
+        if isinstance(answer, pg.LockNotAvailable):
+            outcomes |= batch.all_failed(requests, answer)
+        elif not isinstance(answer, psycopg.Error):
             outcomes |= batch.outcomes(requests, dict(zip(requests, whole.results, strict=True)))
-        elif isinstance(failure, pg.LockNotAvailable):
-            outcomes |= batch.all_failed(requests, failure)
     return outcomes
 
 
@@ -188,14 +207,15 @@ class _TableBatch:
             return outcomes | self._batch(rest)
         return self.outcomes(requests, results)
 
-    def whole(self, requests: Requests) -> Whole | None:
-        """What applies all requests at once, and nothing else; None where that takes more."""
+    def whole(self, requests: Requests, *, as_named: bool) -> Whole | None:
+        """What applies all at once, if the table is called as they say; None where that takes more."""
         kinds = {request.kind for request in requests.values()}
         ids = {request.commit_id for request in requests.values()}
         kind = next((kind for kind in _KINDS if kinds == {kind}), None)
         if kind is None or len(ids) < len(requests):
             return None
-        return self._table.store.whole(kind, _commits(kind, requests.values()))
+        names = sorted({request.table for request in requests.values()}) if as_named else ()
+        return self._table.store.whole(kind, _commits(kind, requests.values()), names)
 
     def outcomes(self, requests: Requests, results: dict[int, CommitResult]) -> Outcomes:
         """What is answered to requests whose results are these."""

@@ -16,6 +16,7 @@ from weakref import WeakSet
 from dormouse.commits.backpressure import Gate, Marks, Waiting
 from dormouse.commits.bodies import KEPT_SECONDS_IN_DATABASE, sweep
 from dormouse.commits.committer import Committer, CommitterOptions
+from dormouse.commits.direct import DirectCommits
 from dormouse.commits.outcomes import Awaiting, CommitStatus, DeadLetter, commit_statuses, dead_letters
 from dormouse.commits.patience import SECONDS_MIN, Patience, more_and_more
 from dormouse.commits.pointers import PointerQueue
@@ -101,6 +102,19 @@ class CommitQueues:
         while batch := list(islice(pending, SEND_BATCH_MAX)):
             self._submit(batch, waiting)
 
+    def commit(
+        self, requests: Sequence[CommitRequest], seconds_max: float, waiting: Waiting | None = None
+    ) -> list[CommitStatus]:
+        """What became of requests, applied at once where they can be; see `Instance.commit`."""
+        deadline = time.monotonic() + seconds_max
+        self._check(requests)
+        outcomes = self._direct.commit(requests)
+        if later := [r for r, o in zip(requests, outcomes, strict=True) if o.state == "try_later"]:
+            self.submit(later, waiting)
+            ids = [request.commit_id for request in later]
+            waited = iter(self.wait_for(ids, deadline - time.monotonic()))
+        return [next(waited) if o.state == "try_later" else CommitStatus.of(o) for o in outcomes]
+
     def send(self, request: CommitRequest, table_id: int, table_uuid: str | None) -> None:
         """Sends a request for the table of this id, whatever its name is by now."""
         body = encode(request, table_id=table_id, table_uuid=table_uuid)
@@ -185,6 +199,10 @@ class CommitQueues:
         ages = {"send": float("inf"), "job": self._settings.commit_queue_age_seconds_max}
         marks = {who: Marks(messages_max, age, seconds_max) for who, age in ages.items()}
         return {who: [Gate(queue.depth, marks[who]) for queue in self.queues] for who in ages}
+
+    @cached_property
+    def _direct(self) -> DirectCommits:
+        return DirectCommits(self._tables)
 
     @cached_property
     def _senders(self) -> list[Together[_Sending, None]]:

@@ -158,6 +158,11 @@ class CommitStatus:
     state: Literal["applied", "rejected", "pending", "unknown"]
     error: str | None = None
 
+    @classmethod
+    def of(cls, outcome: CommitOutcome) -> CommitStatus:
+        """Of a commit that was just answered, on disk."""
+        return cls(outcome.commit_id, "rejected" if outcome.state == "rejected" else "applied", outcome.error)
+
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:

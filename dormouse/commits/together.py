@@ -19,7 +19,8 @@ CALLS_MAX = 100
 @dataclass(slots=True, eq=False)
 class _Call(Generic[T, R]):
     item: T
-    woken: threading.Event = field(default_factory=threading.Event)
+    woken: threading.Event | None = None
+    """Of one that waits for another."""
     answer: list[R] = field(default_factory=list)
     """Of one item, once it is there."""
     served: list[_Call[T, R]] = field(default_factory=list)
@@ -49,8 +50,11 @@ class Together(Generic[T, R]):
         try:
             with self._lock:
                 self._waiting.append(call)
-                self._leader = self._leader or call
-            if self._leader is not call:
+                if self._leader is None:
+                    self._leader = call
+                else:
+                    call.woken = threading.Event()
+            if call.woken is not None:
                 call.woken.wait()
             if not call.is_over:
                 self._lead(call)
@@ -78,12 +82,14 @@ class Together(Generic[T, R]):
         with self._lock:
             for each in (call, *call.served):
                 each.is_over = True
-                each.woken.set()
-            self._waiting = deque(each for each in self._waiting if not each.is_over)
+                if each.woken is not None:
+                    each.woken.set()
+            if self._waiting:
+                self._waiting = deque(each for each in self._waiting if not each.is_over)
             if self._leader is call:
-                if self._waiting:
-                    self._waiting[0].woken.set()  # it begins when this lock is free
                 self._leader = self._waiting[0] if self._waiting else None
+                if self._leader is not None and self._leader.woken is not None:
+                    self._leader.woken.set()  # it begins when this lock is free
             call.served = []
 
 

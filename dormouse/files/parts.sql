@@ -153,6 +153,13 @@ ended as (
     returning attempt_id
 )
 
+-- name: renamed
+-- Part of an update: whether the table has not the name that senders know, where they say one.
+exists (
+    select from unnest(%(names)s::text[]) as known (name)
+    where known.name is distinct from (select t.name from tables t where t.table_id = %(table_id)s)
+)
+
 -- name: freed
 -- Part of an update: releases the references that are locked, by their places.
 freed as (

@@ -82,8 +82,11 @@ class Updates(FileReferenceReads):
 
         return self._run(work, operation.name, conn) if runs else batch.results()
 
-    def whole(self, kind: Kind, commits: Sequence[Commit]) -> Whole | None:
-        """The quicker statement for all of them, as a transaction of its own; None where that takes more."""
+    def whole(self, kind: Kind, commits: Sequence[Commit], names: Sequence[str] = ()) -> Whole | None:
+        """The quicker statement for all of them, as a transaction of its own; None where that takes more.
+
+        It fails, too, unless `names` are what the table is called.
+        """
         operation = OPERATIONS[kind]
         batch = _Batch(self, operation, commits)
         runs = list(batch.runs())
@@ -91,7 +94,7 @@ class Updates(FileReferenceReads):
             return None
         if self._isolation is not Isolation.READ_COMMITTED:
             return None
-        values = self._values(batch.values(runs[0]))
+        values = self._values({**batch.values(runs[0]), "names": texts(names)})
         return Whole(self.own.statement(operation.whole_statement), values, batch.results_of(runs[0]))
 
     def _apply_once(
@@ -174,7 +177,8 @@ class _Batch:
 
     def values(self, units: list[_Unit]) -> Parameters:
         """Of the quicker statement."""
-        return self._values(self._ordered(units), list(dict.fromkeys(unit.commit for unit in units)))
+        commits = list(dict.fromkeys(unit.commit for unit in units))
+        return {**self._values(self._ordered(units), commits), "names": texts(())}
 
     def apply(self, units: list[_Unit], conn: psycopg.Connection[Any] | None) -> None:
         """One statement; another only for what was applied before, or has changed while it was explained."""

@@ -24,6 +24,7 @@ from dormouse.postgres.statements import Statement
 Call = tuple[Statement, Mapping[str, Any]]
 Key = tuple[bytes, tuple[int, ...]]
 """A statement's text, and the types of its values."""
+Answer = list[tuple[Any, ...]] | psycopg.Error
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -37,10 +38,10 @@ class _Prepared:
 _prepared: WeakKeyDictionary[psycopg.Connection[Any], _Prepared] = WeakKeyDictionary()
 
 
-def execute_each(conn: psycopg.Connection[Any], calls: Iterable[Call]) -> list[psycopg.Error | None]:
+def execute_each(conn: psycopg.Connection[Any], calls: Iterable[Call]) -> list[Answer]:
     """Executes statements in their order, each as a transaction of its own; `conn` is in autocommit mode.
 
-    Gives for each the error that it failed with, or None when it is committed; their rows are not kept.
+    Gives for each its rows once it is committed, or the error that it failed with.
     Raises what the calls raise while they are made, and OperationalError when the connection dies: then the
     outcomes are unknown, and the connection is closed.
     """
@@ -48,8 +49,8 @@ def execute_each(conn: psycopg.Connection[Any], calls: Iterable[Call]) -> list[p
         conn.pgconn.enter_pipeline_mode()
         pipeline = _Pipeline(conn)
         for statement, values in calls:
-            pipeline.send(statement, values)
             pipeline.exchange()
+            pipeline.send(statement, values)
         pipeline.exchange(wait_for=pipeline.sent)
         conn.pgconn.exit_pipeline_mode()
     except BaseException:
@@ -67,9 +68,9 @@ class _Pipeline:
         self._adapters = Transformer(conn)
         self._prepared = _prepared.setdefault(conn, _Prepared())
         self._prepared_at: dict[int, Key] = {}
-        self._failure: psycopg.Error | None = None
+        self._answer: Answer = []
         self.sent = 0
-        self.found: list[psycopg.Error | None] = []
+        self.found: list[Answer] = []
 
     def send(self, statement: Statement, values: Mapping[str, Any]) -> None:
         given = statement.given(values)
@@ -103,14 +104,18 @@ class _Pipeline:
                 continue  # it stands between two commands
             if result.status == ExecStatus.PIPELINE_SYNC:
                 self._answered()
+            elif result.status == ExecStatus.TUPLES_OK:
+                self._adapters.set_pgresult(result)
+                self._answer = self._adapters.load_rows(0, result.ntuples, tuple)
             elif result.status == ExecStatus.FATAL_ERROR:
-                self._failure = errors.error_from_result(result)
+                self._answer = errors.error_from_result(result)
 
     def _answered(self) -> None:
-        if self._failure is not None and (key := self._prepared_at.pop(len(self.found), None)) is not None:
+        key = self._prepared_at.pop(len(self.found), None)
+        if key is not None and isinstance(self._answer, psycopg.Error):
             self._prepared.names.pop(key, None)  # as far as is known here, it is not
-        self.found.append(self._failure)
-        self._failure = None
+        self.found.append(self._answer)
+        self._answer = []
 
     def _name(self, key: Key) -> bytes:
         """Of the statement, which is prepared where it is not yet."""

@@ -166,6 +166,15 @@ def test_a_job_is_told_nothing_that_a_crash_may_undo(
     assert files_of(instance) == [name]
 
 
+def test_what_was_committed_at_once_outlives_a_crash(server: Server) -> None:
+    instance = server.instance
+    for number in range(3):
+        assert [status.state for status in instance.commit([add("t", f"f{number}")])] == ["applied"]
+    server.crash()
+    server.start()
+    assert files_of(instance) == ["f0", "f1", "f2"]
+
+
 def test_no_object_is_collected_that_a_crash_brings_back(
     server: Server, crash_after: Callable[[Callable[[], object]], None]
 ) -> None:

@@ -41,11 +41,11 @@ def test_each_is_committed_alone_and_what_fails_harms_no_other(
     counted: ConnectionSupplier, conn: psycopg.Connection[Any]
 ) -> None:
     found = execute_each(conn, [add(1), (DIVIDE, {"by": 0, "id": 1}), add(10), add(100, of=2), add(2**40)])
-    assert [type(error) for error in found] == [
-        type(None),
+    assert [type(answer) for answer in found] == [
+        list,
         errors.DivisionByZero,
-        type(None),
-        type(None),
+        list,
+        list,
         errors.NumericValueOutOfRange,
     ]
     assert values(counted) == [11, 100]
@@ -64,7 +64,7 @@ def test_they_wait_for_no_answer(counted: ConnectionSupplier, conn: psycopg.Conn
         yield add(2)
 
     with other:
-        assert execute_each(conn, calls()) == [None, None]
+        assert execute_each(conn, calls()) == [[], []]
     assert values(counted) == [3, 0]
 
 
@@ -74,28 +74,29 @@ def test_neither_what_is_sent_nor_what_is_answered_must_fit_in_a_buffer(
     echo = Statement(sql.SQL("select %(text)s::text, 1 / %(one)s::integer"))
     calls = [(echo, {"text": "x" * 500_000, "one": n % 3}) for n in range(60)]
     found = execute_each(conn, calls)
-    assert [error is None for error in found] == [n % 3 != 0 for n in range(60)]
+    sizes = [0 if isinstance(answer, psycopg.Error) else len(answer[0][0]) for answer in found]
+    assert sizes == [500_000 if n % 3 else 0 for n in range(60)]
 
 
 def test_a_statement_is_prepared_once_and_the_oldest_is_forgotten(
     conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(3):
-        assert execute_each(conn, [add(1), add(2)]) == [None, None]
+        assert execute_each(conn, [add(1), add(2)]) == [[], []]
     assert prepared(conn) == 1
     monkeypatch.setattr(each, "PREPARED_MAX", 3)
     many = [Statement(sql.SQL("select {}, %(n)s::integer").format(n)) for n in range(5)]
     for _ in range(2):
-        assert execute_each(conn, [(one, {"n": 1}) for one in many]) == [None] * 5
+        assert execute_each(conn, [(one, {"n": 1}) for one in many]) == [[(n, 1)] for n in range(5)]
         assert prepared(conn) == 3
 
 
 def test_what_could_not_be_prepared_is_prepared_again(conn: psycopg.Connection[Any]) -> None:
     missing = Statement(sql.SQL("insert into later values (%(n)s::integer)"))
     (error, worked) = execute_each(conn, [(missing, {"n": 1}), add(1)])
-    assert (type(error), worked) == (errors.UndefinedTable, None)
+    assert (type(error), worked) == (errors.UndefinedTable, [])
     conn.execute("create table later (n integer primary key)")
-    assert execute_each(conn, [(missing, {"n": 1}), (missing, {"n": 2})]) == [None, None]
+    assert execute_each(conn, [(missing, {"n": 1}), (missing, {"n": 2})]) == [[], []]
     (error,) = execute_each(conn, [(missing, {"n": 2})])
     assert type(error) is errors.UniqueViolation
     assert prepared(conn) == 2
@@ -105,7 +106,7 @@ def test_through_a_pooler_nothing_is_prepared(
     counted: ConnectionSupplier, conn: psycopg.Connection[Any]
 ) -> None:
     conn.prepare_threshold = None
-    assert execute_each(conn, [add(1), add(2)]) == [None, None]
+    assert execute_each(conn, [add(1), add(2)]) == [[], []]
     assert (prepared(conn), values(counted)) == (0, [3, 0])
 
 
