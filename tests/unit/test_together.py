@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dormouse.commits import together as module
 from dormouse.commits.patience import SECONDS_MIN, Patience
-from dormouse.commits.together import CALLS_MAX, Together, _Call
+from dormouse.commits.together import CALLS_MAX, Together
 from tests.state import wait_until
 
 
@@ -88,7 +88,7 @@ def test_one_that_is_interrupted_leaves_nobody_waiting(monkeypatch: pytest.Monke
         first = pool.submit(together, 0)
         assert begun.wait(60)
         with monkeypatch.context() as patched:
-            patched.setattr(module, "_Call", lambda item: _Call(item, Interrupted()))
+            patched.setattr(module, "threading", SimpleNamespace(Event=Interrupted))
             interrupted = pool.submit(together, 1)
             wait_until(lambda: len(together._waiting) == 1)
         last = pool.submit(together, 2)
