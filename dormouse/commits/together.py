@@ -87,9 +87,10 @@ class Together(Generic[T, R]):
             if self._waiting:
                 self._waiting = deque(each for each in self._waiting if not each.is_over)
             if self._leader is call:
-                self._leader = self._waiting[0] if self._waiting else None
-                if self._leader is not None and self._leader.woken is not None:
-                    self._leader.woken.set()  # it begins when this lock is free
+                following = self._waiting[0] if self._waiting else None
+                if following is not None and following.woken is not None:
+                    following.woken.set()  # it begins when this lock is free
+                self._leader = following
             call.served = []
 
 
