@@ -35,6 +35,12 @@ def check(
     note_digests: Annotated[
         bool, typer.Option("--note-digests", help="Files that have no digest get one; with --deep.")
     ] = False,
+    accept: Annotated[
+        bool,
+        typer.Option(
+            "--accept", help="With --table: lost references are told no more, and files are collected again."
+        ),
+    ] = False,
 ) -> None:
     """Check that database and object store have what was written; changes nothing, while everything runs.
 
@@ -44,8 +50,13 @@ def check(
 
     if note_digests and not deep:
         raise InvalidInput("--note-digests needs --deep, which reads the files")
+    if accept and table is None:
+        raise InvalidInput("--accept needs --table: what is lost is accepted of one table")
     done: list[str] = []
-    with session.open(read_only=not note_digests) as instance, progress("check", unit="files") as moved:
+    read_only = not (note_digests or accept)
+    with session.open(read_only=read_only) as instance, progress("check", unit="files") as moved:
+        if accept and table is not None:
+            say(f"{plural(instance.accept_differences(table), 'difference')} of table {table} accepted")
         try:
             report = instance.check(deep, table, moved, after=after, finished=done.append)
         except KeyboardInterrupt:

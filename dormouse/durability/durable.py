@@ -171,6 +171,19 @@ class Durable:
             raise TableNotFound(f"table {table!r} does not exist any more")
         return report
 
+    def accept_differences(self, table: str) -> int:
+        """Takes what a table has for right from now on, though references of it are lost; gives how much was.
+
+        What is lost is looked for first. `check` tells of it no more, and collection deletes files again.
+        Raises `TableNotFound`.
+        """
+        from dormouse.files.store import FileReferenceStore
+
+        self._check_writable()
+        store = FileReferenceStore(self._supplier, self._catalog.get(table))
+        store.totals.count_again()
+        return store.differences.accept()
+
     def orphans(self, older_than: timedelta = OLDER_THAN) -> Iterator[Orphan]:
         """The objects that the database does not know, and that were written so long ago; streamed.
 

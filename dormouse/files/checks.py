@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import psycopg
-from psycopg import sql
 
+from dormouse.files.differences import FOUND_MAX, Difference, Differences, not_counted
 from dormouse.files.own_tables import OwnTables
+from dormouse.files.totals import named_rows
 from dormouse.model.problem import Problem, ProblemKind
 from dormouse.model.text import narrow_id
 from dormouse.objects.names import SKETCHES_SUFFIX
@@ -19,9 +20,6 @@ from dormouse.postgres.connection import Isolation
 from dormouse.postgres.transaction import allow_scans
 
 T = TypeVar("T")
-FOUND_MAX = 1_000
-"""Of each statement: more of the same tell nothing more."""
-
 PAGE_FILES = 10_000
 _QUERIES: dict[str, ProblemKind] = {
     "check_references": "reference_without_file",
@@ -54,6 +52,7 @@ class FileChecks:
 
     def __init__(self, own: OwnTables) -> None:
         self._own = own
+        self._differences = Differences(own)
 
     def problems(self) -> list[Problem]:
         """What does not agree in one snapshot; at most 1,000 of each kind."""
@@ -95,24 +94,21 @@ class FileChecks:
             if name in self._own.layout.queries
             for row in conn.execute(self._own.on(name), values)
         ]
-        return found + [Problem("totals", table.name, None, None, detail) for detail in self._totals(conn)]
+        lost = [*self._differences.lost_in(conn), *self._totals(conn), *self._differences.remembered_in(conn)]
+        named = {one.filename for one in found if one.kind == "file_without_reference"}
+        return found + [
+            Problem("totals", table.name, one.partition_id, one.filename, one.detail)
+            for one in dict.fromkeys(lost)
+            if one.filename not in named
+        ]
 
-    def _totals(self, conn: psycopg.Connection[Any]) -> Iterator[str]:
+    def _totals(self, conn: psycopg.Connection[Any]) -> Iterator[Difference]:
         """What was remembered and has changed since, beside what there is."""
         key = {"table_id": self._own.table.table_id}
-        since = conn.execute(self._own.on("count_since"), key)
-        names = [column.name for column in since.description or ()]
-        for row in since:
-            remembered = dict(zip(names, row, strict=True))
-            if remembered["unknown"]:
-                return
-            there = conn.execute(self._own.on("count_all"), key)
-            columns = [column.name for column in there.description or ()]
-            now = dict(zip(columns, there.fetchall()[0], strict=True))
-            for name in ("references", "row_count", "files", "byte_count", "partitions", "leaves"):
-                if now[name] != remembered[name]:
-                    what = name.replace("_count", "s")
-                    yield f"{remembered[name]:,} {what} were counted, {now[name]:,} are there"
+        since = named_rows(conn.execute(self._own.on("count_since"), key))
+        if since:
+            [now] = named_rows(conn.execute(self._own.on("count_all"), key))
+            yield from not_counted(since[0], now)
 
     def _rows(self, name: str, values: dict[str, Any]) -> list[Any]:
         def work(conn: psycopg.Connection[Any]) -> list[Any]:
@@ -129,9 +125,7 @@ class FileChecks:
         """In a transaction whose snapshots see all of the layout's tables, as it has them: locked first."""
 
         def locked(conn: psycopg.Connection[Any]) -> T:
-            tables = self._own.layout.tables(self._own.table.table_id).values()
-            names = sql.SQL(", ").join(map(sql.Identifier, tables))
-            conn.execute(sql.SQL("lock table {} in access share mode").format(names))
+            self._own.still(conn)
             return work(conn)
 
         return self._own.run(locked, isolation=isolation, read_only=True, operation="check")

@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
 
-from dormouse.errors import FileHasReferences, FileNotFound, InvalidName
+from dormouse.errors import CheckFailed, FileHasReferences, FileNotFound, InvalidName
 from dormouse.files import removal_log
 from dormouse.files.attempts import WriteAttempts
+from dormouse.files.differences import Difference
 from dormouse.files.holds import deletable_before
 from dormouse.files.last_rounds import LastRounds
 from dormouse.files.store import FileReferenceStore
+from dormouse.model.problem import Problem
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import SKETCHES_SUFFIX, check_file_name
 from dormouse.postgres.connection import Supplier
@@ -65,7 +67,8 @@ class GarbageCollector:
     def collect(self, is_over: Callable[[], bool] = lambda: False) -> GarbageReport:
         """One round of both stages, of dead writers' objects, expired commits, and the log of removals.
 
-        It ends after the batch of files during which `is_over` becomes true.
+        It ends after the batch of files during which `is_over` becomes true. While references are lost it
+        deletes no file, as their rows may be in no other, and raises `CheckFailed`.
         """
         with LastRounds(self._supplier, self._store.table).round("collection") as current:
             report = self._collect(is_over)
@@ -80,18 +83,30 @@ class GarbageCollector:
         # while what is about to go can be looked up
         self._store.totals.bring_forward(daily=True)
         report = GarbageReport(self._store.stamp_unreferenced(), (), (), 0)
-        for batch in self._batches(self._due_before()):
+        lost = self._store.differences.remembered()
+        for batch in self._batches(self._due_before()) if not lost else ():
             if is_over():
                 return replace(report, whole=False)
             report = report.with_more(*self._delete(batch))
         report = replace(report, abandoned_attempts=self._attempts.collect(self._store.table))
         self._forget_commits()
         removal_log.roll(self._supplier)
+        self._refuse(lost)
         return report
 
     def ready(self) -> Iterator[str]:
-        """What `collect` would delete now, of what an earlier round has stamped."""
+        """What `collect` would delete now, of what an earlier round has stamped; raises as it does."""
+        self._refuse(self._store.differences.remembered())
         return self._store.files_ready_for_gc(self._due_before())
+
+    def _refuse(self, lost: Sequence[Difference]) -> None:
+        if lost:
+            table = self._store.table.name
+            raise CheckFailed(
+                [Problem("totals", table, one.partition_id, one.filename, one.detail) for one in lost],
+                f"no file of the table is deleted until 'dormouse check --table {table} --accept' says that "
+                "what is there is right",
+            )
 
     def _due_before(self) -> datetime:
         # the database's clock stamps removals, so it also tells how long ago they were

@@ -23,9 +23,11 @@ _TABLES = {
     "salted_counts": {"file_reference": "salted_reference", "file_count": "file_count"},
     "dummy_reference": {"file_reference": "marked_reference"},
 }
-_STORE, _SHARED_PARTS, _READS, _JOBS, _LAYOUT, _WATERMARKS, _TOTALS, _CHECKS = (
-    load(__package__ or "", name)
-    for name in ("store", "parts", "reads", "compaction_jobs", "layout", "watermarks", "totals", "checks")
+_MODULES = (
+    "store", "parts", "reads", "compaction_jobs", "layout", "watermarks", "totals", "differences", "checks",
+)  # fmt: skip
+_STORE, _SHARED_PARTS, _READS, _JOBS, _LAYOUT, _WATERMARKS, _TOTALS, _DIFFERENCES, _CHECKS = (
+    load(__package__ or "", name) for name in _MODULES
 )
 LAYOUTS = tuple(_TABLES)
 
@@ -52,7 +54,7 @@ class Layout:
         parts |= {name: _JOBS[name] for name in ("claim", "is_open")}
         parts |= {name: _WATERMARKS[name] for name in ("mark_freed", "remembered")}
         parts["found"] = _SHARED_PARTS[found]
-        whole = {**_STORE, **_READS, **_JOBS, **_LAYOUT, **_TOTALS, **_CHECKS, **self.own}
+        whole = {**_STORE, **_READS, **_JOBS, **_LAYOUT, **_TOTALS, **_DIFFERENCES, **_CHECKS, **self.own}
         return {name: query.including(**parts) for name, query in whole.items()}
 
     def tables(self, table_id: int) -> dict[str, str]:

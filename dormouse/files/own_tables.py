@@ -112,6 +112,16 @@ class OwnTables:
 
         return self.run(work, operation=operation, scans=scans)
 
+    def still(self, conn: psycopg.Connection[Any]) -> None:
+        """At the begin of a transaction: its snapshots see all of the layout's tables and of the log.
+
+        None is converted, or dropped, until it ends.
+        """
+        tables = self.layout.tables(self.table.table_id).values()
+        names = sql.SQL(", ").join(map(sql.Identifier, tables))
+        # a day of the log is dropped only by who locks all of it
+        conn.execute(sql.SQL("lock table only removal, {} in access share mode").format(names))
+
     def _following_within(self, conn: psycopg.Connection[Any], work: Callable[[], T]) -> T:
         with dropped_tables(self.table):
             if self._outdated:

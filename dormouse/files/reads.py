@@ -16,6 +16,7 @@ import psycopg
 from psycopg import errors as pg
 
 from dormouse.errors import MetadataDamaged, TableNotFound
+from dormouse.files.differences import Differences
 from dormouse.files.layout import Layout
 from dormouse.files.own_tables import OwnTables, dropped_tables
 from dormouse.files.parameters import Parameters, key_arrays, reference_from_row
@@ -181,6 +182,11 @@ class FileReferenceReads:
     def totals(self) -> TableTotals:
         """How much there is of everything."""
         return TableTotals(self.own)
+
+    @property
+    def differences(self) -> Differences:
+        """What was found to be lost."""
+        return Differences(self.own)
 
     def has_no_files(self) -> bool:
         """Whether nothing is tracked; files without references are tracked too."""

@@ -53,9 +53,10 @@ def _date_back(conn: psycopg.Connection[Any], last: date) -> None:
 def _drop_unless_needed(conn: psycopg.Connection[Any], day: date) -> None:
     # first the lock, then the look: what a transaction commits between the two would be lost
     conn.execute(_QUERIES["lock_day"].on(day=_name(day)))
-    conn.execute(_QUERIES["forget_totals"].on())
     retention = {"retention_seconds": TableProperties().history_retention_seconds}
     if not conn.execute(_QUERIES["still_needed"].on(day=_name(day)), retention).fetchall()[0][0]:
+        end = _midnight(day + timedelta(days=1))
+        conn.execute(_QUERIES["note_dropped"].literally(to_day=end).on(day=_name(day)))
         conn.execute(_QUERIES["drop_day"].on(day=_name(day)))
 
 

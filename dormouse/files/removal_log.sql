@@ -32,7 +32,7 @@ lock table only removal, removal_default in access exclusive mode;
 create table {day} (like removal including all);
 
 -- name: move_to_day
--- Moves the removals of one day; not through the log itself, whose deletions void what was counted.
+-- Moves the removals of one day.
 with moved as (
     delete from removal_default where removed_at >= {from_day} and removed_at < {to_day} returning *
 )
@@ -47,7 +47,8 @@ alter table removal attach partition {day} for values from ({from_day}) to ({to_
 lock table {day} in access exclusive mode;
 
 -- name: still_needed
--- Whether some table keeps removals of a day, for its history, or because they were not collected or counted yet.
+-- Whether some table keeps removals of a day, for its history, or because they were not collected or counted yet, or all was
+-- not counted again since: that finds references which are lost of files that came on that day.
 select exists (
     select from {day} r
     join tables t using (table_id)
@@ -57,13 +58,13 @@ select exists (
         )
         or not pg_visible_in_snapshot(r.removed_xid, t.collected_till)
         or not pg_visible_in_snapshot(r.removed_xid, w.till)
+        -- it was counted a while before that was remembered
+        or r.removed_at > w.whole_at - interval '1 hour'
 );
 
--- name: forget_totals
--- Forgets totals that were not brought forward for long: the log is not kept for them.
-update watermark
-set whole_at = null, version = version + 1
-where purpose = 'totals' and whole_at is not null and looked_at < clock_timestamp() - interval '2 days';
+-- name: note_dropped
+-- Notes that removals are not all in the log before the end of a day that has any.
+update instance set removals_since = greatest(removals_since, {to_day}) where exists (select from {day});
 
 -- name: drop_day
 -- Drops the log's partition of one day.

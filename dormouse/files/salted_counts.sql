@@ -181,3 +181,24 @@ from (select file_id, max(filename) as filename, sum(count) as count from {file_
 full join (select file_id, min(filename) as filename, count(*) from {file_reference} group by file_id) r using (file_id)
 where coalesce(c.count, 0) <> coalesce(r.count, 0)
 limit %(limit)s;
+
+-- name: uncount
+-- Forgets the counts of files that do not add up to their references, while no other changes any; gives the files.
+delete from {file_count} f
+where salt >= 0 and file_id in (
+    select file_id
+    from (select file_id, sum(count) as count from {file_count} group by file_id) c
+    full join (select file_id, count(*) from {file_reference} group by file_id) r using (file_id)
+    where coalesce(c.count, 0) <> coalesce(r.count, 0)
+)
+returning file_id;
+
+-- name: recount
+-- Counts the references of some files again.
+insert into {file_count} (table_id, file_id, salt, count)
+select %(table_id)s, f.file_id, coalesce(
+        (hashtextextended(r.partition_id, 0) & 9223372036854775807) % %(salt_buckets)s::bigint, 0
+    ) as salt, count(r.file_id)
+from (select distinct unnest(%(file_ids)s::uuid[]) as file_id) f
+left join {file_reference} r on r.file_id = f.file_id
+group by f.file_id, salt;

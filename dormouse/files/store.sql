@@ -319,11 +319,19 @@ select count(*) from forgotten;
 lock table {file_reference} in share row exclusive mode;
 
 -- name: clear
--- Forgets every file, reference, job and attempt of the table, and how its rounds ended. What is deleted from the log makes totals void.
+-- Forgets every file, reference, job and attempt of the table, how its rounds ended, and what was found to be lost; what
+-- was counted is void.
 with references_gone as (delete from {file_reference}),
 jobs_gone as (delete from compaction_job where table_id = %(table_id)s),
 log_gone as (delete from removal where table_id = %(table_id)s),
 looks_gone as (delete from watermark where table_id = %(table_id)s and purpose <> 'totals'),
+totals_void as (
+    -- not deleted: what is being counted is not to be remembered either
+    insert into watermark as w (table_id, purpose)
+    values (%(table_id)s, 'totals')
+    on conflict (table_id, purpose) do update set whole_at = null, version = w.version + 1
+),
+differences_gone as (delete from difference where table_id = %(table_id)s),
 rounds_gone as (delete from last_round where table_id = %(table_id)s)
 {forget_all};
 

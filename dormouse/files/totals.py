@@ -3,13 +3,14 @@
 What was counted is remembered with the snapshot that it was counted in. References that this did not see are
 new, and the log of removals has those that are gone. So a count costs what has changed since the last, and is
 always exact; where it cannot be told, as a file was forgotten with its size, all is counted again. So it is
-once a day, by collection: whatever an older Dormouse did to the log meanwhile is made good.
+once a day, by collection. What does not agree then is remembered, too (`differences.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Any
 
@@ -17,7 +18,9 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from dormouse.errors import InstanceForbidden, InstanceReadOnly
+from dormouse.files.differences import Difference, Differences, not_counted
 from dormouse.files.own_tables import OwnTables
+from dormouse.postgres.connection import Isolation
 from dormouse.postgres.transaction import allow_scans
 
 
@@ -53,6 +56,7 @@ class _Count:
     changes: int
     looked_at: datetime
     whole: bool
+    differences: tuple[Difference, ...] = ()
 
 
 class TableTotals:
@@ -76,22 +80,42 @@ class TableTotals:
                 self._remember(found)
         return found.totals
 
-    def _count(self, *, daily: bool = False) -> _Count:
-        # always read committed: days of the log are dropped, whatever an older snapshot could see of them
-        return self._own.run(lambda conn: self._count_in(conn, daily), operation="count what there is")
+    def count_again(self) -> None:
+        """Counts all, whatever is remembered; differences are remembered."""
+        self._remember(self._count_whole())
 
-    def _count_in(self, conn: psycopg.Connection[Any], daily: bool) -> _Count:
-        key = {"table_id": self._own.table.table_id}
-        rows = conn.execute(self._own.on("count_since"), key).fetchall()
-        if rows:
-            *numbers, till, epoch, version, is_fresh, unknown, changes, looked_at = rows[0]
-            if not unknown and (is_fresh or not daily):
-                return _Count(
-                    Totals(*map(int, numbers)), till, epoch, version, int(changes), looked_at, whole=False
-                )
-        allow_scans(conn)
-        *numbers, till, epoch, version, looked_at = conn.execute(self._own.on("count_all"), key).fetchall()[0]
-        return _Count(Totals(*map(int, numbers)), till, epoch, version, 0, looked_at, whole=True)
+    def _count(self, *, daily: bool = False) -> _Count:
+        # read committed: days of the log are dropped, whatever an older snapshot could see of them
+        found = self._own.run(self._count_since, operation="count what there is")
+        if found is None or (daily and not found[1]):
+            return self._count_whole()
+        return found[0]
+
+    def _count_since(self, conn: psycopg.Connection[Any]) -> tuple[_Count, bool] | None:
+        """By what has changed, and whether all was counted within a day; None where it cannot be told."""
+        for row in named_rows(conn.execute(self._own.on("count_since"), self._key())):
+            if not row["unknown"]:
+                return _count_of(row, changes=int(row["changes"]), whole=False), row["is_fresh"]
+        return None
+
+    def _count_whole(self) -> _Count:
+        """All, beside what it should be, in one snapshot."""
+
+        def work(conn: psycopg.Connection[Any]) -> _Count:
+            self._own.still(conn)
+            allow_scans(conn)
+            since = named_rows(conn.execute(self._own.on("count_since"), self._key()))
+            [now] = named_rows(conn.execute(self._own.on("count_all"), self._key()))
+            differences = Differences(self._own)
+            lost = differences.lost_in(conn) + differences.unreferenced_in(conn)
+            lost += [one for row in since for one in not_counted(row, now)]
+            return _count_of(now, changes=0, whole=True, differences=tuple(lost))
+
+        snapshot = Isolation.REPEATABLE_READ
+        return self._own.run(work, isolation=snapshot, read_only=True, operation="count what there is")
+
+    def _key(self) -> dict[str, Any]:
+        return {"table_id": self._own.table.table_id}
 
     def _remember(self, found: _Count) -> None:
         values = {
@@ -101,5 +125,22 @@ class TableTotals:
             "version": found.version,
             "looked_at": found.looked_at,
             "whole": found.whole,
+            "partition_ids": [one.partition_id or "" for one in found.differences],
+            "filenames": [one.filename or "" for one in found.differences],
+            "details": [one.detail for one in found.differences],
         }
         self._own.rows("remember_totals", values, operation="remember totals")
+
+
+def named_rows(cursor: psycopg.Cursor[Any]) -> list[dict[str, Any]]:
+    """What a statement gives, by the names of its columns."""
+    names = [column.name for column in cursor.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in cursor]
+
+
+def _count_of(
+    row: Mapping[str, Any], *, changes: int, whole: bool, differences: tuple[Difference, ...] = ()
+) -> _Count:
+    totals = Totals(*(int(row[field.name]) for field in fields(Totals)))
+    kept = {name: row[name] for name in ("till", "epoch", "version", "looked_at")}
+    return _Count(totals, **kept, changes=changes, whole=whole, differences=differences)

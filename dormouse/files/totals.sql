@@ -102,18 +102,27 @@ select ((b.facts ->> 'references')::bigint + r.count)::bigint as references,
     ((b.facts ->> 'partitions')::bigint + e.created)::bigint as partitions,
     ((b.facts ->> 'leaves')::bigint + e.created - e.sealed)::bigint as leaves,
     pg_current_snapshot()::text as till, t.epoch, b.version, b.is_fresh, f.unknown, r.changes + e.created as changes,
-    statement_timestamp() as looked_at
+    statement_timestamp() as looked_at, b.looked_at as counted_at
 from base b, reference_sum r, file_sum f, epoch_sum e, tables t, (
     {count_unreferenced}
 ) u
 where t.table_id = %(table_id)s;
 
 -- name: remember_totals
--- Remembers what there was at a snapshot, unless another has done so meanwhile, or made it void.
-insert into watermark (table_id, purpose, till, epoch, facts, whole_at, looked_at)
-values (%(table_id)s, 'totals', %(till)s::pg_snapshot, %(epoch)s, %(facts)s, clock_timestamp(), %(looked_at)s)
-on conflict (table_id, purpose) do update
-set till = excluded.till, epoch = excluded.epoch, facts = excluded.facts, looked_at = excluded.looked_at,
-    whole_at = case when %(whole)s then excluded.whole_at else watermark.whole_at end,
-    version = watermark.version + 1
-where watermark.version = %(version)s;
+-- Remembers what there was at a snapshot, and what did not agree there, unless another has counted meanwhile, or made what
+-- was remembered void.
+with remembered as (
+    insert into watermark (table_id, purpose, till, epoch, facts, whole_at, looked_at)
+    values (%(table_id)s, 'totals', %(till)s::pg_snapshot, %(epoch)s, %(facts)s, clock_timestamp(), %(looked_at)s)
+    on conflict (table_id, purpose) do update
+    set till = excluded.till, epoch = excluded.epoch, facts = excluded.facts, looked_at = excluded.looked_at,
+        whole_at = case when %(whole)s then excluded.whole_at else watermark.whole_at end,
+        version = watermark.version + 1
+    where watermark.version = %(version)s
+    returning table_id
+)
+insert into difference (table_id, partition_id, filename, detail)
+select r.table_id, d.*
+from remembered r
+cross join lateral unnest(%(partition_ids)s::text[], %(filenames)s::text[], %(details)s::text[]) as d
+on conflict do nothing;
