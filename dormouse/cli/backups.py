@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dormouse.cli.deployed import Commits, restore_deployed
+from dormouse.cli.failures import say
 from dormouse.cli.system import DryRun, Profile, Region, find
 from dormouse.cli.verbs import Session, agreed, plural, verb
 from dormouse.errors import InvalidInput
@@ -15,6 +16,9 @@ from dormouse.errors import InvalidInput
 Place = Annotated[
     str, typer.Argument(help="Where backups are: a folder, or s3://bucket/prefix.", show_default=False)
 ]
+
+TOLD_MAX = 100
+"""Objects that are named on standard error; --json has all."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -32,12 +36,18 @@ def backup(
         str | None,
         typer.Option(help="An earlier backup there, or 'last' (if any): what it has is not copied again."),
     ] = None,
+    despite_damage: Annotated[
+        bool,
+        typer.Option(
+            "--despite-damage", help="Objects that are damaged or missing are noted in it, and do not end it."
+        ),
+    ] = False,
 ) -> None:
     """Back up the instance while everything runs: its database, and each object that its tables refer to."""
     from dormouse.cli.console import byte_size, progress
 
     with session.open() as instance, progress("backup", unit="objects") as moved:
-        made = instance.backup(place, since=since, progress=moved)
+        made = instance.backup(place, since=since, despite_damage=despite_damage, progress=moved)
     session.show(
         made,
         lambda: (
@@ -45,6 +55,10 @@ def backup(
             f"{made.copied:,} are new; database {byte_size(made.database_bytes)} ({made.seconds:.1f} s)"
         ),
     )
+    for one in made.damaged[:TOLD_MAX]:
+        say(f"damaged: {one.name} {one.fault}")
+    if made.damaged:
+        say(f"{plural(len(made.damaged), 'object')} damaged or missing: restore takes it by --despite-damage")
 
 
 def backups(session: Session, place: Place) -> None:
@@ -57,11 +71,11 @@ def backups(session: Session, place: Place) -> None:
         found,
         lambda: (
             grid(
-                ("backup", "objects", "bytes", "database", "since", "instance"),
+                ("backup", "objects", "bytes", "database", "damaged", "since", "instance"),
                 [
                     (
                         one.name, f"{one.objects:,}", byte_size(one.bytes), byte_size(one.database_bytes),
-                        one.since or "", one.instance_id,
+                        f"{len(one.damaged):,}" if one.damaged else "", one.since or "", one.instance_id,
                     )
                     for one in found
                 ],
@@ -83,6 +97,10 @@ def restore(
     backup: Annotated[str | None, typer.Option(help="Which backup [the latest].")] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Try it beside that folder, and throw it away.")
+    ] = False,
+    despite_damage: Annotated[
+        bool,
+        typer.Option("--despite-damage", help="Leave out, and tell, what is damaged or missing."),
     ] = False,
     instance: Annotated[
         str | None, typer.Option(help="Of a deployed instance, its id, like prod; with --to.")
@@ -109,7 +127,14 @@ def restore(
     if place is None or into is None:
         raise InvalidInput("give a place with backups and --into FOLDER, or --instance ID --to TIME")
     with progress("restore", unit="objects") as moved:
-        made = restored(place, into, backup, check=check or dry_run, progress=moved)
+        made = restored(
+            place,
+            into,
+            backup,
+            check=check or dry_run,
+            despite_damage=despite_damage,
+            progress=moved,
+        )
     session.show(
         made,
         lambda: (
@@ -117,6 +142,11 @@ def restore(
             f"{plural(made.tables, 'table')}, {plural(made.objects, 'object')}, {byte_size(made.bytes)}"
         ),
     )
+    for one in made.lost[:TOLD_MAX]:
+        rows = "rows" if one.row_count is None else plural(one.row_count, "row")
+        say(f"lost: {rows} of table {one.table}, file {one.filename}, which {one.fault}")
+    if made.lost:
+        say(f"{plural(len(made.lost), 'file')} lost: what reads them fails; 'dormouse check' lists them")
 
 
 def restore_metadata(

@@ -39,10 +39,11 @@ def back_up(
     base_backup: Callable[[Path], None],
     *,
     since: str | None = None,
+    despite_damage: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> Backup:
     """`base_backup` writes the database's to a path. What fails leaves no backup."""
-    writer = BackupWriter(target, catalog.instance_id(), since)
+    writer = BackupWriter(target, catalog.instance_id(), since, despite_damage=despite_damage)
     try:
         with held(supplier, f"backup {writer.name}"):
             # a committer takes away the bodies of what it has applied, which the copy may still have to apply
@@ -78,7 +79,14 @@ def wanted(
             for file in page:
                 submitted.discard(file.filename)
                 digest = None if file.digest is None else file.digest.hex()
-                yield Wanted(file.filename, file.unreferenced_at is None, file.byte_count, digest)
+                yield Wanted(
+                    file.filename,
+                    file.unreferenced_at is None,
+                    file.byte_count,
+                    digest,
+                    table.name,
+                    file.row_count,
+                )
                 yield Wanted(file.filename + SKETCHES_SUFFIX)
             if len(page) < PAGE_FILES:
                 break

@@ -12,21 +12,20 @@ from __future__ import annotations
 
 import json
 import logging
-import re
-import shutil
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
 import xxhash
 
+from dormouse.durability.abandoned_backups import BEGUN, MANIFEST, NAME, SWEPT, has_object, remove, sweep
 from dormouse.errors import (
     BackupDamaged,
     InstanceError,
@@ -34,22 +33,20 @@ from dormouse.errors import (
     InvalidInput,
     ObjectAlreadyExists,
     ObjectNotFound,
+    ObjectStoreError,
+    one_line,
 )
 from dormouse.objects import ObjectStore
 
 FORMAT = 1
-MANIFEST, DATABASE, OBJECTS, BEGUN = "manifest.json", "database.tar.gz", "objects.txt", "begun.json"
+FORMAT_DAMAGED = 2
+"""Of a backup that was taken despite damage: a Dormouse that does not know of these would miss no object."""
+
+DATABASE, OBJECTS = "database.tar.gz", "objects.txt"
 FOLDER = "objects"
-SWEPT = "swept.json"
-"""Another took it for abandoned: it can be finished no more."""
-
-ABANDONED_AFTER = timedelta(days=1)
-"""A backup that has no manifest, and to which nothing was written for so long, is nobody's any more."""
-
 COPIED_AT_ONCE = 4
 _CHUNK_BYTES = 1 << 20
 _BATCH = 1_000
-_NAME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{6}Z(-\d+)?")
 
 INSTEAD = "restore another one ('dormouse backups' lists them), or take one without --since"
 
@@ -59,8 +56,19 @@ Progress = Callable[[int, int | None], object]
 
 
 @dataclass(frozen=True, slots=True)
+class Damaged:
+    """An object that was not what was written, or not there, when it was backed up; `fault` says what."""
+
+    name: str
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
 class Backup:
-    """A whole backup. `objects` and `bytes` are those of the object store; `copied` were not there before."""
+    """A whole backup. `objects` and `bytes` are those of the object store; `copied` were not there before.
+
+    `damaged` are objects that it lacks, or has as they were, damaged, as it was taken despite damage.
+    """
 
     name: str
     instance_id: str
@@ -73,16 +81,22 @@ class Backup:
     since: str | None
     database_digest: str
     objects_digest: str
+    damaged: tuple[Damaged, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """An object that is to be in a backup: if it is there, or else none is made."""
+    """An object that is to be in a backup: if it is there, or else none is made.
+
+    Of a file it has the table, and its rows.
+    """
 
     name: str
     needed: bool = False
     size: int | None = None
     digest: str | None = None
+    table: str | None = None
+    row_count: int | None = None
 
     def is_met_by(self, size: int, digest: str) -> bool:
         """Whether an object is what was written, as far as that is recorded."""
@@ -121,16 +135,17 @@ def backup_of(store: ObjectStore, name: str | None) -> Backup:
                 f"{store.url} has backups of several instances: name one, see dormouse backups"
             )
     try:
-        if not _NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise ObjectNotFound(name)
         said = json.loads(store.get(f"{name}/{MANIFEST}"))
         version = int(said.pop("format"))
-        if version > FORMAT:
+        if version > FORMAT_DAMAGED:
             raise InstanceTooNew(
-                f"backup {name} in {store.url} has format {version}, this Dormouse knows {FORMAT}; "
+                f"backup {name} in {store.url} has format {version}, this Dormouse knows {FORMAT_DAMAGED}; "
                 "upgrade Dormouse"
             )
-        return Backup(**{**said, "name": name})  # of a folder that was renamed, or of anybody
+        damaged = tuple(Damaged(**one) for one in said.pop("damaged", ()))
+        return Backup(**{**said, "name": name, "damaged": damaged})  # a folder may be renamed, by anybody
     except ObjectNotFound:
         there = ", ".join(_names(store)) or "none"
         raise InvalidInput(f"there is no backup {name!r} in {store.url}; there are: {there}") from None
@@ -165,9 +180,16 @@ def fetch_database(store: ObjectStore, backup: Backup, path: Path) -> None:
 
 
 class BackupWriter:
-    """Writes a backup into a store; nothing is a backup before `finish`."""
+    """Writes a backup into a store; nothing is a backup before `finish`.
 
-    def __init__(self, store: ObjectStore, instance_id: str, since: str | None) -> None:
+    `despite_damage`: objects that are damaged, or missing, are noted in it, and end no backup.
+    """
+
+    def __init__(
+        self, store: ObjectStore, instance_id: str, since: str | None, *, despite_damage: bool = False
+    ) -> None:
+        self._despite_damage = despite_damage
+        self._damaged: list[Damaged] = []
         self._store = store
         self._instance_id = instance_id
         self._began = datetime.now(UTC)
@@ -188,7 +210,7 @@ class BackupWriter:
                 self._database = _digest(file)
 
     def objects(self, source: ObjectStore, wanted: Iterable[Wanted], progress: Progress) -> None:
-        """Copies objects; raises `ObjectNotFound` and `ObjectDamaged` for those that must be there."""
+        """Copies objects; raises `ObjectNotFound` and `BackupDamaged` for those that must be there."""
         pending = iter(wanted)
         with ThreadPoolExecutor(COPIED_AT_ONCE, "backup") as pool:
             while batch := list(islice(pending, _BATCH)):
@@ -212,12 +234,17 @@ class BackupWriter:
             since=None if self._since is None else self._since.name,
             database_digest=self._database[1],
             objects_digest=xxhash.xxh3_128_hexdigest(lines),
+            damaged=tuple(sorted(self._damaged, key=lambda one: one.name)),
         )
-        text = json.dumps({"format": FORMAT, **asdict(made)}, indent=1)
+        said = asdict(made)
+        if not made.damaged:
+            del said["damaged"]  # so that an older Dormouse reads it
+        version = FORMAT_DAMAGED if made.damaged else FORMAT
+        text = json.dumps({"format": version, **said}, indent=1)
         self._store.put(f"{self.name}/{MANIFEST}", text.encode())
         # each writes first, and then asks for the other's: one of them sees it
-        swept = _has(self._store, f"{self.name}/{SWEPT}")
-        if swept or not _has(self._store, f"{self.name}/{BEGUN}"):
+        swept = has_object(self._store, f"{self.name}/{SWEPT}")
+        if swept or not has_object(self._store, f"{self.name}/{BEGUN}"):
             self._store.delete([f"{self.name}/{MANIFEST}"])
             raise InstanceError(
                 f"backup {self.name} stood still for so long that another one in {self._store.url} removed "
@@ -227,7 +254,7 @@ class BackupWriter:
 
     def abandon(self) -> None:
         """Removes what was written of a backup that failed."""
-        _remove(self._store, self.name, BEGUN)
+        remove(self._store, self.name, BEGUN)
 
     def _last(self) -> Backup | None:
         """The instance's last backup there; None: the first is a whole one, as from cron."""
@@ -236,7 +263,7 @@ class BackupWriter:
 
     def _begin(self) -> str:
         self._store.sweep_staging()
-        _sweep(self._store, self._began)
+        sweep(self._store, self._began)
         taken = {name.split("/")[0] for name, _ in self._store.list("")}
         stem = f"{self._began:%Y-%m-%dT%H%M%SZ}"
         for name in (stem, *(f"{stem}-{number}" for number in range(2, 1_000))):
@@ -267,10 +294,13 @@ class BackupWriter:
                 return None
         try:
             with self._store.staged(target) as path:
-                size, digest = _copied(source, name, path)
+                size, digest = self._read(source, name, path)
         except ObjectNotFound:
             if wanted.needed:
-                raise
+                self._note(source, name, "is not there")
+            return None
+        except _Unreadable as error:
+            self._note(source, name, f"cannot be read: {one_line(error.__cause__ or error)}")
             return None
         except ObjectAlreadyExists:  # of a table that was dropped while it was listed, or a body
             return None
@@ -278,19 +308,38 @@ class BackupWriter:
             what = f"has not the bytes that were written: its digest is {digest}, and was {wanted.digest}"
             if wanted.size is not None and wanted.size != size:
                 what = f"has {size:,} bytes, and was written with {wanted.size:,}"
-            raise BackupDamaged(
-                f"{source.url}/{name} {what}; nothing is backed up. 'dormouse check --deep' lists what is "
-                "damaged; bring it back from an earlier backup"
-            )
+            self._note(source, name, what)
         with self._counting:
             self._copied += 1
         return BackedUp(name, size, digest)
+
+    def _read(self, source: ObjectStore, name: str, path: Path) -> tuple[int, str]:
+        try:
+            return _copied(source, name, path)
+        except ObjectStoreError as error:
+            if self._despite_damage and not isinstance(error, ObjectNotFound):
+                raise _Unreadable(name) from error
+            raise
+
+    def _note(self, source: ObjectStore, name: str, fault: str) -> None:
+        """Of an object that is damaged or missing: in the backup, or there is none."""
+        if not self._despite_damage:
+            raise BackupDamaged(
+                f"{source.url}/{name} {fault}; nothing is backed up. 'dormouse check --deep' lists what is "
+                "damaged: bring it back from an earlier backup, or back up the rest by --despite-damage"
+            )
+        with self._counting:
+            self._damaged.append(Damaged(name, fault))
+
+
+class _Unreadable(Exception):
+    """An object of the source cannot be read."""
 
 
 def _names(store: ObjectStore) -> list[str]:
     """Of what has a manifest, in the order of time."""
     names = {name.split("/")[0] for name, _ in store.list("") if name.endswith(f"/{MANIFEST}")}
-    return sorted(name for name in names if _NAME.fullmatch(name))
+    return sorted(name for name in names if NAME.fullmatch(name))
 
 
 def _copied(store: ObjectStore, name: str, path: Path) -> tuple[int, str]:
@@ -324,42 +373,3 @@ def _get(store: ObjectStore, name: str) -> bytes:
         return store.get(name)
     except ObjectNotFound:
         raise BackupDamaged(f"{store.url}/{name} is gone: {INSTEAD}") from None
-
-
-def _has(store: ObjectStore, name: str) -> bool:
-    with suppress(ObjectNotFound):
-        return store.size(name) >= 0
-    return False
-
-
-def _sweep(store: ObjectStore, now: datetime) -> None:
-    """Removes what is left of backups that were killed, and nothing that no backup has begun."""
-    names: set[str] = set()
-    written_at: dict[str, datetime] = {}
-    for one, _, written in store.list_dated(""):
-        names.add(one)
-        name = one.split("/")[0]
-        written_at[name] = max(written_at.get(name, written), written)
-    for name in sorted(written_at):
-        if not _NAME.fullmatch(name) or f"{name}/{MANIFEST}" in names:
-            continue
-        if names.isdisjoint((f"{name}/{BEGUN}", f"{name}/{SWEPT}")):
-            continue
-        if now - written_at[name] <= ABANDONED_AFTER:
-            continue
-        with suppress(ObjectAlreadyExists):
-            store.put(f"{name}/{SWEPT}", b"{}")
-        if not _has(store, f"{name}/{MANIFEST}"):
-            logger.info("backup %s was never finished, and is removed", name)
-            _remove(store, name, SWEPT)
-
-
-def _remove(store: ObjectStore, name: str, mark: str) -> None:
-    """Without its `mark`, which goes last, nobody would go on when this is killed."""
-    last = f"{name}/{mark}"
-    pending: Iterator[str] = (one for one, _ in list(store.list(name)) if one != last)
-    while batch := list(islice(pending, _BATCH)):
-        store.delete(batch)
-    store.delete([last])
-    if (folder := store.local_path(name)) is not None:
-        shutil.rmtree(folder, ignore_errors=True)  # folders without objects

@@ -55,6 +55,7 @@ class Durable:
         target: str | os.PathLike[str],
         *,
         since: str | None = None,
+        despite_damage: bool = False,
         progress: Callable[[int, int | None], object] = lambda done, total: None,
     ) -> Backup:
         """Takes a backup into a folder, or s3://bucket/prefix, while everything runs.
@@ -63,7 +64,8 @@ class Durable:
         copied again: `last` is the instance's latest there, if any. `progress` is called with the objects
         done. `dm.restore` makes an instance of it.
 
-        Raises `InvalidInput`, `BackupDamaged` for an object that is not what was written, `ObjectStoreError`.
+        Raises `InvalidInput`, `BackupDamaged` for an object that is missing, or is not what was written: with
+        `despite_damage` the backup's `damaged` names it instead. Raises `ObjectStoreError`.
         """
         from dormouse.durability.backing_up import back_up
 
@@ -86,6 +88,7 @@ class Durable:
             store,
             self._base_backup,
             since=since,
+            despite_damage=despite_damage,
             progress=progress,
         )
 

@@ -6,10 +6,10 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from glob import escape
 from pathlib import Path
@@ -22,6 +22,7 @@ from dormouse.durability.backups import (
     BackedUp,
     Backup,
     Progress,
+    Wanted,
     backup_of,
     fetch,
     fetch_database,
@@ -46,8 +47,18 @@ STOP_SECONDS_MAX = 10.0
 
 
 @dataclass(frozen=True, slots=True)
+class LostFile:
+    """A file that could not be restored: its table, None for an object of none; its rows, None if unknown."""
+
+    table: str | None
+    filename: str
+    row_count: int | None
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
 class Restored:
-    """What was restored, and where to; None: it was only tried."""
+    """What was restored, and where to; None: it was only tried. `lost` was left out, despite damage."""
 
     backup: Backup
     into: str | None
@@ -55,6 +66,7 @@ class Restored:
     objects: int
     bytes: int
     incarnation: int
+    lost: tuple[LostFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,25 +90,35 @@ def restore(
     backup: str | None = None,
     *,
     check: bool = False,
+    despite_damage: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> Restored:
     """Makes a new instance, in the folder `into`, of a backup: of the latest when there is no name.
 
     Every byte is verified. The instance is as it was when the backup was taken; its writers of then, their
     leases and what they had hidden are forgotten. With `check` it is made beside `into`, and thrown away.
+    With `despite_damage` objects that are missing or damaged are left out, and told as `lost`: what reads
+    these files fails, and names them.
 
     Raises `InvalidInput` for a folder that is not empty, and a backup that is not there; `BackupDamaged`,
     `InstanceTooNew` and `InstanceError`. Then nothing is left.
     """
     store = open_store(target)
     found = backup_of(store, backup)
+    if found.damaged and not despite_damage:
+        first = found.damaged[0]
+        raise BackupDamaged(
+            f"{store.url}/{found.name} was taken despite damage, and lacks {len(found.damaged):,} of the "
+            f"objects; the first: {first.name} {first.fault}. Restore another one ('dormouse backups' lists "
+            "them), or what is there by --despite-damage"
+        )
     folder = Path(into).expanduser().absolute()
     if not check and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InvalidInput(f"{folder} is not empty: restore into a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         with _workplace(folder) as work:
-            made = _restored(store, found, work, progress)
+            made = _restored(store, found, work, progress, despite_damage=despite_damage)
             if check:
                 return made
             if folder.exists():
@@ -105,7 +127,7 @@ def restore(
             _sync(folder.parent)
     except OSError as error:
         raise InstanceError(f"cannot restore into {folder}: {error.strerror or error}") from error
-    return Restored(made.backup, str(folder), made.tables, made.objects, made.bytes, made.incarnation)
+    return replace(made, into=str(folder))
 
 
 @contextmanager
@@ -139,7 +161,9 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _restored(store: ObjectStore, backup: Backup, work: Path, progress: Progress) -> Restored:
+def _restored(
+    store: ObjectStore, backup: Backup, work: Path, progress: Progress, *, despite_damage: bool
+) -> Restored:
     listed = objects_of(store, backup)
     tar = work / "database.tar.gz"
     fetch_database(store, backup, tar)
@@ -150,20 +174,75 @@ def _restored(store: ObjectStore, backup: Backup, work: Path, progress: Progress
         migrate(supplier)
         catalog = Catalog(supplier, WriteAttempts(supplier, objects))
         instance_id = catalog.instance_id()
-        needed: list[BackedUp] = []
-        for one in wanted(supplier, catalog, listed, partial(_body, store, backup)):
-            if (has := listed.get(one.name)) is not None:
-                if not one.is_met_by(has.size, has.digest):
-                    name = f"{backup.name}/{FOLDER}/{has.name}"
-                    raise BackupDamaged(f"{store.url}/{name} was damaged before it was backed up: {INSTEAD}")
-                needed.append(has)
-            elif one.needed:
-                raise BackupDamaged(f"{store.url}/{backup.name} lacks {one.name}: {INSTEAD}")
-        _bring(store, backup, needed, objects, progress)
+        bringer = _Bringer(store, backup, objects, despite_damage=despite_damage)
+        needed = wanted(supplier, catalog, listed, partial(_body, store, backup))
+        brought = bringer.bring(needed, listed, progress)
         incarnation = Ownership(supplier, objects).adopt(instance_id)
         tables = len(catalog.tables())
     mark(work)
-    return Restored(backup, None, tables, len(needed), sum(one.size for one in needed), incarnation)
+    byte_count = sum(one.size for one in brought)
+    return Restored(backup, None, tables, len(brought), byte_count, incarnation, tuple(bringer.lost))
+
+
+class _Bringer:
+    """Brings the objects of a backup. What is damaged or missing ends it, or despite damage is lost."""
+
+    def __init__(
+        self, store: ObjectStore, backup: Backup, objects: ObjectStore, *, despite_damage: bool
+    ) -> None:
+        self._store = store
+        self._backup = backup
+        self._objects = objects
+        self._despite_damage = despite_damage
+        self.lost: list[LostFile] = []
+
+    def bring(
+        self, wanted: Iterable[Wanted], listed: Mapping[str, BackedUp], progress: Progress
+    ) -> list[BackedUp]:
+        """Those that are wanted, and listed; gives them."""
+        needed = [pair for one in wanted if (pair := self._pair(one, listed.get(one.name))) is not None]
+        with ThreadPoolExecutor(COPIED_AT_ONCE, "restore") as pool:
+            brought = []
+            for done, one in enumerate(pool.map(self._bring, needed), start=1):
+                progress(done, len(needed))
+                brought += [] if one is None else [one]
+        self.lost.sort(key=lambda one: (one.table or "", one.filename))
+        return brought
+
+    def _pair(self, one: Wanted, has: BackedUp | None) -> tuple[Wanted, BackedUp] | None:
+        if has is None:
+            if one.needed:
+                self._lose(
+                    one, BackupDamaged(f"{self._place} lacks {one.name}: {INSTEAD}"), "is not in the backup"
+                )
+            return None
+        if not one.is_met_by(has.size, has.digest):
+            error = BackupDamaged(
+                f"{self._place}/{FOLDER}/{has.name} was damaged before it was backed up: {INSTEAD}"
+            )
+            self._lose(one, error, "was damaged before it was backed up")
+            return None
+        return one, has
+
+    def _bring(self, pair: tuple[Wanted, BackedUp]) -> BackedUp | None:
+        one, has = pair
+        try:
+            with self._objects.staged(has.name) as path:
+                fetch(self._store, self._backup, has, path)
+        except BackupDamaged as error:
+            self._lose(one, error, "is damaged, or gone, in the backup")
+            return None
+        return has
+
+    def _lose(self, one: Wanted, error: BackupDamaged, fault: str) -> None:
+        if not self._despite_damage:
+            raise error
+        said = {damaged.name: damaged.fault for damaged in self._backup.damaged}
+        self.lost.append(LostFile(one.table, one.name, one.row_count, said.get(one.name, fault)))
+
+    @property
+    def _place(self) -> str:
+        return f"{self._store.url}/{self._backup.name}"
 
 
 def restore_metadata(folder: str | os.PathLike[str], backup: str | None = None) -> RestoredMetadata:
@@ -211,18 +290,6 @@ def _restored_metadata(objects: ObjectStore, name: str, work: Path, place: Path)
 
 def _body(store: ObjectStore, backup: Backup, name: str) -> bytes:
     return store.get(f"{backup.name}/{OBJECTS_FOLDER}/{name}")
-
-
-def _bring(
-    store: ObjectStore, backup: Backup, needed: list[BackedUp], objects: ObjectStore, progress: Progress
-) -> None:
-    def bring(one: BackedUp) -> None:
-        with objects.staged(one.name) as path:
-            fetch(store, backup, one, path)
-
-    with ThreadPoolExecutor(COPIED_AT_ONCE, "restore") as pool:
-        for done, _ in enumerate(pool.map(bring, needed), start=1):
-            progress(done, len(needed))
 
 
 def _sync(folder: Path) -> None:

@@ -7,13 +7,18 @@ limit %(limit)s;
 
 -- name: check_files
 -- Files that nothing refers to, and that collection does not know of: it saw no reference go.
+-- By sets: joins would compare each with each where there are no statistics.
 select null::text as partition_id, f.filename,
     'nothing refers to it, and no removal tells why: its rows are missing from queries' as detail
-from ({file_facts}) f
-where f.unreferenced_at is null
-    and not exists (select from {file_reference} r where r.file_id = f.file_id and {live})
-    and not exists (select from ({gone_since}) g where g.file_id = f.file_id)
-limit %(limit)s;
+from (
+    select f.file_id from ({file_facts}) f where f.unreferenced_at is null
+    except
+    select r.file_id from {file_reference} r where {live}
+    except
+    ({gone_since})
+    limit %(limit)s
+) l
+cross join lateral (select f.* from ({file_facts}) f where f.file_id = l.file_id offset 0) f;
 
 -- name: check_places
 -- Partitions that have files, and are not in the tree.

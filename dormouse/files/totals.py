@@ -8,7 +8,7 @@ once a day, by collection. What does not agree then is remembered, too (`differe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -67,14 +67,14 @@ class TableTotals:
 
     def read(self) -> Totals:
         """The totals; changes nothing, and costs what has changed since they were remembered."""
-        return self._count().totals
+        return self._count(compares=False).totals
 
     def bring_forward(self, *, daily: bool = False) -> Totals:
         """The totals; remembers them where anything has changed, unless the role may only read.
 
         `daily`: counts all when that was not done for a day.
         """
-        found = self._count(daily=daily)
+        found = self._count(daily=daily, compares=True)
         if found.whole or found.changes:
             with suppress(InstanceForbidden, InstanceReadOnly):
                 self._remember(found)
@@ -82,13 +82,13 @@ class TableTotals:
 
     def count_again(self) -> None:
         """Counts all, whatever is remembered; differences are remembered."""
-        self._remember(self._count_whole())
+        self._remember(self._count_whole(compares=True))
 
-    def _count(self, *, daily: bool = False) -> _Count:
+    def _count(self, *, daily: bool = False, compares: bool) -> _Count:
         # read committed: days of the log are dropped, whatever an older snapshot could see of them
         found = self._own.run(self._count_since, operation="count what there is")
         if found is None or (daily and not found[1]):
-            return self._count_whole()
+            return self._count_whole(compares=compares)
         return found[0]
 
     def _count_since(self, conn: psycopg.Connection[Any]) -> tuple[_Count, bool] | None:
@@ -98,21 +98,25 @@ class TableTotals:
                 return _count_of(row, changes=int(row["changes"]), whole=False), row["is_fresh"]
         return None
 
-    def _count_whole(self) -> _Count:
-        """All, beside what it should be, in one snapshot."""
+    def _count_whole(self, *, compares: bool) -> _Count:
+        """All; `compares`: with what does not agree in the same snapshot."""
 
         def work(conn: psycopg.Connection[Any]) -> _Count:
             self._own.still(conn)
             allow_scans(conn)
-            since = named_rows(conn.execute(self._own.on("count_since"), self._key()))
             [now] = named_rows(conn.execute(self._own.on("count_all"), self._key()))
-            differences = Differences(self._own)
-            lost = differences.lost_in(conn) + differences.unreferenced_in(conn)
-            lost += [one for row in since for one in not_counted(row, now)]
+            lost = self._differences(conn, now) if compares else ()
             return _count_of(now, changes=0, whole=True, differences=tuple(lost))
 
         snapshot = Isolation.REPEATABLE_READ
         return self._own.run(work, isolation=snapshot, read_only=True, operation="count what there is")
+
+    def _differences(self, conn: psycopg.Connection[Any], now: Mapping[str, Any]) -> Iterator[Difference]:
+        for since in named_rows(conn.execute(self._own.on("count_since"), self._key())):
+            yield from not_counted(since, now)
+        differences = Differences(self._own)
+        yield from differences.lost_in(conn)
+        yield from differences.unreferenced_in(conn)
 
     def _key(self) -> dict[str, Any]:
         return {"table_id": self._own.table.table_id}

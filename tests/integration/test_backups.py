@@ -15,7 +15,7 @@ import pytest
 import xxhash
 
 import dormouse as dm
-from dormouse.durability import backups as backups_module
+from dormouse.durability import abandoned_backups
 from dormouse.errors import BackupDamaged, InstanceError, InstanceTooNew, InvalidInput
 from dormouse.files.holds import held
 from dormouse.instance import Instance
@@ -150,7 +150,7 @@ def test_a_damaged_backup_is_not_restored(copy: Path, tmp_path: Path, part: str,
 
 def test_a_backup_of_a_newer_version_is_refused(copy: Path, tmp_path: Path) -> None:
     manifest = json.loads((copy / "manifest.json").read_text())
-    (copy / "manifest.json").write_text(json.dumps({**manifest, "format": 2}))
+    (copy / "manifest.json").write_text(json.dumps({**manifest, "format": 3}))
     with pytest.raises(InstanceTooNew, match="upgrade Dormouse"):
         dm.restore(tmp_path, tmp_path / "new")
 
@@ -292,7 +292,6 @@ def test_a_backup_while_everything_runs(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 import dormouse as dm
-from dormouse.durability import backups
 from dormouse.objects.folder import FolderStore
 left = int(sys.argv[3])
 real = FolderStore._publish
@@ -337,7 +336,7 @@ def test_what_is_killed_leaves_all_or_nothing(lake: Path, tmp_path: Path, verb: 
         # what was left is removed a day later, and harms nobody
         assert len(list(place.iterdir())) > 1
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(backups_module, "ABANDONED_AFTER", -backups_module.ABANDONED_AFTER)
+            patched.setattr(abandoned_backups, "ABANDONED_AFTER", -abandoned_backups.ABANDONED_AFTER)
             with dm.local(lake / "lake") as instance:
                 instance.backup(place)
         assert (

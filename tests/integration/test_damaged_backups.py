@@ -1,0 +1,126 @@
+"""Backups of what is damaged: the rest of it, when that is asked for, and never without a word."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.errors import BackupDamaged, ObjectStoreError
+from dormouse.objects.folder import FolderStore
+
+SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    """An instance with four files of three rows."""
+    with dm.local(tmp_path / "lake") as instance:
+        table = instance.create_table("t", SCHEMA)
+        for number in range(4):
+            table.ingest(pa.table({"key": [10 * number + n for n in range(3)]}))
+    return tmp_path / "lake"
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[40] ^= 1
+    path.unlink()  # an earlier backup may have it under another name
+    path.write_bytes(data)
+
+
+def test_the_rest_is_backed_up_despite_damage_and_nothing_is_silent(
+    lake: Path, tmp_path: Path, cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    place, new = tmp_path / "backups", tmp_path / "restored"
+    damaged, gone, short, *_ = sorted((lake / "objects/data").rglob("*.parquet"))
+    flip(damaged)
+    gone.unlink()
+    short.write_bytes(short.read_bytes()[:-10])
+    names_of = {str(path.relative_to(lake / "objects")) for path in (damaged, gone, short)}
+    code, out, err = cli("backup", str(place), "--instance", str(lake))
+    assert (code, out) == (1, "")
+    assert "--despite-damage" in err
+    assert dm.backups(place) == []
+    code, out, err = cli("backup", str(place), "--instance", str(lake), "--despite-damage")
+    assert code == 0
+    assert "3 objects damaged or missing" in err
+    [made] = dm.backups(place)
+    assert {one.name for one in made.damaged} == names_of
+    faults = " ".join(one.fault for one in made.damaged)
+    assert all(what in faults for what in ("has not the bytes", "is not there", "and was written with"))
+    code, out, _ = cli("backups", str(place))
+    assert (code, "damaged" in out, " 3 " in out) == (0, True, True)
+    code, out, err = cli("restore", str(place), "--into", str(new))
+    assert (code, out) == (1, "")
+    assert "lacks 3 of the objects; the first: " in err
+    assert not new.exists()
+    code, out, err = cli("restore", str(place), "--into", str(new), "--despite-damage", "--json")
+    assert code == 0
+    lost = json.loads(out)["lost"]
+    assert [(one["table"], one["row_count"]) for one in lost] == [("t", 3)] * 3
+    assert "lost: 3 rows of table t, file " in err
+    assert "3 files lost" in err
+    with dm.local(new) as instance:
+        assert {one.kind for one in instance.check(deep=True).problems} == {"object_missing"}
+        assert len(instance.check().problems) == 3
+        with pytest.raises(ObjectStoreError, match=r"\.parquet"):
+            instance.table("t").query().read_all()
+
+
+def test_a_later_backup_is_whole_again(lake: Path, tmp_path: Path) -> None:
+    [path, *_] = sorted((lake / "objects/data").rglob("*.parquet"))
+    sound = path.read_bytes()
+    with dm.local(lake) as instance:
+        flip(path)
+        first = instance.backup(tmp_path / "new", despite_damage=True)
+        assert len(first.damaged) == 1
+        assert json.loads((tmp_path / "new" / first.name / "manifest.json").read_text())["format"] == 2
+        path.write_bytes(sound)
+        second = instance.backup(tmp_path / "new", since="last", despite_damage=True)
+        assert (second.damaged, second.since) == ((), first.name)
+        assert json.loads((tmp_path / "new" / second.name / "manifest.json").read_text())["format"] == 1
+        flip(path)  # what an earlier backup has is not looked at
+        assert instance.backup(tmp_path / "new", since=second.name).damaged == ()
+    assert dm.restore(tmp_path / "new", tmp_path / "again").lost == ()
+
+
+def test_a_file_that_cannot_be_read_is_noted(
+    lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a disk with a bad sector."""
+    [path, *_] = sorted((lake / "objects/data").rglob("*.parquet"))
+    own = str(path.relative_to(lake / "objects"))
+    real = FolderStore.reader
+
+    def reader(self: FolderStore, name: str) -> object:
+        if name == own and self.url.endswith("lake/objects"):
+            raise ObjectStoreError(f"cannot read {name}: Input/output error")
+        return real(self, name)
+
+    monkeypatch.setattr(FolderStore, "reader", reader)
+    with dm.local(lake) as instance:
+        with pytest.raises(ObjectStoreError, match="Input/output error"):
+            instance.backup(tmp_path / "new")
+        [damaged] = instance.backup(tmp_path / "new", despite_damage=True).damaged
+    assert "cannot be read: cannot read" in damaged.fault
+
+
+def test_the_rest_of_a_damaged_backup_is_restored_when_that_is_said(lake: Path, tmp_path: Path) -> None:
+    with dm.local(lake) as instance:
+        copy = tmp_path / "backups" / instance.backup(tmp_path / "backups").name
+    paths = sorted((copy / "objects/data").rglob("*.parquet"))
+    flip(paths[0])
+    paths[1].unlink()
+    with pytest.raises(BackupDamaged):
+        dm.restore(tmp_path / "backups", tmp_path / "new")
+    made = dm.restore(tmp_path / "backups", tmp_path / "new", despite_damage=True)
+    assert {one.filename for one in made.lost} == {
+        str(path.relative_to(copy / "objects")) for path in paths[:2]
+    }
+    with dm.local(tmp_path / "new") as instance:
+        assert len(instance.check().problems) == 2
