@@ -1,0 +1,207 @@
+"""Backups to and of S3 (moto): taken, continued, damaged, killed, and restored to the same answers."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.durability import abandoned_backups
+from dormouse.embedded.base_backup import base_backup
+from dormouse.embedded.postgres import EmbeddedPostgres
+from dormouse.errors import BackupDamaged, ObjectDamaged
+from dormouse.instance import Instance
+from dormouse.objects import ObjectStore, open_store
+from dormouse.query import file_checks
+from dormouse.settings import load_settings
+
+SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)], values=[dm.Field("name", dm.STRING)])
+PROMPT = dm.TableProperties(gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=2)
+
+
+@pytest.fixture(autouse=True)
+def of_the_environment(s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where S3 is, as AWS's tools are told."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_options["endpoint"])
+    for name in ("region", "access_key_id", "secret_access_key"):
+        monkeypatch.setenv(f"AWS_{name.upper()}", s3_options[name])
+
+
+@pytest.fixture
+def bucket(s3_store: ObjectStore) -> str:
+    """Of the test's own, with a prefix."""
+    return s3_store.url
+
+
+@contextmanager
+def instance_in_s3(folder: Path, url: str) -> Iterator[Instance]:
+    """Its database is a folder's."""
+    with ExitStack() as stack:
+        server = stack.enter_context(EmbeddedPostgres(folder))
+        instance = Instance(
+            server.dsn, open_store(url), load_settings(), base_backup=partial(base_backup, server.dsn)
+        )
+        stack.callback(instance.close)
+        yield instance.open()
+
+
+def fill(instance: Instance) -> None:
+    table = instance.create_table("t", SCHEMA, split_points=[50], properties=PROMPT)
+    for start in (0, 20, 40, 60):
+        add(table, start)
+
+
+def add(table: dm.Table, start: int) -> None:
+    keys = list(range(start, start + 30))
+    table.ingest(pa.table({"key": keys, "name": [f"n{key}" for key in keys]}))
+
+
+def answers(instance: Instance) -> list[object]:
+    statement = "select count(*), sum(key), min(name), max(name), count(distinct key) from t"
+    return [
+        instance.sql(statement).read_all().to_pylist(),
+        instance.table("t").query().read_all().to_pylist(),
+        instance.table("t").query({"key": 45}).read_all().to_pylist(),
+    ]
+
+
+def flip(store: ObjectStore, name: str) -> None:
+    data = bytearray(store.get(name))
+    data[len(data) // 2] ^= 1
+    store.delete([name])
+    store.put(name, bytes(data))
+
+
+def restored_answers(place: str | Path, folder: Path, name: str, **how: bool) -> list[object]:
+    dm.restore(place, folder, name, **how)
+    with dm.local(folder) as instance:
+        assert instance.check(deep=True).problems == ()
+        return answers(instance)
+
+
+@pytest.mark.parametrize("target", [pytest.param("folder", marks=pytest.mark.slow), "s3"])
+def test_an_instance_in_s3_is_backed_up_and_restored_with_its_answers(
+    bucket: str, tmp_path: Path, target: str
+) -> None:
+    place = tmp_path / "backups" if target == "folder" else f"{bucket}-backups"
+    with instance_in_s3(tmp_path / "database", bucket) as instance:
+        fill(instance)
+        before = answers(instance)
+        first = instance.backup(place)
+        instance.table("t").compact()
+        add(instance.table("t"), 80)
+        after = answers(instance)
+        second = instance.backup(place, since="last")
+        assert (second.since, 0 < second.copied < second.objects) == (first.name, True)
+        assert after != before
+    assert [one.name for one in dm.backups(place)] == [first.name, second.name]
+    assert restored_answers(place, tmp_path / "first", first.name) == before
+    assert restored_answers(place, tmp_path / "second", second.name) == after
+
+
+def test_a_folder_is_backed_up_to_s3_and_damage_there_is_told(bucket: str, tmp_path: Path) -> None:
+    with dm.local(tmp_path / "lake") as instance:
+        fill(instance)
+        before = answers(instance)
+        made = instance.backup(bucket)
+        store = open_store(bucket)
+        prefix = f"{made.name}/objects/data"
+        names = sorted(name for name, _ in store.list(prefix) if name.endswith(".parquet"))
+        flip(store, names[0])
+        with pytest.raises(BackupDamaged, match=names[0]):
+            dm.restore(bucket, tmp_path / "new")
+        assert not (tmp_path / "new").exists()
+        partly = dm.restore(bucket, tmp_path / "partly", despite_damage=True)
+        assert [one.filename for one in partly.lost] == [names[0].removeprefix(f"{made.name}/objects/")]
+        # the next one copies what the first cannot give
+        store.delete([names[0]])
+        second = instance.backup(bucket, since=made.name)
+        assert second.copied >= 1
+    assert restored_answers(bucket, tmp_path / "whole", second.name) == before
+
+
+def test_damage_in_s3_is_named_and_the_rest_is_backed_up(bucket: str, tmp_path: Path) -> None:
+    """Queries, SQL and compaction name the table, the partition and the file, and say what to do."""
+    with instance_in_s3(tmp_path / "database", bucket) as instance:
+        fill(instance)
+        table, store = instance.table("t"), open_store(bucket)
+        leaf = table.partitions.leaves()[0].partition_id
+        [name, *_] = [one.filename for one in table.files.file_references_in([leaf])]
+        flip(store, name)
+        report = table.compact()
+        assert len(report.errors) == 1
+        told = (name, "table 't'", f"partition '{leaf}'", "'dormouse check --deep'", "from a backup")
+        assert all(part in report.errors[0] for part in told)
+        data = store.get(name)
+        store.delete([name])
+        store.put(name, data[:-50])
+    file_checks._known.clear()  # a process knows sizes that it has seen
+    with instance_in_s3(tmp_path / "database", bucket) as instance:
+        for work in (
+            lambda: instance.table("t").query().read_all(),
+            lambda: instance.sql("select sum(key) from t").read_all(),
+        ):
+            with pytest.raises(ObjectDamaged) as error:
+                work()
+            assert all(part in str(error.value) for part in told)
+            assert "\n" not in str(error.value)
+        with pytest.raises(BackupDamaged, match=name):
+            instance.backup(tmp_path / "backups")
+        [damaged] = instance.backup(tmp_path / "backups", despite_damage=True).damaged
+        assert damaged.name == name
+
+
+KILLED = """
+import os, signal, sys
+import dormouse as dm
+from dormouse.objects.s3 import S3Store
+left = int(sys.argv[3])
+def counted(name):
+    real = getattr(S3Store, name)
+    def work(self, *args, **kwargs):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(self, *args, **kwargs)
+    setattr(S3Store, name, work)
+for name in ("put", "_upload", "copy"):
+    counted(name)
+with dm.local(sys.argv[1]) as instance:
+    instance.backup(sys.argv[2], since="last")
+"""
+
+
+@pytest.mark.slow
+def test_a_backup_to_s3_that_is_killed_is_whole_or_absent(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL before each object that is written, of a first backup and of one that goes on from it."""
+    with dm.local(tmp_path / "lake") as instance:
+        fill(instance)
+        before = answers(instance)
+    for whole in (0, 1):
+        for step in range(100):
+            arguments = [str(tmp_path / "lake"), bucket, str(step)]
+            done = subprocess.run([sys.executable, "-c", KILLED, *arguments], check=False, timeout=300)
+            assert len(dm.backups(bucket)) == whole + (done.returncode == 0)
+            if done.returncode == 0:
+                break
+            assert done.returncode == -signal.SIGKILL
+        assert step > 5
+    for number, one in enumerate(dm.backups(bucket)):
+        assert restored_answers(bucket, tmp_path / f"new{number}", one.name) == before
+    # what was left is removed a day later
+    monkeypatch.setattr(abandoned_backups, "ABANDONED_AFTER", -abandoned_backups.ABANDONED_AFTER)
+    with dm.local(tmp_path / "lake") as instance:
+        instance.backup(bucket)
+    left = {name.split("/")[0] for name, _ in open_store(bucket).list()}
+    assert left == {one.name for one in dm.backups(bucket)}
