@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,8 +27,23 @@ def digest_of_object(objects: ObjectStore, name: str) -> tuple[int, bytes]:
         return file.tell(), digest
 
 
-def _digest(file: BinaryIO) -> bytes:
+def copied(
+    objects: ObjectStore, name: str, path: Path, go_on: Callable[[], object] = lambda: None
+) -> tuple[int, bytes]:
+    """Copies an object to a path; gives its size and digest. `go_on` is called for each megabyte."""
+    with objects.reader(name) as source, path.open("wb") as file:
+
+        def write(data: bytes) -> None:
+            go_on()
+            file.write(data)
+
+        digest = _digest(source, write)
+        return file.tell(), digest
+
+
+def _digest(file: BinaryIO, use: Callable[[bytes], object] = lambda data: None) -> bytes:
     found = xxhash.xxh3_128()
     while data := file.read(READ_BYTES):
         found.update(data)
+        use(data)
     return found.digest()

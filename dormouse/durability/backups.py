@@ -25,6 +25,7 @@ from typing import BinaryIO
 
 import xxhash
 
+from dormouse.data.digests import copied
 from dormouse.durability.abandoned_backups import BEGUN, MANIFEST, NAME, SWEPT, has_object, remove, sweep
 from dormouse.errors import (
     BackupDamaged,
@@ -315,7 +316,8 @@ class BackupWriter:
 
     def _read(self, source: ObjectStore, name: str, path: Path) -> tuple[int, str]:
         try:
-            return _copied(source, name, path)
+            size, digest = copied(source, name, path)
+            return size, digest.hex()
         except ObjectStoreError as error:
             if self._despite_damage and not isinstance(error, ObjectNotFound):
                 raise _Unreadable(name) from error
@@ -342,20 +344,10 @@ def _names(store: ObjectStore) -> list[str]:
     return sorted(name for name in names if NAME.fullmatch(name))
 
 
-def _copied(store: ObjectStore, name: str, path: Path) -> tuple[int, str]:
-    """Copies an object to a path; gives its size and digest."""
-    digest, size = xxhash.xxh3_128(), 0
-    with store.reader(name) as source, path.open("wb") as file:
-        while chunk := source.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            file.write(chunk)
-            size += len(chunk)
-    return size, digest.hexdigest()
-
-
 def _fetched(store: ObjectStore, name: str, path: Path) -> tuple[int, str]:
     try:
-        return _copied(store, name, path)
+        size, digest = copied(store, name, path)
+        return size, digest.hex()
     except ObjectNotFound:
         raise BackupDamaged(f"{store.url}/{name} is gone: {INSTEAD}") from None
 

@@ -148,9 +148,9 @@ def _merge(
     if not all(item.whole for item in job.inputs):
         region = context.partitions.partition(job.partition_id).region
     inputs = JobInputs(context.objects, context.table.name, job, cancellation.check)
-    with inputs.verified():
+    with inputs.verified(path.parent) as places:
         facts = merge_sorted(
-            [context.objects.uri(item.filename) for item in job.inputs],
+            places,
             context.schema,
             path,
             region=region,

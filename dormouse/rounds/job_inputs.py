@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
+from shutil import disk_usage
 
-from dormouse.data.digests import digest_of_object
+from dormouse.data.digests import copied, digest_of_object
 from dormouse.data.object_access import parquet_object
 from dormouse.errors import InvalidData, ObjectDamaged, one_line
 from dormouse.files.compaction_jobs import CompactionInput, CompactionJob
-from dormouse.objects import ObjectStore
+from dormouse.objects import ObjectStore, open_store
+
+COPIED_BYTES_MAX = 4 * 2**30
+COPIED_SHARE = 8
+"""Inputs of a job that are larger than so much of the free disk are fetched twice: others run beside it."""
+
+COPIED_AT_ONCE = 8
 
 
 class JobInputs:
@@ -23,25 +31,34 @@ class JobInputs:
         self._table = table
         self._job = job
         self._go_on = go_on
+        self._copies: dict[str, Path] = {}
 
     @contextmanager
-    def verified(self) -> Iterator[None]:
+    def verified(self, folder: Path) -> Iterator[list[str]]:
         """Holds inputs against what is recorded of them: sizes, every byte of those with a digest, footers.
 
-        Files of this machine are read first, which brings them into its memory for the merge. Those elsewhere
-        are read while the merge runs, which waits for other things than the network. Raises `ObjectNotFound`,
+        Gives where the merge reads them. Files of this machine are read first, which brings them into its
+        memory. Those elsewhere are copied below `folder` while they are read, so that each is fetched once,
+        where the disk has room; else they are read while the merge runs. Raises `ObjectNotFound`,
         `ObjectDamaged`, or `InvalidData` with the file and both counts of rows.
         """
         self._check_sizes()
+        places = [self._objects.uri(item.filename) for item in self._job.inputs]
         if self._objects.url.startswith("file:"):
             self._check_digests()
             self._check_footers()
-            yield
+            yield places
+        elif self._fits(folder):
+            self._copies = {item.filename: folder / "inputs" / item.filename for item in self._job.inputs}
+            self._copy()
+            self._check_footers()
+            yield [str(path) for path in self._copies.values()]
+            return
         else:
             with ThreadPoolExecutor(1, thread_name_prefix="dormouse-digests") as thread:
                 found = thread.submit(self._check_digests)
                 try:
-                    yield
+                    yield places
                 except Exception:
                     found.result()  # what the merge failed at may be the damage, which is named better
                     raise
@@ -49,6 +66,23 @@ class JobInputs:
         # one that vanished meanwhile would have been merged as if it had no rows
         self._check_sizes()
         self._check_footers()
+
+    def _fits(self, folder: Path) -> bool:
+        """Whether all can be verified by their copies, and these leave most of the disk to others."""
+        if not all(item.digest and item.byte_count for item in self._job.inputs):
+            return False
+        byte_count = sum(item.byte_count or 0 for item in self._job.inputs)
+        return byte_count <= min(COPIED_BYTES_MAX, disk_usage(folder).free // COPIED_SHARE)
+
+    def _copy(self) -> None:
+        def copy(item: CompactionInput) -> None:
+            path = self._copies[item.filename]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._compare(item, copied(self._objects, item.filename, path, self._go_on)[1])
+
+        with ThreadPoolExecutor(COPIED_AT_ONCE, thread_name_prefix="dormouse-inputs") as threads:
+            for _ in threads.map(copy, self._job.inputs):
+                pass
 
     def _check_sizes(self) -> None:
         for item in self._job.inputs:
@@ -60,8 +94,7 @@ class JobInputs:
         """Last, as a damaged footer, which pyarrow trusts, can end the process."""
         for item in self._job.inputs:
             try:
-                with parquet_object(self._objects, item.filename) as file:
-                    found = file.metadata.num_rows
+                found = self._row_count(item)
             except InvalidData as error:
                 cause = one_line(error.__cause__ or error)
                 raise self._damaged(item, f"cannot be read as Parquet: {cause}") from error
@@ -70,16 +103,25 @@ class JobInputs:
                     f"file {item.filename!r} has {found:,} rows; its reference tells {item.row_count:,}"
                 )
 
+    def _row_count(self, item: CompactionInput) -> int:
+        name, objects = item.filename, self._objects
+        if item.filename in self._copies:
+            path = self._copies[item.filename]
+            name, objects = path.name, open_store(path.parent)
+        with parquet_object(objects, name) as file:
+            return int(file.metadata.num_rows)
+
     def _check_digests(self) -> None:
         for item in self._job.inputs:
             self._go_on()
-            if item.digest is None:
-                continue
-            _, digest = digest_of_object(self._objects, item.filename)
-            if digest != item.digest:
-                raise self._damaged(
-                    item, f"has the digest {digest.hex()}, and had {item.digest.hex()} when it was written"
-                )
+            if item.digest is not None:
+                self._compare(item, digest_of_object(self._objects, item.filename)[1])
+
+    def _compare(self, item: CompactionInput, digest: bytes) -> None:
+        if item.digest is not None and digest != item.digest:
+            raise self._damaged(
+                item, f"has the digest {digest.hex()}, and had {item.digest.hex()} when it was written"
+            )
 
     def _damaged(self, item: CompactionInput, fault: str) -> ObjectDamaged:
         return ObjectDamaged(self._table, self._job.partition_id, item.filename, fault)

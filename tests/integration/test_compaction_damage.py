@@ -14,6 +14,7 @@ from state import query
 
 from dormouse.context import TableContext
 from dormouse.data.digests import digest_of_object
+from dormouse.data.merge import merge_sorted
 from dormouse.errors import ObjectDamaged
 from dormouse.rounds import job_inputs
 from dormouse.rounds.compaction import compact
@@ -122,15 +123,44 @@ class Elsewhere:
 
     def __init__(self, table: TableContext) -> None:
         self._store = table.objects
+        self.fetched: list[str] = []
+
+    def reader(self, name: str) -> Any:
+        self.fetched.append(name)
+        return self._store.reader(name)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
 
-def test_objects_elsewhere_are_read_while_the_merge_runs(
-    new_table: NewTable, monkeypatch: pytest.MonkeyPatch
+def test_objects_elsewhere_are_fetched_once(
+    new_table: NewTable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They are verified by what is copied, and merged from there; of damage nothing is merged."""
+    table = ingested(new_table)
+    expected = table.store.totals.read().row_count
+    table.jobs.create()
+    [job] = table.jobs.take(1)
+    elsewhere = Elsewhere(table)
+    inputs = job_inputs.JobInputs(elsewhere, "t", job, lambda: None)  # type: ignore[arg-type]
+    with inputs.verified(tmp_path) as places:
+        assert sorted(elsewhere.fetched) == names(table)
+        assert all(Path(place).is_relative_to(tmp_path) for place in places)
+        merged = merge_sorted(places, table.schema, tmp_path / "merged.parquet", now_ms=0)
+    assert merged.row_count == expected
+    assert sorted(elsewhere.fetched) == names(table)
+    [damaged, _] = names(table)
+    flip(path_of(table, damaged), in_data(path_of(table, damaged)))
+    with pytest.raises(ObjectDamaged, match=damaged), inputs.verified(tmp_path):
+        pytest.fail("it is merged")
+
+
+@pytest.mark.parametrize("limit", ["COPIED_BYTES_MAX", "COPIED_SHARE"])
+def test_objects_elsewhere_that_are_too_large_are_read_while_the_merge_runs(
+    new_table: NewTable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str
 ) -> None:
     """Its damage is the reason also when the merge fails at it."""
+    monkeypatch.setattr(job_inputs, limit, {"COPIED_BYTES_MAX": 1, "COPIED_SHARE": 2**60}[limit])
     table = ingested(new_table)
     [damaged, _] = names(table)
     flip(path_of(table, damaged), in_data(path_of(table, damaged)))
@@ -138,7 +168,8 @@ def test_objects_elsewhere_are_read_while_the_merge_runs(
     [job] = table.jobs.take(1)
     inputs = job_inputs.JobInputs(Elsewhere(table), "t", job, lambda: None)  # type: ignore[arg-type]
     for failure in (None, ValueError("the merge failed")):
-        with pytest.raises(ObjectDamaged, match=damaged), inputs.verified():
+        with pytest.raises(ObjectDamaged, match=damaged), inputs.verified(tmp_path) as places:
+            assert places == [table.objects.uri(item.filename) for item in job.inputs]
             if failure:
                 raise failure
     assert run_compaction(table, job, 0).outcome == "retry"
