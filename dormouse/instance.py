@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -86,7 +86,7 @@ class Instance(Durable):
             revive=revive,
         )
         self._ownership = Ownership(self._supplier, objects)
-        self._objects = objects = GuardedStore(objects, self._check_owner)
+        self._objects = objects = GuardedStore(objects, self._deleting)
         self._attempts = WriteAttempts(self._supplier, objects)
         self._catalog = Catalog(self._supplier, self._attempts)
         self._trees = TreeCache(settings.tree_cache_bytes)
@@ -103,7 +103,14 @@ class Instance(Durable):
                 self._attempts,
             )
         self._tables = Tables(
-            dsn, self._supplier, objects, self._catalog, self._trees, self._commits, job_commits
+            dsn,
+            self._supplier,
+            objects,
+            self._catalog,
+            self._trees,
+            self._commits,
+            job_commits,
+            self._ownership.advance,
         )
 
     def open(self, *, writers_are_dead: bool = False) -> Self:
@@ -131,9 +138,12 @@ class Instance(Durable):
 
     def close(self) -> None:
         """Ends committers and gives connections back; an embedded database stops with its last user."""
-        self._closed = True
+        first, self._closed = not self._closed, True
         self._commits.close()
         self._tables.close()
+        if first and not self._read_only:
+            self._supplier.end_soon()
+            self._ownership.advance(last=True)
         self._supplier.close()
         on_close, self._on_close = self._on_close, lambda: None
         on_close()
@@ -335,10 +345,12 @@ class Instance(Durable):
             )
         self._ownership.check()
 
-    def _check_owner(self) -> None:
+    @contextmanager
+    def _deleting(self) -> Iterator[None]:
         if self._refusal is not None:
             raise self._refusal
-        self._ownership.check_now()
+        with self._ownership.deleting():
+            yield
 
 
 def connect(dsn: str, objects_url: str, *, read_only: bool = False, **objects_options: Any) -> Instance:

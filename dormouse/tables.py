@@ -43,6 +43,7 @@ class Tables:
     trees: TreeCache
     commits: CommitQueues
     job_commits: JobCommits | None
+    changed: Callable[[], object] = field(repr=False, compare=False)
     _closed: Event = field(default_factory=Event, repr=False, compare=False)
 
     def context(self, record: TableRecord) -> TableContext:
@@ -60,8 +61,9 @@ class Tables:
         return self.context(self.catalog.convert_layout(table, layout))
 
     def note_activity(self) -> None:
-        """Tells the schedules of a deployed instance that a table has changed."""
+        """Tells the schedules of a deployed instance that a table has changed, and the instance."""
         note_if_shared(self.objects)
+        self.changed()
 
     def sql(
         self,

@@ -81,7 +81,7 @@ def database(
     with connections(environment.dsn, name, seconds, **limits_ms) as supplier:
         ownership = Ownership(supplier, objects)
         ownership.check()
-        yield supplier, GuardedStore(objects, ownership.check_now)
+        yield supplier, GuardedStore(objects, ownership.deleting)
 
 
 @contextmanager

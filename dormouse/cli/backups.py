@@ -1,7 +1,8 @@
-"""`dormouse backup`, `backups`, `restore`, `restore-metadata` and `adopt`."""
+"""`dormouse backup`, `backups`, `restore`, `restore-metadata`, `adopt` and `holds`."""
 
 from __future__ import annotations
 
+from datetime import UTC
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,7 @@ def add_to(app: typer.Typer) -> None:
     verb(app, "restore", example="dormouse restore ./backups --into ./restored", opens=False)(restore)
     verb(app, "restore-metadata", example="dormouse restore-metadata ./lake", opens=False)(restore_metadata)
     verb(app, "adopt", example="dormouse adopt --instance ./lake --yes")(adopt)
+    verb(app, "holds", example="dormouse holds --release 'adoption 2'")(holds)
 
 
 def backup(
@@ -166,6 +168,14 @@ def restore_metadata(
 
 def adopt(
     session: Session,
+    keep_days: Annotated[
+        float,
+        typer.Option(min=0, help="For so long nothing is collected that is known now: one may go back."),
+    ] = 7.0,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Take deletions of the owner of before for ended, if they do not end."),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Make a copied or restored database the owner of its object store; the owner of before is refused."""
@@ -173,7 +183,25 @@ def adopt(
         asked = f"{instance.refusal}. Adopt this one?"
         if instance.refusal is not None and not (yes or agreed("adopt", asked)):
             raise InvalidInput("nothing was adopted")
-        number = instance.adopt()
+        number = instance.adopt(keep_days=keep_days, force=force, tell=say)
+    kept = f"; its files of now are kept for {keep_days:g} days ('dormouse holds')" if keep_days else ""
     session.show(
-        {"incarnation": number}, lambda: f"this database owns the object store: incarnation {number}"
+        {"incarnation": number}, lambda: f"this database owns the object store: incarnation {number}{kept}"
     )
+
+
+def holds(
+    session: Session,
+    release: Annotated[
+        str | None, typer.Option(help="End this one: what it holds may be collected.", metavar="HOLDER")
+    ] = None,
+) -> None:
+    """List what keeps files from collection: backups at work, and adoptions, for a way back."""
+    from dormouse.cli.console import grid
+
+    with session.open(read_only=release is None) as instance:
+        if release is not None:
+            instance.release(release)
+        found = instance.holds()
+    rows = [(one.holder, f"{one.until.astimezone(UTC):%Y-%m-%d %H:%M} UTC") for one in found]
+    session.show(found, lambda: grid(("holder", "until"), rows) if rows else "nothing is held")

@@ -16,6 +16,7 @@ from dormouse.errors import JobFailed
 
 if TYPE_CHECKING:
     from dormouse.durability.instance_rounds import InstanceRound
+    from dormouse.files.holds import Hold
     from dormouse.files.last_rounds import RoundKind
     from dormouse.table import TableStatus
 
@@ -139,11 +140,11 @@ def status(
     """What the tables consist of: partitions, files, references, rows, bytes; and what fails."""
     with session.open(read_only=True) as instance:
         tables = [instance.table(table)] if table is not None else instance.tables()
-        found, rounds = [item.status() for item in tables], instance.rounds()
-    session.show(found, lambda: _table(found, rounds) if found else "there are no tables yet")
+        found, rounds, held = [item.status() for item in tables], instance.rounds(), instance.holds()
+    session.show(found, lambda: _table(found, rounds, held) if found else "there are no tables yet")
 
 
-def _table(found: Sequence[TableStatus], rounds: Sequence[InstanceRound]) -> Any:
+def _table(found: Sequence[TableStatus], rounds: Sequence[InstanceRound], held: Sequence[Hold]) -> Any:
     from rich.console import Group
     from rich.text import Text
 
@@ -162,7 +163,11 @@ def _table(found: Sequence[TableStatus], rounds: Sequence[InstanceRound]) -> Any
         ],
     )  # fmt: skip
     lines = [line for one in found for line in _attention(one)]
-    return Group(tables, *(Text(line) for line in (*lines, *map(_last_of, rounds))))
+    return Group(tables, *(Text(line) for line in (*lines, *map(_last_of, rounds), *map(_held, held))))
+
+
+def _held(one: Hold) -> str:
+    return f"collection waits for {one.holder}, until {_minute(one.until)} at most ('dormouse holds')"
 
 
 def _last_of(one: InstanceRound) -> str:

@@ -15,7 +15,8 @@ from dormouse.commits.body_names import OBJECT_PREFIX
 from dormouse.commits.pointers import object_of
 from dormouse.commits.requests import attempt_of, decode, names_of_new_files
 from dormouse.durability.backups import Backup, BackupWriter, Progress, Wanted
-from dormouse.durability.ownership import FOLDER, MARKER
+from dormouse.durability.owner_records import FOLDER, NOW
+from dormouse.durability.ownership import MARKER
 from dormouse.errors import InvalidCommitRequest, InvalidName, ObjectNotFound, TableNotFound
 from dormouse.files.holds import held
 from dormouse.files.store import FileReferenceStore
@@ -67,7 +68,8 @@ def wanted(
     """
     submitted = set(_submitted(supplier, get))  # first: what is applied meanwhile a table has
     yield Wanted(MARKER, needed=True)
-    yield from (Wanted(name) for name in records if name.startswith((f"{FOLDER}/", OBJECT_PREFIX)))
+    kept = (name for name in records if not name.startswith(f"{NOW}/"))
+    yield from (Wanted(name) for name in kept if name.startswith((f"{FOLDER}/", OBJECT_PREFIX)))
     for table in catalog.tables():
         store = FileReferenceStore(supplier, table)
         after: str | None = None

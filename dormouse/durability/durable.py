@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from dormouse.catalog import Catalog
 from dormouse.durability.instance_rounds import InstanceRound, InstanceRounds
-from dormouse.durability.ownership import FOLDER as OWNER_FOLDER
-from dormouse.durability.ownership import Ownership
+from dormouse.durability.owner_records import FOLDER as OWNER_FOLDER
+from dormouse.durability.ownership import KEEP_DAYS, WAIT_SECONDS, Ownership
 from dormouse.errors import CheckFailed, InstanceReadOnly, InvalidInput, TableNotFound
 from dormouse.files.attempts import WriteAttempts
+from dormouse.files.holds import Hold, holds, release
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 """`maintain` checks one of so many shares of the tables a day."""
 
 OLDER_THAN = timedelta(days=7)
+KEEP_DAYS_MAX = 36_500
 
 
 class Durable:
@@ -229,22 +231,60 @@ class Durable:
         """How the last rounds ended that are of the instance: backups of the metadata, checks."""
         return InstanceRounds(self._supplier).read()
 
-    def adopt(self) -> int:
+    def adopt(
+        self,
+        *,
+        keep_days: float = KEEP_DAYS,
+        wait_seconds: float = WAIT_SECONDS,
+        force: bool = False,
+        tell: Callable[[str], object] = lambda line: None,
+    ) -> int:
         """Makes this database, a copy or a former owner, the owner of the object store.
 
-        The owner of before is told at its next write. What other timelines have written stays in the store.
-        Raises `InvalidInput` when this one owns it, and `InstanceTakenOver` when another was faster.
+        The owner of before is told at its next write. What other timelines have written stays in the store,
+        and for `keep_days` so does all that this database knows: going back misses nothing (`holds` has it).
+        Deletions that the owner of before has begun are waited for, for `wait_seconds` at most, of which
+        `tell` is told; `force` then takes them for ended, and what they delete later is lost.
+
+        Raises `InvalidInput` when this one owns it, `InstanceTakenOver` when another was faster, and
+        `InstanceLocked` when a deletion may go on: then neither may write, until `adopt` is called again.
         """
+        if self._refusal is None and self._ownership.completed is not None:
+            return self._ownership.completed
         if self._refusal is None:
             raise InvalidInput(f"this database owns {self._objects.url} already: there is nothing to adopt")
+        if not 0 <= keep_days <= KEEP_DAYS_MAX:
+            raise InvalidInput(f"keep_days must be from 0 to {KEEP_DAYS_MAX:,}, not {keep_days!r}")
+        if wait_seconds < 0:
+            raise InvalidInput(f"wait_seconds must be 0 or more, not {wait_seconds!r}")
+        instance_id = self._catalog.instance_id()
         self._supplier.forbid_writes(forbidden=False)
-        number = self._ownership.adopt(self._catalog.instance_id())
-        self._refusal = self._ownership.look(self._catalog.instance_id())
-        if self._refusal is not None:
+        try:
+            number = self._ownership.adopt(
+                instance_id, keep_days=keep_days, wait_seconds=wait_seconds, force=force, tell=tell
+            )
+            self._refusal = self._ownership.look(instance_id)
+            if self._refusal is not None:
+                raise self._refusal
+        except BaseException:
             self._supplier.forbid_writes()
-            raise self._refusal
+            raise
         self._read_only = False
         return number
+
+    def holds(self) -> list[Hold]:
+        """Who needs files that collection would delete: backups at work, and adoptions, for some days."""
+        return holds(self._supplier)
+
+    def release(self, holder: str) -> None:
+        """Ends a hold, whoever needs it; of an adoption, going back may miss files from then on.
+
+        Raises `InvalidInput` when there is none of this name.
+        """
+        self._check_writable()
+        if not release(self._supplier, holder):
+            known = ", ".join(repr(one.holder) for one in self.holds()) or "none"
+            raise InvalidInput(f"nothing is held by {holder!r}; there are: {known}")
 
 
 def _is_below(path: Path, folder: Path) -> bool:

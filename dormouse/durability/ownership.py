@@ -7,24 +7,38 @@ incarnation is not the store's, or was made in another database than this, may o
 
 A crash between the halves is no copy: the database intends an incarnation, the store gets it, then it is
 confirmed. As etcd and PostgreSQL have it: what is restored begins a life of its own.
+
+Under an incarnation the database passes _milestones_, which the store gets when they are on the database's
+disk: one that is behind the store's last is the same database as it was before, and a copy, too.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import socket
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
 
 import psycopg
 
+from dormouse.durability.deletions import announced, take_back, take_back_dead, wait_for_deletions
+from dormouse.durability.incarnations import KEPT, Incarnation, Reason, intend, known, last_adopted, settle
+from dormouse.durability.milestones import Milestones
+from dormouse.durability.owner_records import (
+    FOLDER,
+    Records,
+    incarnation_name,
+    milestone_name,
+    read_record,
+    records,
+    written_now,
+)
 from dormouse.errors import (
+    DormouseError,
     InstanceIsACopy,
+    InstanceLocked,
     InstanceReadOnly,
     InstanceTakenOver,
     NotAnInstance,
@@ -39,28 +53,19 @@ from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
 MARKER = "instance.json"
-FOLDER = "owner"
 CHECK_SECONDS = 10.0
-"""How late a writer may notice that another database was adopted. Before a deletion it is asked each time."""
+"""How late a writer may notice that another database was adopted, and how far milestones are apart.
 
-KEPT = 100
-"""Incarnations of before that both halves remember."""
+Before a deletion it is asked each time.
+"""
 
-Reason = Literal["made", "start", "adoption"]
-_NAME = re.compile(rf"{FOLDER}/(\d{{1,18}})\.json")
-_ENDPOINT = re.compile(r"([^.]+)\.cluster-(?:ro-)?[^.-]+\.[^.]+\.rds\.amazonaws\.com(?:\.cn)?")
+KEEP_DAYS = 7.0
+"""How long what was known at an adoption is not collected."""
+
+WAIT_SECONDS = 60.0
+"""How long an adoption waits for deletions of the owner of before."""
+
 _QUERIES = load(__file__, "ownership")
-
-
-@dataclass(frozen=True, slots=True)
-class _Incarnation:
-    """As the database has it; `here`: made in this very database."""
-
-    number: int
-    uuid: str
-    confirmed: bool
-    reason: str
-    here: bool
 
 
 class Ownership:
@@ -69,8 +74,12 @@ class Ownership:
     def __init__(self, supplier: Supplier, objects: ObjectStore) -> None:
         self._supplier = supplier
         self._objects = objects
-        self._checked_at = float("-inf")
+        self._milestones = Milestones(supplier, objects)
+        self._checked_at = self._advanced_at = float("-inf")
         self._was_ours = False
+        self._last = 0
+        self.completed: int | None = None
+        """The adoption that had begun before, and was completed by `open`."""
 
     def open(self, instance_id: str, *, starts: bool = False) -> InstanceReadOnly | None:
         """Makes the two each other's, if both are new, and a new incarnation when the database `starts`.
@@ -78,26 +87,32 @@ class Ownership:
         Gives why nothing may be written, if so. Raises `NotAnInstance` for another instance's store, and
         `ObjectStoreIsNotOurs` for one in which the database's files are not.
         """
-        known = self._known()
-        is_new = not any(one.confirmed for one in known) and self._mark(instance_id, known)
-        for one in known:
+        ours = known(self._supplier)
+        is_new = not any(one.confirmed for one in ours) and self._mark(instance_id, ours)
+        for one in ours:
             if not one.confirmed and one.reason != "copy":
-                self._give(one.number, one.uuid)
+                with suppress(InstanceLocked):  # an adoption: `look` tells
+                    self._give(one, partial(wait_for_deletions, self._objects, one.number))
+                    self.completed = one.number if one.waits else None
         if not is_new and (refusal := self.look(instance_id)) is not None:
             return refusal
-        if is_new or starts or not any(one.confirmed for one in self._known()):
-            self._claim("made" if is_new else "start", self._last() + 1)
-            return self.look(instance_id)
+        if is_new or starts or not any(one.confirmed for one in known(self._supplier)):
+            self._claim("made" if is_new else "start", records(self._objects).last + 1)
+            if (refusal := self.look(instance_id)) is not None:
+                return refusal
+        names = [name for _, name in records(self._objects).deletions]
+        if starts:  # all that wrote before are dead
+            take_back(self._objects, names)
+        else:
+            take_back_dead(self._objects, names)
+        self.advance()
         return None
 
     def look(self, instance_id: str) -> InstanceReadOnly | None:
         """Why nothing may be written; None: the database owns the store. Raises as `open` does."""
-        known = self._known()
-        check_mark(instance_id, self._objects, owned=any(one.confirmed for one in known))
-        refusal = self._refusal(known, self._last())
-        self._was_ours = self._was_ours or refusal is None
-        self._checked_at = time.monotonic()
-        return refusal
+        owned = any(one.confirmed for one in known(self._supplier))
+        check_mark(instance_id, self._objects, owned=owned)
+        return self._ask()[0]
 
     def check(self) -> None:
         """Raises `InstanceIsACopy` or `InstanceTakenOver`; asks at most every `CHECK_SECONDS`."""
@@ -106,92 +121,164 @@ class Ownership:
 
     def check_now(self) -> None:
         """As `check`, from what database and store say now: one statement and two requests."""
-        refusal = self._refusal(self._known(), self._last())
-        if refusal is not None:  # another process may just have made an incarnation
-            refusal = self._refusal(self._known(), self._last())
+        refusal, mine, seen = self._ask()
+        if refusal is None and mine is not None and not self._pass(mine, seen, CHECK_SECONDS):
+            refusal = self._ask()[0]  # another copy has passed it
         if refusal is not None:
             raise refusal
-        self._was_ours = True
-        self._checked_at = time.monotonic()
+
+    @contextmanager
+    def deleting(self) -> Iterator[None]:
+        """Announces a deletion, then asks whether it may be. Raises as `check`, and `ObjectStoreError`."""
+        with announced(self._objects, self._last):
+            self.check_now()
+            yield
+
+    def advance(self, *, last: bool = False) -> None:
+        """Has the store know how far the database has come, at most every `CHECK_SECONDS`.
+
+        As the `last` of this process, at once. Another database's right to the store is for `check` to tell.
+        """
+        if not self._was_ours or not (last or time.monotonic() - self._advanced_at >= CHECK_SECONDS):
+            return
+        with suppress(DormouseError, psycopg.Error):  # it is told by what needs the two
+            refusal, mine, seen = self._ask()
+            if refusal is None and mine is not None:
+                self._pass(mine, seen, 0.0 if last else CHECK_SECONDS)
 
     @property
     def number(self) -> int:
         """The number of the database's incarnation."""
-        return max((one.number for one in self._known() if one.confirmed), default=0)
+        return max((one.number for one in known(self._supplier) if one.confirmed), default=0)
 
     @property
     def adopted(self) -> int:
         """The number of the incarnation that the last adoption began; 0: there was none."""
-        rows = run_lookup(self._supplier, rows_of(_QUERIES["adopted"]), operation="look at incarnations")
-        return int(rows[0][0])
+        return last_adopted(self._supplier)
 
-    def adopt(self, instance_id: str) -> int:
+    def adopt(
+        self,
+        instance_id: str,
+        *,
+        keep_days: float = KEEP_DAYS,
+        wait_seconds: float = WAIT_SECONDS,
+        force: bool = False,
+        tell: Callable[[str], object] = lambda line: None,
+    ) -> int:
         """Makes this database the owner, whoever was; gives the incarnation's number.
 
         Writers, leases and hidden messages of before are forgotten. What was written by other timelines stays
-        in the store, as orphans. Raises `NotAnInstance` for a store of another instance.
+        in the store, as orphans; what this one knows is not collected for `keep_days`. Deletions that the
+        owner of before has begun are waited for, up to `wait_seconds`, and then taken for ended with `force`;
+        `tell` is told. Raises `NotAnInstance` for a store of another instance, and `InstanceLocked` when such
+        a deletion may go on: the owner of before is refused by then, and another call goes on from there.
         """
         check_mark(instance_id, self._objects, owned=True)
-        last = max([self._last(), *(one.number for one in self._known())])
-        self._claim("adoption", last + 1)
-        return last + 1
+        ours, last = known(self._supplier), records(self._objects).last
+        begun = next((one for one in ours if one.waits and one.number == last), None)
+        if begun is not None and self._owner(last)[0] != begun.uuid:
+            begun = None
+        number = max([last, *(one.number for one in ours)]) + 1 if begun is None else last
+        over = partial(
+            wait_for_deletions, self._objects, number, seconds_max=wait_seconds, force=force, tell=tell
+        )
+        if begun is None:
+            self._claim("adoption", number, over, keep_days)
+        else:
+            keep = rows_of(_QUERIES["keep"], {"number": number, "days": keep_days})
+            run_transaction(self._supplier, keep, operation="hold files")
+            self._give(begun, over)
+        return number
 
     # ------------------------------------------------------------------ what the two say
 
-    def _known(self) -> list[_Incarnation]:
-        def work(conn: psycopg.Connection[Any]) -> list[Any]:
-            values = {"limit": KEPT, "cluster": cluster_of(conn.info.host)}
-            return conn.execute(_QUERIES["incarnations"].on(), values).fetchall()
+    def _ask(self) -> tuple[InstanceReadOnly | None, Incarnation | None, Records]:
+        """Why nothing may be written, if so; the store's last incarnation, if known, and its records."""
+        for again in (True, False):
+            seen = records(self._objects)
+            ours = {one.number: one for one in known(self._supplier)}
+            try:
+                refusal = self._refusal(ours, seen)
+            except ObjectNotFound:  # a milestone, after which another was passed meanwhile
+                if not again:
+                    raise
+                continue
+            if refusal is None:  # else another process may just have made what was seen
+                break
+        self._checked_at = time.monotonic()
+        self._was_ours = self._was_ours or refusal is None
+        self._last = seen.last
+        return refusal, ours.get(seen.last), seen
 
-        rows = run_lookup(self._supplier, work, operation="look at incarnations")
-        return [_Incarnation(*row) for row in rows]
+    def _pass(self, mine: Incarnation, seen: Records, seconds_min: float) -> bool:
+        self._advanced_at = time.monotonic()
+        return self._milestones.pass_next(mine, seen, seconds_min)
 
-    def _last(self) -> int:
-        """The number of the store's last incarnation; 0: none."""
-        found = (_NAME.fullmatch(name) for name, _ in self._objects.list(FOLDER))
-        return max((int(match[1]) for match in found if match is not None), default=0)
+    def _owner(self, number: int) -> tuple[str, str]:
+        """What the store says of an incarnation: its UUID, and when it was made, and where."""
+        return read_record(self._objects, incarnation_name(number), "incarnation_id")
 
-    def _owner(self, number: int) -> dict[str, Any]:
-        """What the store says of an incarnation."""
-        name = _name_of(number)
-        try:
-            said = json.loads(self._objects.get(name))
-            return {"incarnation_id": str(said["incarnation_id"]), "made": str(said["made"])}
-        except (ValueError, KeyError, TypeError):
-            raise NotAnInstance(f"{self._objects.url}/{name} is not Dormouse's") from None
-
-    def _refusal(self, known: Sequence[_Incarnation], last: int) -> InstanceReadOnly | None:
-        """Of what the database knows, and the store's last."""
-        confirmed = max((one.number for one in known if one.confirmed), default=0)
-        if last < confirmed:
-            return InstanceReadOnly(
-                f"{self._objects.url} is older than the database, or lost its folder {FOLDER}/: it has "
-                f"incarnation {last}, the database {confirmed}, which only reads. Give the store of the "
-                "database; or, if its objects were brought back, take this one: 'dormouse adopt'"
-            )
-        ours = {one.number: one for one in known}
-        if last == 0:
-            copied = bool(known) and known[0].reason == "copy"
+    def _refusal(self, ours: Mapping[int, Incarnation], seen: Records) -> InstanceReadOnly | None:
+        """Of what the database knows, and the store's records."""
+        confirmed = max((one.number for one in ours.values() if one.confirmed), default=0)
+        if seen.last < confirmed:
+            return self._store_is_older(f"incarnation {seen.last}, the database {confirmed}")
+        if seen.last == 0:
+            copied = any(one.reason == "copy" for one in ours.values())
             return InstanceIsACopy(_A_COPY) if copied else None
-        owner = self._owner(last)
-        mine = ours.get(last)
-        if mine is not None and mine.uuid == owner["incarnation_id"]:
-            return None if mine.here else InstanceIsACopy(_A_COPY)
-        if self._was_ours or (known and known[0].here):
+        mine = ours.get(seen.last)
+        if mine is not None and self._agree(mine, seen):
+            return self._refusal_of(mine, seen)
+        uuid, made = self._owner(seen.last)
+        if mine is not None and mine.uuid == uuid:
+            return self._was_put_back(seen)
+        if self._was_ours or (ours and ours[max(ours)].here):
             return InstanceTakenOver(
-                f"another database owns {self._objects.url} since {owner['made']}: nothing was changed. Use "
+                f"another database owns {self._objects.url} since {made}: nothing was changed. Use "
                 "that one, or only read this one; 'dormouse adopt' makes this one the owner again"
             )
         return InstanceIsACopy(_A_COPY)
 
+    def _agree(self, mine: Incarnation, seen: Records) -> bool:
+        """Whether the store's incarnation is this, and the database not behind its last milestone."""
+        if mine.milestone == seen.milestone > 0:
+            return self._milestones.id_of(seen.last, seen.milestone) == mine.milestone_id
+        return mine.milestone >= seen.milestone and self._owner(seen.last)[0] == mine.uuid
+
+    def _refusal_of(self, mine: Incarnation, seen: Records) -> InstanceReadOnly | None:
+        if not mine.here:
+            return InstanceIsACopy(_A_COPY)
+        if mine.waits:
+            return InstanceIsACopy(_BEGUN)
+        if mine.milestone > seen.milestone + 1:  # one may be the database's, and not yet the store's
+            has = f"milestone {seen.milestone} of incarnation {seen.last}, the database {mine.milestone}"
+            return self._store_is_older(has)
+        return None
+
+    def _was_put_back(self, seen: Records) -> InstanceReadOnly:
+        kind = InstanceTakenOver if self._was_ours else InstanceIsACopy
+        _, made = read_record(self._objects, milestone_name(seen.last, seen.milestone), "milestone_id")
+        return kind(
+            f"the database is not as {self._objects.url} knows it since {made}: it was put back as it was "
+            "before, or another copy of it goes on. What was committed there is not in this one, which only "
+            "reads. Use the latest one; 'dormouse adopt' makes this one the owner"
+        )
+
+    def _store_is_older(self, has: str) -> InstanceReadOnly:
+        return InstanceReadOnly(
+            f"{self._objects.url} is older than the database, or lost its folder {FOLDER}/: it has {has}, "
+            "which only reads. Give the store of the database; or, if its objects were brought back, take "
+            "this one: 'dormouse adopt'"
+        )
+
     # ------------------------------------------------------------------ to become the owner
 
-    def _mark(self, instance_id: str, known: Sequence[_Incarnation]) -> bool:
+    def _mark(self, instance_id: str, ours: list[Incarnation]) -> bool:
         """Writes the store's mark, if it is as new as the database; whether it had none."""
         with suppress(ObjectNotFound):
             self._objects.get(MARKER)
             return False
-        intends = any(not one.confirmed and one.reason == "made" for one in known)
+        intends = any(not one.confirmed and one.reason == "made" for one in ours)
         has_files = rows_of(_QUERIES["has_files"])
         if not intends and run_lookup(self._supplier, has_files, operation="look for files")[0][0]:
             raise _not_ours(instance_id, self._objects)
@@ -205,36 +292,37 @@ class Ownership:
             self._objects.put(MARKER, json.dumps({"instance_id": instance_id}).encode())
         return True
 
-    def _claim(self, reason: Reason, number: int) -> None:
-        def work(conn: psycopg.Connection[Any]) -> str:
+    def _claim(
+        self,
+        reason: Reason,
+        number: int,
+        over: Callable[[], object] = lambda: None,
+        keep_days: float = 0.0,
+    ) -> None:
+        def work(conn: psycopg.Connection[Any]) -> Incarnation:
             if reason == "adoption":
                 conn.execute(_QUERIES["forget_writers"].on())
-            values = {"number": number, "reason": reason, "cluster": cluster_of(conn.info.host)}
-            row = conn.execute(_QUERIES["intend"].on(), values).fetchone()
-            assert row is not None  # noqa: S101 it is what was inserted
-            return str(row[0])
+                conn.execute(_QUERIES["keep"].on(), {"number": number, "days": keep_days})
+            return intend(conn, number, reason)
 
         with suppress(psycopg.errors.UniqueViolation):  # another process makes the same one
-            uuid = run_transaction(self._supplier, work, operation="intend an incarnation")
-            self._give(number, uuid)
+            self._give(run_transaction(self._supplier, work, operation="intend an incarnation"), over)
 
-    def _give(self, number: int, uuid: str) -> None:
-        """Gives the store an incarnation that the database intends."""
-        made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by {socket.gethostname()}"
+    def _give(self, one: Incarnation, over: Callable[[], object]) -> None:
+        """Gives the store an incarnation that the database intends; an adoption waits until `over` ends."""
+        said = {"incarnation_id": one.uuid, "made": written_now()}
         with suppress(ObjectAlreadyExists):
-            self._objects.put(_name_of(number), json.dumps({"incarnation_id": uuid, "made": made}).encode())
-        ours = self._owner(number)["incarnation_id"] == uuid
-        query = _QUERIES["confirm" if ours else "withdraw"]
-        values = {"number": number, "kept": KEPT}
-        run_transaction(self._supplier, rows_of(query, values), operation="confirm an incarnation")
-        if ours and number > KEPT:
-            self._objects.delete([_name_of(number - KEPT)])
-
-
-def cluster_of(host: str) -> str | None:
-    """The name of the Aurora cluster whose endpoint for writers or readers this is; None for other hosts."""
-    match = _ENDPOINT.fullmatch(host)
-    return None if match is None else match[1]
+            self._objects.put(incarnation_name(one.number), json.dumps(said).encode())
+        ours = self._owner(one.number)[0] == one.uuid
+        if ours and one.reason == "adoption":
+            over()
+        run_transaction(
+            self._supplier,
+            partial(settle, number=one.number, ours=ours),
+            operation="confirm an incarnation",
+        )
+        if ours and one.number > KEPT:
+            self._objects.delete([incarnation_name(one.number - KEPT)])
 
 
 def check_mark(instance_id: str, objects: ObjectStore, *, owned: bool = False) -> None:
@@ -261,11 +349,12 @@ def _not_ours(instance_id: str, objects: ObjectStore) -> ObjectStoreIsNotOurs:
     )
 
 
-def _name_of(number: int) -> str:
-    return f"{FOLDER}/{number}.json"
-
-
 _A_COPY = (
     "the database is a copy of the one that owns the object store (restored, cloned, or moved to another "
     "server): reading works. 'dormouse adopt' makes this one the owner"
+)
+
+_BEGUN = (
+    "the adoption of this database has begun, and waits for deletions of the owner of before: run "
+    "'dormouse adopt' again"
 )

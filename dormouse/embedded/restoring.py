@@ -45,6 +45,8 @@ COPIED_AT_ONCE = 4
 STOP_SECONDS_MAX = 10.0
 """For the server of a restore that was killed."""
 
+DELETION_SECONDS_MAX = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class LostFile:
@@ -177,7 +179,8 @@ def _restored(
         bringer = _Bringer(store, backup, objects, despite_damage=despite_damage)
         needed = wanted(supplier, catalog, listed, partial(_body, store, backup))
         brought = bringer.bring(needed, listed, progress)
-        incarnation = Ownership(supplier, objects).adopt(instance_id)
+        # no other knows these objects
+        incarnation = Ownership(supplier, objects).adopt(instance_id, keep_days=0)
         tables = len(catalog.tables())
     mark(work)
     byte_count = sum(one.size for one in brought)
@@ -281,7 +284,10 @@ def _restored_metadata(objects: ObjectStore, name: str, work: Path, place: Path)
         migrate(supplier)
         catalog = Catalog(supplier, WriteAttempts(supplier, objects))
         # before it is in its place: who opens it there must not take it for the database that was lost
-        incarnation = Ownership(supplier, objects).adopt(catalog.instance_id())
+        # and no process of the database that was lost is waited for longer than a deletion takes
+        incarnation = Ownership(supplier, objects).adopt(
+            catalog.instance_id(), wait_seconds=DELETION_SECONDS_MAX, force=True
+        )
         tables = len(catalog.tables())
     (work / "postgres").rename(place / "postgres")
     _sync(place)

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from dormouse.durability.processes import boot, namespace
 from dormouse.embedded.locks import close_lock, open_lock, try_lock
 from dormouse.errors import InstanceLocked
 
@@ -75,7 +76,7 @@ def is_held_elsewhere(folder: Path) -> bool:
 def sign(lease: int, pid: int) -> None:
     """Says who holds it: the server with this process id."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    holder = Holder(socket.gethostname(), _boot(), _namespace(), pid, since)
+    holder = Holder(socket.gethostname(), boot(), namespace(), pid, since)
     os.pwrite(lease, json.dumps(asdict(holder)).encode(), 0)
 
 
@@ -99,7 +100,7 @@ def _read(lease: int) -> Holder:
 
 
 def _is_elsewhere(holder: Holder) -> bool:
-    return (holder.boot, holder.namespace) not in {("", ""), (_boot(), _namespace())}
+    return (holder.boot, holder.namespace) not in {("", ""), (boot(), namespace())}
 
 
 def _locked(folder: Path, holder: Holder) -> InstanceLocked:
@@ -110,17 +111,3 @@ def _locked(folder: Path, holder: Holder) -> InstanceLocked:
             f"(boot {holder.boot or '?'}), since {holder.since}"
         )
     return InstanceLocked(f"{folder} is open elsewhere: its PostgreSQL runs {where}; use it there, or end it")
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-def _namespace() -> str:
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return ""

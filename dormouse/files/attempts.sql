@@ -84,8 +84,8 @@ from write_attempt a
 where abandoned_at is not null
     and case when exists (select from tables t where t.table_id = a.table_id)
         then table_id = %(table_id)s
-        -- somebody may read the table as it was
-        else not exists (select from hold where until > clock_timestamp())
+        -- somebody may read the table as it was; an adoption, which holds since ever, what lies under earlier incarnations
+        else not exists (select from hold where until > clock_timestamp() and since > 'epoch')
     end
 order by abandoned_at;
 

@@ -12,6 +12,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 
 from dormouse.errors import InstanceError
@@ -24,6 +25,17 @@ MARGIN_SECONDS = 600.0
 """Longer than a transaction that removes references takes."""
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What lost its last reference after `since` is kept for `holder`, until it is released, or `until`."""
+
+    holder: str
+    since: datetime
+    until: datetime
+
+
 _QUERIES = load(__package__ or "", "holds")
 
 
@@ -74,6 +86,18 @@ def held_until_next(supplier: Supplier, holder: str, seconds_max: float) -> Iter
         raise
     others = {"prefix": f"{holder} ", "kept": name}
     run_transaction(supplier, rows_of(_QUERIES["release_others"], others), operation="release files")
+
+
+def holds(supplier: Supplier) -> list[Hold]:
+    """Those that have not ended, by their ends."""
+    rows = run_lookup(supplier, rows_of(_QUERIES["holds"]), operation="look for holds")
+    return [Hold(*row) for row in rows]
+
+
+def release(supplier: Supplier, holder: str) -> bool:
+    """Ends one before its time; False: there is none."""
+    work = rows_of(_QUERIES["release"], {"holder": holder})
+    return bool(run_transaction(supplier, work, operation="release files")[0][0])
 
 
 def deletable_before(supplier: Supplier, delay_seconds: float) -> datetime:

@@ -27,6 +27,10 @@ select exists (select from ended where holder = %(holder)s and until > clock_tim
 -- Ends the holds of holders of this name but one.
 delete from hold where starts_with(holder, %(prefix)s) and holder <> %(kept)s;
 
+-- name: holds
+-- Those that have not ended, by their ends.
+select holder, since, least(until, '9999-12-31') from hold where until > clock_timestamp() order by until, holder;
+
 -- name: before
 -- What lost its last reference before this time can be deleted.
 select least(

@@ -1,4 +1,4 @@
-"""A store whose objects are deleted only after a question whether they may be."""
+"""A store whose objects are deleted only as far as they may be."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from dormouse.objects.store import ObjectStore
 ASKED_EVERY = 1_000
 """Objects: a long deletion must not outlive the right to it."""
 
+Deleting = Callable[[], AbstractContextManager[object]]
+"""Entered for each deletion, of so many objects at most; raises when nothing may be deleted."""
+
 
 @dataclass(frozen=True)
 class GuardedStore:
-    """An `ObjectStore` that asks `check` before each deletion, and deletes nothing more when it raises.
+    """An `ObjectStore` that enters `deleting` for each deletion, and deletes nothing more when that raises.
 
     When pickled, it is the store alone: other processes have their own questions.
     """
 
     store: ObjectStore
-    check: Callable[[], object] = field(repr=False, compare=False)
+    deleting: Deleting = field(repr=False, compare=False)
 
     def __reduce__(self) -> Any:
         return _alone, (self.store,)
@@ -59,8 +62,8 @@ class GuardedStore:
         failed: list[tuple[str, Exception]] = []
         pending = iter(names)
         while batch := list(islice(pending, ASKED_EVERY)):
-            self.check()
-            failed += self.store.delete(batch)
+            with self.deleting():
+                failed += self.store.delete(batch)
         return failed
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:

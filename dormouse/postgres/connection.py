@@ -166,6 +166,10 @@ class ConnectionSupplier:
         if pool is not None:
             pool.close()
 
+    def end_soon(self) -> None:
+        """From here on nothing waits for a server, nor starts one: the supplier is about to be closed."""
+        self._wait_seconds_max, self._revive = 0.0, lambda: False
+
     def _another(self) -> ConnectionSupplier:
         made = copy(self)
         made._lock, made._pool, made._closed = threading.Lock(), None, False

@@ -30,6 +30,9 @@ class MigrationReport:
         return f"applied migrations: {names}; things given to {roles.SCHEMA_ROLE}: {self.adopted}"
 
 
+OLD_DELETIONS_SECONDS = 30.0
+"""For those of lambdas that end at this very moment."""
+
 Connecting = Callable[[str], ConnectionSupplier]
 
 
@@ -65,4 +68,7 @@ def own(
         instance_id = Catalog(supplier, WriteAttempts(supplier, objects)).instance_id()
         ownership = Ownership(supplier, objects)
         refusal = ownership.open(instance_id)
-        return ownership.adopt(instance_id) if replaces or refusal is not None else None
+        if not replaces and refusal is None:
+            return None
+        # AWS has ended by then what a paused instance ran, and with it deletions that nobody took back
+        return ownership.adopt(instance_id, wait_seconds=OLD_DELETIONS_SECONDS, force=True)

@@ -101,7 +101,7 @@ def _run(dsn: str, objects: ObjectStore, work: RunList) -> int:
     with closing(supplier):
         ownership = Ownership(supplier, objects)
         ownership.check_now()
-        objects = GuardedStore(objects, ownership.check_now)
+        objects = GuardedStore(objects, ownership.deleting)
         records = {one.table_id: one for one in Catalog(supplier, WriteAttempts(supplier, objects)).tables()}
         logger.info("run %s: %s of %d tables, %d jobs", work.run_id, work.kind, len(work.tables), work.jobs)
         spark = SparkSession.builder.appName(f"dormouse-{work.kind}-{work.run_id}").getOrCreate()

@@ -9,8 +9,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 from queues import queue_numbers
 
 import dormouse as dm
@@ -20,6 +23,7 @@ from dormouse.embedded import server as embedded_server
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.instance import Instance
 from dormouse.postgres import ConnectionSupplier
+from tests.databases import name_of
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +102,33 @@ def cli(
         return code, captured.out, captured.err
 
     return run
+
+
+@pytest.fixture
+def dropped(dsn: str) -> Any:
+    """Names of databases that go at the end."""
+    names: list[str] = []
+    yield names
+    with psycopg.connect(dsn, dbname="postgres", autocommit=True) as conn:
+        for name in names:
+            conn.execute(f"drop database {name} with (force)")
+
+
+@pytest.fixture
+def copied(dsn: str, dropped: list[str]) -> Callable[[], str]:
+    """A copy of the database as it is now, which nobody may have open: gives its DSN."""
+
+    def copy() -> str:
+        dropped.append(name := f"{name_of(dsn)}_copy_{len(dropped)}")
+        with psycopg.connect(dsn, dbname="postgres", autocommit=True) as conn:
+            conn.execute(
+                "select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = %s",
+                [name_of(dsn)],
+            )
+            conn.execute(f"create database {name} template {name_of(dsn)}")
+        return make_conninfo(dsn, dbname=name)
+
+    return copy
 
 
 @pytest.fixture

@@ -269,6 +269,7 @@ def test_a_lost_database_is_made_of_the_backup_in_the_store(lost: Path) -> None:
     with dm.local(lost) as instance:
         assert instance.refusal is None
         assert keys(instance, "t") == [0, 1, 2]
+        instance.release("adoption 2")
         [tracked] = instance.table("t").files.file_references()
         [later] = {path for path in files(lost) if not path.match(f"*/{tracked.filename}")}
         instance.table("t").ingest(pa.table({"key": [7]}))
@@ -299,6 +300,7 @@ def test_what_the_last_backup_refers_to_is_there_whatever_was_merged_since(tmp_p
     restore_metadata(lake)
     with dm.local(lake) as instance:
         assert keys(instance, "t") == [0, 1, 2]
+        instance.release("adoption 2")
         [tracked] = instance.table("t").files.file_references()
         (lake / "objects" / tracked.filename).unlink()
         with pytest.raises(CheckFailed, match="may be the last copy"):

@@ -235,14 +235,24 @@ def test_a_database_in_place_of_another_adopts_the_store_and_a_rollback_gives_it
 
 
 def test_a_snapshot_in_a_new_deployment_adopts_the_store_that_was_kept(
-    event: dict[str, Any], cloudformation: CloudFormation, dsn: str, tmp_path: Path
+    event: dict[str, Any],
+    cloudformation: CloudFormation,
+    dsn: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """What a lambda that was killed had begun to delete fails no deployment."""
+    monkeypatch.setattr("dormouse.schedules.migration.OLD_DELETIONS_SECONDS", 0.0)
     handler(event, Context())
+    objects = open_store(tmp_path / "objects")
+    objects.put("owner/now/deletion-1-ab.json", b'{"host": "169.254.1.1", "pid": 8, "since": "then"}')
     with psycopg.connect(dsn, autocommit=True) as conn:  # what a restored cluster differs in
         conn.execute("update dormouse.incarnation set system_identifier = system_identifier + 1")
     handler(event, Context())
     assert "adopted, as incarnation 2" in cloudformation.answers[-1]["Data"]["Result"]
     assert owners(tmp_path) == ["1.json", "2.json"]
+    with Instance(dsn, objects, load_settings()).open() as instance:
+        assert [one.holder for one in instance.holds()] == ["adoption 2"]
 
 
 def test_an_empty_database_beside_the_store_of_another_fails_the_deployment(

@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -187,10 +188,12 @@ def test_a_long_deletion_asks_again_and_again_whether_it_may(
     for name in names:
         store.put(name, b"x")
 
-    def taken_over_meanwhile() -> None:
+    @contextmanager
+    def taken_over_meanwhile() -> Iterator[None]:
         asked.append(len(list(store.list())))
         if len(asked) == 3:
             raise InstanceTakenOver("another database owns the store")
+        yield
 
     with pytest.raises(InstanceTakenOver):
         guarded.GuardedStore(store, taken_over_meanwhile).delete(iter(names))

@@ -13,10 +13,10 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
-from psycopg.conninfo import make_conninfo
 
 import dormouse as dm
-from dormouse.durability import ownership
+from dormouse.durability import incarnations, ownership
+from dormouse.durability.owner_records import NOW
 from dormouse.durability.ownership import Ownership
 from dormouse.embedded.server import _binaries
 from dormouse.errors import (
@@ -32,7 +32,7 @@ from dormouse.objects import open_store
 from dormouse.postgres import migrate
 from dormouse.postgres.migrate import MIGRATIONS
 from tests.commits import add
-from tests.databases import Databases, name_of
+from tests.databases import Databases
 from tests.state import query
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
@@ -41,33 +41,6 @@ SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     return (tmp_path / "objects").as_uri()
-
-
-@pytest.fixture
-def dropped(dsn: str) -> Any:
-    """Names of databases that go at the end."""
-    names: list[str] = []
-    yield names
-    with psycopg.connect(dsn, dbname="postgres", autocommit=True) as conn:
-        for name in names:
-            conn.execute(f"drop database {name} with (force)")
-
-
-@pytest.fixture
-def copied(dsn: str, dropped: list[str]) -> Callable[[], str]:
-    """A copy of the database as it is now, which nobody may have open: gives its DSN."""
-
-    def copy() -> str:
-        dropped.append(name := f"{name_of(dsn)}_copy_{len(dropped)}")
-        with psycopg.connect(dsn, dbname="postgres", autocommit=True) as conn:
-            conn.execute(
-                "select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = %s",
-                [name_of(dsn)],
-            )
-            conn.execute(f"create database {name} template {name_of(dsn)}")
-        return make_conninfo(dsn, dbname=name)
-
-    return copy
 
 
 def filled(dsn: str, url: str, **properties: Any) -> None:
@@ -81,7 +54,8 @@ def keys(instance: Instance) -> list[int]:
 
 
 def names(url: str) -> list[str]:
-    return sorted(name for name, _ in open_store(url).list(""))
+    """All but what comes and goes: milestones, and announcements of deletions."""
+    return sorted(name for name, _ in open_store(url).list("") if not name.startswith(f"{NOW}/"))
 
 
 def changes(instance: Instance) -> list[Callable[[], object]]:
@@ -357,21 +331,21 @@ def test_the_command_line_adopts_when_it_is_told_to(
     ],
 )
 def test_a_cluster_of_aurora_is_told_by_its_endpoint(host: str, cluster: str | None) -> None:
-    assert ownership.cluster_of(host) == cluster
+    assert incarnations.cluster_of(host) == cluster
 
 
 def test_a_clone_with_all_of_the_original_but_its_endpoint_is_a_copy(
     dsn: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Aurora may clone: the same system identifier, timeline, and database."""
-    monkeypatch.setattr(ownership, "cluster_of", lambda host: "prod")
+    monkeypatch.setattr(incarnations, "cluster_of", lambda host: "prod")
     with dm.connect(dsn, url):
         pass
-    monkeypatch.setattr(ownership, "cluster_of", lambda host: "clone")
+    monkeypatch.setattr(incarnations, "cluster_of", lambda host: "clone")
     with dm.connect(dsn, url) as instance:
         assert isinstance(instance.refusal, InstanceIsACopy)
     for same in ("prod", None):
-        monkeypatch.setattr(ownership, "cluster_of", lambda host, same=same: same)
+        monkeypatch.setattr(incarnations, "cluster_of", lambda host, same=same: same)
         with dm.connect(dsn, url) as instance:
             assert instance.refusal is None
 
