@@ -40,6 +40,7 @@ class CommitStack(InstanceStack):
         )
         self.function = lambda_.function
         foundation.storage.allow_deletion(lambda_.role, "commits")  # large requests, once they are applied
+        foundation.storage.allow_deletion(lambda_.role, "owner/now")  # and what announces these deletions
         self.mappings = [self._mapping(queue, commit) for queue in self.queues]
         self.describe(
             CommitResources(

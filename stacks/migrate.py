@@ -76,6 +76,9 @@ class MigrateStack(InstanceStack):
         let_out_to_s3(lambda_.security_group)
         foundation.database.let_in_directly(lambda_.security_group)
         foundation.storage.allow_objects(lambda_.role, ["s3:GetObject", "s3:PutObject"])
+        foundation.storage.allow_deletion(
+            lambda_.role, "owner/now"
+        )  # what the owner of before has left there
         return lambda_
 
     def _beginning(self, migrating: Function) -> Function:

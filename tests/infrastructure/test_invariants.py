@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dormouse.commits.body_names import OBJECT_PREFIX
+from dormouse.durability.owner_records import NOW
 from dormouse.settings.section import VISIBILITY_FACTOR, VISIBILITY_SECONDS_MAX
 from tests.assembly import CONFIGURATIONS, Assembly, Resource
 from tests.template import allowed, flat
@@ -152,7 +153,7 @@ def test_commits_delete_their_requests_and_no_data(assembly: Assembly) -> None:
         for action, where, _ in allowed(assembly, "commit", "CommitRole")
         if action == "s3:DeleteObject"
     }
-    assert deleted == {f"/data/{OBJECT_PREFIX}*"}
+    assert deleted == {f"/data/{OBJECT_PREFIX}*", f"/data/{NOW}/*"}
 
 
 def test_custom_resources_have_no_secrets(assembly: Assembly) -> None:
