@@ -231,12 +231,13 @@ class Tables:
             StateTable(record, leaves, files_per_leaf, one_file_per_ingest)
             for record in self._empties(names, layout, properties)
         ]
-        with self._supplier.connection() as conn, conn.transaction():
-            conn.execute(_SQL["make_stock"].on())
-            conn.execute(_SQL["make_shared_facts" if one_file_per_ingest else "make_facts"].on())
-            for table in tables:
-                _fill(conn, table, wanted)
-            conn.execute("drop table stock cascade")
+        for first in range(0, len(tables), _CREATED_AT_ONCE):  # a transaction has its locks on all of them
+            with self._supplier.connection() as conn, conn.transaction():
+                conn.execute(_SQL["make_stock"].on())
+                conn.execute(_SQL["make_shared_facts" if one_file_per_ingest else "make_facts"].on())
+                for table in tables[first : first + _CREATED_AT_ONCE]:
+                    _fill(conn, table, wanted)
+                conn.execute("drop table stock cascade")
         if leaves * files_per_leaf >= _AUTOVACUUM_ROWS_MIN:
             self._settle(tables)
         return tables
