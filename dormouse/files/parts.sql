@@ -136,7 +136,8 @@ finished as (
 )
 
 -- name: ended
--- Part of an update: ends write attempts, if they were not abandoned.
+-- Part of an update: ends write attempts, if they were not abandoned. Older servers find one by its place also when it was
+-- abandoned just before: what is returned tells.
 ended as (
     delete from write_attempt
     where ctid = any(array(
@@ -150,7 +151,7 @@ ended as (
             offset 0
         ) l
     ))
-    returning attempt_id
+    returning abandoned_at is null and finished_at is null as ok
 )
 
 -- name: renamed

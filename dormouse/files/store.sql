@@ -150,7 +150,7 @@ select case when (select count(*) from removed) < cardinality(%(inputs)s::uuid[]
         or exists (
             select from of_job where ((partition_id, job_id) in (select partition_id, job_id from request)) is not true
         )
-        or (select count(*) from ended) < cardinality(%(attempt_ids)s::uuid[])
+        or (select count(*) from ended where ok) < cardinality(%(attempt_ids)s::uuid[])
         or {renamed}
     then not_whole() end;
 
@@ -176,7 +176,7 @@ with {sent}, new_file as materialized (
     {record}
     order by commit_key
 )
-select case when (select count(*) from ended) < cardinality(%(attempt_ids)s::uuid[]) or {renamed} then not_whole() end;
+select case when (select count(*) from ended where ok) < cardinality(%(attempt_ids)s::uuid[]) or {renamed} then not_whole() end;
 
 -- name: split
 -- Replaces unassigned references by others to the same files, for the requests that are valid.

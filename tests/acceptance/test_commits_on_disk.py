@@ -119,6 +119,17 @@ def test_what_a_crash_undoes_was_told_to_be_pending_and_comes_again(
     assert [files_of(instance, table) for table in TABLES] == [["a"]] * 3
 
 
+def test_who_commits_what_a_committer_has_just_applied_is_told_of_it_when_it_is_on_disk(
+    server: Server, crash_after: Callable[[Callable[[], object]], None]
+) -> None:
+    instance = server.instance
+    instance.commit([add("t", "known")])  # from then on the table is known
+    instance.submit([add("t", "a")])
+    told: list[str] = []
+    crash_after(lambda: told.append(instance.commit([add("t", "a")])[0].state))
+    assert (told, files_of(instance)) == (["applied"], ["a", "known"])
+
+
 def test_a_job_is_told_nothing_that_a_crash_may_undo(
     server: Server, crash_after: Callable[[Callable[[], object]], None]
 ) -> None:

@@ -135,6 +135,26 @@ def test_of_an_attempt_that_was_abandoned_nothing_is_applied(instance: Instance,
     assert query(instance._supplier, "select abandoned_at is null from write_attempt") == [(False,)]
 
 
+def test_an_attempt_that_is_abandoned_while_its_commit_waits_for_it_commits_nothing(
+    instance: Instance, dsn: str
+) -> None:
+    """Servers before 15.15, 16.11, 17.7 and 18.1 find a row by its place whatever was made of it meanwhile."""
+    context = instance.table("t")._context
+    committed(instance, add("t", "known"))
+    attempt = context.attempts.begin(context.table)
+    name = attempt.object_name("root")
+    request = add("t", name, attempt_id=attempt.attempt_id)
+    found: list[str] = []
+    with psycopg.connect(dsn) as other:
+        other.execute("update dormouse.write_attempt set abandoned_at = clock_timestamp()")
+        thread = threading.Thread(target=lambda: found.extend(committed(instance, request)))
+        thread.start()
+        wait_until(lambda: query(instance._supplier, "select true from pg_locks where not granted") != [])
+        other.commit()
+    thread.join(60)
+    assert (found, files_of(instance)) == (["rejected"], ["known"])
+
+
 def test_who_only_reads_commits_nothing(instance: Instance, dsn: str, tmp_path: Path) -> None:
     with (
         dm.connect(dsn, (tmp_path / "objects").as_uri(), read_only=True) as reader,
