@@ -104,6 +104,8 @@ class _Pipeline:
                 continue  # it stands between two commands
             if result.status == ExecStatus.PIPELINE_SYNC:
                 self._answered()
+            elif result.status == ExecStatus.COMMAND_OK and not result.command_status:
+                self._prepared_at.pop(len(self.found), None)  # it is prepared, and stays so whatever follows
             elif result.status == ExecStatus.TUPLES_OK:
                 self._adapters.set_pgresult(result)
                 self._answer = self._adapters.load_rows(0, result.ntuples, tuple)
@@ -113,7 +115,7 @@ class _Pipeline:
     def _answered(self) -> None:
         key = self._prepared_at.pop(len(self.found), None)
         if key is not None and isinstance(self._answer, psycopg.Error):
-            self._prepared.names.pop(key, None)  # as far as is known here, it is not
+            self._prepared.names.pop(key, None)  # it could not be
         self.found.append(self._answer)
         self._answer = []
 

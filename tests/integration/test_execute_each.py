@@ -102,6 +102,13 @@ def test_what_could_not_be_prepared_is_prepared_again(conn: psycopg.Connection[A
     assert prepared(conn) == 2
 
 
+def test_what_is_refused_the_first_time_is_prepared_once(conn: psycopg.Connection[Any]) -> None:
+    again = Statement(sql.SQL("insert into counter values (%(n)s::integer, 0)"))
+    for _ in range(3):
+        assert [type(one) for one in execute_each(conn, [(again, {"n": 1})])] == [errors.UniqueViolation]
+    assert prepared(conn) == 1
+
+
 def test_through_a_pooler_nothing_is_prepared(
     counted: ConnectionSupplier, conn: psycopg.Connection[Any]
 ) -> None:
