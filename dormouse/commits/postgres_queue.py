@@ -61,7 +61,7 @@ _UNDO_JUMP_SECONDS = 10.0
 logger = logging.getLogger(__name__)
 _QUERIES = load(__package__ or "", "postgres_queue")
 _OF_DELIVERIES = {
-    name: _QUERIES[name].including(places=_QUERIES["places"])
+    name: _QUERIES[name].including(places=_QUERIES["places"], is_last=_QUERIES["is_last"])
     for name in ("delete", "retry_later", "send_again", "bury")
 }
 _Values = dict[str, Any]

@@ -75,19 +75,27 @@ cross join lateral (
     offset 0
 ) l
 
+-- name: is_last
+-- Part of a query: whether the delivery of message m is one of these still. Servers before 17.7 and 18.1 find a row by its
+-- place also when it was received again just before. "is true" keeps it a look into a hash table.
+((m.message_id, m.receive_count) in (
+    select d.message_id, d.receive_count
+    from unnest(%(message_ids)s::uuid[], %(receive_counts)s::integer[]) as d (message_id, receive_count)
+)) is true
+
 -- name: delete
 -- Forgets messages, each only if its delivery is still the last one.
 delete from commit_message m
 using
     -- what a crash undoes is received again, and found to be applied
     (select set_config('synchronous_commit', 'off', true)) as quick
-where m.ctid = any(array({places}));
+where m.ctid = any(array({places})) and {is_last};
 
 -- name: retry_later
 -- Hides messages for so long from now, each only if its delivery is still the last one.
 update commit_message m
 set visible_at = clock_timestamp() + make_interval(secs => %(seconds)s)
-where m.ctid = any(array({places}));
+where m.ctid = any(array({places})) and {is_last};
 
 -- name: send_again
 -- Hides messages for so long from now, and does not count the delivery; each only if it is still the last one.
@@ -96,13 +104,13 @@ set visible_at = clock_timestamp() + make_interval(secs => %(seconds)s),
     -- what was never received, and is hidden, would be taken for that of a clock that ran back
     receive_count = greatest(m.receive_count - 1, 1),
     message_id = gen_random_uuid()
-where m.ctid = any(array({places}));
+where m.ctid = any(array({places})) and {is_last};
 
 -- name: bury
 -- Moves messages to the dead letters, each only if its delivery is still the last one.
 with gone as (
     delete from commit_message m
-    where m.ctid = any(array({places}))
+    where m.ctid = any(array({places})) and {is_last}
     returning m.*
 )
 insert into dead_commit_message (message_id, queue, commit_key, body, sent_at, receive_count, reason)

@@ -138,7 +138,7 @@ def test_of_an_attempt_that_was_abandoned_nothing_is_applied(instance: Instance,
 def test_an_attempt_that_is_abandoned_while_its_commit_waits_for_it_commits_nothing(
     instance: Instance, dsn: str
 ) -> None:
-    """Servers before 15.15, 16.11, 17.7 and 18.1 find a row by its place whatever was made of it meanwhile."""
+    """Servers before 15.15, 16.11, 17.7 and 18.1 find a row by its place whatever it has become."""
     context = instance.table("t")._context
     committed(instance, add("t", "known"))
     attempt = context.attempts.begin(context.table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import UUID
@@ -9,7 +10,7 @@ from uuid import UUID
 import pytest
 from psycopg.conninfo import make_conninfo
 from queues import WAIT_SECONDS, bodies, queue_numbers, receiver
-from state import at_once, query
+from state import at_once, blocked, query, wait_until
 
 from dormouse.commits import postgres_queue as module
 from dormouse.commits.postgres_queue import PostgresQueue, commit_key
@@ -70,6 +71,28 @@ def test_who_is_too_late_takes_nothing_away(
     assert letters(lender, number) == []
     queue.delete([current])
     assert queue.depth().messages == 0
+
+
+@pytest.mark.parametrize("what", ["delete", "bury", "retry_later", "send_again"])
+def test_who_is_overtaken_while_it_waits_takes_nothing_away(
+    queue: PostgresQueue, lender: ConnectionSupplier, number: int, what: str
+) -> None:
+    """The message is being received again by a transaction that is still open."""
+    more = {"bury": ("too late",), "retry_later": (0.0,), "send_again": (0.0,)}.get(what, ())
+    queue.send(["a"])
+    late = queue.receive(1)
+    with lender.connection() as other:
+        other.execute("begin")
+        taken = """update commit_message
+                   set receive_count = 2, visible_at = clock_timestamp() + interval '1 hour'
+                   where queue = %s"""
+        other.execute(taken, [number])
+        thread = threading.Thread(target=lambda: getattr(queue, what)(late, *more))
+        thread.start()
+        wait_until(lambda: blocked(lender))
+        other.execute("commit")
+    thread.join(60)
+    assert (queue.receive(1), queue.depth().messages, letters(lender, number)) == ([], 1, [])
 
 
 def test_a_message_is_hidden_for_as_long_as_it_is_put_off(
