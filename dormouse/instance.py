@@ -302,7 +302,7 @@ class Instance(Durable):
         Raises what `submit` does.
         """
         self._check_writable()
-        return self._commits.commit(list(requests), seconds_max, waiting)
+        return self._commits.commit(requests, seconds_max, waiting)
 
     def committer(self, *, concurrency: int = 2, batch_max: int = 500, receives_max: int = 10) -> Committer:
         """What applies requests: `run()` until it is stopped, or `drain()` until the queue is empty.

@@ -96,16 +96,15 @@ class CommitQueues:
 
     def submit(self, requests: Iterable[CommitRequest], waiting: Waiting | None = None) -> None:
         """Sends requests to the queues of their tables; see `Instance.submit`."""
-        if isinstance(requests, _REQUESTS) or not isinstance(requests, Iterable):
-            raise InvalidCommitRequest("submit takes a list of requests: write [request]")
-        pending = iter(requests)
+        pending = _listed("submit", requests)
         while batch := list(islice(pending, SEND_BATCH_MAX)):
             self._submit(batch, waiting)
 
     def commit(
-        self, requests: Sequence[CommitRequest], seconds_max: float, waiting: Waiting | None = None
+        self, sent: Iterable[CommitRequest], seconds_max: float, waiting: Waiting | None = None
     ) -> list[CommitStatus]:
         """What became of requests, applied at once where they can be; see `Instance.commit`."""
+        requests = list(_listed("commit", sent))
         deadline = time.monotonic() + seconds_max
         self._check(requests)
         outcomes = self._direct.commit(requests)
@@ -276,6 +275,12 @@ class CommitQueues:
                 run = partial(_run, self.committer(CommitterOptions()))
                 self._own = threading.Thread(target=run, name="committer", daemon=True)
                 self._own.start()
+
+
+def _listed(what: str, requests: Iterable[CommitRequest]) -> Iterator[CommitRequest]:
+    if isinstance(requests, _REQUESTS) or not isinstance(requests, Iterable):
+        raise InvalidCommitRequest(f"{what} takes a list of requests: write [request]")
+    return iter(requests)
 
 
 def _send_all(queue: CommitQueue, sendings: Sequence[_Sending]) -> list[None]:

@@ -4,7 +4,8 @@ select i.number, replace(i.incarnation_id::text, '-', ''), i.confirmed, i.reason
     (i.system_identifier, i.timeline, i.database_oid) = (d.system_identifier, d.timeline, d.database_oid)
         and coalesce(i.cluster = %(cluster)s::text, true),
     i.milestone, replace(i.milestone_id::text, '-', ''),
-    coalesce(extract(epoch from clock_timestamp() - i.passed_at), 'infinity')::float8,
+    -- one of the future: the clock was set back
+    coalesce(abs(extract(epoch from clock_timestamp() - i.passed_at)), 'infinity')::float8,
     -- nothing was under way then, and no transaction but the one that passed it has begun since
     coalesce(
         pg_snapshot_xmin(i.passed_in) <> pg_snapshot_xmax(i.passed_in)

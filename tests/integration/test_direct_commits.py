@@ -50,6 +50,8 @@ def test_what_is_refused_is_told_now_and_later(instance: Instance) -> None:
         instance.commit([add("t", "c"), add("nowhere", "c")])
     with pytest.raises(InvalidCommitRequest, match="not str"):
         instance.commit(["c"])  # type: ignore[list-item]
+    with pytest.raises(InvalidCommitRequest, match=r"write \[request\]"):
+        instance.commit(add("t", "c"))  # type: ignore[arg-type]
     assert (files_of(instance), messages(instance)) == (["a", "b"], 0)
 
 

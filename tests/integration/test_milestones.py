@@ -201,6 +201,18 @@ def test_what_writes_nothing_passes_no_milestone(dsn: str, url: str) -> None:
     assert len(records(open_store(url)).milestones) == 1
 
 
+def test_a_clock_that_is_set_back_stops_no_milestones(dsn: str, url: str) -> None:
+    with made(dsn, url) as instance:
+        add(instance, 1)
+        query(instance._supplier, "update incarnation set passed_at = clock_timestamp() + interval '1 day'")
+        before = milestone(url)
+        instance._ownership.check_now()
+        assert milestone(url) == before + 1
+        add(instance, 2)
+        query(instance._supplier, "update incarnation set passed_at = clock_timestamp() + interval '1 day'")
+    assert milestone(url) == before + 2
+
+
 def test_a_store_that_takes_no_milestones_is_written_to(
     dsn: str, url: str, at_once: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
