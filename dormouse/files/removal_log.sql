@@ -63,8 +63,10 @@ select exists (
 );
 
 -- name: note_dropped
--- Notes that removals are not all in the log before the end of a day that has any.
-update instance set removals_since = greatest(removals_since, {to_day}) where exists (select from {day});
+-- Notes that removals are not all in the log before the end of a day that has any; and of a day more, as what was added by
+-- a clock that was set back then may be removed on the day before.
+update instance set removals_since = greatest(removals_since, {to_day}::timestamptz + interval '1 day')
+where exists (select from {day});
 
 -- name: drop_day
 -- Drops the log's partition of one day.

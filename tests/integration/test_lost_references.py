@@ -265,11 +265,14 @@ ADDED = {
 }
 
 
-def test_a_log_that_is_dropped_makes_nothing_lost(lake: Instance) -> None:
-    """What was removed long ago is told by nothing any more."""
+@pytest.mark.parametrize("added", ["35 days ago", "29 days ago, 00:10"], ids=["before", "clock set back"])
+def test_a_log_that_is_dropped_makes_nothing_lost(lake: Instance, added: str) -> None:
+    """What was removed long ago is told by nothing any more, by whatever clock it was added."""
     table, name, leaf = lake.table("t"), shared_file(lake), names_of_leaves(lake)[0]
     query(lake._supplier, "update instance set removals_since = now() - interval '40 days'")
-    sql(lake, f"{ADDED[table.layout]} = now() - interval '35 days'")
+    days, _, hour = added.partition(" days ago")
+    today = "date_trunc('day', now(), 'UTC')"
+    sql(lake, f"{ADDED[table.layout]} = {today} - interval '{days} days' + interval '0{hour[2:]}'")
     table.files.assign_job_ids([assign("job", leaf, name)])
     table.files.replace_file_references([replace("job", [name], None, leaf)])
     assert lake.check().problems == ()
