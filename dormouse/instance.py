@@ -120,7 +120,7 @@ class Instance(Durable):
         """
         migrate(self._supplier)
         if self._read_only:
-            self._ownership.look(self._catalog.instance_id())
+            self._refusal = self._ownership.look(self._catalog.instance_id())
             return self
         self._refusal = self._ownership.open(self._catalog.instance_id(), starts=writers_are_dead)
         if self._refusal is not None:
@@ -163,7 +163,7 @@ class Instance(Durable):
 
     @property
     def refusal(self) -> InstanceReadOnly | None:
-        """Why it only reads, though it was opened to write: a copy, or taken over."""
+        """Why nothing may be written, however it was opened: a copy, or taken over."""
         return self._refusal
 
     @property

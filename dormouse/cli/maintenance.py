@@ -142,6 +142,8 @@ def status(
         tables = [instance.table(table)] if table is not None else instance.tables()
         found, rounds, held = [item.status() for item in tables], instance.rounds(), instance.holds()
     session.show(found, lambda: _table(found, rounds, held) if found else "there are no tables yet")
+    if instance.refusal is not None:
+        say(str(instance.refusal))
 
 
 def _table(found: Sequence[TableStatus], rounds: Sequence[InstanceRound], held: Sequence[Hold]) -> Any:

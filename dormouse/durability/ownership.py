@@ -234,8 +234,9 @@ class Ownership:
             return self._was_put_back(seen)
         if self._was_ours or (ours and ours[max(ours)].here):
             return InstanceTakenOver(
-                f"another database owns {self._objects.url} since {made}: nothing was changed. Use "
-                "that one, or only read this one; 'dormouse adopt' makes this one the owner again"
+                f"another database owns {self._objects.url} since {made}, or this one was put back as it was "
+                "before that: nothing was changed. Use the latest one, or only read this one; 'dormouse "
+                "adopt' makes this one the owner again"
             )
         return InstanceIsACopy(_A_COPY)
 

@@ -246,8 +246,11 @@ def test_what_is_held_is_shown_and_can_be_released(
                 instance.adopt(keep_days=days)
         with pytest.raises(InstanceIsACopy):
             instance.release("adoption 2")
+    code, _, said = cli("status", *where)
+    assert (code, said.startswith("dormouse: the database is a copy of the one")) == (0, True)
     assert "kept for 2 days ('dormouse holds')" in cli("adopt", "--yes", "--keep-days", "2", *where)[1]
-    assert "collection waits for adoption 2, until" in cli("status", *where)[1]
+    _, out, said = cli("status", *where)
+    assert ("collection waits for adoption 2, until" in out, said) == (True, "")
     (found,) = json.loads(cli("holds", "--json", *where)[1])
     assert found["holder"] == "adoption 2"
     code, _, said = cli("holds", "--release", "adoption 3", *where)
