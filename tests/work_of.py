@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -13,6 +13,8 @@ import pytest
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
+from dormouse.files import updates
+from dormouse.postgres.each import Answer, Call, execute_each
 from dormouse.postgres.statements import Statement
 
 _numbers = count()
@@ -39,7 +41,13 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
             work.update(_explained(run, self, Statement(query), params))
         return run(self, query, params, **how)
 
+    def each(conn: psycopg.Connection[Any], calls: Sequence[Call]) -> list[Answer]:
+        for statement, values in calls:
+            work.update(_explained(run, conn, statement, values))
+        return execute_each(conn, calls)
+
     with monkeypatch.context() as patched:
+        patched.setattr(updates, "execute_each", each)
         patched.setattr(Statement, "execute", prepared)
         patched.setattr(psycopg.Connection, "execute", direct)
         yield work

@@ -25,6 +25,7 @@ from dormouse.files.reads import FileReferenceReads
 from dormouse.model.text import check_text, narrow_bytes
 from dormouse.postgres.arrays import Uuids, booleans, integers, texts
 from dormouse.postgres.connection import Isolation
+from dormouse.postgres.each import execute_each
 from dormouse.postgres.statements import Statement
 from dormouse.postgres.transaction import run_statement
 
@@ -106,9 +107,19 @@ class Updates(FileReferenceReads):
 
     def _apply_whole(self, operation: Operation, values: Parameters) -> bool:
         """Applies everything, or nothing and gives False."""
+
+        def work(conn: psycopg.Connection[Any]) -> None:
+            if self._isolation is not Isolation.READ_COMMITTED:
+                self._execute(conn, statement, values)  # inside a transaction
+                return
+            # psycopg prepares a statement that fails at its first use again each time, and forgets none
+            [answer] = execute_each(conn, [(self.own.statement(statement), self._values(values))])
+            if isinstance(answer, psycopg.Error):
+                raise answer
+
         statement = operation.whole_statement or ""
         try:
-            self._rows(statement, values, operation=operation.name, run=run_statement)
+            self._run(work, operation.name, None, run=run_statement)
         except pg.UniqueViolation:
             return False
         except psycopg.DatabaseError as error:

@@ -45,10 +45,24 @@ def execute_each(conn: psycopg.Connection[Any], calls: Iterable[Call]) -> list[A
     Raises what the calls raise while they are made, and OperationalError when the connection dies: then the
     outcomes are unknown, and the connection is closed.
     """
+    made: list[Call] = []
+    found = _answers(conn, calls, made)
+    # psycopg forgets all that is prepared on a connection, after a rollback or a DROP of its own
+    lost = [n for n, answer in enumerate(found) if isinstance(answer, errors.InvalidSqlStatementName)]
+    if lost:
+        _prepared.pop(conn, None)
+        for n, answer in zip(lost, _answers(conn, [made[n] for n in lost], []), strict=True):
+            found[n] = answer
+    return found
+
+
+def _answers(conn: psycopg.Connection[Any], calls: Iterable[Call], made: list[Call]) -> list[Answer]:
+    """The answers of calls, which are added to `made`."""
     try:
         conn.pgconn.enter_pipeline_mode()
         pipeline = _Pipeline(conn)
         for statement, values in calls:
+            made.append((statement, values))
             pipeline.exchange()
             pipeline.send(statement, values)
         pipeline.exchange(wait_for=pipeline.sent)

@@ -109,6 +109,24 @@ def test_what_is_refused_the_first_time_is_prepared_once(conn: psycopg.Connectio
     assert prepared(conn) == 1
 
 
+@pytest.mark.parametrize("ends", ["rollback", "drop table gone"])
+def test_what_psycopg_has_the_server_forget_is_prepared_again(
+    counted: ConnectionSupplier, conn: psycopg.Connection[Any], ends: str
+) -> None:
+    conn.execute("create table gone (n integer)")
+    assert execute_each(conn, [add(1)]) == [[]]
+    for _ in range(2):
+        conn.execute("select %s::integer", [1], prepare=True)
+        conn.execute("begin")
+        conn.execute(ends)
+        conn.execute("commit")
+        conn.execute("select 1")
+        assert prepared(conn) == 0
+        assert execute_each(conn, [add(1), (DIVIDE, {"by": 0, "id": 1}), add(1)])[::2] == [[], []]
+        conn.execute("create table if not exists gone (n integer)")
+    assert values(counted) == [5, 0]
+
+
 def test_through_a_pooler_nothing_is_prepared(
     counted: ConnectionSupplier, conn: psycopg.Connection[Any]
 ) -> None:
