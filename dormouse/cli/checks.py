@@ -42,7 +42,9 @@ def check(
         ),
     ] = False,
 ) -> None:
-    """Check that database and object store have what was written; changes nothing, while everything runs.
+    """Check that database and object store have what was written, while everything runs.
+
+    It changes nothing, but for --accept and --note-digests.
 
     Exit code 0 when there is no problem, 1 when there is one.
     """
@@ -90,6 +92,8 @@ def orphans(
         if not delete:
             found = {"objects": objects, "bytes": byte_count, "orphans": listed}
             session.show(found, lambda: _listed(listed, objects, byte_count))
+            if age:
+                say(f"objects younger than {older_than} are left alone: --older-than 0s lists them, too")
             return
         what = f"delete {plural(objects, 'object')}, {byte_size(byte_count)}, for ever"
         if not (yes or (objects and agreed("delete them", f"{what.capitalize()}?"))):

@@ -107,7 +107,7 @@ class Durable:
 
         Once a day it writes a backup of the metadata into the object store of an instance in a folder, of
         which the last `DORMOUSE_METADATA_BACKUPS` are kept (0: none is taken), whose files are not collected
-        before the next one, and checks a seventh of the tables. What fails is
+        before the next one, and checks tables, of more than seven a seventh. What fails is
         remembered and told, and holds up nothing else. After each cycle the file `metrics` has what is left
         to do and what fails, as Prometheus reads it.
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import dormouse as dm
-from dormouse.durability import shares
 from dormouse.errors import TableNotFound
 from dormouse.instance import Instance
 from dormouse.objects.names import SKETCHES_SUFFIX
@@ -197,16 +196,14 @@ def test_the_command_tells_and_fails(
     assert (code, out.startswith("checked 0 tables, 0 files, 0 B: 0 problems")) == (0, True)
 
 
-def test_maintenance_checks_a_share_and_remembers_problems(
-    lake: Instance, objects: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_maintenance_checks_tables_and_remembers_problems(lake: Instance, objects: Path) -> None:
+    """Of few tables all, each day."""
     lake.maintain(once=True)
     [last] = [one for one in lake.rounds() if one.kind == "check"]
     assert last.error is None
     for name in names(lake):
         (objects / name).unlink()
     query(lake._supplier, "delete from instance_round")
-    monkeypatch.setattr(shares, "SHARES", 1)  # all are of today
     done = lake.maintain(once=True)
     assert done.failures[-1].startswith("check: ")
     assert "object_missing of table 't'" in done.failures[-1]
