@@ -49,10 +49,8 @@ def execute_each(conn: psycopg.Connection[Any], calls: Iterable[Call]) -> list[A
     found = _answers(conn, calls, made)
     # psycopg forgets all that is prepared on a connection, after a rollback or a DROP of its own
     lost = [n for n, answer in enumerate(found) if isinstance(answer, errors.InvalidSqlStatementName)]
-    if lost:
-        _prepared.pop(conn, None)
-        for n, answer in zip(lost, _answers(conn, [made[n] for n in lost], []), strict=True):
-            found[n] = answer
+    for n, answer in zip(lost, _answers(conn, [made[n] for n in lost], []) if lost else (), strict=True):
+        found[n] = answer
     return found
 
 
@@ -82,6 +80,8 @@ class _Pipeline:
         self._adapters = Transformer(conn)
         self._prepared = _prepared.setdefault(conn, _Prepared())
         self._prepared_at: dict[int, Key] = {}
+        """By the call that prepares it, until it is known to be."""
+        self._keys: list[Key] = []
         self._answer: Answer = []
         self.sent = 0
         self.found: list[Answer] = []
@@ -95,6 +95,7 @@ class _Pipeline:
             self._pgconn.send_query_params(text, buffers, types, formats)
         else:
             self._pgconn.send_query_prepared(self._name((text, types)), buffers, formats)
+        self._keys.append((text, types))
         self._pgconn.pipeline_sync()
         self.sent += 1
 
@@ -127,9 +128,10 @@ class _Pipeline:
                 self._answer = errors.error_from_result(result)
 
     def _answered(self) -> None:
-        key = self._prepared_at.pop(len(self.found), None)
-        if key is not None and isinstance(self._answer, psycopg.Error):
-            self._prepared.names.pop(key, None)  # it could not be
+        number = len(self.found)
+        failed = self._prepared_at.pop(number, None) is not None and isinstance(self._answer, psycopg.Error)
+        if failed or isinstance(self._answer, errors.InvalidSqlStatementName):
+            self._prepared.names.pop(self._keys[number], None)  # it is not prepared
         self.found.append(self._answer)
         self._answer = []
 

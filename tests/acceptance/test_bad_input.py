@@ -312,6 +312,11 @@ def small_disk(folder: Path) -> Iterator[dict[str, Any]]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+def objects_in(folder: Path) -> set[Path]:
+    """But for what tells how far the database has come."""
+    return {path for path in folder.rglob("*") if path.is_file() and path.parent.name != "now"}
+
+
 def test_a_disk_that_fills_while_ingesting(dsn: str, tmp_path: Path) -> None:
     """One line, nothing added, nothing left behind; when there is room again, the same ingest works."""
     count = 400_000
@@ -326,11 +331,11 @@ def test_a_disk_that_fills_while_ingesting(dsn: str, tmp_path: Path) -> None:
     ):
         table = instance.create_table("flights", SCHEMA)
         table.ingest(pa.table(ROWS))
-        before = {path for path in (tmp_path / "objects").rglob("*") if path.is_file()}
+        before = objects_in(tmp_path / "objects")
         done = cli("ingest", "flights", str(large), "--id", "large", *where, **options)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
         assert "space" in done.stderr or "too large" in done.stderr
         assert_as_before(table)
-        assert {path for path in (tmp_path / "objects").rglob("*") if path.is_file()} == before
+        assert objects_in(tmp_path / "objects") == before
         table.ingest(pa.table({name: values[:1] for name, values in ROWS.items()}))
         assert table.status().row_count == 4

@@ -23,6 +23,8 @@ from dormouse.errors import (
 )
 from dormouse.files.commit import Commit, CommitResult, Kind
 from dormouse.files.store import FileReferenceStore
+from dormouse.postgres.each import _Pipeline
+from dormouse.postgres.statements import Statement
 
 pytestmark = pytest.mark.at_each_isolation
 
@@ -57,7 +59,14 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             sent.append(str(text))
         return execute(self, text, *values, **options)
 
+    send = _Pipeline.send
+
+    def together(self: _Pipeline, statement: Statement, values: Any) -> None:
+        sent.append(str(statement.text(self._conn)))
+        send(self, statement, values)
+
     with monkeypatch.context() as patch:
+        patch.setattr(_Pipeline, "send", together)
         patch.setattr(psycopg.Cursor, "execute", noted)
         patch.setattr(psycopg.RawCursor, "execute", noted)
         yield sent

@@ -348,7 +348,7 @@ def test_without_its_backup_nothing_is_made(lost: Path) -> None:
 def test_a_database_is_in_its_place_when_it_owns_the_store_and_not_before(
     lost: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def die(self: Ownership, instance_id: str) -> int:
+    def die(self: Ownership, instance_id: str, **how: float | bool) -> int:
         raise KeyboardInterrupt
 
     before = sorted(path.name for path in lost.iterdir())
