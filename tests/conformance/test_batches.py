@@ -62,7 +62,9 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     send = _Pipeline.send
 
     def together(self: _Pipeline, statement: Statement, values: Any) -> None:
-        sent.append(str(statement.text(self._conn)))
+        text = str(statement.text(self._conn))
+        if sent[-1:] != [text]:  # else psycopg had the server forget it, and it is prepared again
+            sent.append(text)
         send(self, statement, values)
 
     with monkeypatch.context() as patch:
