@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import psycopg
 
@@ -113,27 +113,16 @@ def read(output: str, expected: int) -> Result:
     return Result(float(tps[1]), float(latency[1]))
 
 
-class _Noted(Exception):
-    """The values are known; the statement need not run."""
-
-
-class _Noting(FileReferenceStore):
-    """A store that tells what it would have sent."""
-
-    def _execute(self, conn: psycopg.Connection[Any], name: str, values: Mapping[str, Any]) -> NoReturn:
-        raise _Noted(self._values(values))
-
-
 def values_of(dsn: str, table: StateTable, batches: Iterable[Sequence[int]]) -> list[Mapping[str, Any]]:
     """The values of the replace statement, by name, as the store would send them for each batch of jobs."""
     _, names = statement_of(table)
     found: list[Mapping[str, Any]] = []
     with closing(ConnectionSupplier(dsn, connections_max=1)) as supplier:
-        store = _Noting(supplier, table.record)
+        store = FileReferenceStore(supplier, table.record)
         for jobs in batches:
             commits = [Commit([table.request(job)], table.commit_id(job)) for job in jobs]
-            try:
-                store.apply("replace_file_references", commits)
-            except _Noted as noted:
-                found.append({name: noted.args[0][name] for name in names})
+            whole = store.whole("replace_file_references", commits)
+            if whole is None:
+                raise RuntimeError("a batch of replacements takes more than one statement")
+            found.append({name: whole.values[name] for name in names})
     return found
