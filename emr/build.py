@@ -19,7 +19,7 @@ from pathlib import Path
 
 import packages
 from dormouse.errors import DormouseError
-from packages import FIXED_TIME, ROOT, Architecture, native
+from packages import FIXED_TIME, ROOT, SPARK, Architecture, native
 
 OUTPUT = ROOT / "build" / "emr"
 LAUNCHER = Path(__file__).with_name("python")
@@ -61,7 +61,7 @@ def build(architecture: Architecture, archive: Path, package: Path = ROOT / "dor
         root = Path(folder) / "environment"
         site = root / "site-packages"
         site.mkdir(parents=True)
-        packages.install(site, architecture, pins(), *PRUNED)
+        packages.install(site, architecture, SPARK, pins(), *PRUNED)
         for path in (site / "botocore" / "data").iterdir():
             if path.name.removesuffix(".gz") not in BOTOCORE_DATA:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -78,7 +78,7 @@ def build(architecture: Architecture, archive: Path, package: Path = ROOT / "dor
 
 def pins() -> list[str]:
     """All that Dormouse needs to compact: its core, what reads and writes Parquet, and for tokens."""
-    wanted = packages.closure([*packages.requirements(ROOT, EXTRA), *BESIDE])
+    wanted = packages.closure([*packages.requirements(ROOT, EXTRA), *BESIDE], SPARK)
     return packages.pins((ROOT / "requirements.txt").read_text("utf-8"), wanted)
 
 

@@ -1,9 +1,9 @@
 """Builds the code of the lambdas: `python -m lambdas.build [--architecture arm64|x86_64|native] [--measure]`.
 
 Each lambda has a folder, `build/lambdas/<name>-<architecture>/`, with what it imports and nothing else;
-boto3 is the runtime's. The same sources and pins give the same bytes, wherever and whenever Python 3.11
-builds them. It is the lambdas' own, and compiles what it builds, since a lambda keeps no bytecode from one
-cold start to the next; another Python leaves that out.
+boto3 is the runtime's. The same sources and pins give the same bytes, wherever and whenever they are built.
+The Python of the lambdas compiles them, since a lambda keeps no bytecode from one cold start to the next;
+where this machine has none of that version, that is said, and bytecode is left out.
 """
 
 from __future__ import annotations
@@ -20,12 +20,24 @@ from pathlib import Path
 
 import packages
 from dormouse.errors import DormouseError, not_installed
-from packages import ARCHITECTURES, PYTHON, ROOT, Architecture, native
+from packages import ARCHITECTURES, LAMBDA, ROOT, Architecture, native
 
-PACKAGES = ("commit", "compaction", "garbage", "maintenance", "migrate", "pause", "runs")
-LIBRARIES = tuple(
-    sorted(packages.closure([*packages.requirements(ROOT), "aws-lambda-powertools[tracer]"], {"botocore"}))
-)
+POWERTOOLS = "aws-lambda-powertools[tracer]"
+DATABASE, CALLS = "database", "calls"
+KINDS = {
+    DATABASE: ("commit", "compaction", "garbage", "maintenance", "migrate"),
+    CALLS: ("pause", "runs"),
+}
+"""Those that work on the database, and those that only call AWS."""
+
+PACKAGES = tuple(sorted(name for names in KINDS.values() for name in names))
+REQUIRED = {
+    DATABASE: [*packages.requirements(ROOT), POWERTOOLS],
+    CALLS: ["pydantic", "pydantic-settings", POWERTOOLS],
+}
+LIBRARIES = {
+    kind: sorted(packages.closure(required, LAMBDA, {"botocore"})) for kind, required in REQUIRED.items()
+}
 """With all that they need but botocore, which the runtime has."""
 
 ELSEWHERE = frozenset(
@@ -35,6 +47,13 @@ ELSEWHERE = frozenset(
     }
 )  # fmt: skip
 """Parts of the package that no lambda comes near."""
+
+OF_CALLS = frozenset({"__init__.py", "errors.py", "settings", "system"})
+"""All of the package that lambdas come near which only call AWS."""
+
+NO_PYTHON = (
+    f"there is no Python {LAMBDA.python}, which the lambdas run on: put python{LAMBDA.python} on the PATH"
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,6 +65,8 @@ def main(arguments: list[str] | None = None) -> int:
         for architecture in _architectures(given.architecture):
             built = build(ROOT, ROOT / "build", architecture)
             print(f"{len(PACKAGES)} packages for {architecture}: {'built' if built else 'nothing changed'}")  # noqa: T201
+        if packages.interpreter(LAMBDA) is None:
+            print(f"without bytecode, so that cold starts take longer: {NO_PYTHON}")  # noqa: T201
         if given.measure:
             _tell_measures(ROOT / "build", native())
     except DormouseError as error:
@@ -59,18 +80,23 @@ def build(root: Path, target: Path, architecture: Architecture) -> bool:
 
     Raises DormouseError when the libraries cannot be downloaded.
     """
-    pins = packages.pins((root / "requirements.txt").read_text("utf-8"), LIBRARIES)
+    requirements = (root / "requirements.txt").read_text("utf-8")
+    pins = {kind: packages.pins(requirements, names) for kind, names in LIBRARIES.items()}
     sources = {path.relative_to(root): path for path in source_files(root)}
     code = [Path(__file__), Path(packages.__file__)]
+    python = packages.interpreter(LAMBDA)
+    made_by = [architecture, "compiled" if python else "not compiled"]
     stamp = target / "lambdas" / f".{architecture}"
-    digest = packages.digest([architecture, *pins], [*sources.values(), *code])
+    digest = packages.digest([*made_by, *pins[DATABASE], *pins[CALLS]], [*sources.values(), *code])
     folders = {name: target / "lambdas" / f"{name}-{architecture}" for name in PACKAGES}
     if stamp.exists() and stamp.read_text() == digest and all(map(Path.is_dir, folders.values())):
         return False
-    libraries = _libraries(target / "cache", architecture, pins, packages.digest([PYTHON, *pins], code)[:16])
-    for name, folder in folders.items():
-        wanted = {path: source for path, source in sources.items() if _is_of(path, name)}
-        _assemble(folder, libraries, wanted)
+    for kind, names in KINDS.items():
+        version = packages.digest([*made_by, *pins[kind]], code)[:16]
+        libraries = _libraries(target / "cache", f"{kind}-{architecture}", version, pins[kind])
+        for name in names:
+            wanted = {path: source for path, source in sources.items() if _is_of(path, name, kind)}
+            _assemble(folders[name], libraries, wanted)
     stamp.write_text(digest)
     return True
 
@@ -94,7 +120,12 @@ class ColdImport:
 
 
 def cold_import(folder: Path, module: str) -> ColdImport:
-    """A new interpreter imports a module of a package, with nothing else on its path but boto3."""
+    """The Python of the lambdas imports a module of a package, with nothing else on its path but boto3.
+
+    Raises DormouseError when it cannot, or there is no such Python here.
+    """
+    if (python := packages.interpreter(LAMBDA)) is None:
+        raise DormouseError(f"the packages cannot be tried: {NO_PYTHON}")
     script = """
 import sys, time
 sys.path[:] = [sys.argv[1], *(p for p in sys.path if "site-packages" not in p), sys.argv[2]]
@@ -104,7 +135,7 @@ print(time.process_time() - began, len(sys.modules))
 """
     with tempfile.TemporaryDirectory() as runtime:
         link_boto3(Path(runtime))
-        command = [sys.executable, "-I", "-S", "-B", "-c", script, str(folder), runtime, module]
+        command = [str(python), "-I", "-S", "-B", "-c", script, str(folder), runtime, module]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=runtime)
     if done.returncode:
         raise DormouseError(f"{module} of {folder} cannot be imported: {done.stderr.strip()}")
@@ -112,9 +143,11 @@ print(time.process_time() - began, len(sys.modules))
     return ColdImport(float(seconds), int(modules))
 
 
-def _is_of(path: Path, name: str) -> bool:
-    """Whether a lambda has this source: all that they share, and its own handler."""
-    return path.parts[0] != "lambdas" or path.stem in {"__init__", "services", name}
+def _is_of(path: Path, name: str, kind: str) -> bool:
+    """Whether a lambda has this source: all that those of its kind share, and its own handler."""
+    if path.parts[0] == "lambdas":
+        return path.stem in {"__init__", "services", name, *([DATABASE] if kind == DATABASE else [])}
+    return kind == DATABASE or path.parts[1] in OF_CALLS
 
 
 def _architectures(given: str) -> list[Architecture]:
@@ -123,29 +156,29 @@ def _architectures(given: str) -> list[Architecture]:
     return [native() if given == "native" else ARCHITECTURES[given]]
 
 
-def _libraries(cache: Path, architecture: Architecture, pins: list[str], version: str) -> Path:
+def _libraries(cache: Path, name: str, version: str, pins: list[str]) -> Path:
     """A folder with the libraries, downloaded once; packages link to its files."""
-    folder = cache / f"lambdas-{architecture}-{version}"
+    folder = cache / f"lambdas-{name}-{version}"
     if folder.is_dir():
         return folder
-    for old in cache.glob(f"lambdas-{architecture}-*"):
+    for old in cache.glob(f"lambdas-{name}-*"):
         shutil.rmtree(old)
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as work:
-        packages.install(Path(work) / "all", architecture, pins)
+        packages.install(Path(work) / "all", ARCHITECTURES[name.rpartition("-")[2]], LAMBDA, pins)
         _compile(Path(work) / "all")
         (Path(work) / "all").rename(folder)
     return folder
 
 
 def _compile(*folders: Path) -> None:
-    """Bytecode that is taken as it is, since a package's sources never change."""
-    if f"{sys.version_info.major}.{sys.version_info.minor}" != PYTHON:
+    """Bytecode that is taken as it is, since a package never changes; none where the Python is missing."""
+    if (python := packages.interpreter(LAMBDA)) is None:
         return
     for folder in sorted(folders):
         # in a process of its own: what else is loaded shows in the bytes of bytecode
         options = ["-q", "-j1", "--invalidation-mode", "unchecked-hash", "-s", str(folder.parent), "-p", "/"]
-        command = [sys.executable, "-I", "-S", "-m", "compileall", *options, str(folder)]
+        command = [str(python), "-I", "-S", "-m", "compileall", *options, str(folder)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise DormouseError(f"{folder.name} cannot be compiled: {done.stdout.strip()}")

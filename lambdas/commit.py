@@ -19,7 +19,8 @@ from dormouse.objects import ObjectStore, activity, open_store
 from dormouse.postgres.connection import Supplier
 from dormouse.settings.lambdas import CommitEnvironment
 from dormouse.settings.metrics import COMMITS_APPLIED, COMMITS_DEAD, COMMITS_LATER, COMMITS_REJECTED
-from lambdas.services import called, database, tracer
+from lambdas.database import database
+from lambdas.services import called, tracer
 
 
 class CommitBatch(BasePartialBatchProcessor):

@@ -21,7 +21,8 @@ from dormouse.settings.metrics import (
     RUN_JOBS_RELEASED,
     RUNS_FAILED,
 )
-from lambdas.services import called, database, logger, tracer
+from lambdas.database import database
+from lambdas.services import called, logger, tracer
 
 NOTHING = {"jobs": 0}
 START_SECONDS_MAX = 1_800

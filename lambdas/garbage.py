@@ -23,7 +23,8 @@ from dormouse.schedules.garbage import KIND, collect
 from dormouse.schedules.work import Schedule
 from dormouse.settings.lambdas import DatabaseEnvironment
 from dormouse.settings.metrics import FILES_DELETED, ORPHANED_BYTES, ROUNDS_FAILING
-from lambdas.services import called, database, tracer
+from lambdas.database import database
+from lambdas.services import called, tracer
 
 DAY_SECONDS = 86_400.0
 logger = logging.getLogger("dormouse.lambdas")

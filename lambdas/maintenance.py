@@ -12,7 +12,8 @@ from dormouse.schedules.upkeep import KIND, keep_up
 from dormouse.schedules.work import Schedule
 from dormouse.settings.lambdas import DatabaseEnvironment
 from dormouse.settings.metrics import TABLES_TO_SPLIT
-from lambdas.services import called, database, tracer
+from lambdas.database import database
+from lambdas.services import called, tracer
 
 NOTHING = {"jobs": 0}
 

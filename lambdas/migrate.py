@@ -33,7 +33,8 @@ from dormouse.schedules.migration import bring_up_to_date, own
 from dormouse.settings.lambdas import BeginMigrationEnvironment, MigrateEnvironment
 from dormouse.settings.section import CONNECT_SECONDS_MAX
 from dormouse.system.aws import Aws, open_session
-from lambdas.services import Call, called, connections, tracer
+from lambdas.database import connections
+from lambdas.services import Call, called, tracer
 
 PHYSICAL_ID = "dormouse-migrations"
 """Always the same: another would mean that the resource was replaced, and the old one is to be deleted."""

@@ -1,29 +1,21 @@
-"""What the lambdas share: environments, structured logs, metrics, traces, and the database for a call."""
+"""What all lambdas share: environments, structured logs, metrics, traces. Nothing here knows the database."""
 
 from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, Generic, TypeVar
 
 from aws_lambda_powertools import Logger, Tracer
 from aws_lambda_powertools.metrics.provider.cloudwatch_emf.cloudwatch import AmazonCloudWatchEMFProvider
 
-from dormouse.backoff import backoff_seconds
-from dormouse.durability.ownership import Ownership
-from dormouse.errors import DormouseError, InstanceError, InvalidInput
-from dormouse.objects import ObjectStore
-from dormouse.objects.guarded import GuardedStore
-from dormouse.postgres import ConnectionSupplier
-from dormouse.settings.lambdas import DatabaseEnvironment, Environment, load_environment
+from dormouse.errors import DormouseError
+from dormouse.settings.lambdas import Environment, load_environment
 from dormouse.settings.metrics import DIMENSION, NAMESPACE, UNITS
 
-CONNECTIONS_MAX = 2
 MARGIN_SECONDS = 20.0
 """Of the time that a lambda has, what it keeps to end in order."""
 
@@ -65,53 +57,6 @@ def called(model: type[E], name: str, context: Any) -> Iterator[Call[E]]:
     finally:
         if metrics.metric_set:
             metrics.flush_metrics()
-
-
-@contextmanager
-def database(
-    call: Call[Any], objects: ObjectStore, **limits_ms: int
-) -> Iterator[tuple[ConnectionSupplier, ObjectStore]]:
-    """Connections that end with the call, so that an idle database can pause; one that wakes is awaited.
-
-    And the store, in which nothing is deleted unless the database owns it. `limits_ms` as in
-    `ConnectionSupplier.limited`. Raises `InstanceIsACopy` and `InstanceTakenOver`.
-    """
-    environment: DatabaseEnvironment = call.environment
-    name, seconds = f"dormouse-{call.name}", environment.connect_seconds_max
-    with connections(environment.dsn, name, seconds, **limits_ms) as supplier:
-        ownership = Ownership(supplier, objects)
-        ownership.check()
-        yield supplier, GuardedStore(objects, ownership.deleting)
-
-
-@contextmanager
-def connections(
-    dsn: str, application_name: str, wait_seconds: float, **limits_ms: int
-) -> Iterator[ConnectionSupplier]:
-    """Connections to a database that answers within that time; raises InstanceError when it does not."""
-    supplier = ConnectionSupplier(
-        dsn, connections_max=CONNECTIONS_MAX, application_name=application_name, wait_seconds_max=wait_seconds
-    ).limited(**limits_ms)
-    try:
-        _wait_for(supplier, time.monotonic() + wait_seconds)
-        yield supplier
-    finally:
-        supplier.close()
-
-
-def _wait_for(supplier: ConnectionSupplier, deadline: float) -> None:
-    for attempt in count(1):
-        try:
-            with supplier.connection():
-                return
-        except InvalidInput:
-            raise
-        except InstanceError as error:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise
-            logger.info("attempt %d: %s", attempt, error)
-            time.sleep(min(backoff_seconds(attempt), left))
 
 
 def _clock_of(context: Any) -> Callable[[], float]:

@@ -16,6 +16,8 @@ import tempfile
 import tomllib
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Literal
@@ -27,21 +29,43 @@ from dormouse.errors import DormouseError, InvalidInput
 Architecture = Literal["arm64", "x86_64"]
 ROOT = Path(__file__).parents[1]
 ARCHITECTURES: dict[str, Architecture] = {"aarch64": "arm64", "arm64": "arm64", "x86_64": "x86_64"}
-PYTHON = "3.11"
-GLIBC = range(28, 16, -1)
-"""Wheels for glibc 2.17 to 2.28; Amazon Linux 2023 has 2.34. pip takes each name literally."""
 
-TARGET = {
-    "extra": "",
-    "implementation_name": "cpython",
-    "os_name": "posix",
-    "platform_python_implementation": "CPython",
-    "platform_system": "Linux",
-    "python_full_version": "3.11.14",
-    "python_version": PYTHON,
-    "sys_platform": "linux",
-}
-"""Where it all runs, for markers of requirements; on either architecture, as these do not differ in that."""
+
+@dataclass(frozen=True)
+class Runtime:
+    """Where packages run, on either architecture."""
+
+    full_version: str
+    """Of Python, for markers of requirements: the oldest patch that may be met."""
+
+    glibc_minor: int
+    """The newest wheels that are taken are for glibc 2.<this>."""
+
+    @property
+    def python(self) -> str:
+        """As `3.11`."""
+        return self.full_version.rpartition(".")[0]
+
+    @property
+    def markers(self) -> dict[str, str]:
+        """The environment of markers of requirements."""
+        return {
+            "extra": "",
+            "implementation_name": "cpython",
+            "os_name": "posix",
+            "platform_python_implementation": "CPython",
+            "platform_system": "Linux",
+            "python_full_version": self.full_version,
+            "python_version": self.python,
+            "sys_platform": "linux",
+        }
+
+
+LAMBDA = Runtime("3.13.0", 34)
+"""AWS's runtime python3.13, on Amazon Linux 2023."""
+
+SPARK = Runtime("3.11.14", 28)
+"""Python on EMR, and in the image of the query service."""
 
 PRUNED = (
     "**/__pycache__", "**/tests", "**/test", "**/bin",
@@ -70,14 +94,33 @@ def requirements(root: Path, *extras: str) -> list[str]:
     return [*project["dependencies"], *(one for extra in extras for one in optional[extra])]
 
 
-def closure(requirements: Iterable[str], without: Collection[str] = ()) -> set[str]:
+@cache
+def interpreter(runtime: Runtime) -> Path | None:
+    """A Python of this version on this machine: ours, that of the PATH, or one that pyenv or uv keeps."""
+    if sys.version_info[:2] == tuple(map(int, runtime.python.split("."))):
+        return Path(sys.executable)
+    on_path = shutil.which(f"python{runtime.python}")
+    kept = (
+        *Path.home().glob(f".pyenv/versions/{runtime.python}.*/bin/python{runtime.python}"),
+        *Path.home().glob(f".local/share/uv/python/cpython-{runtime.python}.*/bin/python{runtime.python}"),
+    )
+    # what pyenv puts on the PATH may be there and not start
+    found = [*([Path(on_path)] if on_path else []), *sorted(kept)]
+    return next((one for one in found if _starts(one)), None)
+
+
+def _starts(python: Path) -> bool:
+    return subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0
+
+
+def closure(requirements: Iterable[str], runtime: Runtime, without: Collection[str] = ()) -> set[str]:
     """The names of what is required, and of all that that requires where it runs."""
     found: set[tuple[str, str]] = set()
     pending = [(Requirement(one), "") for one in requirements]
     while pending:
         one, extra = pending.pop()
         name = re.sub(r"[-_.]+", "-", one.name).lower()
-        needed = one.marker is None or one.marker.evaluate({**TARGET, "extra": extra})
+        needed = one.marker is None or one.marker.evaluate({**runtime.markers, "extra": extra})
         if not needed or name in without:
             continue
         for wanted in {"", *one.extras}:
@@ -102,13 +145,17 @@ def pins(requirements: str, names: Iterable[str]) -> list[str]:
     return [f"{name}=={known[name]}" for name in names]
 
 
-def install(target: Path, architecture: Architecture, pins: Iterable[str], *pruned: str) -> None:
+def install(
+    target: Path, architecture: Architecture, runtime: Runtime, pins: Iterable[str], *pruned: str
+) -> None:
     """The wheels of exactly these versions, whatever machine this is, without what no import needs."""
     machine = "aarch64" if architecture == "arm64" else architecture
-    platforms = [f"manylinux_2_{minor}_{machine}" for minor in GLIBC] + [f"manylinux2014_{machine}"]
+    # pip takes each name literally
+    glibc = range(runtime.glibc_minor, 16, -1)
+    platforms = [f"manylinux_2_{minor}_{machine}" for minor in glibc] + [f"manylinux2014_{machine}"]
     command = [
         sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
-        "--no-compile", "--only-binary=:all:", "--implementation", "cp", "--python-version", PYTHON,
+        "--no-compile", "--only-binary=:all:", "--implementation", "cp", "--python-version", runtime.python,
         "--target", str(target), *(word for name in platforms for word in ("--platform", name)), *pins,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)

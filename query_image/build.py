@@ -14,7 +14,7 @@ from pathlib import Path
 
 import packages
 from dormouse.errors import DormouseError
-from packages import ROOT
+from packages import ROOT, SPARK
 
 FOLDER = Path("build/query-image")
 EXTRAS = ("query", "sql", "service")
@@ -51,7 +51,7 @@ def files(root: Path) -> Iterator[tuple[Path, Path]]:
 
 def pins(root: Path) -> list[str]:
     """All that is needed, with the versions of requirements.txt; what is installed says what needs what."""
-    wanted = packages.closure([*packages.requirements(root, *EXTRAS), *BESIDE])
+    wanted = packages.closure([*packages.requirements(root, *EXTRAS), *BESIDE], SPARK)
     return packages.pins((root / "requirements.txt").read_text("utf-8"), wanted)
 
 

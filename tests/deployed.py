@@ -177,7 +177,7 @@ def _commit(session: Any, instance_id: str) -> tuple[tuple[str, ...], tuple[str,
     with zipfile.ZipFile(code, "w") as archive:
         archive.writestr("commit.py", "def handler(event, context): return {}")
     function = functions.create_function(
-        FunctionName=f"{instance_id}-commit", Runtime="python3.11", Role=_role(session, instance_id),
+        FunctionName=f"{instance_id}-commit", Runtime="python3.13", Role=_role(session, instance_id),
         Handler="commit.handler", Code={"ZipFile": code.getvalue()}, Timeout=120,
     )["FunctionName"]  # fmt: skip
     arns = [f"arn:aws:sqs:{REGION}:123456789012:{name}" for name in names[:2]]

@@ -16,7 +16,7 @@ from constructs import Construct
 from dormouse.settings.deployment import DeploymentSettings
 from stacks.acknowledge import acknowledge
 
-RUNTIME = lambda_.Runtime.PYTHON_3_11
+RUNTIME = lambda_.Runtime.PYTHON_3_13
 LOG_RETENTION = logs.RetentionDays.ONE_MONTH
 METRICS_NAMESPACE = "Dormouse"
 ARCHITECTURES = {"arm64": lambda_.Architecture.ARM_64, "x86_64": lambda_.Architecture.X86_64}
@@ -132,7 +132,7 @@ class Function(Construct):
         acknowledge(
             self.function,
             "AwsSolutions-L1",
-            "Python 3.11 is what the tests and Spark on EMR run; AWS supports it until 2027",
+            "Python 3.13 is what the tests of the packages run; AWS supports it until June 2029",
         )
         interfaces = "; nor have the network interfaces of a lambda in a VPC" if in_vpc else ""
         acknowledge(

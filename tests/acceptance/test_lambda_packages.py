@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,19 +14,32 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
 import dormouse as dm
 from lambdas import build
-from lambdas.build import LIBRARIES, PACKAGES, ROOT, cold_import, native, tree_bytes
-from packages import Architecture, pins
+from lambdas.build import KINDS, LIBRARIES, PACKAGES, ROOT, cold_import, native, tree_bytes
+from packages import LAMBDA, Architecture, interpreter, pins
 from query_image import build as image
 from tests.commits import add
 from tests.integration.test_commit_lambda import record
 
-ELF_MACHINES = {"x86_64": 62, "arm64": 183}
+ELF_MACHINES = {"x86_64": "EM_X86_64", "arm64": "EM_AARCH64"}
+OF_THE_RUNTIME = re.compile(r"(ld-linux-(x86-64|aarch64)|lib(c|m|dl|rt|z|pthread|resolv|gcc_s))\.so\.\d")
+"""Libraries of Amazon Linux 2023 as Lambda has it, its smallest image: no libstdc++ among them."""
+
+GCC_OF_THE_RUNTIME = (11,)
 MODULES_MAX = 800
-SIZE_BYTES_MAX = 60 * 1024 * 1024
+SIZE_BYTES_MAX = {"database": 60 * 1024 * 1024, "calls": 20 * 1024 * 1024}
 """What costs time in a cold import; so many take less than a second, as --measure tells."""
+
+
+@pytest.fixture
+def python() -> Path:
+    """The Python of the lambdas."""
+    if (found := interpreter(LAMBDA)) is None:
+        pytest.skip(build.NO_PYTHON)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +79,10 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def test_all_that_the_libraries_need_is_with_them() -> None:
-    known = {*LIBRARIES, "botocore"}  # which the runtime has
-    for name in LIBRARIES:
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_that_the_libraries_need_is_with_them(kind: str) -> None:
+    known = {*LIBRARIES[kind], "botocore"}  # which the runtime has
+    for name in LIBRARIES[kind]:
         for needed in metadata.requires(name) or []:
             if "extra ==" not in needed and "sys_platform" not in needed and "python_version" not in needed:
                 library = needed.split(";")[0].split("[")[0].split("<")[0].split(">")[0].split("=")[0].strip()
@@ -76,45 +90,81 @@ def test_all_that_the_libraries_need_is_with_them() -> None:
 
 
 def test_a_library_without_a_pin_is_named() -> None:
-    found = "\n".join(pins((ROOT / "requirements.txt").read_text("utf-8"), LIBRARIES))
+    found = "\n".join(pins((ROOT / "requirements.txt").read_text("utf-8"), LIBRARIES["database"]))
     with pytest.raises(dm.DormouseError, match=r"does not pin obstore: run make requirements"):
-        pins(found.replace("obstore==", "other=="), LIBRARIES)
+        pins(found.replace("obstore==", "other=="), LIBRARIES["database"])
 
 
 def test_every_path_that_packaging_names_is_there() -> None:
     """What is left out, and what a migration is made of: a room that moves must be followed."""
     from stacks.assets import MIGRATIONS
 
-    for name in (*build.ELSEWHERE, *image.ELSEWHERE):
+    for name in (*build.ELSEWHERE, *build.OF_CALLS, *image.ELSEWHERE):
         assert (ROOT / "dormouse" / name).exists(), name
     for pattern in MIGRATIONS:
         assert [*ROOT.glob(pattern)], pattern
 
 
+def test_lambdas_that_only_call_aws_import_no_database() -> None:
+    names = [f"lambdas.{name}" for name in KINDS["calls"]]
+    script = f"""
+import {", ".join(names)}, sys
+print(*{{name.split(".")[1] for name in sys.modules if name.startswith("dormouse.")}})
+print(*{{"psycopg", "obstore", "msgspec", "pyarrow"}} & set(sys.modules))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    rooms, heavy = done.stdout.splitlines()
+    assert set(rooms.split()) <= {one.removesuffix(".py") for one in build.OF_CALLS}
+    assert heavy == ""
+
+
 @pytest.mark.slow
-def test_each_is_small_and_imports_little(target: Path) -> None:
-    for name in PACKAGES:
-        folder = package(target, name)
-        assert tree_bytes(folder) < SIZE_BYTES_MAX
-        assert cold_import(folder, f"lambdas.{name}").modules < MODULES_MAX
+def test_each_is_small_and_imports_little(python: Path, target: Path) -> None:
+    for kind, names in KINDS.items():
+        for name in names:
+            folder = package(target, name)
+            assert tree_bytes(folder) < SIZE_BYTES_MAX[kind]
+            assert cold_import(folder, f"lambdas.{name}").modules < MODULES_MAX
 
 
 @pytest.mark.slow
 def test_each_has_what_it_needs_and_no_more(root: Path, target: Path) -> None:
-    for name in PACKAGES:
+    for name in KINDS["database"]:
         folder = package(target, name)
         modules = {path.stem for path in (folder / "lambdas").glob("*.py")}
-        assert modules == {"__init__", "services", name}
+        assert modules == {"__init__", "services", "database", name}
         for wanted in ("postgres/rds-ca-bundle.pem", "files/store.sql", "postgres/roles.sql"):
             assert (folder / "dormouse" / wanted).is_file()
         migrations = sorted(path.name for path in (root / "dormouse/postgres/migrations").glob("*.sql"))
         packed = sorted(path.name for path in (folder / "dormouse/postgres/migrations").iterdir())
         assert packed == migrations
+    for name in KINDS["calls"]:
+        folder = package(target, name)
+        assert {path.stem for path in (folder / "lambdas").glob("*.py")} == {"__init__", "services", name}
+        assert {path.name for path in (folder / "dormouse").iterdir()} == {*build.OF_CALLS, "__pycache__"}
+        assert not {path.name for path in folder.iterdir()} & {
+            "psycopg",
+            "psycopg_binary",
+            "obstore",
+            "msgspec",
+        }
+    for name in PACKAGES:
+        folder = package(target, name)
         top = {path.name for path in folder.iterdir()}
         assert not top & {"boto3", "botocore", "pyarrow", "pyspark", "datafusion", "numpy", "bin", "tests"}
         assert not [path for path in folder.rglob("*") if path.suffix == ".pyi"]
-        compiled = {path.name.partition(".")[0] for path in folder.rglob("dormouse/**/*.pyc")}
-        assert compiled >= {path.stem for path in folder.rglob("dormouse/**/*.py")}
+
+
+@pytest.mark.slow
+def test_all_is_compiled_for_the_python_of_the_lambdas(python: Path, target: Path) -> None:
+    tag = f"cpython-{LAMBDA.python.replace('.', '')}"
+    for name in PACKAGES:
+        folder = package(target, name)
+        for path in folder.rglob("*.py"):
+            assert (path.parent / "__pycache__" / f"{path.stem}.{tag}.pyc").is_file()
+        assert {path.name.split(".")[1] for path in folder.rglob("*.pyc")} == {tag}
 
 
 @pytest.mark.slow
@@ -146,17 +196,44 @@ def test_it_is_built_again_only_when_something_changed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["arm64", "x86_64"])
-def test_its_binaries_are_of_the_architecture(architecture: Architecture, root: Path, tmp_path: Path) -> None:
+def test_the_runtime_has_all_that_binaries_need(
+    architecture: Architecture, root: Path, tmp_path: Path
+) -> None:
+    """Of the libraries that they name, and of the versions of symbols in these, none is newer."""
     assert build.build(root, tmp_path, architecture)
-    found = {
-        struct.unpack_from("<H", path.read_bytes()[:20], 18)[0]
-        for path in (tmp_path / "lambdas" / f"commit-{architecture}").rglob("*.so*")
-    }
-    assert found == {ELF_MACHINES[architecture]}
+    for name in PACKAGES:
+        folder = tmp_path / "lambdas" / f"{name}-{architecture}"
+        binaries = [path for path in folder.rglob("*.so*") if path.read_bytes().startswith(b"\x7fELF")]
+        own = {path.name for path in binaries}
+        assert own
+        for path in binaries:
+            machine, libraries, symbols = needs(path)
+            assert machine == ELF_MACHINES[architecture], path
+            assert [one for one in libraries - own if not OF_THE_RUNTIME.fullmatch(one)] == [], path
+            assert [one for one in symbols if is_too_new(one)] == [], path
+
+
+def needs(path: Path) -> tuple[str, set[str], set[str]]:
+    """The machine that a binary is for, the libraries that it names, the versions of symbols in them."""
+    with path.open("rb") as file:
+        elf = ELFFile(file)
+        dynamic, versions = map(elf.get_section_by_name, (".dynamic", ".gnu.version_r"))
+        libraries = {tag.needed for tag in dynamic.iter_tags("DT_NEEDED")}
+        symbols = {one.name for _, every in versions.iter_versions() for one in every} if versions else set()
+        return elf["e_machine"], libraries, symbols
+
+
+def is_too_new(symbol: str) -> bool:
+    """Of `GLIBC_2.27` and the like; what libraries in the package call their versions is their own."""
+    family, _, version = symbol.partition("_")
+    newest = {"GLIBC": (2, LAMBDA.glibc_minor), "GCC": GCC_OF_THE_RUNTIME}.get(family)
+    return newest is not None and tuple(map(int, version.split("."))) > newest
 
 
 @pytest.mark.slow
-def test_the_commit_lambda_works_with_nothing_but_its_package(target: Path, dsn: str, tmp_path: Path) -> None:
+def test_the_commit_lambda_works_with_nothing_but_its_package(
+    python: Path, target: Path, dsn: str, tmp_path: Path
+) -> None:
     url = (tmp_path / "objects").as_uri()
     with dm.connect(dsn, url) as instance:
         instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
@@ -172,7 +249,7 @@ print("ANSWER " + json.dumps(handler(json.loads(sys.argv[3]), None)))
         runtime.mkdir()
         build.link_boto3(runtime)
         done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", script, package(target, "commit"), runtime, event],
+            [python, "-I", "-S", "-c", script, package(target, "commit"), runtime, event],
             env={**os.environ, "DORMOUSE_DSN": dsn, "DORMOUSE_OBJECTS": url},
             capture_output=True,
             text=True,

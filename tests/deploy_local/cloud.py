@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from packages import LAMBDA, interpreter
 from tests.deploy_local.database import PORT, Database, ask
 from tests.deploy_local.processes import Background, RunFailed, free_port, run
 
@@ -141,6 +142,8 @@ class Cloud:
             "DATABASE_PORT": str(PORT),
             "GATEWAY_PORT": str(self._ports["aws"]),
             "IOT_MTLS_ENABLED": "0",
+            "LAMBDA_PYTHON": str(interpreter(LAMBDA)),
+            "LAMBDA_RUNTIME": f"python{LAMBDA.python}",
             "MINISTACK_ACCOUNT_ID": ACCOUNT,
             "MINISTACK_HOST": "127.0.0.1",
             "MINISTACK_REGION": REGION,

@@ -27,6 +27,7 @@ from ministack.services.cloudformation.provisioners import _RESOURCE_HANDLERS as
 
 ACCOUNT, REGION = os.environ["MINISTACK_ACCOUNT_ID"], os.environ["MINISTACK_REGION"]
 DATABASE_HOST, DATABASE_PORT = os.environ["DATABASE_HOST"], int(os.environ["DATABASE_PORT"])
+LAMBDA_PYTHON, LAMBDA_RUNTIME = os.environ["LAMBDA_PYTHON"], os.environ["LAMBDA_RUNTIME"]
 RUN = Path(os.environ["TMPDIR"])
 NEWEST_LABEL = "emr-7.13.0"
 """The newest release that moto's EMR Serverless knows."""
@@ -300,13 +301,13 @@ def _run_lambdas_with_their_own_libraries() -> None:
     for name in RUNTIME_LIBRARIES:
         (libraries / name).symlink_to(installed / name)
     python = RUN / "lambda-python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={libraries} exec {sys.executable} -S -s "$@"\n')
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={libraries} exec {LAMBDA_PYTHON} -S -s "$@"\n')
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     detect = lambda_runtime._detect_runtime_binary
 
     def detected(runtime: str) -> tuple[str, str]:
-        if runtime != "python3.11":
-            raise RuntimeError(f"the lambdas of Dormouse run on python3.11, not {runtime}")
+        if runtime != LAMBDA_RUNTIME:
+            raise RuntimeError(f"the lambdas of Dormouse run on {LAMBDA_RUNTIME}, not {runtime}")
         return str(python), detect(runtime)[1]
 
     lambda_runtime._detect_runtime_binary = detected

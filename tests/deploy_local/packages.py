@@ -8,14 +8,14 @@ import shutil
 import sys
 from pathlib import Path
 
+from lambdas.build import NO_PYTHON
+from packages import LAMBDA, interpreter
 from tests.deploy_local.cloud import EMULATOR_PYTHON, ROOT, node
 from tests.deploy_local.processes import RunFailed, run
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 INSTALLED = ROOT / ".venv-emulator" / ".installed"
 BUNDLE = Path("dormouse") / "postgres" / "rds-ca-bundle.pem"
-PYTHON = (3, 11)
-"""Of the lambdas."""
 
 
 def native_architecture() -> str:
@@ -25,10 +25,8 @@ def native_architecture() -> str:
 
 def install_emulator(logs: Path) -> None:
     """Into an environment of its own: its libraries are not those of Dormouse."""
-    if sys.version_info[:2] != PYTHON:
-        raise RunFailed(
-            f"the lambdas run on Python 3.11: make .venv with it, not {platform.python_version()}"
-        )
+    if interpreter(LAMBDA) is None:
+        raise RunFailed(NO_PYTHON)
     if INSTALLED.exists() and INSTALLED.read_text() == REQUIREMENTS.read_text():
         return
     folder = INSTALLED.parent

@@ -12,6 +12,7 @@ import pytest
 from dormouse.commits.body_names import OBJECT_PREFIX
 from dormouse.durability.owner_records import NOW
 from dormouse.settings.section import VISIBILITY_FACTOR, VISIBILITY_SECONDS_MAX
+from packages import LAMBDA
 from tests.assembly import CONFIGURATIONS, Assembly, Resource
 from tests.template import allowed, flat
 
@@ -202,7 +203,7 @@ def test_database_lambdas_may_log_in_as_one_role(assembly: Assembly) -> None:
 def test_lambdas_are_traced_and_connect_in_time(assembly: Assembly) -> None:
     for one in assembly.resources("AWS::Lambda::Function"):
         assert one.properties["TracingConfig"] == {"Mode": "Active"}
-        assert one.properties["Runtime"] == "python3.11"
+        assert one.properties["Runtime"] == f"python{LAMBDA.python}"
         if "VpcConfig" in one.properties:
             assert one.properties["Timeout"] > 30, str(one)
 

@@ -1,0 +1,69 @@
+"""The database and the objects for one call, of the lambdas that work on them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+from dormouse.backoff import backoff_seconds
+from dormouse.durability.ownership import Ownership
+from dormouse.errors import InstanceError, InvalidInput
+from dormouse.objects import ObjectStore
+from dormouse.objects.guarded import GuardedStore
+from dormouse.postgres import ConnectionSupplier
+from dormouse.settings.lambdas import DatabaseEnvironment
+from lambdas.services import Call
+
+CONNECTIONS_MAX = 2
+logger = logging.getLogger("dormouse.lambdas")
+
+
+@contextmanager
+def database(
+    call: Call[Any], objects: ObjectStore, **limits_ms: int
+) -> Iterator[tuple[ConnectionSupplier, ObjectStore]]:
+    """Connections that end with the call, so that an idle database can pause; one that wakes is awaited.
+
+    And the store, in which nothing is deleted unless the database owns it. `limits_ms` as in
+    `ConnectionSupplier.limited`. Raises `InstanceIsACopy` and `InstanceTakenOver`.
+    """
+    environment: DatabaseEnvironment = call.environment
+    name, seconds = f"dormouse-{call.name}", environment.connect_seconds_max
+    with connections(environment.dsn, name, seconds, **limits_ms) as supplier:
+        ownership = Ownership(supplier, objects)
+        ownership.check()
+        yield supplier, GuardedStore(objects, ownership.deleting)
+
+
+@contextmanager
+def connections(
+    dsn: str, application_name: str, wait_seconds: float, **limits_ms: int
+) -> Iterator[ConnectionSupplier]:
+    """Connections to a database that answers within that time; raises InstanceError when it does not."""
+    supplier = ConnectionSupplier(
+        dsn, connections_max=CONNECTIONS_MAX, application_name=application_name, wait_seconds_max=wait_seconds
+    ).limited(**limits_ms)
+    try:
+        _wait_for(supplier, time.monotonic() + wait_seconds)
+        yield supplier
+    finally:
+        supplier.close()
+
+
+def _wait_for(supplier: ConnectionSupplier, deadline: float) -> None:
+    for attempt in count(1):
+        try:
+            with supplier.connection():
+                return
+        except InvalidInput:
+            raise
+        except InstanceError as error:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise
+            logger.info("attempt %d: %s", attempt, error)
+            time.sleep(min(backoff_seconds(attempt), left))
