@@ -17,6 +17,7 @@ from dormouse.commits.table_cache import LIMITS_MS
 from dormouse.errors import CommitRejected
 from dormouse.objects import ObjectStore, activity, open_store
 from dormouse.postgres.connection import Supplier
+from dormouse.settings.event import field
 from dormouse.settings.lambdas import CommitEnvironment
 from dormouse.settings.metrics import COMMITS_APPLIED, COMMITS_DEAD, COMMITS_LATER, COMMITS_REJECTED
 from lambdas.database import database
@@ -54,14 +55,14 @@ class CommitBatch(BasePartialBatchProcessor):
 @tracer.capture_lambda_handler(capture_response=False)
 def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
     """Answers which records are to be delivered again. Keeps no connection: an idle database can pause."""
-    with (
-        called(CommitEnvironment, "commit", context) as call,
-        database(call, open_store(call.environment.objects), **LIMITS_MS) as (supplier, objects),
-    ):
-        batch = CommitBatch(supplier, objects, call.environment)
-        answer = process_partial_response(
-            event=event, record_handler=lambda record: None, processor=batch, context=context
-        )
+    with called(CommitEnvironment, "commit", context) as call:
+        field(event, "Records", list)  # or the database would be woken for nothing
+        objects = open_store(call.environment.objects)
+        with database(call, objects, **LIMITS_MS) as (supplier, owned):
+            batch = CommitBatch(supplier, owned, call.environment)
+            answer = process_partial_response(
+                event=event, record_handler=lambda record: None, processor=batch, context=context
+            )
         done = batch.answer
         if done.applied:
             activity.note(objects)

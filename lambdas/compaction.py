@@ -13,6 +13,7 @@ from dormouse.files.last_rounds import rounds_failing
 from dormouse.objects import activity, open_store
 from dormouse.schedules import runs
 from dormouse.schedules.work import Schedule
+from dormouse.settings.event import field
 from dormouse.settings.lambdas import CompactionEnvironment
 from dormouse.settings.metrics import (
     ROUNDS_FAILING,
@@ -33,7 +34,7 @@ START_SECONDS_MAX = 1_800
 def create(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
     """{"execution": name} → {"run_id", "kind", "list", "jobs", "tables"}; the same for the same execution."""
     with called(CompactionEnvironment, "compaction", context) as call:
-        settings, run_id = call.environment, runs.run_id_for(_required(event, "execution"))
+        settings, run_id = call.environment, runs.run_id_for(field(event, "execution", str))
         objects = open_store(settings.objects)
         with suppress(ObjectNotFound):
             return runs.read_list(objects, runs.list_name(run_id)).summary(objects)
@@ -62,17 +63,19 @@ def create(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
 def report(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
     """{"run": what was created, "status": how it ended} → what is released; also of a run of splits."""
     with called(CompactionEnvironment, "compaction", context) as call:
-        run, status = _required(event, "run"), _required(event, "status")
-        state, reason = _ended(status)
+        run_id, kind = field(event, "run.run_id", str), field(event, "run.kind", str)
+        if kind not in runs.KINDS:
+            raise InvalidInput(f"'run.kind' of the event must be one of {', '.join(runs.KINDS)}, not {kind}")
+        state, reason = _ended(field(event, "status", dict))
         objects = open_store(call.environment.objects)
         if state != "SUCCEEDED":
             call.count(**{RUNS_FAILED: 1})
-            logger.warning("run %s: %s: %s", run["run_id"], state, reason)
-        if run["kind"] == "split":
-            runs.remove_list(objects, run["run_id"])
-            return {"run_id": run["run_id"], "state": state, "reason": reason}
+            logger.warning("run %s: %s: %s", run_id, state, reason)
+        if kind == "split":
+            runs.remove_list(objects, run_id)
+            return {"run_id": run_id, "state": state, "reason": reason}
         with database(call, objects) as (supplier, _):
-            done = runs.report(supplier, objects, run["run_id"], state, reason)
+            done = runs.report(supplier, objects, run_id, state, reason)
             failing = rounds_failing(supplier)
         if done.released:
             activity.note(objects)  # there is work for the next run
@@ -91,12 +94,6 @@ def report(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
         }
 
 
-def _required(event: Mapping[str, Any], key: str) -> Any:
-    if not event.get(key):
-        raise InvalidInput(f"the event has no {key!r}")
-    return event[key]
-
-
 def _ended(status: Mapping[str, Any]) -> tuple[str, str | None]:
     """How a run ended; a state of the state machine that failed says {"Error", "Cause"}."""
     if "state" in status:
@@ -104,4 +101,4 @@ def _ended(status: Mapping[str, Any]) -> tuple[str, str | None]:
     cause = status.get("Cause", "")
     with suppress(ValueError, TypeError, KeyError):
         cause = json.loads(cause)["errorMessage"]
-    return "FAILED", ": ".join(part for part in (status.get("Error"), cause) if part) or None
+    return "FAILED", ": ".join(str(part) for part in (status.get("Error"), cause) if part) or None

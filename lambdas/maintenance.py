@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -10,6 +11,7 @@ from dormouse.objects import open_store
 from dormouse.schedules import runs
 from dormouse.schedules.upkeep import KIND, keep_up
 from dormouse.schedules.work import Schedule
+from dormouse.settings.event import field
 from dormouse.settings.lambdas import DatabaseEnvironment
 from dormouse.settings.metrics import TABLES_TO_SPLIT
 from lambdas.database import database
@@ -19,15 +21,15 @@ NOTHING = {"jobs": 0}
 
 
 @tracer.capture_lambda_handler(capture_response=False)
-def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
+def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
     """{"execution": name} → {"run_id", "kind", "list", "jobs", "tables"}; the same for the same execution.
 
     Called by anything but a state machine, it lists nothing to split.
     """
     with called(DatabaseEnvironment, "maintenance", context) as call:
         objects = open_store(call.environment.objects)
-        execution = event.get("execution")
-        run_id = runs.run_id_for(execution) if execution else None
+        is_given = not isinstance(event, Mapping) or event.get("execution")
+        run_id = runs.run_id_for(field(event, "execution", str)) if is_given else None
         if run_id is not None:
             with suppress(ObjectNotFound):
                 return runs.read_list(objects, runs.list_name(run_id)).summary(objects)

@@ -30,6 +30,7 @@ from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
 from dormouse.postgres.rds_iam import CA_BUNDLE
 from dormouse.schedules.migration import bring_up_to_date, own
+from dormouse.settings.event import field
 from dormouse.settings.lambdas import BeginMigrationEnvironment, MigrateEnvironment
 from dormouse.settings.section import CONNECT_SECONDS_MAX
 from dormouse.system.aws import Aws, open_session
@@ -39,6 +40,7 @@ from lambdas.services import Call, called, tracer
 PHYSICAL_ID = "dormouse-migrations"
 """Always the same: another would mean that the resource was replaced, and the old one is to be deleted."""
 
+REQUESTS = ("Create", "Update", "Delete")
 ANSWER_ATTEMPTS_MAX = 5
 REASON_CHARACTERS_MAX = 1_000
 APPLICATION_NAME = "dormouse-migrate"
@@ -54,7 +56,7 @@ def begin(event: dict[str, Any], context: Any) -> None:
     answer = _Answer(event)
     try:
         with called(BeginMigrationEnvironment, "migrate", context) as call:
-            if event["RequestType"] == "Delete":
+            if _request_type(event) == "Delete":
                 answer.succeeded(LEFT_ALONE)  # the secret may be gone by now
             else:
                 _hand_over(event, call.environment)
@@ -81,8 +83,15 @@ def handler(event: dict[str, Any], context: Any) -> None:
             watch.cancel()
 
 
+def _request_type(event: Mapping[str, Any]) -> str:
+    given = field(event, "RequestType", str)
+    if given not in REQUESTS:
+        raise InvalidInput(f"'RequestType' of the event must be Create, Update or Delete, not {given}")
+    return given
+
+
 def _hand_over(event: Mapping[str, Any], environment: BeginMigrationEnvironment) -> None:
-    properties = event["ResourceProperties"]
+    properties = field(event, "ResourceProperties", dict)
     if not properties.get("Secret"):
         raise InvalidInput("the resource has no Secret")
     aws = Aws(open_session(environment.region))
@@ -99,11 +108,12 @@ def _hand_over(event: Mapping[str, Any], environment: BeginMigrationEnvironment)
 
 
 def _migrate(event: Mapping[str, Any], call: Call[MigrateEnvironment]) -> str:
-    if event["RequestType"] == "Delete":
+    if _request_type(event) == "Delete":
         return LEFT_ALONE
+    properties = field(event, "ResourceProperties", dict)
     if _sleeps_on(event):
         return "nothing to migrate"
-    dsn = _dsn(event["ResourceProperties"], call.environment)
+    dsn = _dsn(properties, call.environment)
     wait_seconds = call.environment.connect_seconds_max
     with connections(dsn, APPLICATION_NAME, wait_seconds):
         connecting = partial(
@@ -146,11 +156,14 @@ def _dsn(properties: Mapping[str, Any], environment: MigrateEnvironment) -> str:
 
 
 class _Answer:
-    """CloudFormation's, given once."""
+    """CloudFormation's, given once; `InvalidInput` names what an event lacks that cannot be answered."""
 
     def __init__(self, event: Mapping[str, Any]) -> None:
-        self._event = event
-        self._secret = str((event.get("ResourceProperties") or {}).get("Password") or "")
+        self._url = field(event, "ResponseURL", str)
+        self._of = {name: field(event, name, str) for name in ("StackId", "RequestId", "LogicalResourceId")}
+        self._of["PhysicalResourceId"] = event.get("PhysicalResourceId") or PHYSICAL_ID
+        properties = event.get("ResourceProperties")
+        self._secret = str(properties.get("Password") or "") if isinstance(properties, Mapping) else ""
         self._lock = threading.Lock()
         self._given = False
 
@@ -170,16 +183,8 @@ class _Answer:
             if self._given:
                 return
             self._given = True
-        body = {
-            "Status": status,
-            "Reason": reason,
-            "PhysicalResourceId": self._event.get("PhysicalResourceId") or PHYSICAL_ID,
-            "StackId": self._event["StackId"],
-            "RequestId": self._event["RequestId"],
-            "LogicalResourceId": self._event["LogicalResourceId"],
-            "Data": data,
-        }
-        _put(self._event["ResponseURL"], json.dumps(body).encode())
+        body = {"Status": status, "Reason": reason, **self._of, "Data": data}
+        _put(self._url, json.dumps(body).encode())
 
 
 def _put(url: str, body: bytes) -> None:

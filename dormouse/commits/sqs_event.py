@@ -15,9 +15,10 @@ from dormouse.commits.outcomes import CommitOutcome
 from dormouse.commits.pointers import delete_bodies, with_bodies
 from dormouse.commits.queue import Message
 from dormouse.commits.table_cache import Tables
-from dormouse.errors import InvalidCommitRequest
+from dormouse.errors import InvalidCommitRequest, InvalidInput
 from dormouse.objects import ObjectStore
 from dormouse.postgres.connection import Supplier
+from dormouse.settings.event import field
 
 logger = logging.getLogger(__name__)
 
@@ -127,15 +128,20 @@ def _warn(outcome: CommitOutcome) -> None:
 
 def _messages(event: Mapping[str, Any]) -> list[Message]:
     try:
-        return [_message(record) for record in event["Records"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise InvalidCommitRequest(f"not an event of SQS: {type(error).__name__} {error}") from None
+        return [_message(record) for record in field(event, "Records", list)]
+    except InvalidInput as error:
+        raise InvalidCommitRequest(f"not an event of SQS: {error}") from None
 
 
 def _message(record: Mapping[str, Any]) -> Message:
-    attributes = record["attributes"]
-    sent_at = datetime.fromtimestamp(int(attributes["SentTimestamp"]) / 1_000, UTC)
+    sent, received, body, message_id = (
+        field(record, name, str, "a record")
+        for name in ("attributes.SentTimestamp", "attributes.ApproximateReceiveCount", "body", "messageId")
+    )
+    try:
+        receives, sent_at = int(received), datetime.fromtimestamp(int(sent) / 1_000, UTC)
+    except (ValueError, OverflowError) as error:
+        raise InvalidInput(f"ApproximateReceiveCount or SentTimestamp of a record: {error}") from None
     # both are clocks of AWS
     born = time.monotonic() - (datetime.now(UTC) - sent_at).total_seconds()
-    receives = int(attributes["ApproximateReceiveCount"])
-    return Message(record["body"], record["messageId"], receives, sent_at, born=born)
+    return Message(body, message_id, receives, sent_at, born=born)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from dormouse.catalog import Catalog
 from dormouse.errors import InstanceError, InvalidInput, ObjectAlreadyExists, ObjectNotFound, TableNotFound
@@ -41,6 +41,7 @@ _NAMESPACE = uuid.UUID("6f2d3c0e-5a3d-4a58-9d0f-7f2c5f0e3b11")
 _CREATED_AT = re.compile(rb'"created_at": "([^"]+)"')
 
 Kind = Literal["compaction", "split"]
+KINDS = get_args(Kind)
 State = Literal["SUCCEEDED", "FAILED", "CANCELLED"]
 
 

@@ -13,6 +13,7 @@ from dormouse.settings.process import PREFIX, load
 
 _OF_THE_SERVICE = {"region", "function_name"}
 NonEmpty = Annotated[str, Field(min_length=1)]
+Engine = Literal["emr-serverless", "emr-ec2-steps", "emr-ec2-transient"]
 
 
 class Environment(BaseSettings):
@@ -102,7 +103,7 @@ class BeginMigrationEnvironment(Environment):
 class RunsEnvironment(Environment):
     """Of `runs.submit` and `runs.follow`, which call EMR only."""
 
-    engine: Literal["emr-serverless", "emr-ec2-steps", "emr-ec2-transient"]
+    engine: Engine
     """Where Spark runs."""
 
     dsn: NonEmpty = Field(repr=False)

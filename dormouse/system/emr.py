@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
-from dormouse.settings.lambdas import RunsEnvironment
+from dormouse.errors import InvalidInput
+from dormouse.settings.event import field
+from dormouse.settings.lambdas import Engine, RunsEnvironment
 from dormouse.system import emr_clusters
 from dormouse.system.aws import Aws
 from dormouse.system.spark_submit import Run, RunState, application_arguments, serverless_parameters
 
 SERVERLESS = "emr-serverless"
+ENGINES = get_args(Engine)
 _ENDED: dict[str, RunState] = {"SUCCESS": "SUCCEEDED", "FAILED": "FAILED", "CANCELLED": "CANCELLED"}
 _REFUSED_AS_ENDED = frozenset({"ValidationException"})
 
@@ -37,8 +40,9 @@ def submit(environment: RunsEnvironment, run: Run, aws: Aws) -> dict[str, str]:
     return submitted | {"cluster": cluster, "id": step}
 
 
-def follow(submitted: Mapping[str, str], aws: Aws) -> Followed:
-    """How a run stands, by what `submit` gave."""
+def follow(event: Mapping[str, Any], aws: Aws) -> Followed:
+    """How a run stands, by what `submit` gave; `InvalidInput` names what is missing."""
+    submitted = _submitted(event)
     if submitted["engine"] != SERVERLESS:
         return Followed(*emr_clusters.follow(submitted["cluster"], submitted["id"], aws))
     found = aws.call(
@@ -51,8 +55,12 @@ def follow(submitted: Mapping[str, str], aws: Aws) -> Followed:
     return Followed(_ENDED.get(found["state"], "RUNNING"), details or None)
 
 
-def cancel(submitted: Mapping[str, str], aws: Aws) -> None:
-    """Asks for the end of a run; nothing to do when it is over. `follow` tells when it has ended."""
+def cancel(event: Mapping[str, Any], aws: Aws) -> None:
+    """Asks for the end of a run; nothing to do when it is over. `follow` tells when it has ended.
+
+    Takes and raises what `follow` does.
+    """
+    submitted = _submitted(event)
     if submitted["engine"] != SERVERLESS:
         emr_clusters.cancel(submitted["cluster"], submitted["id"], aws)
         return
@@ -63,6 +71,14 @@ def cancel(submitted: Mapping[str, str], aws: Aws) -> None:
         applicationId=submitted["application"],
         jobRunId=submitted["id"],
     )
+
+
+def _submitted(event: Mapping[str, Any]) -> dict[str, str]:
+    engine = field(event, "engine", str)
+    if engine not in ENGINES:
+        raise InvalidInput(f"'engine' of the event must be one of {', '.join(ENGINES)}, not {engine}")
+    names = ("application", "id") if engine == SERVERLESS else ("cluster", "id")
+    return {"engine": engine, **{name: field(event, name, str) for name in names}}
 
 
 def run_name(environment: RunsEnvironment, run: Run) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dormouse.errors import InvalidInput
+from dormouse.settings.event import field
 from dormouse.settings.lambdas import RunsEnvironment
 
 RunState = Literal["RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
@@ -42,10 +42,8 @@ class Run:
     @classmethod
     def of(cls, event: Mapping[str, Any]) -> Run:
         """From what `RunList.summary` gave; `InvalidInput` names what is missing."""
-        try:
-            return cls(str(event["run_id"]), str(event["kind"]), str(event["list"]), int(event["jobs"]))
-        except KeyError as missing:
-            raise InvalidInput(f"the event has no {missing.args[0]!r}") from None
+        run_id, kind, run_list = (field(event, name, str) for name in ("run_id", "kind", "list"))
+        return cls(run_id, kind, run_list, field(event, "jobs", int))
 
 
 def application_arguments(environment: RunsEnvironment, run_list: str) -> list[str]:
