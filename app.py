@@ -19,24 +19,29 @@ DEFAULT_CONFIG = ROOT / "config/dev.toml"
 
 
 def main() -> int:
-    """0, or 2 for what is wrong with the settings or not built."""
+    """0, or 2 for what is wrong with the settings; what is not built is said, and has placeholders."""
     if len(sys.argv) > 1:
         print("app.py takes no arguments: use npx cdk synth -c config=…", file=sys.stderr)  # noqa: T201
         return 2
     use_bundled_node()
     from dormouse.settings.config_file import load
-    from stacks.assets import BuiltAssets, StubAssets
-    from stacks.instance import build, new_app
+    from stacks.assets import BuiltAssets, StubAssets, refuse_deploys
+    from stacks.instance import build, new_app, not_built
 
     # Under the CLI, that says where; else where the CLI would put it.
     app = new_app(None if "CDK_OUTDIR" in os.environ else "cdk.out")
     with tempfile.TemporaryDirectory() as stubs:
         try:
             settings = load(app.node.try_get_context("config") or DEFAULT_CONFIG)
-            # To be destroyed, an instance needs nothing built.
-            is_stub = app.node.try_get_context("packages") == "none"
-            built = BuiltAssets(ROOT, settings.architecture)
-            build(settings, assets=StubAssets(Path(stubs)) if is_stub else built, app=app)
+            if app.node.try_get_context("packages") == "none":
+                # To be destroyed, an instance needs nothing built.
+                build(settings, assets=StubAssets(Path(stubs)), app=app)
+                refuse_deploys(app, "with packages=none there is nothing to deploy")
+            else:
+                assets = BuiltAssets(ROOT, settings.architecture, Path(stubs))
+                build(settings, assets=assets, app=app)
+                if assets.to_run:
+                    print(not_built(assets), file=sys.stderr)  # noqa: T201
         except InvalidInput as error:
             print(error, file=sys.stderr)  # noqa: T201
             return 2

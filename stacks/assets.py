@@ -1,5 +1,5 @@
 """The files that a deployment uploads: synth only packs what `make lambdas`, `make emr-package` and `make
-query-image` built."""
+query-image` built. Placeholders stand in for what is not, so that templates can be looked at without it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import hashlib
 from pathlib import Path
 from typing import Literal, Protocol
 
+import aws_cdk as cdk
 from aws_cdk import aws_ecr_assets as ecr_assets
+from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_s3_assets as s3_assets
 from constructs import Construct
@@ -22,9 +24,14 @@ MIGRATIONS = (
 )
 PLATFORMS = {"arm64": ecr_assets.Platform.LINUX_ARM64, "x86_64": ecr_assets.Platform.LINUX_AMD64}
 STUB = "Stands in for what is built."
+NOT_BUILT = "not-built"
+"""In place of an image."""
 
 
 class Assets(Protocol):
+    to_run: list[str]
+    """What builds that which has placeholders, as `make lambdas`."""
+
     def lambda_code(self, package: str) -> lambda_.Code:
         """The code of a lambda package, as `commit`."""
 
@@ -34,7 +41,7 @@ class Assets(Protocol):
     def emr_entry(self, scope: Construct) -> s3_assets.Asset:
         """The script that Spark starts with."""
 
-    def query_image(self, scope: Construct) -> ecr_assets.DockerImageAsset:
+    def query_image(self, scope: Construct) -> ecs.ContainerImage:
         """The image of the query service."""
 
     def migrations(self) -> str:
@@ -42,31 +49,39 @@ class Assets(Protocol):
 
 
 class BuiltAssets:
-    """What is built in a folder that has `build/`; raises InvalidInput, with what to run, for what is not."""
+    """What is built in a folder that has `build/`; for what is not, placeholders in the folder `stubs`."""
 
-    def __init__(self, root: Path, architecture: Architecture) -> None:
+    def __init__(self, root: Path, architecture: Architecture, stubs: Path) -> None:
         self._root = root
         self._architecture = architecture
+        self._stubs = StubAssets(stubs)
+        self.to_run: list[str] = []
 
     def lambda_code(self, package: str) -> lambda_.Code:
-        return lambda_.Code.from_asset(
-            self._path(f"build/lambdas/{package}-{self._architecture}", "run make lambdas")
-        )
+        path = self._built(f"build/lambdas/{package}-{self._architecture}", "make lambdas")
+        return lambda_.Code.from_asset(str(path)) if path else self._stubs.lambda_code(package)
 
     def emr_package(self, scope: Construct) -> s3_assets.Asset:
         # Not .tar.gz: of an asset's name S3 keeps the last part, and Spark unpacks nothing that ends in .gz.
-        remedy = f"run make emr-package ARCHITECTURE={self._architecture}"
-        path = self._path(f"build/emr/dormouse-{self._architecture}.tgz", remedy)
-        return s3_assets.Asset(scope, "EmrPackage", path=path)
+        make = f"make emr-package ARCHITECTURE={self._architecture}"
+        path = self._built(f"build/emr/dormouse-{self._architecture}.tgz", make)
+        if path is None:
+            return self._stubs.emr_package(scope)
+        return s3_assets.Asset(scope, "EmrPackage", path=str(path))
 
     def emr_entry(self, scope: Construct) -> s3_assets.Asset:
-        path = self._path("dormouse/spark/run.py", "the checkout is not whole")
-        return s3_assets.Asset(scope, "EmrEntry", path=path)
+        path = self._root / "dormouse/spark/run.py"
+        if not path.exists():
+            raise InvalidInput("dormouse/spark/run.py is missing: the checkout is not whole")
+        return s3_assets.Asset(scope, "EmrEntry", path=str(path))
 
-    def query_image(self, scope: Construct) -> ecr_assets.DockerImageAsset:
-        folder = self._path("build/query-image", "run make query-image")
+    def query_image(self, scope: Construct) -> ecs.ContainerImage:
+        path = self._built("build/query-image", "make query-image")
+        if path is None:  # not a stub's: a deploy would build it, and need Docker, before it is refused
+            return ecs.ContainerImage.from_registry(NOT_BUILT)
         platform = PLATFORMS[self._architecture]
-        return ecr_assets.DockerImageAsset(scope, "Image", directory=folder, platform=platform)
+        image = ecr_assets.DockerImageAsset(scope, "Image", directory=str(path), platform=platform)
+        return ecs.ContainerImage.from_docker_image_asset(image)
 
     def migrations(self) -> str:
         digest = hashlib.sha256()
@@ -75,18 +90,21 @@ class BuiltAssets:
                 digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
         return digest.hexdigest()
 
-    def _path(self, relative: str, remedy: str) -> str:
+    def _built(self, relative: str, make: str) -> Path | None:
         path = self._root / relative
-        if not path.exists():
-            raise InvalidInput(f"{relative} is missing: {remedy}")
-        return str(path)
+        if path.exists():
+            return path
+        if make not in self.to_run:
+            self.to_run.append(make)
+        return None
 
 
 class StubAssets:
-    """The same files with nothing in them, for tests; `folder` is one to write to."""
+    """The same files with nothing in them; `folder` is one to write to."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.to_run: list[str] = []
 
     def lambda_code(self, package: str) -> lambda_.Code:
         return lambda_.Code.from_asset(str(self._file(package, "handler.py").parent))
@@ -97,9 +115,10 @@ class StubAssets:
     def emr_entry(self, scope: Construct) -> s3_assets.Asset:
         return s3_assets.Asset(scope, "EmrEntry", path=str(self._file("emr", "run.py")))
 
-    def query_image(self, scope: Construct) -> ecr_assets.DockerImageAsset:
+    def query_image(self, scope: Construct) -> ecs.ContainerImage:
         folder = str(self._file("query-image", "Dockerfile").parent)
-        return ecr_assets.DockerImageAsset(scope, "Image", directory=folder)
+        image = ecr_assets.DockerImageAsset(scope, "Image", directory=folder)
+        return ecs.ContainerImage.from_docker_image_asset(image)
 
     def migrations(self) -> str:
         return STUB
@@ -109,3 +128,17 @@ class StubAssets:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"# {STUB} {folder}\n", "utf-8")
         return path
+
+
+def refuse_deploys(app: cdk.App, why: str) -> None:
+    """Of each of the stacks, with this line, before CloudFormation hears of it; all else goes on.
+
+    A deploy uploads files before it asks for a stack, and one of each stack then has to be made by a command,
+    which fails and says why.
+    """
+    for stack in app.node.children:
+        if isinstance(stack, cdk.Stack):
+            stack.synthesizer.add_file_asset(
+                executable=["sh", "-c", 'echo "$0" >&2; exit 1', why],
+                source_hash=hashlib.sha256(why.encode()).hexdigest(),
+            )

@@ -8,7 +8,7 @@ from pathlib import Path
 import aws_cdk as cdk
 
 from dormouse.settings.deployment import DeploymentSettings
-from stacks.assets import Assets
+from stacks.assets import Assets, refuse_deploys
 from stacks.commit import CommitStack
 from stacks.compaction import CompactionStack
 from stacks.database import DatabaseStack
@@ -33,7 +33,7 @@ def new_app(outdir: str | None = None) -> cdk.App:
 
 
 def build(settings: DeploymentSettings, *, assets: Assets, app: cdk.App | None = None) -> cdk.App:
-    """The stacks that the settings have."""
+    """The stacks that the settings have; a deploy is refused while placeholders stand in for files."""
     app = app or new_app()
     network = NetworkStack(app, settings)
     storage = StorageStack(app, settings)
@@ -43,7 +43,15 @@ def build(settings: DeploymentSettings, *, assets: Assets, app: cdk.App | None =
     watched = _optional(app, foundation, migrate)
     if settings.monitoring is not None:
         MonitoringStack(app, foundation, settings.monitoring, watched)
+    if assets.to_run:
+        refuse_deploys(app, not_built(assets))
     return app
+
+
+def not_built(assets: Assets) -> str:
+    """The line for placeholders."""
+    commands = ", ".join(assets.to_run)
+    return f"placeholders stand in for what is not built, and a deploy is refused: run {commands}"
 
 
 def _optional(app: cdk.App, foundation: Foundation, migrate: MigrateStack) -> Watched:

@@ -172,7 +172,7 @@ class QueryTask(Construct):
 
     def _image(self) -> ecs.ContainerImage:
         if self._query.image is None:
-            return ecs.ContainerImage.from_docker_image_asset(self._foundation.assets.query_image(self))
+            return self._foundation.assets.query_image(self)
         found = _IMAGE.fullmatch(self._query.image)
         assert found is not None  # noqa: S101
         repository = ecr.Repository.from_repository_attributes(

@@ -12,7 +12,7 @@ from stacks.instance import build
 
 def main(work: Path) -> None:
     settings = load(work / "local.toml")
-    build(settings, assets=BuiltAssets(work / "checkout", settings.architecture)).synth()
+    build(settings, assets=BuiltAssets(work / "checkout", settings.architecture, work / "stubs")).synth()
 
 
 if __name__ == "__main__":

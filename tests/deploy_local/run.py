@@ -78,6 +78,7 @@ class Run:
             packages.copy_packages(work / "checkout", cloud.database.certificates)
             packages.write_settings(work / "local.toml")
             self.step("cdk bootstrap", lambda: cloud.cdk("bootstrap", f"aws://{ACCOUNT}/{REGION}"))
+            self.step("cdk diff and deploy of what is not built", lambda: _refused(cloud))
             self.step("cdk deploy --all", lambda: _deploy(cloud))
             self.step("cdk diff", lambda: _diff(cloud))
             self._works(cloud)
@@ -146,6 +147,21 @@ def _app(cloud: Cloud) -> tuple[str, ...]:
     return "--app", command, "--output", str(cloud.work / "cdk.out")
 
 
+def _refused(cloud: Cloud) -> str:
+    """With placeholders there is something to look at, and no stack is made."""
+    built, away = cloud.work / "checkout" / "build", cloud.work / "built"
+    built.rename(away)
+    cloud.cdk("diff", *_app(cloud))
+    _, said = cloud.cdk("deploy", "--all", *_app(cloud), "--require-approval", "never", accept=(1,))
+    away.rename(built)
+    if "a deploy is refused: run make lambdas, make emr-package" not in said:
+        raise RunFailed(f"it does not say what to build: {sign(said)}")
+    stacks = [one["StackName"] for one in cloud.client("cloudformation").describe_stacks()["Stacks"]]
+    if stacks != ["CDKToolkit"]:
+        raise RunFailed(f"it made {', '.join(stacks)}")
+    return "the one shows all, the other is refused"
+
+
 def _deploy(cloud: Cloud) -> str:
     cloud.cdk("deploy", "--all", *_app(cloud), "--require-approval", "never")
     stacks = cloud.client("cloudformation").describe_stacks()["Stacks"]
@@ -164,7 +180,7 @@ def _diff(cloud: Cloud) -> str:
 
 
 def _destroy(cloud: Cloud) -> str:
-    # The app of cdk.json would want the archive of EMR to be built.
+    # What was deployed, which is not what the app of cdk.json makes.
     app = str(cloud.work / "cdk.out")
     cloud.dormouse("destroy", "--config", str(cloud.work / "local.toml"), "--yes", CDK_APP=app)
     left = [one["StackName"] for one in cloud.client("cloudformation").describe_stacks()["Stacks"]]

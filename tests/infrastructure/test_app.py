@@ -111,38 +111,52 @@ def test_two_synths_give_the_same_bytes(built: Path, tmp_path: Path) -> None:
     assert filecmp.cmpfiles(one, two, compared, shallow=False)[1:] == ([], [])
 
 
-def test_what_is_not_built_is_one_line(built: Path, run_here: RunHere) -> None:
-    shutil.rmtree(built / "build/lambdas/commit-arm64")
-    assert run_here("config/dev.toml") == (
-        2,
-        "build/lambdas/commit-arm64 is missing: run make lambdas\n",
-    )
+NOT_BUILT = "placeholders stand in for what is not built, and a deploy is refused: run "
 
 
-def test_what_is_not_built_for_intel_is_told_how_to_build_it(
+def test_what_is_not_built_has_a_placeholder_and_is_told_how_to_build_it(
     built: Path, tmp_path: Path, run_here: RunHere
 ) -> None:
+    shutil.rmtree(built / "build/lambdas/commit-arm64")
+    assert run_here("config/dev.toml") == (0, f"{NOT_BUILT}make lambdas\n")
+    assert (tmp_path / "out/dormouse-dev-commit.template.json").exists()
+
+
+def test_all_that_is_not_built_is_told_at_once_and_each_stack_refuses_to_be_deployed(
+    built: Path, tmp_path: Path, run_here: RunHere
+) -> None:
+    """The CLI runs the command of such a file when it uploads, before the stack itself."""
+    shutil.rmtree(built / "build")
     path = tmp_path / "intel.toml"
     path.write_text(
-        'id = "intel"\narchitecture = "x86_64"\n[compaction]\nengine = "emr-serverless"\n', "utf-8"
+        'id = "intel"\narchitecture = "x86_64"\n[compaction]\nengine = "emr-serverless"\n[query]\n', "utf-8"
     )
-    shutil.copytree(built / "build/lambdas/migrate-arm64", built / "build/lambdas/migrate-x86_64")
-    assert run_here(str(path)) == (
-        2,
-        "build/emr/dormouse-x86_64.tgz is missing: run make emr-package ARCHITECTURE=x86_64\n",
-    )
+    said = f"{NOT_BUILT}make lambdas, make emr-package ARCHITECTURE=x86_64, make query-image\n"
+    assert run_here(str(path)) == (0, said)
+    assets = sorted((tmp_path / "out").glob("*.assets.json"))
+    assert len(assets) == 6
+    for one in assets:
+        content = json.loads(one.read_text("utf-8"))
+        [command] = [
+            file["source"]["executable"]
+            for file in content["files"].values()
+            if "executable" in file["source"]
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (1, said)
+        assert not content.get("dockerImages")
 
 
-def test_an_image_that_is_not_made_is_told_how_to_make_it(
-    built: Path, tmp_path: Path, run_here: RunHere
-) -> None:
-    shutil.rmtree(built / "build/query-image")
-    path = tmp_path / "query.toml"
-    path.write_text('id = "query"\n[query]\n', "utf-8")
-    assert run_here(str(path)) == (
-        2,
-        "build/query-image is missing: run make query-image\n",
-    )
+def test_what_is_built_is_not_refused(built: Path, tmp_path: Path, run_here: RunHere) -> None:
+    assert run_here("config/prod.toml") == (0, "")
+    for one in (tmp_path / "out").glob("*.assets.json"):
+        assert "executable" not in one.read_text("utf-8")
+
+
+def test_a_checkout_that_is_not_whole_is_one_line(built: Path, run_here: RunHere) -> None:
+    (built / "dormouse").unlink()
+    (built / "dormouse").mkdir()
+    assert run_here("config/dev.toml") == (2, "dormouse/spark/run.py is missing: the checkout is not whole\n")
 
 
 def test_to_be_destroyed_an_instance_needs_nothing_built(
@@ -151,15 +165,17 @@ def test_to_be_destroyed_an_instance_needs_nothing_built(
     shutil.rmtree(built / "build")
     assert run_here("config/minimal.toml", packages="none") == (0, "")
     assert (tmp_path / "out" / "dormouse-minimal-commit.template.json").exists()
+    for one in (tmp_path / "out").glob("*.assets.json"):
+        assert "with packages=none there is nothing to deploy" in one.read_text("utf-8")
 
 
 def test_the_default_file_is_that_of_the_checkout(
     built: Path, tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever it is started."""
-    shutil.rmtree(built / "build")
     monkeypatch.chdir(tmp_path)
-    assert run_here(None) == (2, "build/lambdas/migrate-arm64 is missing: run make lambdas\n")
+    assert run_here(None) == (0, "")
+    assert (tmp_path / "out/dormouse-dev-commit.template.json").exists()
 
 
 def test_an_argument_is_refused_and_not_ignored(built: Path, tmp_path: Path) -> None:
