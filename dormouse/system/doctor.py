@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dormouse.errors import DormouseError
+from dormouse.settings.certificates import no_certificates
 from dormouse.settings.deployment import DeploymentSettings, FixedDatabase
 from dormouse.settings.engines import EmrServerlessCompaction
 from dormouse.settings.resources import state_parameter
@@ -78,6 +79,8 @@ def examine(
     if settings.account and (settings.account, settings.region) != (account, here):
         wanted = f"the settings are for account {settings.account}, {settings.region}"
         return [*checks, Check("account", "wrong", wanted, "use the --profile and --region of that account")]
+    if trouble := no_certificates(here):
+        return [*checks, Check("certificates", "wrong", trouble, "choose a region that has them, or do so")]
     return [*checks, *_Account(settings, aws).checks()]
 
 

@@ -183,8 +183,20 @@ def test_an_argument_is_refused_and_not_ignored(built: Path, tmp_path: Path) -> 
     assert (code, said) == (2, "app.py takes no arguments: use npx cdk synth -c config=…\n")
 
 
-def test_what_a_region_does_not_have_is_no_traceback(tmp_path: Path, run_here: RunHere) -> None:
+def test_a_region_of_the_credentials_without_certificates_is_refused_by_name(
+    run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CDK_DEFAULT_REGION", "il-central-1")
+    code, said = run_here("config/dev.toml")
+    assert code == 2
+    assert said.startswith("the certificates of Amazon RDS in il-central-1 are not in rds-ca-bundle.pem: ")
+
+
+def test_what_a_region_does_not_have_is_no_traceback(
+    tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The CLI says what is wrong, from the report."""
+    monkeypatch.setattr("dormouse.settings.certificates._regions", lambda _: {"us-gov-west-1"})
     path = tmp_path / "government.toml"
     where = 'account = "123456789012"\nregion = "us-gov-west-1"'
     path.write_text(f'id = "gov"\n{where}\n[monitoring]\nbudget_usd_month = 5\n', "utf-8")

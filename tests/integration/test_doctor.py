@@ -275,6 +275,17 @@ def test_the_account_and_region_are_those_of_the_settings(session: Any, tmp_path
     assert (last.name, last.result) == ("account", "wrong")
 
 
+def test_a_region_without_certificates_is_wrong(tmp_path: Path) -> None:
+    """Also where the settings name none, and the credentials' is taken."""
+    with mock_aws():
+        found = examine(
+            parse({"id": "dev"}), root=tmp_path, session=boto3.Session(region_name="il-central-1")
+        )
+    [check] = [one for one in found if one.name == "certificates"]
+    assert check.result == "wrong"
+    assert "the certificates of Amazon RDS in il-central-1 are not in" in check.found
+
+
 def test_everything_is_looked_at_and_nothing_raises(session: Any, tmp_path: Path) -> None:
     subject = account(session, commit={}, compaction={"engine": "emr-serverless"})
     stubbed(subject, "rds", "describe_db_engine_versions", "AccessDenied")
