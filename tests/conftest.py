@@ -30,6 +30,7 @@ from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
 from tests.aws_server import aws_server
 from tests.databases import Databases, name_of
+from tests.other_postgres import use_what_is_named
 from tests.run_folder import RunFolder, spread
 
 BUCKET = "dormouse-test"
@@ -65,6 +66,7 @@ botocore.session.create_loader = cache(botocore.session.create_loader)
 
 def pytest_configure(config: pytest.Config) -> None:
     """Examples are other ones in each run: the fast tier tries fewer, the whole of the tests many."""
+    use_what_is_named()
     settings.load_profile("fast tier" if config.option.markexpr == "not slow" else "thorough")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(RunFolder(), "run folder")

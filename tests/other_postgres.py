@@ -1,0 +1,29 @@
+"""Tests on another PostgreSQL than the embedded one: DORMOUSE_TEST_POSTGRES is the folder of its programs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dormouse.embedded import base_backup, server
+
+VARIABLE = "DORMOUSE_TEST_POSTGRES"
+
+
+def use_what_is_named() -> None:
+    """Servers that this process starts are of that version; a folder without one ends the run."""
+    if not (named := os.environ.get(VARIABLE)):
+        return
+    programs = Path(named)
+    if not (programs / "postgres").is_file():
+        raise pytest.UsageError(f"{VARIABLE}: there is no program postgres in {programs}")
+    told = subprocess.run([programs / "postgres", "--version"], capture_output=True, text=True, check=True)
+    found = re.search(r"\(PostgreSQL\) (\d+)", told.stdout)
+    assert found is not None, told.stdout
+    server.MAJOR_VERSION = int(found[1])
+    for module in (server, base_backup):
+        module._binaries = lambda: programs  # type: ignore[attr-defined]
