@@ -19,7 +19,7 @@ from elftools.elf.elffile import ELFFile
 import dormouse as dm
 from lambdas import build
 from lambdas.build import KINDS, LIBRARIES, PACKAGES, ROOT, cold_import, native, tree_bytes
-from packages import LAMBDA, Architecture, interpreter, pins
+from packages import LAMBDA, Architecture, Runtime, interpreter, pins
 from query_image import build as image
 from tests.commits import add
 from tests.integration.test_commit_lambda import record
@@ -103,6 +103,35 @@ def test_every_path_that_packaging_names_is_there() -> None:
         assert (ROOT / "dormouse" / name).exists(), name
     for pattern in MIGRATIONS:
         assert [*ROOT.glob(pattern)], pattern
+
+
+def test_a_python_that_is_on_the_path_and_does_not_start_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As what pyenv puts there, when another version is chosen."""
+    runtime = Runtime("3.99.0", 34)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert interpreter.__wrapped__(runtime) is None
+    kept = tmp_path / ".pyenv/versions/3.99.2/bin/python3.99"
+    for path, code in ((tmp_path / "python3.99", 127), (kept, 0)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\nexit {code}\n")
+        path.chmod(0o755)
+    assert interpreter.__wrapped__(runtime) == kept
+    (tmp_path / "python3.99").write_text("#!/bin/sh\nexit 0\n")
+    assert interpreter.__wrapped__(runtime) == tmp_path / "python3.99"
+
+
+def test_a_build_without_the_python_of_the_lambdas_says_what_it_costs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("packages.interpreter", lambda runtime: None)
+    monkeypatch.setattr(build, "build", lambda *given: False)
+    assert build.main(["--architecture", "arm64", "--measure"]) == 1
+    out, err = capsys.readouterr()
+    assert f"without bytecode, so that cold starts take longer: {build.NO_PYTHON}" in out
+    assert err == f"error: the packages cannot be tried: {build.NO_PYTHON}\n"
 
 
 def test_lambdas_that_only_call_aws_import_no_database() -> None:
