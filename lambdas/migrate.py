@@ -96,8 +96,8 @@ def _hand_over(event: Mapping[str, Any], environment: BeginMigrationEnvironment)
         raise InvalidInput("the resource has no Secret")
     aws = Aws(open_session(environment.region))
     secret = aws.call("secretsmanager", "get_secret_value", SecretId=properties["Secret"])["SecretString"]
-    login = json.loads(secret)
-    whole = {**properties, "User": login["username"], "Password": login["password"]}
+    user, password = (field(json.loads(secret), name, str, "the secret") for name in ("username", "password"))
+    whole = {**properties, "User": user, "Password": password}
     aws.call(
         "lambda",
         "invoke",
@@ -120,8 +120,8 @@ def _migrate(event: Mapping[str, Any], call: Call[MigrateEnvironment]) -> str:
             ConnectionSupplier, application_name=APPLICATION_NAME, wait_seconds_max=wait_seconds
         )
         lines = [str(bring_up_to_date(dsn, connecting))]
-        new, old = event["ResourceProperties"], event.get("OldResourceProperties") or {}
-        moved = any(new.get(name) != old.get(name) for name in _WHERE)
+        old = _old(event)
+        moved = any(properties.get(name) != old.get(name) for name in _WHERE)
         if moved:  # also back, when CloudFormation rolls back
             adopted = own(
                 dsn, open_store(call.environment.objects), replaces=bool(old), connecting=connecting
@@ -133,10 +133,15 @@ def _migrate(event: Mapping[str, Any], call: Call[MigrateEnvironment]) -> str:
 
 def _sleeps_on(event: Mapping[str, Any]) -> bool:
     """Whether an instance that is deployed paused has nothing that its database must be woken for."""
-    new, old = event["ResourceProperties"], event.get("OldResourceProperties")
+    new, old = event["ResourceProperties"], _old(event)
     if not old or new.get("DeployPaused") != "true":
         return False
     return all(new.get(name) == old.get(name) for name in (*_WHERE, "Migrations"))
+
+
+def _old(event: Mapping[str, Any]) -> dict[str, Any]:
+    """The properties before an update; empty when there is nothing before."""
+    return field(event, "OldResourceProperties", dict) if event.get("OldResourceProperties") else {}
 
 
 def _dsn(properties: Mapping[str, Any], environment: MigrateEnvironment) -> str:

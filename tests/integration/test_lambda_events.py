@@ -206,19 +206,24 @@ def cloudformation() -> Iterator[CloudFormation]:
             "'ResourceProperties' of the event must be",
         ),
         (
+            {"RequestType": "Update", "ResourceProperties": {"Secret": ""}, "OldResourceProperties": "none"},
+            {"begin": "no Secret", "handler": "'OldResourceProperties' of the event must be an object"},
+        ),
+        (
             {"RequestType": "Rename"},
             "'RequestType' of the event must be Create, Update or Delete, not Rename",
         ),
     ],
 )
 def test_what_cloudformation_can_be_told_is_answered(
-    handler: Any, changes: dict[str, Any], named: str, cloudformation: CloudFormation
+    handler: Any, changes: dict[str, Any], named: str | dict[str, str], cloudformation: CloudFormation
 ) -> None:
     """Or it waits for an hour."""
     whole = {"ResponseURL": cloudformation.url, "StackId": "s", "RequestId": "r", "LogicalResourceId": "l"}
     handler(whole | changes, Context())
     assert cloudformation.answer["Status"] == "FAILED"
-    assert named in cloudformation.answer["Reason"]
+    line = named if isinstance(named, str) else named[handler.__name__]
+    assert line in cloudformation.answer["Reason"]
 
 
 def test_a_field_is_of_its_kind_or_named() -> None:
