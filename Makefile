@@ -31,7 +31,7 @@ test-all: $(VENV)/.installed ## All tests
 	@$(RUN_TESTS)
 
 # What lambdas run, and what is written in SQL.
-OF_LAMBDAS = tests/acceptance/test_lambda_packages.py tests/conformance tests/integration/test_*_lambda.py \
+OF_LAMBDAS = tests/conformance tests/integration/test_*_lambda.py \
 	$(addprefix tests/integration/test_,lambda_events.py repause.py committer_sqs.py emr.py emr_clusters.py rds_iam.py) \
 	$(addprefix tests/unit/test_,lambda_environments.py certificates.py deployment_settings.py)
 OF_POSTGRES = tests/conformance $(addprefix tests/integration/test_,migrat*.py rds_iam.py committer*.py \
@@ -44,7 +44,8 @@ test-lambdas: $(VENV)/.installed ## The tests of what lambdas run, on their Pyth
 
 .PHONY: tests-of-lambdas
 tests-of-lambdas: $(VENV)/.installed
-	@$(RUN_TESTS) $(OF_LAMBDAS)
+	@$(RUN_TESTS) -m "not slow" $(OF_LAMBDAS)
+	@$(BIN)/python -m pytest tests/acceptance/test_lambda_packages.py
 
 .PHONY: test-postgres-17
 test-postgres-17: $(VENV)/.installed .postgres-17/.installed ## The tests of statements on PostgreSQL 17, as Aurora is
