@@ -15,6 +15,7 @@ from dormouse.settings import environment
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.system.aws import Aws, AwsRefused
 from dormouse.system.database import describe
+from dormouse.system.instance import stacks_of
 from dormouse.system.steps import SYSTEM_CLOCK, Clock, StepReport
 from dormouse.system.wind_down import Listed, physical_ids, wind_down
 
@@ -62,7 +63,7 @@ def doomed(settings: DeploymentSettings, session: Any) -> Doomed | None:
         raise InvalidInput(
             f"the credentials are of the account {aws.account}, not {settings.account}: use --profile"
         )
-    stacks = list(_stacks(aws, settings.id))
+    stacks = list(stacks_of(aws, settings.id))
     if not stacks:
         return None
     names = tuple(one["StackName"] for one in stacks)
@@ -116,7 +117,7 @@ def destroy(
             break
     else:
         raise InstanceError(f"cdk destroy failed ({code}); mend what it says, and run this again")
-    if left := [one["StackName"] for one in _stacks(aws, found.id)]:
+    if left := [one["StackName"] for one in stacks_of(aws, found.id)]:
         raise InstanceError(
             f"{', '.join(left)} are not in {config} any more, and still there: delete them in CloudFormation"
         )
@@ -164,19 +165,6 @@ def _count(aws: Aws, bucket: str) -> int:
         if counted >= COUNTED_MAX:
             return COUNTED_MAX
     return counted
-
-
-def _stacks(aws: Aws, instance_id: str) -> Iterator[dict[str, Any]]:
-    """Those of the instance, by their tag: another's name may begin the same."""
-    for stack in aws.all("cloudformation", "describe_stacks", "Stacks"):
-        tags = {tag["Key"]: tag["Value"] for tag in stack.get("Tags", ())}
-        named = stack["StackName"].startswith(f"dormouse-{instance_id}-")
-        if (
-            named
-            and tags.get("dormouse:instance") == instance_id
-            and stack["StackStatus"] != "DELETE_COMPLETE"
-        ):
-            yield stack
 
 
 def _listed(aws: Aws, instance_id: str, stacks: tuple[str, ...]) -> Listed:

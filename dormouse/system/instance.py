@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -47,6 +48,19 @@ class DeployedInstance:
         if self.resources.database is None:
             raise InstanceError(f"{self.id} has no database stack: deploy it")
         return self.resources.database.cluster
+
+
+def stacks_of(aws: Aws, instance_id: str) -> Iterator[dict[str, Any]]:
+    """Those of the instance, by their tag: another's name may begin the same."""
+    for stack in aws.all("cloudformation", "describe_stacks", "Stacks"):
+        tags = {tag["Key"]: tag["Value"] for tag in stack.get("Tags", ())}
+        named = stack["StackName"].startswith(f"dormouse-{instance_id}-")
+        if (
+            named
+            and tags.get("dormouse:instance") == instance_id
+            and stack["StackStatus"] != "DELETE_COMPLETE"
+        ):
+            yield stack
 
 
 def find(instance_id: str, session: Any) -> DeployedInstance:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dormouse.errors import InstanceError
 from dormouse.system.database import StopDatabase, usable_status
 from dormouse.system.drain import DrainCommits, DrainRuns, StopSpark
-from dormouse.system.instance import DeployedInstance
+from dormouse.system.instance import DeployedInstance, stacks_of
 from dormouse.system.query import SwitchQuery
 from dormouse.system.steps import SYSTEM_CLOCK, Clock, Report, Run, Step, StepReport
 from dormouse.system.switches import SwitchMappings, SwitchRules, WriteDesiredState, rule_name, schedules
@@ -27,7 +27,8 @@ def pause(
 
     Whatever is done already is left alone, so that it may be interrupted, and run again. `drain_seconds` is
     how long it waits for running commits and runs (None: as deployed), which are cancelled then. `tell` hears
-    what is waited for, `ended` of each step. Raises InstanceError when it cannot go on, or somebody resumes.
+    what is waited for, `ended` of each step. Raises InstanceError when it cannot go on, or somebody resumes;
+    and changes nothing while a stack is being changed.
     """
     told = instance.resources.pause
     if told is None:
@@ -35,6 +36,7 @@ def pause(
             f"{instance.id} has no stack `pause`, which keeps it asleep: add [pause] to its settings, deploy"
         )
     usable_status(instance)
+    check_not_deployed_to(instance)
     if drain_seconds is None:
         drain_seconds = told.drain_seconds
     query, keeper = instance.resources.query, (rule_name(told.rule),)
@@ -57,6 +59,21 @@ def pause(
         reports.append(verify(instance, [*before, *after], "asleep", "pause"))
         ended(reports[-1])
     return Report(instance.id, instance.desired, usable_status(instance), tuple(reports), dry_run)
+
+
+def check_not_deployed_to(instance: DeployedInstance) -> None:
+    """Raises InstanceError while a stack is changed: a deploy would enable again what a pause has disabled.
+
+    That of the query service is changed by pauses, too: the step that does so waits for it.
+    """
+    query = instance.resources.query
+    for stack in stacks_of(instance.aws, instance.id):
+        name, status = stack["StackName"], stack["StackStatus"]
+        if status.endswith("_IN_PROGRESS") and not (query and query.stack == name):
+            raise InstanceError(
+                f"{instance.id} is being deployed to: its stack {name} is in "
+                f"{status.lower().replace('_', ' ')}: pause it when that has ended"
+            )
 
 
 def verify(instance: DeployedInstance, steps: Sequence[Step], goal: str, verb: str) -> StepReport:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from moto import mock_aws
+from moto.cloudformation.models import cloudformation_backends
+from moto.core import DEFAULT_ACCOUNT_ID
 
 from dormouse.errors import InstanceError
 from dormouse.settings import resources
 from dormouse.system.pause import pause
 from tests.deployed import (
     PAUSED,
+    REGION,
     RUNNING,
     Deployed,
     FakeClock,
@@ -196,3 +201,31 @@ def test_what_somebody_switches_on_during_a_pause_is_named(deployed: Deployed, c
         pause(deployed.find(), clock=clock.clock)
     pause(deployed.find(), clock=clock.clock)
     assert deployed.state() == PAUSED
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_nothing_is_paused_while_a_stack_is_deployed(
+    deployed: Deployed, clock: FakeClock, *, dry_run: bool
+) -> None:
+    """Which would enable again what is disabled, or find the database stopped."""
+    stack = make_stack(deployed, "commit")
+    stack.status = "UPDATE_IN_PROGRESS"
+    with pytest.raises(InstanceError, match="-commit is in update in progress: pause it when"):
+        pause(deployed.find(), dry_run=dry_run, clock=clock.clock)
+    assert deployed.state() == RUNNING
+    stack.status = "UPDATE_ROLLBACK_COMPLETE"
+    pause(deployed.find(), dry_run=dry_run, clock=clock.clock)
+
+
+def test_a_deploy_to_another_instance_hinders_no_pause(deployed: Deployed, clock: FakeClock) -> None:
+    make_stack(deployed, "commit", of="dev-2").status = "UPDATE_IN_PROGRESS"
+    pause(deployed.find(), clock=clock.clock)
+    assert deployed.state() == PAUSED
+
+
+def make_stack(deployed: Deployed, name: str, of: str = "dev") -> Any:
+    """As moto keeps it."""
+    topic = {"Resources": {"Topic": {"Type": "AWS::SNS::Topic"}}}
+    given = {"StackName": f"dormouse-{of}-{name}", "TemplateBody": json.dumps(topic)}
+    deployed.client("cloudformation").create_stack(**given, Tags=[{"Key": "dormouse:instance", "Value": of}])
+    return next(reversed(cloudformation_backends[DEFAULT_ACCOUNT_ID][REGION].stacks.values()))

@@ -189,7 +189,7 @@ def deployed_stacks(monkeypatch: pytest.MonkeyPatch) -> Deployed:
     )
     found = listed(deployed)
     stacks = [{"StackName": f"dormouse-dev-{name}", "StackStatus": "CREATE_COMPLETE"} for name in found]
-    monkeypatch.setattr(destruction, "_stacks", lambda aws, instance_id: iter(stacks))
+    monkeypatch.setattr(destruction, "stacks_of", lambda aws, instance_id: iter(stacks))
     monkeypatch.setattr(
         destruction, "_resources", lambda aws, stack: found[stack.removeprefix("dormouse-dev-")]
     )
@@ -215,7 +215,7 @@ def test_all_is_ended_before_a_stack_is_deleted(
 
     def cdk(*given: Any, **more: Any) -> Any:
         seen.append(deployed_stacks.state())
-        monkeypatch.setattr(destruction, "_stacks", lambda aws, instance_id: iter(()))
+        monkeypatch.setattr(destruction, "stacks_of", lambda aws, instance_id: iter(()))
         return type("Done", (), {"returncode": 0})
 
     pause(deployed_stacks.find(), wait=True, clock=FakeClock().clock)
