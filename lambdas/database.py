@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from itertools import count
 from typing import Any
 
@@ -44,22 +44,36 @@ def connections(
     dsn: str, application_name: str, wait_seconds: float, **limits_ms: int
 ) -> Iterator[ConnectionSupplier]:
     """Connections to a database that answers within that time; raises InstanceError when it does not."""
+    with closing(connected(dsn, application_name, wait_seconds, limits_ms=limits_ms)) as supplier:
+        yield supplier
+
+
+def connected(
+    dsn: str,
+    application_name: str,
+    wait_seconds: float,
+    *,
+    final: tuple[type[InstanceError], ...] = (),
+    limits_ms: Mapping[str, int] | None = None,
+) -> ConnectionSupplier:
+    """As `connections`, to be closed by the caller. What is `final` is raised at once."""
     supplier = ConnectionSupplier(
         dsn, connections_max=CONNECTIONS_MAX, application_name=application_name, wait_seconds_max=wait_seconds
-    ).limited(**limits_ms)
+    ).limited(**(limits_ms or {}))
     try:
-        _wait_for(supplier, time.monotonic() + wait_seconds)
-        yield supplier
-    finally:
+        _wait_for(supplier, time.monotonic() + wait_seconds, (InvalidInput, *final))
+    except BaseException:
         supplier.close()
+        raise
+    return supplier
 
 
-def _wait_for(supplier: ConnectionSupplier, deadline: float) -> None:
+def _wait_for(supplier: ConnectionSupplier, deadline: float, final: tuple[type[Exception], ...]) -> None:
     for attempt in count(1):
         try:
             with supplier.connection():
                 return
-        except InvalidInput:
+        except final:
             raise
         except InstanceError as error:
             left = deadline - time.monotonic()

@@ -6,6 +6,10 @@ from within the VPC there is no way to them: so `begin`, outside of it, adds Use
 event to `handler`. Every event is answered, with one line of why when it fails; the password is in the event,
 so the event is never logged.
 
+When CloudFormation rolls back, the code of before meets a schema that may be newer, and serves it as well: so
+nothing that fails then is a failure, which would leave the stack in UPDATE_ROLLBACK_FAILED. `begin` asks what
+the stack does, and says so to `handler` by RollsBack.
+
 A database that is the deployment's first, or comes in place of another (one of a snapshot; the former one,
 when CloudFormation rolls back), becomes the owner of the object store.
 """
@@ -25,16 +29,18 @@ from typing import Any
 from psycopg.conninfo import make_conninfo
 
 from dormouse.commits.outcomes import text_of
-from dormouse.errors import InvalidInput
+from dormouse.errors import InstanceError, InvalidInput
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
+from dormouse.postgres.opening import LoginRefused
+from dormouse.postgres.rds_iam import by_token
 from dormouse.schedules.migration import bring_up_to_date, own
 from dormouse.settings.certificates import CA_BUNDLE
 from dormouse.settings.event import field
 from dormouse.settings.lambdas import BeginMigrationEnvironment, MigrateEnvironment
 from dormouse.settings.section import CONNECT_SECONDS_MAX
 from dormouse.system.aws import Aws, open_session
-from lambdas.database import connections
+from lambdas.database import connected
 from lambdas.services import Call, called, tracer
 
 PHYSICAL_ID = "dormouse-migrations"
@@ -44,6 +50,7 @@ REQUESTS = ("Create", "Update", "Delete")
 ANSWER_ATTEMPTS_MAX = 5
 REASON_CHARACTERS_MAX = 1_000
 APPLICATION_NAME = "dormouse-migrate"
+ROLLS_BACK = "RollsBack"
 LEFT_ALONE = "the database is left as it is"
 _WHERE = ("Host", "Port", "Database")
 
@@ -59,7 +66,10 @@ def begin(event: dict[str, Any], context: Any) -> None:
             if _request_type(event) == "Delete":
                 answer.succeeded(LEFT_ALONE)  # the secret may be gone by now
             else:
-                _hand_over(event, call.environment)
+                secret = _secret_of(event)
+                aws = Aws(open_session(call.environment.region))
+                answer.rolls_back = _rolls_back(aws, event["StackId"])
+                _hand_over(aws, event, secret, call.environment, rolls_back=answer.rolls_back)
     except Exception as error:
         answer.failed(text_of(error))
 
@@ -68,6 +78,7 @@ def begin(event: dict[str, Any], context: Any) -> None:
 def handler(event: dict[str, Any], context: Any) -> None:
     """Migrates on Create and Update; Delete leaves the database alone."""
     answer = _Answer(event)
+    answer.rolls_back = bool(event.get(ROLLS_BACK))
     watch: threading.Timer | None = None
     try:
         with called(MigrateEnvironment, "migrate", context) as call:
@@ -90,20 +101,35 @@ def _request_type(event: Mapping[str, Any]) -> str:
     return given
 
 
-def _hand_over(event: Mapping[str, Any], environment: BeginMigrationEnvironment) -> None:
+def _secret_of(event: Mapping[str, Any]) -> str:
     properties = field(event, "ResourceProperties", dict)
     if not properties.get("Secret"):
         raise InvalidInput("the resource has no Secret")
-    aws = Aws(open_session(environment.region))
-    secret = aws.call("secretsmanager", "get_secret_value", SecretId=properties["Secret"])["SecretString"]
-    user, password = (field(json.loads(secret), name, str, "the secret") for name in ("username", "password"))
-    whole = {**properties, "User": user, "Password": password}
+    return str(properties["Secret"])
+
+
+def _rolls_back(aws: Aws, stack: str) -> bool:
+    [described] = aws.call("cloudformation", "describe_stacks", StackName=stack)["Stacks"]
+    return "ROLLBACK" in described["StackStatus"]
+
+
+def _hand_over(
+    aws: Aws,
+    event: Mapping[str, Any],
+    secret: str,
+    environment: BeginMigrationEnvironment,
+    *,
+    rolls_back: bool,
+) -> None:
+    login = json.loads(aws.call("secretsmanager", "get_secret_value", SecretId=secret)["SecretString"])
+    user, password = (field(login, name, str, "the secret") for name in ("username", "password"))
+    whole = {**event["ResourceProperties"], "User": user, "Password": password}
     aws.call(
         "lambda",
         "invoke",
         FunctionName=environment.migrate_function,
         InvocationType="Event",
-        Payload=json.dumps({**event, "ResourceProperties": whole}).encode(),
+        Payload=json.dumps({**event, "ResourceProperties": whole, ROLLS_BACK: rolls_back}).encode(),
     )
 
 
@@ -114,19 +140,13 @@ def _migrate(event: Mapping[str, Any], call: Call[MigrateEnvironment]) -> str:
     if _sleeps_on(event):
         return "nothing to migrate"
     dsn = _dsn(properties, call.environment)
-    wait_seconds = call.environment.connect_seconds_max
-    with connections(dsn, APPLICATION_NAME, wait_seconds):
-        connecting = partial(
-            ConnectionSupplier, application_name=APPLICATION_NAME, wait_seconds_max=wait_seconds
-        )
-        lines = [str(bring_up_to_date(dsn, connecting))]
-        old = _old(event)
-        moved = any(properties.get(name) != old.get(name) for name in _WHERE)
-        if moved:  # also back, when CloudFormation rolls back
-            adopted = own(
-                dsn, open_store(call.environment.objects), replaces=bool(old), connecting=connecting
-            )
-            lines += [] if adopted is None else [f"the object store is adopted, as incarnation {adopted}"]
+    connecting = partial(_connected, call.environment)
+    lines = [str(bring_up_to_date(dsn, connecting))]
+    old = _old(event)
+    moved = any(properties.get(name) != old.get(name) for name in _WHERE)
+    if moved:  # also back, when CloudFormation rolls back
+        adopted = own(dsn, open_store(call.environment.objects), replaces=bool(old), connecting=connecting)
+        lines += [] if adopted is None else [f"the object store is adopted, as incarnation {adopted}"]
     logger.info("%s", "; ".join(lines))
     return "; ".join(lines)
 
@@ -160,8 +180,28 @@ def _dsn(properties: Mapping[str, Any], environment: MigrateEnvironment) -> str:
     )
 
 
+def _connected(environment: MigrateEnvironment, dsn: str) -> ConnectionSupplier:
+    """By the password of the master user, or by a token of IAM when RDS refuses the password.
+
+    It refuses that of a member of `rds_iam`, and to PostgreSQL who makes a role is a member of it.
+    """
+    seconds = environment.connect_seconds_max
+    try:
+        return connected(dsn, APPLICATION_NAME, seconds, final=(LoginRefused,))
+    except LoginRefused as refused:
+        if environment.region is None:
+            raise
+        try:
+            return connected(by_token(dsn, environment.region), APPLICATION_NAME, seconds)
+        except LoginRefused:
+            raise InstanceError(f"{refused}; nor is a token of IAM taken of it") from None
+
+
 class _Answer:
-    """CloudFormation's, given once; `InvalidInput` names what an event lacks that cannot be answered."""
+    """CloudFormation's, given once; while it rolls back, a failure is a success that says what is left.
+
+    `InvalidInput` names what an event lacks that cannot be answered.
+    """
 
     def __init__(self, event: Mapping[str, Any]) -> None:
         self._url = field(event, "ResponseURL", str)
@@ -171,13 +211,17 @@ class _Answer:
         self._secret = str(properties.get("Password") or "") if isinstance(properties, Mapping) else ""
         self._lock = threading.Lock()
         self._given = False
+        self.rolls_back = False
 
     def succeeded(self, result: str) -> None:
         self._give("SUCCESS", "", {"Result": self._safe(result)})
 
     def failed(self, reason: str) -> None:
         logger.error("migration failed: %s", self._safe(reason))
-        self._give("FAILED", self._safe(reason), {})
+        if self.rolls_back:
+            self.succeeded(f"rolled back, and the database is left as it is: {reason}")
+        else:
+            self._give("FAILED", self._safe(reason), {})
 
     def _safe(self, text: str) -> str:
         line = " ".join(text.split())

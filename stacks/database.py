@@ -34,9 +34,9 @@ OWNER_ROLE = "dormouse_owner"
 READ_ROLE = "dormouse_read"
 ROLES = (RUN_ROLE, OWNER_ROLE, READ_ROLE)
 
-Fact = Literal["cluster", "endpoint", "host", "login", "secret", "key"]
-"""Its identifier, its endpoint, where clients connect to, the resource that IAM lets them log in to, and the
-ARNs of the master user's secret and of the key that it is encrypted with."""
+Fact = Literal["cluster", "resource", "endpoint", "host", "login", "secret", "key"]
+"""Its identifier, and that of IAM; its endpoint, where clients connect to, the resource that IAM lets them
+log in to, and the ARNs of the master user's secret and of the key that it is encrypted with."""
 
 
 def parameters(idle_session_seconds: int) -> dict[str, str]:
@@ -114,9 +114,13 @@ class DatabaseStack(InstanceStack):
         security_group.connections.allow_to(self.security_group, ec2.Port.tcp(self.port), "the database")
         grantee.add_to_policy(iam.PolicyStatement(actions=["rds-db:connect"], resources=users))
 
-    def let_in_directly(self, security_group: ec2.SecurityGroup) -> None:
-        """Lets a security group of another stack connect to the cluster itself, past a proxy."""
+    def let_in_as_administrator(self, security_group: ec2.SecurityGroup, grantee: iam.Role) -> None:
+        """Lets both connect to the cluster itself, past a proxy, as the master user; it may need a token."""
+        users = user_arns(
+            cdk.Stack.of(grantee), self.fact(cdk.Stack.of(grantee), "resource"), [ADMINISTRATOR]
+        )
         security_group.connections.allow_to(self.security_group, ec2.Port.tcp(PORT), "the database")
+        grantee.add_to_policy(iam.PolicyStatement(actions=["rds-db:connect"], resources=users))
 
     def _parameter_name(self, name: Fact) -> str:
         return f"{PREFIX}/{self.settings.id}/database/{name}"
@@ -207,6 +211,7 @@ class DatabaseStack(InstanceStack):
         assert cluster.secret is not None  # noqa: S101
         facts: dict[Fact, str] = {
             "cluster": cluster.cluster_identifier,
+            "resource": cluster.cluster_resource_identifier,
             "endpoint": cluster.cluster_endpoint.hostname,
             "host": cluster.cluster_endpoint.hostname if proxy is None else proxy.endpoint,
             "login": cluster.cluster_resource_identifier if proxy is None else proxy.resource_id,

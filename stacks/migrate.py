@@ -2,8 +2,9 @@
 
 Two lambdas are the custom resource, as CloudFormation resolves no secrets for one: the first, outside of the
 VPC, reads the login of the master user, and hands the event with it to the second, which migrates and answers
-to CloudFormation through the S3 endpoint, so that the VPC needs no way to other AWS services. A database that
-is restored adopts the object store there, so it may read and write the instance's objects.
+to CloudFormation through the S3 endpoint, so that the VPC needs no way to other AWS services. It may log in
+as the master user with a token, too: RDS may refuse the password once there are members of `rds_iam`. A
+database that is restored adopts the object store there, so it may read and write the instance's objects.
 """
 
 from __future__ import annotations
@@ -68,13 +69,10 @@ class MigrateStack(InstanceStack):
             ),
             placement=foundation.network.placement,
         )
-        # one that comes again after CloudFormation rolled back would give the store to the wrong database
-        lambda_.function.configure_async_invoke(
-            retry_attempts=0, max_event_age=cdk.Duration.seconds(TIMEOUT_SECONDS)
-        )
+        _once(lambda_)
         assert lambda_.security_group is not None  # noqa: S101
         let_out_to_s3(lambda_.security_group)
-        foundation.database.let_in_directly(lambda_.security_group)
+        foundation.database.let_in_as_administrator(lambda_.security_group, lambda_.role)
         foundation.storage.allow_objects(lambda_.role, ["s3:GetObject", "s3:PutObject"])
         foundation.storage.allow_deletion(
             lambda_.role, "owner/now"
@@ -104,4 +102,13 @@ class MigrateStack(InstanceStack):
             {"StringEquals": {"kms:ViaService": f"secretsmanager.{self.region}.{self.url_suffix}"}},
         )
         begin.allow(["lambda:InvokeFunction"], [migrating.function.function_arn])
+        begin.allow(["cloudformation:DescribeStacks"], [self.stack_id])
+        _once(begin)
         return begin
+
+
+def _once(function: Function) -> None:
+    """One that comes again after CloudFormation rolled back would give the store to the wrong database."""
+    function.function.configure_async_invoke(
+        retry_attempts=0, max_event_age=cdk.Duration.seconds(TIMEOUT_SECONDS)
+    )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import boto3
 from botocore.stub import Stubber
+
+STACK = "arn:stack"
 
 
 class CloudFormation:
@@ -48,22 +51,47 @@ class CloudFormation:
         return self.answers[0]
 
 
+def migration(url: str, **properties: str) -> dict[str, Any]:
+    """The event of a migration's creation, answered at `url`."""
+    return {
+        "RequestType": "Create",
+        "ResponseURL": url,
+        "StackId": STACK,
+        "RequestId": "request",
+        "LogicalResourceId": "Migration",
+        "ResourceProperties": {
+            "ServiceToken": "arn:lambda",
+            "Host": "localhost",
+            "Database": "dormouse",
+            "User": "master",
+            "Migrations": "c2",
+            "DeployPaused": "false",
+            **properties,
+        },
+    }
+
+
 class Aws:
-    """A session with Secrets Manager and Lambda as botocore knows them, and what was asked of them."""
+    """A session with the services that `begin` calls, as botocore knows them, and what was handed over."""
 
     def __init__(self) -> None:
         self.handed: list[dict[str, Any]] = []
         self._clients = {
             name: boto3.session.Session("key", "secret", region_name="eu-west-1").client(name)
-            for name in ("secretsmanager", "lambda")
+            for name in ("secretsmanager", "lambda", "cloudformation")
         }
-        self.secrets, self.lambdas = (Stubber(client) for client in self._clients.values())
+        self.secrets, self.lambdas, self.stacks = (Stubber(client) for client in self._clients.values())
         self._clients["lambda"].meta.events.register("before-parameter-build", self._take)
-        for stubber in (self.secrets, self.lambdas):
+        for stubber in (self.secrets, self.lambdas, self.stacks):
             stubber.activate()
 
     def client(self, name: str, **_: Any) -> Any:
         return self._clients[name]
+
+    def in_status(self, status: str) -> None:
+        """What the stack does when it is asked."""
+        stack = {"StackName": "migrate", "CreationTime": datetime.now(UTC), "StackStatus": status}
+        self.stacks.add_response("describe_stacks", {"Stacks": [stack]}, {"StackName": STACK})
 
     def _take(self, params: dict[str, Any], **_: Any) -> None:
         self.handed.append(json.loads(params["Payload"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import struct
 import threading
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -18,6 +19,8 @@ from cryptography.x509.oid import NameOID
 _VALID = timedelta(days=2)
 _SSL_REQUEST = bytes.fromhex("0000000804d2162f")
 _CHUNK_BYTES = 1 << 16
+_MESSAGE_BYTES_MAX = 1 << 16
+_INVALID_AUTHORIZATION = "28000"
 
 
 class CertificateAuthority:
@@ -142,3 +145,52 @@ async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
     while chunk := await source.read(_CHUNK_BYTES):
         target.write(chunk)
         await target.drain()
+
+
+class AskingFront(TlsFront):
+    """Asks for the password itself, in clear, as RDS does for tokens; then the server's socket trusts it."""
+
+    def __init__(self, certificate: Path, key: Path, socket_path: str) -> None:
+        super().__init__(certificate, key, 0)
+        self._socket_path = socket_path
+
+    def _refusal(self, user: str, password: str) -> str | None:
+        """Why the user is not let in with it, in a thread of its own."""
+        raise NotImplementedError
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        greeting = await _message(reader)
+        if user := _user(greeting):
+            writer.write(b"R" + struct.pack("!ii", 8, 3))
+            await writer.drain()
+            await reader.readexactly(1)
+            password = (await _message(reader))[4:].rstrip(b"\0").decode()
+            refusal = await asyncio.to_thread(self._refusal, user, password)
+            if refusal is not None:
+                writer.write(_error(refusal))
+                await writer.drain()
+                return
+        from_server, to_server = await asyncio.open_unix_connection(self._socket_path)
+        to_server.write(greeting)
+        await joined((reader, writer), (from_server, to_server))
+
+
+async def _message(reader: asyncio.StreamReader) -> bytes:
+    """With its length, without its type."""
+    head = await reader.readexactly(4)
+    (length,) = struct.unpack("!i", head)
+    if not len(head) <= length <= _MESSAGE_BYTES_MAX:
+        raise EOFError
+    return head + await reader.readexactly(length - len(head))
+
+
+def _user(greeting: bytes) -> str | None:
+    """None for a request to cancel a query."""
+    words = greeting[8:].split(b"\0")
+    values = dict(zip(words[::2], words[1::2], strict=False))
+    return values[b"user"].decode() if b"user" in values else None
+
+
+def _error(message: str) -> bytes:
+    fields = f"SFATAL\0VFATAL\0C{_INVALID_AUTHORIZATION}\0M{message}\0\0".encode()
+    return b"E" + struct.pack("!i", 4 + len(fields)) + fields

@@ -29,6 +29,9 @@ _DIAGNOSIS_SECONDS_MAX = 5.0
 _CONNECTED = "00000"
 _CROWDED = ("53300", _CONNECTED)
 _RESTARTING = ("57P01", "57P02", "57P03")
+_INVALID_AUTHORIZATION = "28"
+"""The class of the SQLSTATEs of a refused login, whether by pg_hba.conf, password or PAM."""
+
 _ERROR_RESPONSE = re.compile(
     rb'^B\t[^\t]*\tErrorResponse\t S "[^"]*" V "[^"]*" C "([0-9A-Z]{5})"', re.MULTILINE
 )
@@ -72,11 +75,15 @@ class Unavailable(InstanceError):
         return InstanceError(f"{self} (for {seconds:g} s)")
 
 
+class LoginRefused(InstanceError):
+    """The server lets nobody in with this user and password."""
+
+
 def connect(conninfo: str, *, reached_before: bool = False) -> Connection:
     """A connection in autocommit mode.
 
     Raises Unavailable when the server has too many connections, starts, stops, or, if it was reached before,
-    does not answer; else InstanceError. Each is one line that never has the password.
+    does not answer; LoginRefused; else InstanceError. Each is one line that never has the password.
     """
     conninfo = with_token(conninfo)
     try:
@@ -88,7 +95,8 @@ def connect(conninfo: str, *, reached_before: bool = False) -> Connection:
             raise Unavailable(message, conninfo, crowded=True) from None
         if state in _RESTARTING or (state is None and reached_before):
             raise Unavailable(message, conninfo) from None
-        raise InstanceError(message) from None
+        refused = state is not None and state.startswith(_INVALID_AUTHORIZATION)
+        raise (LoginRefused if refused else InstanceError)(message) from None
     if conn.info.server_version < POSTGRES_VERSION_MIN:
         version = conn.info.server_version // 10000
         conn.close()

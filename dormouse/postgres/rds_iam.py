@@ -44,6 +44,11 @@ def to_conninfo(dsn: str) -> str:
     return make_conninfo(plain, password=_PLACEHOLDER + region + _BY_PROXY * by_proxy)
 
 
+def by_token(conninfo: str, region: str) -> str:
+    """The connection string with tokens in place of its password."""
+    return make_conninfo(conninfo, password=_PLACEHOLDER + region)
+
+
 def with_token(conninfo: str) -> str:
     """The connection string to connect with now; raises InstanceError without AWS credentials."""
     if _PLACEHOLDER not in conninfo:

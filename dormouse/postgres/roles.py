@@ -3,7 +3,8 @@
 `dormouse_schema` owns the schema and all in it, and no user logs in as it. `dormouse_owner` acts as it from
 login on, to make, convert and drop tables; `dormouse_run` reads and writes rows; `dormouse_read` reads them.
 The three log in with IAM where there is `rds_iam`. The user that migrates acts as `dormouse_schema` too, and
-must be no member of the three: a member of a member of `rds_iam` cannot log in with a password any more.
+is granted none of the three. Since PostgreSQL 16 it is their member all the same, as it made them, and RDS
+may refuse the password of a member of a member of `rds_iam`: its next login may need a token.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What stands for Aurora: the embedded PostgreSQL behind TLS, with tokens as RDS has them.
 
-Who is a member of `rds_iam` gives a token, which the emulator checks with its signature and the caller's
-right to `rds-db:connect`; the master user, as on RDS no superuser, gives its password. While the cluster is
-stopped nobody gets in.
+A member of `rds_iam` gives a token, which the emulator checks with its signature and the caller's right to
+`rds-db:connect`; the master user, as on RDS no superuser, gives its password until it has made members of
+`rds_iam`, which makes it one. While the cluster is stopped nobody gets in.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import json
 import random
 import socket
-import struct
 import threading
 import urllib.request
 from collections.abc import Mapping
@@ -25,14 +24,24 @@ from psycopg import sql
 
 from dormouse.embedded.postgres import EmbeddedPostgres
 from tests.deploy_local.processes import RunFailed
-from tests.tls import CertificateAuthority, TlsFront, joined
+from tests.tls import AskingFront, CertificateAuthority
 
 PORT = 5433
 """As stacks/database.py has it: the DSN of the lambdas has the port of the cluster."""
 
 ADDRESSES_TRIED_MAX = 50
-_MESSAGE_BYTES_MAX = 1 << 16
-_INVALID_AUTHORIZATION = "28000"
+
+# As `+rds_iam` in pg_hba.conf: whatever the membership is for, as that of the master user in roles it made.
+# All but what lets the master user grant it, which on RDS makes it no member.
+_MEMBER = """
+with recursive role as (
+    select oid from pg_roles where rolname = %s and not rolsuper
+    union
+    select m.roleid from role join pg_auth_members m on m.member = role.oid
+    where m.roleid <> 'rds_superuser'::regrole
+)
+select from role where oid = 'rds_iam'::regrole
+"""
 
 
 class Database:
@@ -85,12 +94,11 @@ class Database:
             self._server.stop()
 
 
-class _Front(TlsFront):
+class _Front(AskingFront):
     def __init__(self, certificate: Path, key: Path, dsn: str, control: str, host: str) -> None:
-        super().__init__(certificate, key, 0)
+        super().__init__(certificate, key, f"{psycopg.conninfo.conninfo_to_dict(dsn)['host']}/.s.PGSQL.5432")
         self._host = host
         self._dsn = dsn
-        self._socket = f"{psycopg.conninfo.conninfo_to_dict(dsn)['host']}/.s.PGSQL.5432"
         self._control = control
         self._prepared = threading.Lock()
         self.refusals: list[str] = []
@@ -98,32 +106,18 @@ class _Front(TlsFront):
     async def _listen(self) -> asyncio.Server:
         return await asyncio.start_server(self._serve, self._host, PORT)
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        greeting = await _message(reader)
-        if user := _user(greeting):
-            refusal = await self._refusal(user, reader, writer)
-            if refusal:
-                self.refusals.append(refusal)
-                writer.write(_error(refusal))
-                await writer.drain()
-                return
-        from_server, to_server = await asyncio.open_unix_connection(self._socket)
-        to_server.write(greeting)
-        await joined((reader, writer), (from_server, to_server))
+    def _refusal(self, user: str, password: str) -> str | None:
+        why = self._why_not(user, password)
+        if why is not None:
+            self.refusals.append(why)
+        return why
 
-    async def _refusal(
-        self, user: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> str | None:
-        cluster = await asyncio.to_thread(ask, self._control, "/cluster")
+    def _why_not(self, user: str, password: str) -> str | None:
+        cluster = ask(self._control, "/cluster")
         if cluster["Status"] != "available":
             return f"the cluster is {cluster['Status']}"
-        by_token = await asyncio.to_thread(self._takes_tokens, user, cluster)
-        writer.write(b"R" + struct.pack("!ii", 8, 3))  # a password in clear, as RDS asks for tokens
-        await writer.drain()
-        await reader.readexactly(1)
-        password = (await _message(reader))[4:].rstrip(b"\0").decode()
-        if by_token:
-            answer = await asyncio.to_thread(ask, self._control, "/login", user=user, token=password)
+        if self._takes_tokens(user, cluster):
+            answer = ask(self._control, "/login", user=user, token=password)
             return f"{user}: {answer['refusal']}" if answer["refusal"] else None
         if (user, password) != (cluster["MasterUsername"], cluster["MasterUserPassword"]):
             return f"{user}: neither a member of rds_iam nor the master user with its password"
@@ -132,12 +126,7 @@ class _Front(TlsFront):
     def _takes_tokens(self, user: str, cluster: Mapping[str, Any]) -> bool:
         with self._prepared, psycopg.connect(self._dsn, autocommit=True) as conn:
             _prepare(conn, cluster)
-            found = conn.execute(
-                "select pg_has_role(rolname, 'rds_iam', 'member') and rolname <> %s"
-                " from pg_roles where rolname = %s and not rolsuper",
-                [cluster["MasterUsername"], user],
-            ).fetchone()
-        return bool(found and found[0])
+            return conn.execute(_MEMBER, [user]).fetchone() is not None
 
 
 def free_address(port: int) -> str:
@@ -174,24 +163,3 @@ def ask(control: str, path: str, **given: Any) -> dict[str, Any]:
     with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
         found: dict[str, Any] = json.load(answer)
     return found
-
-
-async def _message(reader: asyncio.StreamReader) -> bytes:
-    """With its length, without its type."""
-    head = await reader.readexactly(4)
-    (length,) = struct.unpack("!i", head)
-    if not len(head) <= length <= _MESSAGE_BYTES_MAX:
-        raise EOFError
-    return head + await reader.readexactly(length - len(head))
-
-
-def _user(greeting: bytes) -> str | None:
-    """None for a request to cancel a query."""
-    words = greeting[8:].split(b"\0")
-    values = dict(zip(words[::2], words[1::2], strict=False))
-    return values[b"user"].decode() if b"user" in values else None
-
-
-def _error(message: str) -> bytes:
-    fields = f"SFATAL\0VFATAL\0C{_INVALID_AUTHORIZATION}\0M{message}\0\0".encode()
-    return b"E" + struct.pack("!i", 4 + len(fields)) + fields

@@ -157,37 +157,6 @@ def test_commits_delete_their_requests_and_no_data(assembly: Assembly) -> None:
     assert deleted == {f"/data/{OBJECT_PREFIX}*", f"/data/{NOW}/*"}
 
 
-def test_custom_resources_have_no_secrets(assembly: Assembly) -> None:
-    """CloudFormation resolves none for them: the lambda would get the reference itself as the password."""
-    customs = [one for one in assembly.resources() if one.type.startswith("Custom::")]
-    assert customs
-    for one in customs:
-        assert "{{resolve:" not in json.dumps(one.properties), str(one)
-
-
-def test_who_reads_the_login_of_the_master_user_may_do_nothing_else(assembly: Assembly) -> None:
-    [begin] = [
-        one
-        for one in assembly.resources("AWS::Lambda::Function")
-        if one.properties["Handler"] == GETS_THE_LOGIN
-    ]
-    [role] = [begin.properties["Role"]["Fn::GetAtt"][0]]
-    actions = {
-        action: json.dumps(statement)
-        for policy in assembly.resources("AWS::IAM::Policy")
-        if policy.stack == "migrate" and {"Ref": role} in policy.properties["Roles"]
-        for statement in policy.properties["PolicyDocument"]["Statement"]
-        for action in listed(statement["Action"])
-    }
-    assert actions.keys() == {
-        "kms:Decrypt", "lambda:InvokeFunction", "logs:CreateLogStream", "logs:PutLogEvents",
-        "secretsmanager:GetSecretValue", "xray:PutTelemetryRecords", "xray:PutTraceSegments",
-    }  # fmt: skip
-    assert "MigrateFunction" in actions["lambda:InvokeFunction"]
-    assert "databasesecret" in actions["secretsmanager:GetSecretValue"]
-    assert "kms:ViaService" in actions["kms:Decrypt"]
-
-
 def test_database_lambdas_may_log_in_as_one_role(assembly: Assembly) -> None:
     for policy in assembly.resources("AWS::IAM::Policy"):
         arns = [
@@ -394,8 +363,3 @@ def test_the_helpers_find_statements() -> None:
     document = {"PolicyDocument": {"Statement": [{"Effect": "Allow", "Action": "s3:*"}]}}
     resource = Resource("storage", "Policy", "AWS::IAM::Policy", document, {})
     assert [where for where, _ in documents(str(resource), document)] == ["storage/Policy/PolicyDocument"]
-
-
-def test_a_migration_is_not_tried_again_behind_the_back_of_cloudformation(assembly: Assembly) -> None:
-    [config] = [one for one in assembly.resources("AWS::Lambda::EventInvokeConfig") if one.stack == "migrate"]
-    assert config.properties["MaximumRetryAttempts"] == 0

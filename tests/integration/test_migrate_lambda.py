@@ -27,7 +27,7 @@ from lambdas import migrate
 from lambdas.migrate import PHYSICAL_ID, begin, handler
 from lambdas.services import MARGIN_SECONDS
 from tests.aws_lambda import Context, lambda_service
-from tests.cloudformation import Aws, CloudFormation
+from tests.cloudformation import Aws, CloudFormation, migration
 from tests.tls import CertificateAuthority, TlsFront
 
 PASSWORD = "s3cret-of-the-master"  # noqa: S105
@@ -82,23 +82,7 @@ def cloudformation(
 
 @pytest.fixture
 def event(cloudformation: CloudFormation, server: tuple[str, int], dsn: str) -> dict[str, Any]:
-    return {
-        "RequestType": "Create",
-        "ResponseURL": cloudformation.url,
-        "StackId": "arn:stack",
-        "RequestId": "request",
-        "LogicalResourceId": "Migration",
-        "ResourceProperties": {
-            "ServiceToken": "arn:lambda",
-            "Host": "localhost",
-            "Port": str(server[1]),
-            "Database": "dormouse",
-            "User": "master",
-            "Password": PASSWORD,
-            "Migrations": NEW,
-            "DeployPaused": "false",
-        },
-    }
+    return migration(cloudformation.url, Port=str(server[1]), Password=PASSWORD, Migrations=NEW)
 
 
 def updated(event: dict[str, Any], *, migrations: str = NEW, **changes: str) -> dict[str, Any]:
@@ -287,7 +271,7 @@ def test_a_server_that_amazon_did_not_certify_is_not_spoken_to(
 def test_a_sleeping_database_is_not_woken_for_nothing(
     event: dict[str, Any], cloudformation: CloudFormation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(migrate, "connections", None)
+    monkeypatch.setattr(migrate, "connected", None)
     handler(updated(event, DeployPaused="true"), Context())
     assert cloudformation.answer["Data"] == {"Result": "nothing to migrate"}
 
@@ -356,6 +340,7 @@ def test_the_login_comes_from_the_secret(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws, dsn: str
 ) -> None:
     login = json.dumps({"username": "master", "password": PASSWORD})
+    aws.in_status("CREATE_IN_PROGRESS")
     aws.secrets.add_response("get_secret_value", {"SecretString": login}, {"SecretId": SECRET})
     given = {"FunctionName": FUNCTION, "InvocationType": "Event", "Payload": ANY}
     aws.lambdas.add_response("invoke", {"StatusCode": 202}, given)
@@ -369,6 +354,7 @@ def test_the_login_comes_from_the_secret(
 def test_a_secret_that_may_not_be_read_fails_the_deployment(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
 ) -> None:
+    aws.in_status("UPDATE_IN_PROGRESS")
     aws.secrets.add_client_error("get_secret_value", "AccessDeniedException", "no")
     begin(of_cloudformation(event), Context())
     assert cloudformation.answer["Status"] == "FAILED"
@@ -379,8 +365,39 @@ def test_a_secret_that_may_not_be_read_fails_the_deployment(
 def test_a_resource_without_a_secret_is_refused(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
 ) -> None:
+    aws.in_status("CREATE_IN_PROGRESS")
     begin(event, Context())
     assert cloudformation.answer["Reason"] == "the resource has no Secret"
+
+
+def test_a_rollback_to_older_code_succeeds_and_says_what_the_database_is(
+    event: dict[str, Any], cloudformation: CloudFormation, aws: Aws, dsn: str
+) -> None:
+    """Or the stack would end in UPDATE_ROLLBACK_FAILED; the newer schema serves the older code."""
+    handler(event, Context())
+    with psycopg.connect(dsn) as conn:
+        conn.execute("insert into dormouse.migration values (999, 'of_tomorrow', 'x')")
+    login = json.dumps({"username": "master", "password": PASSWORD})
+    aws.in_status("UPDATE_ROLLBACK_IN_PROGRESS")
+    aws.secrets.add_response("get_secret_value", {"SecretString": login}, {"SecretId": SECRET})
+    given = {"FunctionName": FUNCTION, "InvocationType": "Event", "Payload": ANY}
+    aws.lambdas.add_response("invoke", {"StatusCode": 202}, given)
+    begin(of_cloudformation(updated(event, migrations="c9")), Context())
+    handler(aws.handed[0], Context())
+    answer = cloudformation.answers[1]
+    assert answer["Status"] == "SUCCESS"
+    left = "rolled back, and the database is left as it is: the database has migration 0999_of_tomorrow,"
+    assert answer["Data"]["Result"].startswith(left)
+
+
+def test_what_fails_in_a_rollback_is_no_failure(
+    event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
+) -> None:
+    aws.in_status("UPDATE_ROLLBACK_IN_PROGRESS")
+    aws.secrets.add_client_error("get_secret_value", "AccessDeniedException", "no")
+    begin(of_cloudformation(event), Context())
+    assert cloudformation.answer["Status"] == "SUCCESS"
+    assert "no right to secretsmanager:GetSecretValue" in cloudformation.answer["Data"]["Result"]
 
 
 def test_delete_needs_no_secret(event: dict[str, Any], cloudformation: CloudFormation, aws: Aws) -> None:

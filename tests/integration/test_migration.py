@@ -106,8 +106,8 @@ def test_many_at_once_apply_each_migration_once(database: str) -> None:
     assert owners(database) == {SCHEMA_ROLE}
 
 
-def test_all_log_in_with_iam_and_the_administrator_still_with_its_password(database: str) -> None:
-    """Of a member of a member of rds_iam, RDS takes no password; to have made a role is no membership."""
+def test_all_are_members_of_rds_iam_and_the_administrator_is_granted_none(database: str) -> None:
+    """For what it may do; for what RDS may make of its having made the roles, see test_migrate_login.py."""
     bring_up_to_date(database)
     members = "select pg_has_role(%s, 'rds_iam', 'usage') or pg_has_role(%s, 'rds_iam', 'set')"
     with psycopg.connect(database) as conn:

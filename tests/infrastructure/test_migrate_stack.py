@@ -1,0 +1,47 @@
+"""The stack of migrations: who may log in as the master user, and how often an event comes."""
+
+from __future__ import annotations
+
+import json
+
+from tests.assembly import Assembly
+from tests.template import allowed
+
+
+def test_custom_resources_have_no_secrets(assembly: Assembly) -> None:
+    """CloudFormation resolves none for them: the lambda would get the reference itself as the password."""
+    customs = [one for one in assembly.resources() if one.type.startswith("Custom::")]
+    assert customs
+    for one in customs:
+        assert "{{resolve:" not in json.dumps(one.properties), str(one)
+
+
+def test_who_reads_the_login_of_the_master_user_may_do_nothing_else(assembly: Assembly) -> None:
+    rights = {action: where for action, where, _ in allowed(assembly, "migrate", "BeginRole")}
+    assert rights.keys() == {
+        "cloudformation:DescribeStacks", "kms:Decrypt", "lambda:InvokeFunction", "logs:CreateLogStream",
+        "logs:PutLogEvents", "secretsmanager:GetSecretValue", "xray:PutTelemetryRecords",
+        "xray:PutTraceSegments",
+    }  # fmt: skip
+    assert rights["cloudformation:DescribeStacks"] == "StackId"
+    assert rights["lambda:InvokeFunction"].startswith("MigrateFunction")
+    assert "databasesecret" in rights["secretsmanager:GetSecretValue"]
+    begin = allowed(assembly, "migrate", "BeginRole")
+    decrypting = [condition for action, _, condition in begin if action == "kms:Decrypt"]
+    assert ["kms:ViaService" in json.dumps(one) for one in decrypting] == [True]
+
+
+def test_a_migration_is_not_tried_again_behind_the_back_of_cloudformation(assembly: Assembly) -> None:
+    """Neither of the two lambdas that its event comes to."""
+    configs = [one for one in assembly.resources("AWS::Lambda::EventInvokeConfig") if one.stack == "migrate"]
+    assert [one.properties["MaximumRetryAttempts"] for one in configs] == [0, 0]
+
+
+def test_migrations_may_log_in_as_the_master_user_with_a_token(assembly: Assembly) -> None:
+    """Whose password RDS may refuse once there are members of rds_iam: test_migrate_login.py."""
+    [users] = [
+        where
+        for action, where, _ in allowed(assembly, "migrate", "MigrateRole")
+        if action == "rds-db:connect"
+    ]
+    assert users.endswith("/dormouse_admin")
