@@ -13,21 +13,9 @@ from syrupy.assertion import SnapshotAssertion
 from syrupy.extensions.json import JSONSnapshotExtension
 
 from tests.assembly import CONFIGURATIONS, Assembly, check
+from tests.infrastructure.released import STATEFUL
 
 FROZEN = Path(__file__).parent / "frozen"
-STATEFUL = {
-    "AWS::EC2::Subnet",
-    "AWS::EC2::VPC",
-    "AWS::KMS::Key",
-    "AWS::RDS::DBCluster",
-    "AWS::RDS::DBInstance",
-    "AWS::Route53::HostedZone",
-    "AWS::S3::Bucket",
-    "AWS::SNS::Topic",
-    "AWS::SQS::Queue",
-    "AWS::SSM::Parameter",
-    "AWS::SecretsManager::Secret",
-}
 HASH = re.compile(r"[0-9a-f]{64}")
 All = Callable[[str], Assembly]
 

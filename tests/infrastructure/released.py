@@ -1,0 +1,108 @@
+"""What must stay of the last release's templates: `python -m tests.infrastructure.released` at each release.
+
+`frozen/released.json` has, of each resource that holds something, the properties that CloudFormation cannot
+change without another resource in its place; and those of the resources that these refer to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+STATEFUL = {
+    "AWS::EC2::Subnet",
+    "AWS::EC2::VPC",
+    "AWS::KMS::Key",
+    "AWS::RDS::DBCluster",
+    "AWS::RDS::DBInstance",
+    "AWS::Route53::HostedZone",
+    "AWS::S3::Bucket",
+    "AWS::SNS::Topic",
+    "AWS::SQS::Queue",
+    "AWS::SSM::Parameter",
+    "AWS::SecretsManager::Secret",
+}
+CHANGED_IN_PLACE = {
+    "AWS::RDS::DBInstance": {
+        "AutoMinorVersionUpgrade",
+        "BackupRetentionPeriod",
+        "DBParameterGroupName",
+        "MultiAZ",
+        "PreferredMaintenanceWindow",
+    }
+}
+"""What the schema calls a replacement on some conditions, of which none is ours: the cluster's instances."""
+
+CONFIGURATIONS = ("dev", "minimal", "prod")
+FILE = Path(__file__).parent / "frozen/released.json"
+SNAPSHOTS = Path(__file__).parent / "__snapshots__/test_templates"
+Held = dict[str, dict[str, Any]]
+"""By stack and logical id: its type, and the properties that must stay."""
+
+
+def held(templates: Mapping[str, Any]) -> Held:
+    """What a change of the templates must leave; not the facts, which each deploy reads anew."""
+    found: Held = {}
+    for stack, template in templates.items():
+        resources = template.get("Resources", {})
+        left = [name for name, body in resources.items() if body["Type"] in STATEFUL and name[:5] != "Facts"]
+        while left:
+            name = left.pop()
+            if f"{stack}/{name}" in found:
+                continue
+            body = resources[name]
+            given = body.get("Properties", {})
+            fixed = {key: given[key] for key in _fixed(body["Type"]) & given.keys()}
+            found[f"{stack}/{name}"] = {"Type": body["Type"], **dict(sorted(fixed.items()))}
+            left += [one for one in _references(fixed) if one in resources]
+    return dict(sorted(found.items()))
+
+
+def replaced(before: Held, after: Held) -> list[str]:
+    """A line for each resource that another takes the place of, or none."""
+    lines = [f"{name} is gone" for name in before.keys() - after.keys()]
+    for name in before.keys() & after.keys():
+        was, now = before[name], after[name]
+        lines += [f"{name}: {key}" for key in was.keys() | now.keys() if was.get(key) != now.get(key)]
+    return sorted(lines)
+
+
+def _fixed(kind: str) -> set[str]:
+    """Properties whose change is a replacement, by AWS's schemas as cfn-lint has them."""
+    from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
+
+    if "::" not in kind or kind.startswith("Custom::"):
+        return set()
+    schema = PROVIDER_SCHEMA_MANAGER.get_resource_schema("us-east-1", kind).schema
+    keys = ("createOnlyProperties", "conditionalCreateOnlyProperties")
+    paths = [path for key in keys for path in schema.get(key) or ()]
+    return {path.split("/")[2] for path in paths} - CHANGED_IN_PLACE.get(kind, set())
+
+
+def _references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(name := value.get("Ref"), str):
+            yield name
+        elif isinstance(pair := value.get("Fn::GetAtt"), list):
+            yield str(pair[0])
+        value = list(value.values())
+    if isinstance(value, list):
+        for one in value:
+            yield from _references(one)
+
+
+def main() -> None:
+    """Writes the file from the snapshots, which are the templates as they were reviewed."""
+    name = "test_the_templates_are_as_reviewed[{}].json"
+    templates = {one: json.loads((SNAPSHOTS / name.format(one)).read_text("utf-8")) for one in CONFIGURATIONS}
+    texts = []
+    for one, template in templates.items():
+        lines = [f'  "{key}": {json.dumps(fixed)}' for key, fixed in held(template).items()]
+        texts.append(f' "{one}": {{\n' + ",\n".join(lines) + "\n }")
+    FILE.write_text("{\n" + ",\n".join(texts) + "\n}\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

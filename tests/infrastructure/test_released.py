@@ -1,0 +1,62 @@
+"""An upgrade from the last release keeps every resource that holds something."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.assembly import Assembly
+from tests.infrastructure.released import CONFIGURATIONS, FILE, STATEFUL, held, replaced
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_an_upgrade_replaces_nothing_that_holds_data(
+    name: str, synthesized: Callable[[str], Assembly]
+) -> None:
+    """What must be replaced all the same is said in CHANGELOG.md, and mended in the file by hand."""
+    before = json.loads(FILE.read_text("utf-8"))[name]
+    assert {one["Type"] for one in before.values()} >= STATEFUL - {
+        "AWS::Route53::HostedZone", "AWS::SNS::Topic", "AWS::SecretsManager::Secret",
+    }  # fmt: skip
+    assert replaced(before, held(synthesized(name).templates)) == []
+
+
+@pytest.mark.parametrize(
+    ("stack", "kind", "change", "found"),
+    [
+        ("network", "AWS::EC2::VPC", {"CidrBlock": "10.0.0.0/16"}, ["CidrBlock"]),
+        ("database", "AWS::RDS::DBCluster", {"DatabaseName": "other", "Port": 1}, ["DatabaseName"]),
+        ("database", "AWS::RDS::DBCluster", {"KmsKeyId": {"Ref": "OtherKey"}}, ["KmsKeyId"]),
+        ("database", "AWS::RDS::DBCluster", {"MasterUsername": "other"}, ["MasterUsername"]),
+        ("database", "AWS::RDS::DBCluster", {"BackupRetentionPeriod": 1, "EngineVersion": "17.9"}, []),
+        ("database", "AWS::RDS::DBInstance", {"AutoMinorVersionUpgrade": None}, []),
+        ("database", "AWS::RDS::DBSubnetGroup", {"DBSubnetGroupName": "named"}, ["DBSubnetGroupName"]),
+        ("commit", "AWS::SQS::Queue", {"QueueName": "named"}, ["QueueName"]),
+        ("storage", "AWS::S3::Bucket", {"BucketName": "named", "Tags": []}, ["BucketName"]),
+    ],
+)
+def test_a_replacement_is_found(
+    stack: str, kind: str, change: dict[str, Any], found: list[str], synthesized: Callable[[str], Assembly]
+) -> None:
+    """Also of what a cluster refers to by a property that cannot be changed."""
+    templates = json.loads(json.dumps(synthesized("minimal").templates))
+    before = held(templates)
+    resources = templates[stack]["Resources"]
+    name = next(name for name, body in resources.items() if body["Type"] == kind)
+    resources[name]["Properties"] |= change
+    assert replaced(before, held(templates)) == [f"{stack}/{name}: {key}" for key in found]
+
+
+def test_what_is_gone_or_of_another_type_is_found(synthesized: Callable[[str], Assembly]) -> None:
+    templates = json.loads(json.dumps(synthesized("minimal").templates))
+    before = held(templates)
+    keys = [
+        name for name, body in templates["storage"]["Resources"].items() if body["Type"] == "AWS::KMS::Key"
+    ]
+    templates["storage"]["Resources"][f"{keys[0]}2"] = templates["storage"]["Resources"].pop(keys[0])
+    queues = [name for name in before if before[name]["Type"] == "AWS::SQS::Queue"]
+    templates["commit"]["Resources"][queues[0].removeprefix("commit/")]["Type"] = "AWS::SNS::Topic"
+    assert replaced(before, held(templates)) == [f"{queues[0]}: Type", f"storage/{keys[0]} is gone"]
