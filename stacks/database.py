@@ -8,7 +8,6 @@ import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
-from aws_cdk import aws_logs as logs
 from aws_cdk import aws_rds as rds
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
@@ -17,7 +16,7 @@ from dormouse.settings.deployment import DeploymentSettings, ServerlessDatabase
 from dormouse.settings.resources import PREFIX, DatabaseResources
 from stacks.acknowledge import acknowledge
 from stacks.constructs.database_proxy import DatabaseProxy, user_arns
-from stacks.constructs.retention import retention
+from stacks.constructs.log_group import log_group
 from stacks.constructs.security_group import closed_group
 from stacks.instance_stack import InstanceStack
 from stacks.network import NetworkStack
@@ -179,32 +178,29 @@ class DatabaseStack(InstanceStack):
             resource.add_property_deletion_override(name)
 
     def _instance(self, name: str) -> rds.IClusterInstance:
-        # An upgrade behind the back of the settings would be undone by the next deploy, which fails.
+        # CloudFormation asks for a version when the settings' changes: what AWS has upgraded stays so.
         settings = self.settings.database
         if isinstance(settings, ServerlessDatabase):
-            # A reader that takes over must have the size of the writer.
             return rds.ClusterInstance.serverless_v2(
-                name, scale_with_writer=True, auto_minor_version_upgrade=False, publicly_accessible=False
+                name,
+                scale_with_writer=True,  # a reader that takes over must have the size of the writer
+                auto_minor_version_upgrade=settings.minor_upgrades,
+                publicly_accessible=False,
             )
         return rds.ClusterInstance.provisioned(
             name,
             instance_type=ec2.InstanceType(settings.instance_class),
-            auto_minor_version_upgrade=False,
+            auto_minor_version_upgrade=settings.minor_upgrades,
             publicly_accessible=False,
         )
 
     def _keep_logs(self) -> None:
         """The log group that RDS would make, never to expire, when an instance begins to write."""
-        log_group = logs.LogGroup(
-            self,
-            "Logs",
-            log_group_name=f"/aws/rds/cluster/{self.cluster.cluster_identifier}/postgresql",
-            retention=retention(self.settings.database.log_days),
-            removal_policy=cdk.RemovalPolicy.DESTROY,
-        )
+        name = f"/aws/rds/cluster/{self.cluster.cluster_identifier}/postgresql"
+        logs = log_group(self, "Logs", days=self.settings.database.log_days, name=name)
         for child in self.cluster.node.find_all():
             if isinstance(child, rds.CfnDBInstance):
-                child.node.add_dependency(log_group)
+                child.node.add_dependency(logs)
 
     def _tell(self) -> None:
         cluster, proxy = self.cluster, self.proxy

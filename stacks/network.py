@@ -5,13 +5,13 @@ from __future__ import annotations
 import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
-from aws_cdk import aws_logs as logs
 from constructs import Construct
 
 from dormouse.settings.deployment import ZONES_MAX, DeploymentSettings, NetworkSettings
 from stacks.acknowledge import acknowledge
 from stacks.constructs.function import Placement
-from stacks.constructs.retention import retention
+from stacks.constructs.log_group import log_group
+from stacks.constructs.service_role import service_role
 from stacks.instance_stack import InstanceStack
 
 OBJECT_ACTIONS = [
@@ -71,13 +71,10 @@ class NetworkStack(InstanceStack):
         )
         if network.availability_zones:
             acknowledge(vpc, "CloudFormation-Validate::W3010", "these zones are those of the settings")
-        flow_log = logs.LogGroup(
-            self,
-            "FlowLogs",
-            retention=retention(network.flow_log_days),
-            removal_policy=cdk.RemovalPolicy.DESTROY,
-        )
-        vpc.add_flow_log("FlowLog", destination=ec2.FlowLogDestination.to_cloud_watch_logs(flow_log))
+        flow_log = log_group(self, "FlowLogs", days=network.flow_log_days)
+        flows = self.format_arn(service="ec2", resource="vpc-flow-log", resource_name="*")
+        writer = service_role(self, "FlowLogRole", "vpc-flow-logs", sources=flows)
+        vpc.add_flow_log("FlowLog", destination=ec2.FlowLogDestination.to_cloud_watch_logs(flow_log, writer))
         for value in (vpc.vpc_id, *(subnet.subnet_id for subnet in vpc.isolated_subnets)):
             self.export_value(value)
         return Placement(vpc, vpc.isolated_subnets)

@@ -130,7 +130,10 @@ class StorageSettings(Section):
 
 class _Database(Section):
     engine_version: Literal["17.4", "17.5", "17.6", "17.7", "17.9"] = setting("17.7")
-    """The version of Aurora PostgreSQL."""
+    """The version of Aurora PostgreSQL; a change must not go back behind what minor_upgrades have brought."""
+
+    minor_upgrades: bool = setting(True)
+    """Whether AWS upgrades it to later minor versions by itself, in the weekly window for maintenance."""
 
     backup_days: int = setting(7, ge=1, le=35)
     """How far back the database can be restored; deleted objects are kept as long."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_emrserverless as emrserverless
-from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from dormouse.settings.engines import EmrServerlessCompaction
@@ -13,6 +12,7 @@ from stacks.assets import Architecture
 from stacks.constructs.database_function import let_out_to_s3
 from stacks.constructs.emr_release import RELEASE
 from stacks.constructs.function import Function, Placement
+from stacks.constructs.service_role import service_role
 from stacks.constructs.wildcards import acknowledge_resources
 
 MEMORY_GB_PER_VCPU = 4
@@ -48,17 +48,8 @@ class EmrServerless(Construct):
         self.application_arn = (
             f"arn:{partition}:emr-serverless:{region}:{account}:/applications/{self.application_id}"
         )
-        self.role = iam.Role(
-            self,
-            "Role",
-            description="Runs on EMR Serverless",
-            assumed_by=iam.ServicePrincipal(
-                "emr-serverless.amazonaws.com",
-                conditions={
-                    "StringEquals": {"aws:SourceAccount": account},
-                    "ArnEquals": {"aws:SourceArn": self.application_arn},
-                },
-            ),
+        self.role = service_role(
+            self, "Role", "emr-serverless", sources=self.application_arn, description="Runs on EMR Serverless"
         )
 
     def allow_submit(self, function: Function) -> None:

@@ -10,14 +10,14 @@ import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
-from aws_cdk import aws_logs as logs
 from constructs import Construct
 
 from dormouse.settings.deployment import DeploymentSettings
 from stacks.acknowledge import acknowledge
+from stacks.constructs.log_group import log_group
 
 RUNTIME = lambda_.Runtime.PYTHON_3_13
-LOG_RETENTION = logs.RetentionDays.ONE_MONTH
+LOG_DAYS = 30
 METRICS_NAMESPACE = "Dormouse"
 ARCHITECTURES = {"arm64": lambda_.Architecture.ARM_64, "x86_64": lambda_.Architecture.X86_64}
 INTERFACE_ACTIONS = [
@@ -59,9 +59,7 @@ class Function(Construct):
     ) -> None:
         super().__init__(scope, construct_id)
         self.timeout = cdk.Duration.seconds(timeout_seconds)
-        self.log_group = logs.LogGroup(
-            self, "Logs", retention=LOG_RETENTION, removal_policy=cdk.RemovalPolicy.DESTROY
-        )
+        self.log_group = log_group(self, "Logs", days=LOG_DAYS)
         self.role = iam.Role(self, "Role", assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"))
         self.log_group.grant_write(self.role)
         self.security_group = self._placed(placement) if placement else None

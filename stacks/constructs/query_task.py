@@ -10,7 +10,6 @@ from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_ecr as ecr
 from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_iam as iam
-from aws_cdk import aws_logs as logs
 from aws_cdk import aws_secretsmanager as secretsmanager
 from constructs import Construct
 
@@ -18,7 +17,8 @@ from dormouse.settings.query import FREE_DISK_GB, QuerySettings
 from dormouse.settings.service import SERVICE_PREFIX
 from stacks.acknowledge import acknowledge
 from stacks.constructs.database_function import let_out_to_s3
-from stacks.constructs.retention import retention
+from stacks.constructs.log_group import log_group
+from stacks.constructs.service_role import service_role
 from stacks.database import READ_ROLE
 from stacks.foundation import Foundation
 
@@ -103,28 +103,11 @@ class QueryTask(Construct):
 
     def _role(self, name: str, description: str) -> iam.Role:
         stack = self._stack
-        return iam.Role(
-            self,
-            name,
-            description=description,
-            assumed_by=iam.ServicePrincipal(
-                "ecs-tasks.amazonaws.com",
-                conditions={
-                    "StringEquals": {"aws:SourceAccount": stack.account},
-                    "ArnLike": {
-                        "aws:SourceArn": f"arn:{stack.partition}:ecs:{stack.region}:{stack.account}:*"
-                    },
-                },
-            ),
-        )
+        tasks = f"arn:{stack.partition}:ecs:{stack.region}:{stack.account}:*"
+        return service_role(self, name, "ecs-tasks", sources=tasks, description=description)
 
     def _add_container(self) -> None:
-        log_group = logs.LogGroup(
-            self,
-            "Logs",
-            retention=retention(self._query.log_days),
-            removal_policy=cdk.RemovalPolicy.DESTROY,
-        )
+        logs = log_group(self, "Logs", days=self._query.log_days)
         limits = ecs.LinuxParameters(self, "Linux", init_process_enabled=False)
         limits.drop_capabilities(ecs.Capability.ALL)
         container = self.definition.add_container(
@@ -141,7 +124,7 @@ class QueryTask(Construct):
             secrets={f"{SERVICE_PREFIX}TOKEN": ecs.Secret.from_secrets_manager(self.token)},
             # A log that cannot be written must not stop what it tells of.
             logging=ecs.LogDriver.aws_logs(
-                stream_prefix="query", log_group=log_group, mode=ecs.AwsLogDriverMode.NON_BLOCKING
+                stream_prefix="query", log_group=logs, mode=ecs.AwsLogDriverMode.NON_BLOCKING
             ),
         )
         container.add_mount_points(

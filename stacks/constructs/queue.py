@@ -13,7 +13,11 @@ RECEIVE_WAIT = cdk.Duration.seconds(20)
 
 
 class Queue(Construct):
-    """A standard queue, encrypted with keys of SQS, TLS only."""
+    """A standard queue, encrypted with keys of SQS, TLS only.
+
+    No other queue may have it for its dead letters, which would come as if they had been sent to it. That of
+    its own dead letters cannot say the same of others, as neither could be made before the other then.
+    """
 
     def __init__(
         self,
@@ -40,5 +44,6 @@ class Queue(Construct):
             visibility_timeout=cdk.Duration.seconds(visibility_seconds),
             retention_period=cdk.Duration.days(retention_days),
             receive_message_wait_time=RECEIVE_WAIT,
+            redrive_allow_policy=sqs.RedriveAllowPolicy(redrive_permission=sqs.RedrivePermission.DENY_ALL),
             dead_letter_queue=sqs.DeadLetterQueue(max_receive_count=receives_max, queue=self.dead_letters),
         )

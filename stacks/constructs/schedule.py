@@ -9,6 +9,8 @@ from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
+from stacks.constructs.service_role import service_role
+
 RETRIES_MAX = 2
 
 
@@ -26,6 +28,8 @@ class Schedule(Construct):
         description: str,
     ) -> None:
         super().__init__(scope, construct_id)
+        stack = cdk.Stack.of(self)
+        rules = stack.format_arn(service="events", resource="rule", resource_name="*")
         age_max = cdk.Duration.minutes(every_minutes)
         self.rule = events.Rule(
             self,
@@ -34,7 +38,12 @@ class Schedule(Construct):
             enabled=enabled,
             schedule=events.Schedule.rate(cdk.Duration.minutes(every_minutes)),
             targets=[
-                targets.SfnStateMachine(target, retry_attempts=RETRIES_MAX, max_event_age=age_max)
+                targets.SfnStateMachine(
+                    target,
+                    role=service_role(self, "Role", "events", sources=rules),
+                    retry_attempts=RETRIES_MAX,
+                    max_event_age=age_max,
+                )
                 if isinstance(target, sfn.StateMachine)
                 else targets.LambdaFunction(target, retry_attempts=RETRIES_MAX, max_event_age=age_max)
             ],

@@ -18,13 +18,13 @@ from typing import Any
 import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
-from aws_cdk import aws_logs as logs
 from aws_cdk import aws_stepfunctions as sfn
 from aws_cdk import aws_stepfunctions_tasks as tasks
 from constructs import Construct
 
 from stacks.acknowledge import acknowledge
-from stacks.constructs.retention import retention
+from stacks.constructs.log_group import log_group
+from stacks.constructs.service_role import service_role
 
 FOLLOW_SECONDS_MIN = 30
 FOLLOWS_MAX = 2_000
@@ -90,12 +90,7 @@ class SparkRuns(Construct):
         super().__init__(scope, construct_id)
         self._run_minutes_max = run_minutes_max
         self._called: list[lambda_.IFunction] = []
-        log_group = logs.LogGroup(
-            self,
-            "Logs",
-            retention=retention(log_days),
-            removal_policy=cdk.RemovalPolicy.DESTROY,
-        )
+        logs = log_group(self, "Logs", days=log_days, name=self._log_name())
         definition = self._definition(create, functions)
         role = self._role()
         self.state_machine = sfn.StateMachine(
@@ -104,12 +99,18 @@ class SparkRuns(Construct):
             comment=f"Makes, submits and follows {what} on Spark",
             definition_body=sfn.DefinitionBody.from_chainable(definition),
             role=role.without_policy_updates(),
-            logs=sfn.LogOptions(destination=log_group, level=sfn.LogLevel.ALL, include_execution_data=True),
+            logs=sfn.LogOptions(destination=logs, level=sfn.LogLevel.ALL, include_execution_data=True),
             tracing_enabled=True,
             # A backstop only: a run that takes too long is cancelled and reported long before.
             timeout=cdk.Duration.minutes(2 * run_minutes_max + 60),
         )
         self.state_machine.node.add_dependency(role)
+
+    def _log_name(self) -> str:
+        """Below this prefix CloudWatch needs no policy for each; no other stack has the same, by the id."""
+        stack = cdk.Stack.of(self)
+        unique = cdk.Fn.select(2, cdk.Fn.split("/", stack.stack_id))
+        return f"/aws/vendedlogs/states/{stack.stack_name}-{unique}"
 
     def _definition(self, create: lambda_.IFunction, functions: RunFunctions) -> sfn.Pass:
         report = self._reporting(functions.report)
@@ -226,17 +227,7 @@ class SparkRuns(Construct):
             resource_name="*",
             arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
         )
-        role = iam.Role(
-            self,
-            "Role",
-            assumed_by=iam.ServicePrincipal(
-                "states.amazonaws.com",
-                conditions={
-                    "StringEquals": {"aws:SourceAccount": stack.account},
-                    "ArnLike": {"aws:SourceArn": machines},
-                },
-            ),
-        )
+        role = service_role(self, "Role", "states", sources=machines)
         functions = {function.function_arn: None for function in self._called}
         role.add_to_policy(iam.PolicyStatement(actions=["lambda:InvokeFunction"], resources=list(functions)))
         role.add_to_policy(iam.PolicyStatement(actions=[*LOG_ACTIONS, *TRACE_ACTIONS], resources=["*"]))

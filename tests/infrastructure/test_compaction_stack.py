@@ -133,7 +133,7 @@ def test_only_our_runs_have_the_rights_of_spark(synthesized: All) -> None:
     role = roles(synthesized("dev"))["EmrRole"]
     [trust] = role["AssumeRolePolicyDocument"]["Statement"]
     assert flat(trust["Condition"]["StringEquals"]["aws:SourceAccount"]) == "AccountId"
-    source = flat(trust["Condition"]["ArnEquals"]["aws:SourceArn"])
+    source = flat(trust["Condition"]["ArnLike"]["aws:SourceArn"])
     assert source.startswith("arn:Partition:emr-serverless:Region:AccountId:/applications/EmrApplication")
     assert "*" not in source
 

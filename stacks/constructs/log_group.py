@@ -1,0 +1,32 @@
+"""Log groups, and how long they are kept."""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from aws_cdk import aws_logs as logs
+from constructs import Construct
+
+from stacks.instance_stack import InstanceStack
+
+_BY_DAYS = {
+    7: logs.RetentionDays.ONE_WEEK,
+    14: logs.RetentionDays.TWO_WEEKS,
+    30: logs.RetentionDays.ONE_MONTH,
+    60: logs.RetentionDays.TWO_MONTHS,
+    90: logs.RetentionDays.THREE_MONTHS,
+    180: logs.RetentionDays.SIX_MONTHS,
+    365: logs.RetentionDays.ONE_YEAR,
+}
+
+
+def log_group(scope: Construct, construct_id: str, *, days: int, name: str | None = None) -> logs.LogGroup:
+    """What it holds is kept for some days, and when its stack goes as the data of the instance."""
+    stack = cdk.Stack.of(scope)
+    assert isinstance(stack, InstanceStack)  # noqa: S101
+    return logs.LogGroup(
+        scope,
+        construct_id,
+        log_group_name=name,
+        retention=_BY_DAYS[days],
+        removal_policy=stack.removal_policy,
+    )

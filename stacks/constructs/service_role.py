@@ -1,0 +1,19 @@
+"""Roles that a service of AWS assumes, for this account alone."""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from aws_cdk import aws_iam as iam
+from constructs import Construct
+
+
+def service_role(
+    scope: Construct, construct_id: str, service: str, *, sources: str, description: str | None = None
+) -> iam.Role:
+    """`service` must say for what it assumes the role: only for an ARN like `sources`."""
+    conditions = {
+        "StringEquals": {"aws:SourceAccount": cdk.Stack.of(scope).account},
+        "ArnLike": {"aws:SourceArn": sources},
+    }
+    principal = iam.ServicePrincipal(f"{service}.amazonaws.com", conditions=conditions)
+    return iam.Role(scope, construct_id, assumed_by=principal, description=description)

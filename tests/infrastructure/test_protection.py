@@ -1,0 +1,74 @@
+"""What is kept of a protected instance, whom roles trust, and what keeps itself up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.assembly import CONFIGURATIONS, Assembly, settings, synthesize
+from tests.template import flat
+
+NOT_TELLING = {"ec2.amazonaws.com", "lambda.amazonaws.com", "rds.amazonaws.com"}
+"""Services that do not say for which account they assume a role, as far as AWS documents it."""
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_logs_are_kept_as_what_they_tell_of(name: str, synthesized: Callable[[str], Assembly]) -> None:
+    wanted = "Retain" if CONFIGURATIONS[name]().protected else "Delete"
+    groups = list(synthesized(name).resources("AWS::Logs::LogGroup"))
+    assert groups
+    for one in groups:
+        assert (one.body["DeletionPolicy"], one.body["UpdateReplacePolicy"]) == (wanted, wanted), str(one)
+
+
+def test_roles_trust_services_for_this_account_only(assembly: Assembly) -> None:
+    for role in assembly.resources("AWS::IAM::Role"):
+        for statement in role.properties["AssumeRolePolicyDocument"]["Statement"]:
+            condition = statement.get("Condition", {}).get("StringEquals", {})
+            if statement["Principal"]["Service"] not in NOT_TELLING:
+                assert flat(condition.get("aws:SourceAccount")) == "AccountId" or "1234" in str(condition), (
+                    str(role)
+                )
+
+
+def test_nothing_becomes_a_request_by_being_a_dead_letter_of_another_queue(assembly: Assembly) -> None:
+    queues = {f"{one.stack}/{one.name}": one.properties for one in assembly.resources("AWS::SQS::Queue")}
+    sources = {name: one for name, one in queues.items() if "RedrivePolicy" in one}
+    assert sources
+    for name, one in sources.items():
+        assert one.get("RedriveAllowPolicy") == {"redrivePermission": "denyAll"}, name
+
+
+def test_logs_of_state_machines_need_no_policy_each(assembly: Assembly) -> None:
+    """A policy of CloudWatch that lists them would be full after some; and no two stacks share a name."""
+    names = {
+        f"{one.stack}/{one.name}": flat(one.properties.get("LogGroupName"))
+        for one in assembly.resources("AWS::Logs::LogGroup")
+        if one.name.startswith("RunsLogs")
+    }
+    assert len(names) == len(list(assembly.resources("AWS::StepFunctions::StateMachine")))
+    for name in names.values():
+        assert name.startswith("/aws/vendedlogs/states/dormouse-") and "StackId" in name
+
+
+@pytest.mark.parametrize(("pause", "wanted"), [(None, "true"), ({}, "false")])
+def test_the_balancer_of_a_protected_instance_is_protected_unless_pauses_take_it_away(
+    pause: Any, wanted: str, tmp_path: Path
+) -> None:
+    found = synthesize(settings("prod", pause=pause), tmp_path / "assembly", checked=False)
+    [balancer] = found.resources("AWS::ElasticLoadBalancingV2::LoadBalancer")
+    attributes = {one["Key"]: one["Value"] for one in balancer.properties["LoadBalancerAttributes"]}
+    assert attributes["deletion_protection.enabled"] == wanted
+
+
+@pytest.mark.parametrize(("given", "wanted"), [({}, True), ({"minor_upgrades": False}, False)])
+def test_minor_versions_of_the_engine_are_upgraded_unless_the_settings_say_no(
+    given: dict[str, Any], wanted: bool, tmp_path: Path
+) -> None:
+    database = {"kind": "serverless", "readers": 1, **given}
+    found = synthesize(settings("minimal", database=database), tmp_path / "assembly", checked=False)
+    instances = list(found.resources("AWS::RDS::DBInstance"))
+    assert [one.properties["AutoMinorVersionUpgrade"] for one in instances] == [wanted] * 2
