@@ -7,7 +7,6 @@ from typing import Literal
 import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
-from aws_cdk import aws_kms as kms
 from aws_cdk import aws_rds as rds
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
@@ -16,6 +15,7 @@ from dormouse.settings.deployment import DeploymentSettings, ServerlessDatabase
 from dormouse.settings.resources import PREFIX, DatabaseResources
 from stacks.acknowledge import acknowledge
 from stacks.constructs.database_proxy import DatabaseProxy, user_arns
+from stacks.constructs.key import key_of
 from stacks.constructs.log_group import log_group
 from stacks.constructs.security_group import closed_group
 from stacks.instance_stack import InstanceStack
@@ -61,13 +61,7 @@ class DatabaseStack(InstanceStack):
     def __init__(self, scope: Construct, settings: DeploymentSettings, network: NetworkStack) -> None:
         super().__init__(scope, "database", settings, description="database", stateful=True)
         self.placement = network.placement
-        self.key = kms.Key(
-            self,
-            "Key",
-            description=f"Dormouse {settings.id}: database",
-            enable_key_rotation=True,
-            removal_policy=self.removal_policy,
-        )
+        self.key = key_of(self, "database", settings.database.key_arn)
         self.security_group = closed_group(
             self, "SecurityGroup", self.placement.vpc, f"{self.stack_name}: cluster and proxy"
         )

@@ -8,6 +8,7 @@ from constructs import Construct
 
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.resources import Described, resources_parameter
+from stacks.constructs.role_names import RoleNames
 
 INSTANCE_TAG = "dormouse:instance"
 
@@ -27,6 +28,7 @@ class InstanceStack(cdk.Stack):
         self.name = name
         self.settings = settings
         full_name = f"dormouse-{settings.id}-{name}"
+        boundary, qualifier = settings.iam.permissions_boundary, settings.qualifier
         super().__init__(
             scope,
             full_name,
@@ -35,7 +37,11 @@ class InstanceStack(cdk.Stack):
             env=cdk.Environment(account=settings.account, region=settings.region),
             tags={INSTANCE_TAG: settings.id, **settings.tags},
             termination_protection=stateful and settings.protected,
+            permissions_boundary=cdk.PermissionsBoundary.from_arn(boundary) if boundary else None,
+            synthesizer=cdk.DefaultStackSynthesizer(qualifier=qualifier) if qualifier else None,
         )
+        if settings.iam.role_path != "/" or settings.iam.role_prefix:
+            cdk.Aspects.of(self).add(RoleNames(settings))
 
     @property
     def scheduled_enabled(self) -> bool:

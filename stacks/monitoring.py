@@ -7,17 +7,19 @@ from dataclasses import dataclass
 import cdk_monitoring_constructs as monitors
 from aws_cdk import aws_budgets as budgets
 from aws_cdk import aws_lambda as lambda_
+from aws_cdk import aws_sns as sns
 from aws_cdk import aws_sqs as sqs
 from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
-from dormouse.settings.deployment import MonitoringSettings
+from dormouse.settings.monitoring import MonitoringSettings
 from stacks.commit import CommitStack
 from stacks.compaction import CompactionStack
 from stacks.constructs.alarm_topic import AlarmTopic
 from stacks.constructs.facts import fact
 from stacks.constructs.monitors import Monitors
 from stacks.constructs.queue import Queue
+from stacks.constructs.slack_channel import SlackChannel
 from stacks.constructs.spark_runs import SparkRuns
 from stacks.foundation import Foundation
 from stacks.garbage import GarbageStack
@@ -48,27 +50,46 @@ class MonitoringStack(InstanceStack):
         super().__init__(scope, "monitoring", foundation.settings, description="dashboard and alarms")
         self._limits = monitoring
         name = f"dormouse-{self.settings.id}"
-        alarms = AlarmTopic(self, "Alarms", email=monitoring.email, removal_policy=self.removal_policy)
-        self.topic = alarms.topic
+        self.topic = self._topic()
+        warnings = monitoring.warning_topic_arn
+        warning_topic = sns.Topic.from_topic_arn(self, "WarningTopic", warnings) if warnings else None
         facade = monitors.MonitoringFacade(
             self,
             "Monitoring",
             alarm_factory_defaults=monitors.AlarmFactoryDefaults(
                 alarm_name_prefix=name,
                 actions_enabled=True,
-                action=monitors.SnsAlarmActionStrategy(on_alarm_topic=self.topic, on_ok_topic=self.topic),
+                action=_telling(self.topic),
             ),
             dashboard_factory=monitors.DefaultDashboardFactory(
                 self, "Dashboards", dashboard_name_prefix=name
             ),
         )
         self._monitors = Monitors(
-            facade, instance_id=self.settings.id, cluster=foundation.database.fact(self, "cluster")
+            facade,
+            instance_id=self.settings.id,
+            cluster=foundation.database.fact(self, "cluster"),
+            warn=_telling(warning_topic) if warning_topic else None,
         )
         self._watch_database()
         self._watch(watched)
         if monitoring.budget_usd_month is not None:
             self._budget(monitoring.budget_usd_month)
+        if monitoring.slack_workspace is not None and monitoring.slack_channel is not None:
+            SlackChannel(
+                self,
+                "Slack",
+                name=name,
+                workspace=monitoring.slack_workspace,
+                channel=monitoring.slack_channel,
+                topics=[topic for topic in (self.topic, warning_topic) if topic is not None],
+            )
+
+    def _topic(self) -> sns.ITopic:
+        limits = self._limits
+        if limits.topic_arn is not None:
+            return sns.Topic.from_topic_arn(self, "Topic", limits.topic_arn)
+        return AlarmTopic(self, "Alarms", email=limits.email, removal_policy=self.removal_policy).topic
 
     def _watch_database(self) -> None:
         self._monitors.database(self._limits.connections_max)
@@ -81,7 +102,7 @@ class MonitoringStack(InstanceStack):
             for number, queue in enumerate(commit.queues, 1):
                 name = f"Commits {number}"
                 watch.queue(name, *self._queues(commit, name, queue), limits.oldest_message_seconds_max)
-            watch.function("Commit", self._function(commit, commit.function))
+            watch.function("Commit", self._function(commit, commit.function), "Critical")
             watch.commits()
         if (garbage := watched.garbage) is not None:
             watch.function("Garbage", self._function(garbage, garbage.function))
@@ -101,7 +122,7 @@ class MonitoringStack(InstanceStack):
         if (pause := watched.pause) is not None:
             name = "Starts of the database"
             watch.queue(name, *self._queues(pause, name, pause.queue))
-            watch.function("Pause", self._function(pause, pause.function))
+            watch.function("Pause", self._function(pause, pause.function), "Critical")
             watch.pause()
 
     def _queues(self, owner: InstanceStack, name: str, queue: Queue) -> tuple[sqs.IQueue, sqs.IQueue]:
@@ -149,3 +170,7 @@ class MonitoringStack(InstanceStack):
             ),
             notifications_with_subscribers=notices,
         )
+
+
+def _telling(topic: sns.ITopic) -> monitors.SnsAlarmActionStrategy:
+    return monitors.SnsAlarmActionStrategy(on_alarm_topic=topic, on_ok_topic=topic)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
-from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.resources import StorageResources
 from stacks.acknowledge import acknowledge
+from stacks.constructs.key import key_of
 from stacks.constructs.wildcards import acknowledge_resources
 from stacks.instance_stack import InstanceStack
 
@@ -32,13 +32,7 @@ class StorageStack(InstanceStack):
 
     def __init__(self, scope: Construct, settings: DeploymentSettings) -> None:
         super().__init__(scope, "storage", settings, description="buckets", stateful=True)
-        self.key = kms.Key(
-            self,
-            "Key",
-            description=f"Dormouse {settings.id}: objects",
-            enable_key_rotation=True,
-            removal_policy=self.removal_policy,
-        )
+        self.key = key_of(self, "objects", settings.storage.key_arn)
         self.access_logs = self._access_logs()
         window_days = backup_window_days(settings)
         self.data_bucket = self._bucket(
@@ -136,7 +130,8 @@ class StorageStack(InstanceStack):
         for bucket in (self.data_bucket, self.payload_bucket):
             self.export_value(bucket.bucket_arn)
             self.export_value(bucket.bucket_name)
-        self.export_value(self.key.key_arn)
+        if self.settings.storage.key_arn is None:
+            self.export_value(self.key.key_arn)
         self.export_value(self.access_logs.bucket_name)
         self.describe(
             StorageResources(

@@ -12,8 +12,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from dormouse.settings.account import IamSettings
 from dormouse.settings.certificates import no_certificates
 from dormouse.settings.engines import CompactionSettings
+from dormouse.settings.monitoring import MonitoringSettings
 from dormouse.settings.query import QuerySettings
 from dormouse.settings.section import (
     CONNECT_SECONDS_MAX,
@@ -22,6 +24,7 @@ from dormouse.settings.section import (
     EveryMinutes,
     Id,
     InstanceClass,
+    KeyArn,
     MemoryMb,
     RouteTableId,
     Section,
@@ -44,7 +47,7 @@ ZONES_MAX = 3
 SUBNETS_MAX = 16
 """Of a lambda."""
 
-EMR_TAG_BYTES_MAX = 700
+EMR_TAG_BYTES_MAX = 680
 """Lambda takes 4 KB of environment, in which the tags of clusters on EC2 are; all else is up to 3.4 KB."""
 
 
@@ -121,6 +124,9 @@ class StorageSettings(Section):
     payload_days: int = setting(90, ge=1, le=3_650)
     """How long payloads in the object store are kept; the days of database backups are added to it."""
 
+    key_arn: KeyArn | None = setting(None, change="replacement")
+    """An existing KMS key for the objects, whose policy leaves its use to IAM; left out, one of its own."""
+
     access_log_days: int = setting(90, ge=1, le=3_650)
     """How long the access logs of the buckets are kept."""
 
@@ -146,6 +152,9 @@ class _Database(Section):
 
     readers: int = setting(0, ge=0, le=15)
     """Read replicas, which also take over when the writer fails."""
+
+    key_arn: KeyArn | None = setting(None, change="replacement")
+    """An existing KMS key, whose policy leaves its use to IAM; left out, one of its own."""
 
     snapshot: SnapshotArn | None = setting(None, change="replacement")
     """A snapshot that the cluster is made from, by its ARN; keep the setting as long as the cluster."""
@@ -290,25 +299,6 @@ class PauseSettings(Section):
     """How long a pause waits for running commits and runs, before it cancels the runs."""
 
 
-class MonitoringSettings(Section):
-    """Dashboard, alarms and a budget."""
-
-    email: str | None = setting(None, change="replacement", pattern=pattern("email"))
-    """The address for alarms, once confirmed; left out, the topic has no subscriber until you add one."""
-
-    budget_usd_month: float | None = setting(None, gt=0)
-    """The monthly budget whose excess is reported; left out, there is no budget."""
-
-    oldest_message_seconds_max: int = setting(900, ge=60, le=86_400)
-    """The age of the oldest commit request that raises an alarm."""
-
-    connections_max: int = setting(500, ge=10, le=5_000)
-    """The number of database connections that raises an alarm."""
-
-    orphaned_gb_max: float = setting(100, gt=0)
-    """How many GB of objects that nothing refers to raise an alarm."""
-
-
 class DeploymentSettings(Section):
     """One deployed instance. `commit`, `garbage`, `compaction`, `maintenance`, `query`, `pause`, `monitoring`
     are deployed when their table is in the file, which may be empty."""
@@ -322,6 +312,9 @@ class DeploymentSettings(Section):
     region: str | None = setting(None, change="replacement", pattern=pattern("region"))
     """The AWS region; left out, that of the deployer's credentials."""
 
+    qualifier: str | None = setting(None, change="replacement", pattern=pattern("qualifier"))
+    """That of the CDK's bootstrap (`cdk bootstrap --qualifier`); left out, that of the CDK."""
+
     architecture: Literal["arm64", "x86_64"] = setting("arm64")
     """The processors of lambdas and of EMR."""
 
@@ -334,6 +327,7 @@ class DeploymentSettings(Section):
     tags: dict[str, str] = setting({})
     """Tags of all resources, beside `dormouse:instance`."""
 
+    iam: IamSettings = setting(IamSettings())
     network: NetworkSettings = setting(NetworkSettings())
     storage: StorageSettings = setting(StorageSettings())
     database: DatabaseSettings = setting(ServerlessDatabase(kind="serverless"))

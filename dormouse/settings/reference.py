@@ -44,7 +44,9 @@ def _section(table: Table) -> str:
     rows = [_row(name, node) for name, node in table.properties.items()]
     optional = " Deployed when the table is in the file; it may be empty." if table.optional else ""
     if not table.key:
-        about = "Above the first table. `[network]`, `[storage]` and `[database]` have defaults if left out."
+        about = (
+            "Above the first table. What is not said to be deployed by its table has defaults if left out."
+        )
     else:
         about = _line(table.description) + optional
     head = [

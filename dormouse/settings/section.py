@@ -87,6 +87,26 @@ PATTERNS = {
         "an image in ECR with its tag or digest, like "
         "123456789012.dkr.ecr.eu-west-1.amazonaws.com/dormouse:1.0",
     ),
+    "key": (
+        r"^arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[0-9a-f-]{36}$",
+        "the ARN of a KMS key, like "
+        "arn:aws:kms:eu-west-1:123456789012:key/12345678-1234-1234-1234-123456789012",
+    ),
+    "topic": (
+        r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:[A-Za-z0-9_-]{1,256}$",
+        "the ARN of an SNS topic, like arn:aws:sns:eu-west-1:123456789012:alarms",
+    ),
+    "policy": (
+        r"^arn:aws[a-z-]*:iam::([0-9]{12}|aws):policy/[A-Za-z0-9+=,.@_/-]{1,640}$",
+        "the ARN of a policy, like arn:aws:iam::123456789012:policy/boundary",
+    ),
+    "role_path": (
+        r"^/([A-Za-z0-9+=,.@_-]{1,30}/){0,2}$",
+        "a path with / at both ends, of two parts of 30 characters at most, like /service/dormouse/",
+    ),
+    "role_prefix": (r"^[A-Za-z0-9+=,.@_-]{1,20}$", "1 to 20 of a-z, A-Z, 0-9 and + = , . @ _ -"),
+    "qualifier": (r"^[a-z0-9]{1,10}$", "1 to 10 of a-z and 0-9"),
+    "slack": (r"^[A-Z0-9]{5,20}$", "the id that Slack gives it, like C0123ABCDEF"),
     "email": (r"^[^@\s]+@[^@\s]+\.[^@\s]+$", "an e-mail address"),
 }
 """What texts must match, and the same in words."""
@@ -103,6 +123,9 @@ RouteTableId = Annotated[str, Field(pattern=pattern("route_table"))]
 ZoneName = Annotated[str, Field(pattern=pattern("zone"))]
 InstanceClass = Annotated[str, Field(pattern=pattern("instance"))]
 SnapshotArn = Annotated[str, Field(pattern=pattern("snapshot"))]
+KeyArn = Annotated[str, Field(pattern=pattern("key"))]
+TopicArn = Annotated[str, Field(pattern=pattern("topic"))]
+PolicyArn = Annotated[str, Field(pattern=pattern("policy"))]
 MemoryMb = Annotated[int, Field(ge=128, le=10_240)]
 TimeoutSeconds = Annotated[int, Field(gt=CONNECT_SECONDS_MAX, le=LAMBDA_SECONDS_MAX)]
 EveryMinutes = Annotated[int, Field(ge=1, le=1_440)]

@@ -20,14 +20,17 @@ from dormouse.system.aws import Aws, AwsRefused, open_session
 
 NODE_LEAST = 20
 BOOTSTRAP_LEAST = 6
-BUCKET = "cdk-hnb659fds-assets-{account}-{region}"
+QUALIFIER = "hnb659fds"
+"""Of the CDK's bootstrap, unless the settings have another."""
+
+BUCKET = "cdk-{qualifier}-assets-{account}-{region}"
 OWN_KEY = "alias/aws/s3"
 """Of S3, which a role that may read an object may use."""
 
 POOR_ZONES = frozenset({"use1-az3"})
 """Ids of zones that lack services an instance needs; their names differ from account to account."""
 
-BOOTSTRAP = "/cdk-bootstrap/hnb659fds/version"
+BOOTSTRAP = "/cdk-bootstrap/{qualifier}/version"
 COMMAND_SECONDS_MAX = 60
 INSTALL_NODE = "install Node 20 or later from https://nodejs.org, or put .venv/bin, which has it, on PATH"
 LAMBDAS = ("migrate", "commit", "garbage", "compaction", "runs", "maintenance", "pause")
@@ -152,6 +155,8 @@ class _Account:
     def _looks(self) -> Iterator[tuple[str, Callable[[], Iterator[Check]]]]:
         settings, aws = self.settings, self.aws
         yield "bootstrap", self._bootstrap
+        if boundary := settings.iam.permissions_boundary:
+            yield "permissions boundary", partial(self._boundary, boundary)
         yield "state", self._state
         yield "engine version", self._engine
         in_use = partial(aws.all, "rds", "describe_db_clusters", "DBClusters")
@@ -177,16 +182,31 @@ class _Account:
             yield "quota of Fargate", partial(self._quota, FARGATE_VCPU, vcpus)
 
     def _bootstrap(self) -> Iterator[Check]:
-        version = self.aws.parameter(BOOTSTRAP)
-        trouble = None if version else "the CDK is not bootstrapped here"
+        qualifier = self.settings.qualifier
+        version = self.aws.parameter(BOOTSTRAP.format(qualifier=qualifier or QUALIFIER))
+        named = f" with the qualifier {qualifier}" if qualifier else ""
+        trouble = None if version else f"the CDK is not bootstrapped here{named}"
         if version and not (version.isdigit() and int(version) >= BOOTSTRAP_LEAST):
             trouble = f"version {version}, but {BOOTSTRAP_LEAST} is needed"
-        mend = f"run npx cdk bootstrap aws://{self.aws.account}/{self.aws.region}"
+        option = f" --qualifier {qualifier}" if qualifier else ""
+        mend = f"run npx cdk bootstrap aws://{self.aws.account}/{self.aws.region}{option}"
         yield Check.of("bootstrap", f"version {version}", trouble, mend)
+
+    def _boundary(self, policy: str) -> Iterator[Check]:
+        try:
+            self.aws.call("iam", "get_policy", PolicyArn=policy)
+        except AwsRefused as refused:
+            if refused.code != "NoSuchEntity":
+                raise
+            mend = "make it, or name another in iam.permissions_boundary"
+            yield Check("permissions boundary", "wrong", f"there is no policy {policy}", mend)
+        else:
+            yield Check("permissions boundary", "ok", f"{policy} is there")
 
     def _bucket(self) -> Iterator[Check]:
         """Spark reads its archive from it; with a customer's key, its role would need rights to that."""
-        bucket = BUCKET.format(account=self.aws.account, region=self.aws.region)
+        qualifier = self.settings.qualifier or QUALIFIER
+        bucket = BUCKET.format(qualifier=qualifier, account=self.aws.account, region=self.aws.region)
         try:
             found = self.aws.call("s3", "get_bucket_encryption", Bucket=bucket)
         except AwsRefused as refused:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import aws_cdk as cdk
 import cdk_monitoring_constructs as monitors
@@ -30,13 +30,26 @@ QUERY_PERCENT_MAX = 90
 """Of CPU or memory: more tasks should have come before."""
 
 BYTES_GB = 10**9
+Severity = Literal["Critical", "Warning"]
+"""Commits, queries or money are being lost; or something needs a look on the next working day."""
 
 
 class Monitors:
-    """Adds to a dashboard, each with its alarms; missing data raises none, as a paused instance has none."""
+    """Adds to a dashboard, each with its alarms; missing data raises none, as a paused instance has none.
 
-    def __init__(self, facade: monitors.MonitoringFacade, *, instance_id: str, cluster: str) -> None:
+    `warn` is what alarms do that can wait; without it, the same as those that cannot.
+    """
+
+    def __init__(
+        self,
+        facade: monitors.MonitoringFacade,
+        *,
+        instance_id: str,
+        cluster: str,
+        warn: monitors.IAlarmActionStrategy | None = None,
+    ) -> None:
         self._facade = facade
+        self._warn = warn
         self._instance_id = instance_id
         self._cluster = cluster
 
@@ -51,15 +64,14 @@ class Monitors:
             add_dead_letter_queue_max_size_alarm={
                 ALARM: monitors.MaxMessageCountThreshold(
                     max_message_count=0,
-                    alarm_description_override=f"{name}: messages became dead letters",
-                    **_limits(5),
+                    **self._when("Critical", f"{name}: messages became dead letters", 5),
                 )
             },
         )
         if oldest_seconds_max is not None:
             self._oldest(name, queue, oldest_seconds_max)
 
-    def function(self, name: str, function: lambda_.IFunction) -> None:
+    def function(self, name: str, function: lambda_.IFunction, severity: Severity = "Warning") -> None:
         self._facade.monitor_lambda_function(
             lambda_function=function,
             human_readable_name=name,
@@ -67,15 +79,13 @@ class Monitors:
             add_fault_count_alarm={
                 ALARM: monitors.ErrorCountThreshold(
                     max_error_count=ERRORS_HOUR_MAX,
-                    alarm_description_override=f"The lambda {name} fails again and again",
-                    **_limits(60),
+                    **self._when(severity, f"The lambda {name} fails again and again", 60),
                 )
             },
             add_throttles_count_alarm={
                 ALARM: monitors.ErrorCountThreshold(
                     max_error_count=THROTTLES_HOUR_MAX,
-                    alarm_description_override=f"The lambda {name} is throttled: the account has no room",
-                    **_limits(60),
+                    **self._when("Warning", f"The lambda {name} is throttled: the account has no room", 60),
                 )
             },
         )
@@ -88,15 +98,13 @@ class Monitors:
             add_failed_execution_count_alarm={
                 ALARM: monitors.ErrorCountThreshold(
                     max_error_count=0,
-                    alarm_description_override=f"{name}: a run failed; its execution says why",
-                    **_limits(5),
+                    **self._when("Warning", f"{name}: a run failed; its execution says why", 5),
                 )
             },
             add_timed_out_execution_count_alarm={
                 ALARM: monitors.ErrorCountThreshold(
                     max_error_count=0,
-                    alarm_description_override=f"{name}: a run was never reported",
-                    **_limits(5),
+                    **self._when("Warning", f"{name}: a run was never reported", 5),
                 )
             },
         )
@@ -109,8 +117,7 @@ class Monitors:
             add_max_connection_count_alarm={
                 ALARM: monitors.HighConnectionCountThreshold(
                     max_connection_count=connections_max,
-                    alarm_description_override="The database has too many connections",
-                    **_limits(5, times=3),
+                    **self._when("Critical", "The database has too many connections", 5, times=3),
                 )
             },
         )
@@ -118,8 +125,7 @@ class Monitors:
             "Deadlocks",
             self._of_cluster("Deadlocks", 5),
             DEADLOCKS_SECOND_MAX,
-            "Transactions deadlock again and again",
-            _limits(5, times=3),
+            self._when("Warning", "Transactions deadlock again and again", 5, times=3),
         )
 
     def capacity(self) -> None:
@@ -128,8 +134,7 @@ class Monitors:
             "Capacity",
             self._of_cluster("ACUUtilization", 5),
             ACU_PERCENT_MAX,
-            "The database is near its max_acu",
-            _limits(5, times=3),
+            self._when("Warning", "The database is near its max_acu", 5, times=3),
         )
 
     def commits(self) -> None:
@@ -142,8 +147,7 @@ class Monitors:
             "Jobs given up",
             self._ours(metrics.RUN_JOBS_GIVEN_UP, "Sum"),
             0,
-            "Compaction jobs failed at every attempt: dormouse status says why",
-            _limits(5),
+            self._when("Warning", "Compaction jobs failed at every attempt: dormouse status says why", 5),
         )
 
     def garbage(self, orphaned_gb_max: float) -> None:
@@ -151,17 +155,25 @@ class Monitors:
             "Failing rounds",
             self._ours(metrics.ROUNDS_FAILING, "Maximum"),
             0,
-            "Compaction, splits or garbage collection of a table fail: dormouse status says which, and why",
             # Short, as the next may be told a day later: until then it is as it was.
-            {**_limits(5), "treat_missing_data_override": cloudwatch.TreatMissingData.IGNORE},
+            self._when(
+                "Warning",
+                "Compaction, splits or garbage collection of a table fail: see dormouse status",
+                5,
+                missing=cloudwatch.TreatMissingData.IGNORE,
+            ),
         )
         self._custom(
             "Orphaned objects",
             self._ours(metrics.ORPHANED_BYTES, "Maximum"),
             orphaned_gb_max * BYTES_GB,
-            "Garbage collection does not keep up: too many bytes that nothing refers to",
             # A round may be a day after the other: until then it is as it was.
-            {**_limits(60), "treat_missing_data_override": cloudwatch.TreatMissingData.IGNORE},
+            self._when(
+                "Warning",
+                "Garbage collection does not keep up: too many bytes that nothing refers to",
+                60,
+                missing=cloudwatch.TreatMissingData.IGNORE,
+            ),
         )
 
     def pause(self) -> None:
@@ -170,25 +182,27 @@ class Monitors:
             "Running while paused",
             self._ours(metrics.RUNNING_WHILE_PAUSED, "Maximum"),
             0,
-            "The database runs though the instance is paused, and does not stop",
-            _limits(15, times=4),
+            self._when(
+                "Critical", "The database runs though the instance is paused, and does not stop", 15, 4
+            ),
         )
 
     def query(self, cluster: str, service: str, targets: str) -> None:
         """By the group of targets, which stays while load balancers come and go with each pause."""
-        for name, statistic, metric, what, limits in (
-            ("errors", "SUM", "HTTPCode_Target_5XX_Count", "fails again and again", _limits(5, times=2)),
-            ("unhealthy tasks", "MAX", "UnHealthyHostCount", "has tasks that do not answer", _limits(1, 10)),
+        for name, statistic, metric, what, minutes, times in (
+            ("errors", "SUM", "HTTPCode_Target_5XX_Count", "fails again and again", 5, 2),
+            ("unhealthy tasks", "MAX", "UnHealthyHostCount", "has tasks that do not answer", 1, 10),
         ):
+            when = self._when("Critical", f"The query service {what}", minutes, times)
             source = 'SCHEMA("AWS/ApplicationELB", LoadBalancer, TargetGroup)'
             found = cloudwatch.MathExpression(
                 expression=f"SELECT {statistic}({metric}) FROM {source} WHERE TargetGroup = '{targets}'",
                 using_metrics={},
                 label=metric,
-                period=limits["period"],
+                period=when["period"],
             )
             most = QUERY_ERRORS_MAX if statistic == "SUM" else 0
-            self._custom(f"Query {name}", found, most, f"The query service {what}", limits)
+            self._custom(f"Query {name}", found, most, when)
         for name in ("CPU", "Memory"):
             used = cloudwatch.Metric(
                 namespace="AWS/ECS",
@@ -199,7 +213,8 @@ class Monitors:
                 period=cdk.Duration.minutes(5),
             )
             what = f"The query service is short of {name if name == 'CPU' else 'memory'}: raise its settings"
-            self._custom(f"Query {name.lower()}", used, QUERY_PERCENT_MAX, what, _limits(5, times=3))
+            when = self._when("Warning", what, 5, times=3)
+            self._custom(f"Query {name.lower()}", used, QUERY_PERCENT_MAX, when)
 
     def _oldest(self, name: str, queue: sqs.IQueue, seconds_max: int) -> None:
         """Only while the database tells of itself: a paused instance is to keep its messages."""
@@ -216,24 +231,39 @@ class Monitors:
             f"{name} oldest message",
             waiting,
             seconds_max,
-            f"{name}: requests wait for too long",
-            _limits(1, times=5),
+            self._when("Critical", f"{name}: requests wait for too long", 1, times=5),
         )
+
+    def _when(
+        self,
+        severity: Severity,
+        what: str,
+        minutes: int,
+        times: int = 1,
+        missing: cloudwatch.TreatMissingData = cloudwatch.TreatMissingData.NOT_BREACHING,
+    ) -> dict[str, Any]:
+        """An alarm after so many periods in a row, each of so many minutes, and whom it tells what."""
+        return {
+            "alarm_description_override": f"{severity}: {what}",
+            "period": cdk.Duration.minutes(minutes),
+            "evaluation_periods": times,
+            "datapoints_to_alarm": times,
+            "treat_missing_data_override": missing,
+            "action_override": self._warn if severity == "Warning" else None,
+        }
 
     def _custom(
         self,
         name: str,
         metric: cloudwatch.Metric | cloudwatch.MathExpression,
         most: float,
-        what: str,
-        limits: Mapping[str, Any],
+        when: Mapping[str, Any],
     ) -> None:
         """A graph, and an alarm above `most`."""
         threshold = monitors.CustomThreshold(
             threshold=most,
             comparison_operator=cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD,
-            alarm_description_override=what,
-            **limits,
+            **when,
         )
         alarmed = monitors.CustomMetricWithAlarm(
             metric=metric, alarm_friendly_name=_alarm_name(name), add_alarm={ALARM: threshold}
@@ -271,16 +301,6 @@ class Monitors:
             label=name,
             period=cdk.Duration.minutes(minutes),
         )
-
-
-def _limits(minutes: int, times: int = 1) -> dict[str, Any]:
-    """An alarm after so many periods in a row, each of so many minutes."""
-    return {
-        "period": cdk.Duration.minutes(minutes),
-        "evaluation_periods": times,
-        "datapoints_to_alarm": times,
-        "treat_missing_data_override": cloudwatch.TreatMissingData.NOT_BREACHING,
-    }
 
 
 def _alarm_name(name: str) -> str:

@@ -15,7 +15,7 @@ LONGEST = {
     "AWS::AccountId": "123456789012",
     "AWS::Partition": "aws",
     "AWS::Region": "ap-southeast-2",
-    "Role": f"arn:aws:iam::123456789012:role/{'r' * 64}",
+    "Role": f"arn:aws:iam::123456789012:role/{'p' * 61}/{'r' * 64}",
     "SecurityGroup": "sg-0123456789abcdef0",
     "Primary": "sg-0123456789abcdef0",
     "Core": "sg-0123456789abcdef0",

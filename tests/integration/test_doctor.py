@@ -88,13 +88,31 @@ def test_packages_that_are_not_built_are_named(tmp_path: Path) -> None:
     assert {check.result for check in _packages(settings, tmp_path)} == {"ok"}
 
 
+@pytest.mark.parametrize("qualifier", [None, "acme"])
 @pytest.mark.parametrize(("version", "result"), [(None, "wrong"), ("5", "wrong"), ("28", "ok")])
-def test_the_account_is_bootstrapped(session: Any, version: str | None, result: str) -> None:
+def test_the_account_is_bootstrapped(
+    session: Any, version: str | None, result: str, qualifier: str | None
+) -> None:
     if version:
-        session.client("ssm").put_parameter(Name=BOOTSTRAP, Value=version, Type="String")
-    (check,) = account(session)._bootstrap()
+        name = BOOTSTRAP.format(qualifier=qualifier or "hnb659fds")
+        session.client("ssm").put_parameter(Name=name, Value=version, Type="String")
+    (check,) = account(session, **({"qualifier": qualifier} if qualifier else {}))._bootstrap()
     assert check.result == result
-    assert (check.mend == "run npx cdk bootstrap aws://123456789012/eu-west-1") == (result == "wrong")
+    option = f" --qualifier {qualifier}" if qualifier else ""
+    assert (check.mend == f"run npx cdk bootstrap aws://123456789012/eu-west-1{option}") == (
+        result == "wrong"
+    )
+
+
+def test_a_boundary_must_be_there(session: Any) -> None:
+    bound = account(session, iam={"permissions_boundary": "arn:aws:iam::123456789012:policy/bound"})
+    name = "arn:aws:iam::123456789012:policy/bound"
+    (check,) = dict(bound._looks())["permissions boundary"]()
+    assert (check.result, check.found) == ("wrong", f"there is no policy {name}")
+    document = '{"Version": "2012-10-17", "Statement": []}'
+    session.client("iam").create_policy(PolicyName="bound", PolicyDocument=document)
+    (check,) = bound._boundary(name)
+    assert check.result == "ok"
 
 
 def test_a_version_or_class_that_the_region_has_not_is_wrong(session: Any) -> None:

@@ -360,12 +360,11 @@ REPLACED = {
     ("network", "cidr"): ("AWS::EC2::VPC", "CidrBlock"),
     ("network", "vpc_id"): ("AWS::EC2::SecurityGroup", "VpcId"),
     ("database", "snapshot"): ("AWS::RDS::DBCluster", "SnapshotIdentifier"),
+    ("database", "key_arn"): ("AWS::RDS::DBCluster", "KmsKeyId"),
     ("monitoring", "email"): ("AWS::SNS::Subscription", "Endpoint"),
     ("query", "host"): ("AWS::Route53::HostedZone", "Name"),
-    ("compaction", "engine"): None,
-    ("", "id"): None,
-    ("", "account"): None,
-    ("", "region"): None,
+    **dict.fromkeys([("storage", "key_arn"), ("compaction", "engine"), ("", "qualifier")]),
+    **dict.fromkeys([("", "id"), ("", "account"), ("", "region")]),
 }
 DEPLOYED = {
     ("network", "subnet_ids"): ("AWS::RDS::DBSubnetGroup", "SubnetIds"),

@@ -1,0 +1,24 @@
+"""What data is encrypted with."""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from aws_cdk import aws_kms as kms
+from constructs import Construct
+
+from stacks.instance_stack import InstanceStack
+
+
+def key_of(scope: Construct, holds: str, arn: str | None) -> kms.IKey:
+    """An existing key, or one of its own, which is kept as what it encrypts."""
+    if arn is not None:
+        return kms.Key.from_key_arn(scope, "Key", arn)
+    stack = cdk.Stack.of(scope)
+    assert isinstance(stack, InstanceStack)  # noqa: S101
+    return kms.Key(
+        scope,
+        "Key",
+        description=f"Dormouse {stack.settings.id}: {holds}",
+        enable_key_rotation=True,
+        removal_policy=stack.removal_policy,
+    )

@@ -1,0 +1,32 @@
+"""The path and the names of roles, where an organization demands them."""
+
+from __future__ import annotations
+
+import hashlib
+
+import aws_cdk as cdk
+import jsii
+from aws_cdk import aws_iam as iam
+from constructs import IConstruct
+
+from dormouse.settings.deployment import DeploymentSettings
+
+DIGEST_CHARACTERS = 8
+
+
+@jsii.implements(cdk.IAspect)
+class RoleNames:
+    """Names have 64 characters at most: the prefix (20), the instance's id (20), a digest of what the role is
+    for, and the region (14), as an account has its roles in common to all regions."""
+
+    def __init__(self, settings: DeploymentSettings) -> None:
+        self._settings = settings
+
+    def visit(self, node: IConstruct) -> None:
+        path, prefix = self._settings.iam.role_path, self._settings.iam.role_prefix
+        if isinstance(node, iam.CfnRole | iam.CfnInstanceProfile | iam.CfnManagedPolicy) and path != "/":
+            node.path = path
+        if isinstance(node, iam.CfnRole) and prefix:
+            # with the path, as a role of another path is another role, made while the old one has its name
+            what = hashlib.sha256(f"{path} {node.node.path}".encode()).hexdigest()[:DIGEST_CHARACTERS]
+            node.role_name = f"{prefix}{self._settings.id}-{what}-{cdk.Stack.of(node).region}"

@@ -1,0 +1,142 @@
+"""What an organization demands or has already: bounded roles, names, keys, topics, a channel, a bootstrap."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dormouse.errors import InvalidInput
+from tests.assembly import UUID, Assembly, settings, synthesize
+from tests.template import flat
+
+ACCOUNT = "arn:aws:iam::123456789012"
+BOUNDARY = f"{ACCOUNT}:policy/boundary"
+KEYS = [f"arn:aws:kms:eu-central-1:123456789012:key/{UUID[:-1]}{number}" for number in (1, 2)]
+TOPICS = [f"arn:aws:sns:eu-central-1:123456789012:{name}" for name in ("urgent", "later")]
+SLACK = {"slack_workspace": "T0123ABCD", "slack_channel": "C0123ABCDEF"}
+Made = Callable[..., Assembly]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    return lambda **changes: synthesize(settings("prod", **changes), tmp_path / "assembly", checked=False)
+
+
+@pytest.fixture(scope="module")
+def bound(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
+    """With every demand, and clusters on EC2, which have the most roles."""
+    iam = {"permissions_boundary": BOUNDARY, "role_path": "/service/dormouse/", "role_prefix": "acme-" * 4}
+    configuration = settings(
+        "prod",
+        id="a" * 20,
+        iam=iam,
+        compaction={"engine": "emr-ec2-steps"},
+        qualifier="acme",
+        monitoring=SLACK,
+    )
+    return synthesize(configuration, tmp_path_factory.mktemp("bound") / "assembly")
+
+
+def test_all_roles_are_bounded(bound: Assembly) -> None:
+    roles = list(bound.resources("AWS::IAM::Role"))
+    assert roles
+    assert {str(one): one.properties.get("PermissionsBoundary") for one in roles} == {
+        str(one): BOUNDARY for one in roles
+    }
+
+
+def test_all_roles_have_the_path_and_names_of_their_own_that_are_not_too_long(bound: Assembly) -> None:
+    for one in bound.resources("AWS::IAM::Role", "AWS::IAM::InstanceProfile"):
+        assert one.properties["Path"] == "/service/dormouse/", str(one)
+    names = [flat(one.properties["RoleName"]) for one in bound.resources("AWS::IAM::Role")]
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert name.startswith("acme-" * 4) and name.endswith("-Region")
+        assert len(name.replace("Region", "ap-southeast-2")) <= 64
+
+
+def test_a_role_of_another_path_has_another_name(made: Made, bound: Assembly) -> None:
+    """It is made while the one of before still has its name."""
+    iam = {"role_path": "/other/", "role_prefix": "acme-" * 4}
+    other = made(id="a" * 20, iam=iam, compaction={"engine": "emr-ec2-steps"})
+    names, others = (
+        {flat(one.properties["RoleName"]) for one in assembly.resources("AWS::IAM::Role")}
+        for assembly in (bound, other)
+    )
+    assert names and not names & others
+
+
+def test_the_bootstrap_is_the_one_that_is_named(bound: Assembly) -> None:
+    for stack, template in bound.templates.items():
+        assert template["Parameters"]["BootstrapVersion"]["Default"] == "/cdk-bootstrap/acme/version", stack
+    assert "hnb659fds" not in json.dumps(bound.manifest) + json.dumps(bound.templates)
+
+
+def test_cdk_nag_finds_nothing_more(bound: Assembly) -> None:
+    assert bound.findings == []
+
+
+def test_a_channel_is_told_and_may_do_nothing(bound: Assembly) -> None:
+    [channel] = bound.resources("AWS::Chatbot::SlackChannelConfiguration")
+    [topic] = bound.resources("AWS::SNS::Topic")
+    assert channel.properties["SnsTopicArns"] == [{"Ref": topic.name}]
+    assert flat(channel.properties["GuardrailPolicies"][0]).endswith(":policy/CloudWatchReadOnlyAccess")
+    role = channel.properties["IamRoleArn"]["Fn::GetAtt"][0]
+    users = [one for one in bound.resources("AWS::IAM::Policy") if {"Ref": role} in one.properties["Roles"]]
+    assert users == []
+
+
+def test_existing_keys_and_topics_are_used_and_none_is_made(made: Made) -> None:
+    found = made(
+        storage={"key_arn": KEYS[0]},
+        database={"kind": "fixed", "key_arn": KEYS[1]},
+        monitoring={"topic_arn": TOPICS[0], "warning_topic_arn": TOPICS[1], "budget_usd_month": 1.0, **SLACK},
+    )
+    assert not list(found.resources("AWS::KMS::Key", "AWS::SNS::Topic", "AWS::SNS::TopicPolicy"))
+    [cluster] = found.resources("AWS::RDS::DBCluster")
+    assert cluster.properties["KmsKeyId"] == cluster.properties["MasterUserSecret"]["KmsKeyId"] == KEYS[1]
+    encryptions = [one.properties["BucketEncryption"] for one in found.resources("AWS::S3::Bucket")]
+    assert sum(KEYS[0] in json.dumps(one) for one in encryptions) == 2
+    [channel] = found.resources("AWS::Chatbot::SlackChannelConfiguration")
+    assert channel.properties["SnsTopicArns"] == TOPICS
+    [budget] = found.resources("AWS::Budgets::Budget")
+    assert TOPICS[0] in json.dumps(budget.properties["NotificationsWithSubscribers"])
+
+
+def test_alarms_that_can_wait_go_to_the_topic_for_them(made: Made) -> None:
+    found = made(monitoring={"topic_arn": TOPICS[0], "warning_topic_arn": TOPICS[1]})
+    alarms = [one.properties for one in found.resources("AWS::CloudWatch::Alarm")]
+    severities = {"Critical": TOPICS[0], "Warning": TOPICS[1]}
+    for alarm in alarms:
+        topic = severities[alarm["AlarmDescription"].partition(":")[0]]
+        assert alarm["AlarmActions"] == alarm["OKActions"] == [topic], alarm["AlarmName"]
+    critical = {one["AlarmName"] for one in alarms if one["AlarmDescription"].startswith("Critical")}
+    assert {name.removeprefix("dormouse-prod-").partition("-")[0] for name in critical} == {
+        "Commit", "Commits", "Database", "Pause", "Query", "Running", "Starts",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        (
+            {"iam": {"permissions_boundary": "boundary", "role_path": "service", "role_prefix": "a" * 21}},
+            ["iam.permissions_boundary = ", "iam.role_path = ", "iam.role_prefix = "],
+        ),
+        ({"qualifier": "Acme", "storage": {"key_arn": "alias/a"}}, ["qualifier = ", "storage.key_arn = "]),
+        (
+            {"monitoring": {"topic_arn": TOPICS[0], "email": "a@b.c", "slack_channel": "C0123ABCDEF"}},
+            ["monitoring.email = ", "monitoring.slack_channel = "],
+        ),
+    ],
+)
+def test_what_cannot_be_is_said_at_once(changes: dict[str, Any], lines: list[str]) -> None:
+    with pytest.raises(InvalidInput) as error:
+        settings("minimal", **changes)
+    said = [line.removeprefix("settings: ") for line in str(error.value).splitlines()]
+    assert len(said) == len(lines)
+    assert all(line.startswith(start) for line, start in zip(sorted(said), lines, strict=True))
