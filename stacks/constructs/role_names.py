@@ -25,8 +25,9 @@ class RoleNames:
     def visit(self, node: IConstruct) -> None:
         path, prefix = self._settings.iam.role_path, self._settings.iam.role_prefix
         if isinstance(node, iam.CfnRole | iam.CfnInstanceProfile | iam.CfnManagedPolicy) and path != "/":
-            node.path = path
+            node.add_property_override("Path", path)
         if isinstance(node, iam.CfnRole) and prefix:
             # with the path, as a role of another path is another role, made while the old one has its name
             what = hashlib.sha256(f"{path} {node.node.path}".encode()).hexdigest()[:DIGEST_CHARACTERS]
-            node.role_name = f"{prefix}{self._settings.id}-{what}-{cdk.Stack.of(node).region}"
+            name = f"{prefix}{self._settings.id}-{what}-{cdk.Stack.of(node).region}"
+            node.add_property_override("RoleName", name)

@@ -109,7 +109,8 @@ def test_a_boundary_must_be_there(session: Any) -> None:
     name = "arn:aws:iam::123456789012:policy/bound"
     (check,) = dict(bound._looks())["permissions boundary"]()
     assert (check.result, check.found) == ("wrong", f"there is no policy {name}")
-    document = '{"Version": "2012-10-17", "Statement": []}'
+    statement = '{"Effect": "Allow", "Action": "s3:GetObject", "Resource": "*"}'
+    document = f'{{"Version": "2012-10-17", "Statement": [{statement}]}}'
     session.client("iam").create_policy(PolicyName="bound", PolicyDocument=document)
     (check,) = bound._boundary(name)
     assert check.result == "ok"
