@@ -1,14 +1,20 @@
-"""Stops the database again when AWS starts it while the instance is paused; a queue brings the events."""
+"""What pauses need lambdas for: to stop a database that AWS has started, and to switch the query service.
+
+A queue brings the events of starts. `dormouse pause` and `resume` call `switch_query`, so that their user
+needs no right to update a stack, which is the right to do whatever CloudFormation may do.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from dormouse.errors import InvalidInput
 from dormouse.settings.event import field
-from dormouse.settings.lambdas import PauseEnvironment
+from dormouse.settings.lambdas import PauseEnvironment, SwitchEnvironment
 from dormouse.settings.metrics import RUNNING_WHILE_PAUSED
 from dormouse.system.aws import Aws, open_session
+from dormouse.system.query import stack, update
 from dormouse.system.repause import repause
 from lambdas.services import called, logger, tracer
 
@@ -26,3 +32,16 @@ def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
         call.count(**{RUNNING_WHILE_PAUSED: float(found.runs_while_paused)})
         again = () if found.ended else messages
         return {"batchItemFailures": [{"itemIdentifier": one} for one in again]}
+
+
+@tracer.capture_lambda_handler(capture_response=False)
+def switch_query(event: Any, context: Any) -> dict[str, bool]:
+    """`{"running": true or false}` → whether the update was asked for; the stack may be busy."""
+    with called(SwitchEnvironment, "switch", context) as call:
+        running = event.get("running") if isinstance(event, Mapping) else None
+        if not isinstance(running, bool):
+            raise InvalidInput("the event must be running: true or false, and nothing else")
+        aws, name = Aws(open_session(call.environment.region)), call.environment.stack
+        if (found := stack(aws, name)) is None:
+            raise InvalidInput(f"the stack {name} is gone: deploy it again")
+        return {"asked": update(aws, found, runs=running)}

@@ -46,16 +46,16 @@ class CompactionStack(InstanceStack):
         self._foundation, self.compaction = foundation, compaction
         self._package = foundation.assets.emr_package(self)
         self._entry = foundation.assets.emr_entry(self)
-        self._emr = self._made()
+        self.emr = self._made()
         self._let_spark_work()
         self.create = self._database_function("Create", "create", "Makes compaction jobs for a run")
         report = self._database_function("Report", "report", "Releases what a run did not finish")
         submit = self._call_function("Submit", "submit", "Submits a run to EMR")
         follow = self._call_function("Follow", "follow", "Asks EMR how a run goes")
         cancel = self._call_function("Cancel", "cancel", "Cancels a run that takes too long")
-        self._emr.allow_submit(submit)
-        self._emr.allow_follow(follow)
-        self._emr.allow_cancel(cancel)
+        self.emr.allow_submit(submit)
+        self.emr.allow_follow(follow)
+        self.emr.allow_cancel(cancel)
         self.functions = RunFunctions(submit.function, follow.function, cancel.function, report.function)
         for function in (submit, follow, cancel, report):
             # Maintenance uses them: it can be switched off when its coming did not change this stack.
@@ -77,6 +77,7 @@ class CompactionStack(InstanceStack):
             target=self.runs.state_machine,
             description="Compaction",
         )
+        self.rule = schedule.rule
         self._tell(schedule)
 
     def _made(self) -> EmrServerless | EmrEc2:
@@ -111,7 +112,7 @@ class CompactionStack(InstanceStack):
         return f"s3://{bucket.bucket_name}/{LOG_PREFIX}/"
 
     def _let_spark_work(self) -> None:
-        storage, database, role = self._foundation.storage, self._foundation.database, self._emr.role
+        storage, database, role = self._foundation.storage, self._foundation.database, self.emr.role
         for group in self._security_groups():
             database.let_in(RUN_ROLE, group, role)
         storage.allow_objects(role, SPARK_OBJECT_ACTIONS)
@@ -128,7 +129,7 @@ class CompactionStack(InstanceStack):
             role.add_to_policy(iam.PolicyStatement(actions=actions, resources=resources))
 
     def _security_groups(self) -> tuple[ec2.SecurityGroup, ...]:
-        emr = self._emr
+        emr = self.emr
         return (emr.security_group,) if isinstance(emr, EmrServerless) else emr.security_groups
 
     def _assets(self) -> tuple[s3_assets.Asset, ...]:
@@ -177,7 +178,7 @@ class CompactionStack(InstanceStack):
         )
 
     def _engine_values(self) -> dict[str, Any]:
-        emr, compaction = self._emr, self.compaction
+        emr, compaction = self.emr, self.compaction
         if isinstance(emr, EmrServerless) and isinstance(compaction, EmrServerlessCompaction):
             return {
                 "application_id": emr.application_id,
@@ -188,7 +189,7 @@ class CompactionStack(InstanceStack):
         return {"cluster_name": emr.cluster_name, "cluster_template": emr.template}
 
     def _tell(self, schedule: Schedule) -> None:
-        emr = self._emr
+        emr = self.emr
         self.describe(
             RunResources(
                 rules=(schedule.rule.rule_name,),

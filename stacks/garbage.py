@@ -38,7 +38,7 @@ class GarbageStack(InstanceStack):
             target=lambda_.function,
             description="Garbage collection",
         )
-        self.function = lambda_.function
+        self.function, self.rule = lambda_.function, schedule.rule
         self.describe(
             ScheduledResources(rules=(schedule.rule.rule_name,), function=lambda_.function.function_name)
         )

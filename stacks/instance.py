@@ -19,6 +19,7 @@ from stacks.migrate import MigrateStack
 from stacks.monitoring import MonitoringStack, Watched
 from stacks.network import NetworkStack
 from stacks.pause import PauseStack
+from stacks.policies import PoliciesStack
 from stacks.query import QueryStack
 from stacks.storage import StorageStack
 
@@ -43,6 +44,8 @@ def build(settings: DeploymentSettings, *, assets: Assets, app: cdk.App | None =
     watched = _optional(app, foundation, migrate)
     if settings.monitoring is not None:
         MonitoringStack(app, foundation, settings.monitoring, watched)
+    if settings.iam.policies:
+        PoliciesStack(app, foundation, watched)
     if assets.to_run:
         refuse_deploys(app, not_built(assets))
     return app

@@ -51,6 +51,7 @@ class MaintenanceStack(InstanceStack):
             target=machine or self.function,
             description="Upkeep",
         )
+        self.rule = schedule.rule
         self.describe(
             RunResources(
                 rules=(schedule.rule.rule_name,),

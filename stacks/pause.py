@@ -80,10 +80,10 @@ class PauseStack(InstanceStack):
                 self.queue.queue, batch_size=1, max_concurrency=2, report_batch_item_failures=True
             )
         )
-        rule = self._rule(cluster_arn)
+        self.rule = self._rule(cluster_arn)
         self.describe(
             PauseResources(
-                rule=rule.rule_name,
+                rule=self.rule.rule_name,
                 queue=self.queue.queue.queue_url,
                 function=self.function.function_name,
                 drain_seconds=pause.drain_seconds,

@@ -51,7 +51,7 @@ class StorageStack(InstanceStack):
         self.objects = f"s3://{self.data_bucket.bucket_name}/{DATA_PREFIX}"
         self._tell()
 
-    def allow_objects(self, role: iam.Role, actions: Sequence[str]) -> None:
+    def allow_objects(self, grantee: iam.Role | iam.ManagedPolicy, actions: Sequence[str]) -> None:
         """Actions on the instance's objects, with the key that they need; names may always be listed, without
         which S3 says "forbidden" of what is not there."""
         by_s3 = {"StringEquals": {"kms:ViaService": f"s3.{self.region}.{self.url_suffix}"}}
@@ -61,12 +61,14 @@ class StorageStack(InstanceStack):
             (["s3:ListBucket"], self.data_bucket.bucket_arn, None),
             (key_actions, self.key.key_arn, by_s3),
         ):
-            role.add_to_policy(
-                iam.PolicyStatement(actions=allowed, resources=[resource], conditions=conditions)
-            )
+            one = iam.PolicyStatement(actions=allowed, resources=[resource], conditions=conditions)
+            if isinstance(grantee, iam.ManagedPolicy):
+                grantee.add_statements(one)
+            else:
+                grantee.add_to_policy(one)
         exported = self.resolve(self.export_value(self.data_bucket.bucket_arn))["Fn::ImportValue"]
         acknowledge(
-            role,
+            grantee,
             f"AwsSolutions-IAM5[Resource::{exported}/{DATA_PREFIX}/*]",
             "the objects of the instance, and nothing else, are below this prefix",
         )

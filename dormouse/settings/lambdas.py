@@ -161,6 +161,13 @@ class PauseEnvironment(Environment):
     """The SSM parameter with the desired state."""
 
 
+class SwitchEnvironment(Environment):
+    """Of `pause.switch_query`, which calls CloudFormation only."""
+
+    stack: NonEmpty
+    """The name of the query service's stack."""
+
+
 E = TypeVar("E", bound=Environment)
 
 

@@ -101,6 +101,8 @@ class QueryResources(Described):
     memory_mb: int
     endpoints: int
     """How many interface endpoints it has."""
+    switch: str | None = None
+    """The name of the function that lets it run or sleep; None before there was one."""
 
 
 class PauseResources(Described):

@@ -114,6 +114,8 @@ def _packages(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
     parts = {"migrate", *(name for name in LAMBDAS if getattr(settings, name, None) is not None)}
     if settings.compaction or settings.maintenance:
         parts.add("runs")
+    if settings.query:
+        parts.add("pause")
     folders = [root / f"build/lambdas/{name}-{settings.architecture}" for name in sorted(parts)]
     missing = ", ".join(folder.name for folder in folders if not folder.is_dir())
     trouble = f"not built: {missing}" if missing else None

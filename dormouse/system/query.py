@@ -6,6 +6,7 @@ and the endpoints (docs/decisions/0017).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,42 @@ def stack(aws: Aws, name: str) -> Mapping[str, Any] | None:
             return None
         raise
     return found[0] if found else None
+
+
+def update(aws: Aws, described: Mapping[str, Any], *, runs: bool) -> bool:
+    """Asks for the stack with another value of its parameter, and nothing else; False if it is busy."""
+    parameters = [
+        {"ParameterKey": key, "UsePreviousValue": True}
+        for key in _parameters(described)
+        if key != RUNNING_PARAMETER
+    ]
+    parameters.append({"ParameterKey": RUNNING_PARAMETER, "ParameterValue": str(runs).lower()})
+    try:
+        aws.call(
+            "cloudformation",
+            "update_stack",
+            StackName=described["StackName"],
+            UsePreviousTemplate=True,
+            Parameters=parameters,
+            Capabilities=CAPABILITIES,
+        )
+    except AwsRefused as refused:
+        # Somebody was faster; the next look sees how far it is.
+        if refused.code != "ValidationError" or "IN_PROGRESS" not in str(refused):
+            raise
+        return False
+    return True
+
+
+def switch(aws: Aws, function: str, *, runs: bool) -> bool:
+    """As `update`, by the lambda of the stack: only that needs the right to update it."""
+    event = json.dumps({"running": runs}).encode()
+    answer = aws.call("lambda", "invoke", FunctionName=function, Payload=event)
+    said = json.loads(answer["Payload"].read())
+    if "FunctionError" in answer:
+        why = said.get("errorMessage", "it does not say why")
+        raise InstanceError(f"the lambda {function} failed: {why}")
+    return bool(said["asked"])
 
 
 def is_wanted(described: Mapping[str, Any]) -> bool:
@@ -107,27 +144,10 @@ class SwitchQuery:
         return is_followed or (self._asked and began != self._asked_after)
 
     def _ask(self, found: Mapping[str, Any]) -> None:
-        parameters = [
-            {"ParameterKey": key, "UsePreviousValue": True}
-            for key in _parameters(found)
-            if key != RUNNING_PARAMETER
-        ]
-        parameters.append({"ParameterKey": RUNNING_PARAMETER, "ParameterValue": str(self.runs).lower()})
-        try:
-            self.instance.aws.call(
-                "cloudformation",
-                "update_stack",
-                StackName=self.told.stack,
-                UsePreviousTemplate=True,
-                Parameters=parameters,
-                Capabilities=CAPABILITIES,
-            )
-        except AwsRefused as refused:
-            # Somebody was faster; the next look sees how far it is.
-            if refused.code != "ValidationError" or "IN_PROGRESS" not in str(refused):
-                raise
-            return
-        self._asked, self._asked_after = True, found.get("LastUpdatedTime")
+        aws, function = self.instance.aws, self.told.switch
+        asked = switch(aws, function, runs=self.runs) if function else update(aws, found, runs=self.runs)
+        if asked:
+            self._asked, self._asked_after = True, found.get("LastUpdatedTime")
 
     def _failure(self, status: str) -> str:
         verb = "resume" if self.runs else "pause"

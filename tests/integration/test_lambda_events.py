@@ -18,6 +18,7 @@ from dormouse.settings.lambdas import (
     MigrateEnvironment,
     PauseEnvironment,
     RunsEnvironment,
+    SwitchEnvironment,
 )
 from lambdas import commit, compaction, garbage, maintenance, migrate, pause, runs
 from tests.aws_lambda import Context
@@ -133,9 +134,15 @@ def of_cloudformation() -> list[tuple[Any, str]]:
     ]
 
 
+def of_switches() -> list[tuple[Any, str]]:
+    odd = [*NO_OBJECTS, {}, {"running": None}, {"running": "yes"}, {"running": 1}]
+    return [(one, "the event must be running: true or false") for one in odd]
+
+
 ODD = {
     "commit": (commit.handler, of_sqs(of_records=True)),
     "pause": (pause.handler, of_sqs(of_records=False)),
+    "pause.switch_query": (pause.switch_query, of_switches()),
     "compaction.create": (compaction.create, of_executions(needed=True)),
     "compaction.report": (compaction.report, of_reports()),
     "maintenance": (maintenance.handler, of_executions(needed=False)),
@@ -159,6 +166,7 @@ def environment(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         BeginMigrationEnvironment.variables(migrate_function="migrate"),
         RunsEnvironment.variables(**given, **engine, archive="s3://b/a.tgz", entry="s3://b/run.py"),
         PauseEnvironment.variables(cluster="db", state_parameter="/dormouse/dev/state"),
+        SwitchEnvironment.variables(stack="query"),
     ):
         for name, value in variables.items():
             monkeypatch.setenv(name, value)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from botocore.response import StreamingBody
 from botocore.stub import ANY
 from moto import mock_aws
 
-from dormouse.errors import InstanceError
+from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings.resources import QueryResources, Resources, resources_parameter
 from dormouse.system.aws import Aws
 from dormouse.system.instance import DeployedInstance
@@ -20,6 +22,7 @@ from dormouse.system.query import SwitchQuery, query_state
 from dormouse.system.resume import resume
 from dormouse.system.status import status
 from dormouse.system.steps import Run, StepReport
+from lambdas import pause as pause_lambda
 from tests.deployed import REGION, Deployed, FakeClock, StubSession, deploy
 
 STACK = "dormouse-dev-query"
@@ -28,6 +31,7 @@ TOLD = QueryResources(
     url="http://query.dev.dormouse.internal",
     tasks_min=1, cpu=1_024, memory_mb=4_096, endpoints=4,
 )  # fmt: skip
+WITH_SWITCH = TOLD.model_copy(update={"switch": "switch"})
 TEMPLATE = {
     "Parameters": {
         "Running": {"Type": "String", "Default": "true"},
@@ -159,6 +163,55 @@ def asked(stubs: StubSession, running: str) -> None:
     )
 
 
+def switched(stubs: StubSession, running: str, answer: str = '{"asked": true}', **more: str) -> None:
+    """The lambda is called, which has the right to update the stack."""
+    payload = io.BytesIO(answer.encode())
+    stubs.stub("lambda").add_response(
+        "invoke",
+        {"StatusCode": 200, "Payload": StreamingBody(payload, len(answer)), **more},
+        {"FunctionName": "switch", "Payload": f'{{"running": {running}}}'.encode()},
+    )
+
+
+def test_the_lambda_of_the_stack_is_asked_so_that_its_user_needs_no_right_to_update_stacks(
+    stubs: StubSession,
+) -> None:
+    described(stubs, ("UPDATE_COMPLETE", "true", 1))
+    switched(stubs, "false", '{"asked": false}')  # somebody was faster
+    described(stubs, ("UPDATE_COMPLETE", "true", 1))
+    switched(stubs, "false")
+    described(stubs, ("UPDATE_IN_PROGRESS", "false", 2), ("UPDATE_COMPLETE", "false", 2))
+    failed(stubs, (STACK, "UPDATE_IN_PROGRESS", "User Initiated"))
+    assert ran(step(stubs, runs=False, told=WITH_SWITCH)).outcome == "done"
+
+
+def test_what_the_lambda_says_when_it_fails_is_said(stubs: StubSession) -> None:
+    described(stubs, ("UPDATE_COMPLETE", "true", 1))
+    switched(stubs, "false", '{"errorMessage": "no right"}', FunctionError="Unhandled")
+    with pytest.raises(InstanceError, match="the lambda switch failed: no right"):
+        ran(step(stubs, runs=False, told=WITH_SWITCH))
+
+
+@pytest.fixture
+def lambda_of_the_stack(stubs: StubSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DORMOUSE_STACK", STACK)
+    monkeypatch.setattr(pause_lambda, "open_session", lambda region: stubs)
+
+
+@pytest.mark.usefixtures("lambda_of_the_stack")
+def test_the_lambda_changes_the_parameter_and_nothing_else(stubs: StubSession) -> None:
+    described(stubs, ("UPDATE_COMPLETE", "true", 1))
+    asked(stubs, "false")
+    assert pause_lambda.switch_query({"running": False}, None) == {"asked": True}
+
+
+@pytest.mark.usefixtures("lambda_of_the_stack")
+@pytest.mark.parametrize("event", [{}, {"running": "false"}, {"running": None, "TemplateBody": "{}"}])
+def test_the_lambda_takes_no_other_event(stubs: StubSession, event: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match="the event must be running: true or false"):
+        pause_lambda.switch_query(event, None)
+
+
 def failed(stubs: StubSession, *events: tuple[str, str, str]) -> None:
     """The newest first, as CloudFormation tells them."""
     told = [
@@ -173,9 +226,9 @@ def failed(stubs: StubSession, *events: tuple[str, str, str]) -> None:
     )
 
 
-def step(stubs: StubSession, *, runs: bool) -> SwitchQuery:
-    instance = DeployedInstance("dev", "123456789012", REGION, Resources(query=TOLD), Aws(stubs))
-    return SwitchQuery(instance, TOLD, runs)
+def step(stubs: StubSession, *, runs: bool, told: QueryResources = TOLD) -> SwitchQuery:
+    instance = DeployedInstance("dev", "123456789012", REGION, Resources(query=told), Aws(stubs))
+    return SwitchQuery(instance, told, runs)
 
 
 def ran(switch: SwitchQuery) -> StepReport:

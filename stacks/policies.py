@@ -1,0 +1,154 @@
+"""Managed policies for people: who pauses and resumes the instance, and who reads its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import aws_cdk as cdk
+from aws_cdk import aws_iam as iam
+from constructs import Construct
+
+from dormouse.settings.resources import PREFIX
+from stacks.acknowledge import acknowledge
+from stacks.constructs.database_proxy import user_arns
+from stacks.constructs.emr_serverless import EmrServerless
+from stacks.constructs.facts import fact
+from stacks.constructs.wildcards import acknowledge_resources
+from stacks.database import READ_ROLE
+from stacks.foundation import Foundation
+from stacks.instance_stack import INSTANCE_TAG, InstanceStack
+from stacks.monitoring import Watched
+
+LOOKS = [
+    "cloudformation:DescribeStacks",
+    "cloudwatch:GetMetricData",
+    "ecs:DescribeServices",
+    "elasticmapreduce:ListClusters",
+    "elasticmapreduce:ListInstances",
+    "elasticmapreduce:ListSteps",
+    "emr-serverless:GetApplication",
+    "emr-serverless:ListJobRuns",
+    "events:DescribeRule",
+    "lambda:GetEventSourceMapping",
+    "lambda:GetFunctionConfiguration",
+    "rds:DescribeDBClusters",
+    "rds:DescribeDBInstances",
+    "sqs:GetQueueAttributes",
+    "states:ListExecutions",
+]
+"""What `dormouse pause`, `resume` and `status` look at."""
+
+LETTERS = [
+    "sqs:ChangeMessageVisibility",
+    "sqs:DeleteMessage",
+    "sqs:ReceiveMessage",
+    "sqs:SendMessage",
+    "sqs:StartMessageMoveTask",
+]
+COLON = cdk.ArnFormat.COLON_RESOURCE_NAME
+
+
+class PoliciesStack(InstanceStack):
+    """Whoever looks after users, roles and permission sets attaches them."""
+
+    def __init__(self, scope: Construct, foundation: Foundation, watched: Watched) -> None:
+        super().__init__(scope, "policies", foundation.settings, description="policies for people")
+        self._foundation, self._watched = foundation, watched
+        for name in self.settings.iam.policies:
+            description = f"Dormouse {self.settings.id}: {name}"
+            policy = iam.ManagedPolicy(self, name.capitalize(), description=description)
+            told = [self._parameter(""), self._parameter("/*")]
+            _allow(policy, ["ssm:GetParameter", "ssm:GetParametersByPath"], told)
+            acknowledge_resources(policy, told[1:], "what the stacks of this instance tell")
+            (self._operator if name == "operator" else self._reader)(policy)
+            cdk.CfnOutput(self, f"{name.capitalize()}Arn", value=policy.managed_policy_arn)
+
+    def _reader(self, policy: iam.ManagedPolicy) -> None:
+        database = self._foundation.database
+        _allow(policy, ["rds-db:connect"], user_arns(self, database.fact(self, "login"), [READ_ROLE]))
+        self._foundation.storage.allow_objects(policy, ["s3:GetObject"])
+        if (query := self._watched.query) is not None:
+            token = fact(query, self, "token", query.task.token.secret_arn)
+            _allow(policy, ["secretsmanager:GetSecretValue"], [token])
+
+    def _operator(self, policy: iam.ManagedPolicy) -> None:
+        _allow(policy, LOOKS, ["*"])
+        acknowledge(policy, "AwsSolutions-IAM5[Resource::*]", "it only looks")
+        cluster = self._foundation.database.fact(self, "cluster")
+        database = self.format_arn(service="rds", resource="cluster", resource_name=cluster, arn_format=COLON)
+        _allow(policy, ["rds:StartDBCluster", "rds:StopDBCluster"], [database])
+        _allow(policy, ["ssm:PutParameter"], [self._parameter("/state")])
+        self._switches(policy)
+        self._runs(policy)
+        queues = self.format_arn(service="sqs", resource="*")
+        _allow(policy, LETTERS, [queues], self._ours("aws"))
+        acknowledge_resources(policy, [queues], "the queues with the tag of this instance")
+
+    def _switches(self, policy: iam.ManagedPolicy) -> None:
+        """Schedules, mappings and the query service."""
+        watched = self._watched
+        rules = [
+            fact(owner, self, "rule", owner.rule.rule_arn)
+            for owner in (watched.garbage, watched.compaction, watched.maintenance, watched.pause)
+            if owner is not None
+        ]
+        if rules:
+            _allow(policy, ["events:DisableRule", "events:EnableRule"], rules)
+        if (commit := watched.commit) is not None:
+            mappings = [
+                fact(commit, self, f"mapping-{number}", one.event_source_mapping_arn)
+                for number, one in enumerate(commit.mappings, 1)
+            ]
+            _allow(policy, ["lambda:UpdateEventSourceMapping"], mappings)
+        if (query := watched.query) is not None:
+            switch = fact(query, self, "switch", query.switch.function.function_arn)
+            _allow(policy, ["lambda:InvokeFunction"], [switch])
+            _allow(
+                policy, ["cloudformation:DescribeStackEvents"], [fact(query, self, "stack", query.stack_id)]
+            )
+
+    def _runs(self, policy: iam.ManagedPolicy) -> None:
+        """What a pause ends when it takes too long, and what it stops."""
+        for owner in (self._watched.compaction, self._watched.maintenance):
+            if owner is None or owner.runs is None:
+                continue
+            name = f"{fact(owner, self, 'machine', owner.runs.state_machine.state_machine_name)}:*"
+            runs = self.format_arn(
+                service="states", resource="execution", resource_name=name, arn_format=COLON
+            )
+            _allow(policy, ["states:StopExecution"], [runs])
+            acknowledge_resources(policy, [runs], "the executions of this state machine")
+        if (compaction := self._watched.compaction) is None:
+            return
+        if isinstance(compaction.emr, EmrServerless):
+            identifier = fact(compaction, self, "application", compaction.emr.application_id)
+            application = self.format_arn(
+                service="emr-serverless", resource="/applications", resource_name=identifier
+            )
+            runs = f"{application}/jobruns/*"
+            _allow(policy, ["emr-serverless:StopApplication"], [application])
+            _allow(policy, ["emr-serverless:CancelJobRun"], [runs])
+            acknowledge_resources(policy, [runs], "the runs of this application, which EMR names")
+        else:
+            clusters = self.format_arn(service="elasticmapreduce", resource="cluster", resource_name="*")
+            _allow(policy, ["elasticmapreduce:TerminateJobFlows"], [clusters], self._ours("elasticmapreduce"))
+            acknowledge_resources(policy, [clusters], "those with the tag of this instance")
+
+    def _ours(self, service: str) -> Mapping[str, Any]:
+        return {"StringEquals": {f"{service}:ResourceTag/{INSTANCE_TAG}": self.settings.id}}
+
+    def _parameter(self, below: str) -> str:
+        name = f"{PREFIX.removeprefix('/')}/{self.settings.id}{below}"
+        return self.format_arn(service="ssm", resource="parameter", resource_name=name)
+
+
+def _allow(
+    policy: iam.ManagedPolicy,
+    actions: Sequence[str],
+    resources: Sequence[str],
+    conditions: Mapping[str, Any] | None = None,
+) -> None:
+    policy.add_statements(
+        iam.PolicyStatement(actions=list(actions), resources=list(resources), conditions=conditions)
+    )

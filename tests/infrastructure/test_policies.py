@@ -1,0 +1,143 @@
+"""Managed policies for people: made when asked for, and no more than what commands need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.assembly import Assembly, settings, synthesize
+from tests.template import allowed, flat
+
+AWS_CHARACTERS_MAX = 6_144
+"""Of a managed policy, spaces apart."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
+    """With as many queues as there can be, and checked by cdk-nag."""
+    asked = {"policies": ["operator", "reader"]}
+    folder = tmp_path_factory.mktemp("policies") / "assembly"
+    return synthesize(settings("prod", iam=asked, commit={"queues": 16}), folder)
+
+
+def rights(assembly: Assembly, name: str) -> dict[str, list[tuple[str, Any]]]:
+    """Of each action: on what, on which condition."""
+    [policy] = [one for one in assembly.resources("AWS::IAM::ManagedPolicy") if one.name.startswith(name)]
+    found: dict[str, list[tuple[str, Any]]] = {}
+    for statement in policy.properties["PolicyDocument"]["Statement"]:
+        assert statement["Effect"] == "Allow"
+        for action in listed(statement["Action"]):
+            for where in listed(statement["Resource"]):
+                found.setdefault(action, []).append((flat(where), statement.get("Condition")))
+    return found
+
+
+def listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def test_there_are_none_unless_they_are_asked_for(assembly: Assembly) -> None:
+    assert "policies" not in assembly.templates
+    assert not list(assembly.resources("AWS::IAM::ManagedPolicy"))
+
+
+def test_one_may_be_asked_for_alone(tmp_path: Path) -> None:
+    """Also of an instance with hardly anything."""
+    found = synthesize(settings("minimal", iam={"policies": ["operator"]}), tmp_path / "a", checked=False)
+    assert len(list(found.resources("AWS::IAM::ManagedPolicy"))) == 1
+    assert "lambda:InvokeFunction" not in rights(found, "Operator")
+
+
+def test_cdk_nag_has_nothing_open(made: Assembly) -> None:
+    assert made.findings == []
+
+
+def test_an_operator_may_change_only_what_a_pause_changes(made: Assembly) -> None:
+    may = rights(made, "Operator")
+    changing = {action: places for action, places in may.items() if ("*", None) not in places}
+    assert changing.keys() == {
+        "cloudformation:DescribeStackEvents",
+        "emr-serverless:CancelJobRun", "emr-serverless:StopApplication", "events:DisableRule",
+        "events:EnableRule", "lambda:InvokeFunction", "lambda:UpdateEventSourceMapping",
+        "rds:StartDBCluster", "rds:StopDBCluster", "sqs:ChangeMessageVisibility", "sqs:DeleteMessage",
+        "sqs:ReceiveMessage", "sqs:SendMessage", "sqs:StartMessageMoveTask", "ssm:GetParameter",
+        "ssm:GetParametersByPath", "ssm:PutParameter", "states:StopExecution",
+    }  # fmt: skip
+    for action in may.keys() - changing.keys():
+        assert action.partition(":")[2].startswith(("Describe", "Get", "List")), action
+    assert len(may["events:DisableRule"]) == 4
+    assert len(may["lambda:UpdateEventSourceMapping"]) == 16
+    [(state, _)] = may["ssm:PutParameter"]
+    assert state.endswith(":parameter/dormouse/prod/state")
+    [(runs, _)] = may["emr-serverless:CancelJobRun"]
+    assert "dormouseprodcompactionapplication" in runs and runs.endswith("/jobruns/*")
+    [(_, condition)] = may["sqs:DeleteMessage"]
+    assert condition == {"StringEquals": {"aws:ResourceTag/dormouse:instance": "prod"}}
+
+
+def test_clusters_on_ec2_are_ended_by_their_tag(tmp_path: Path) -> None:
+    configuration = settings(
+        "dev", iam={"policies": ["operator"]}, compaction={"engine": "emr-ec2-transient"}
+    )
+    found = rights(synthesize(configuration, tmp_path / "a", checked=False), "Operator")
+    [(_, condition)] = found["elasticmapreduce:TerminateJobFlows"]
+    assert condition == {"StringEquals": {"elasticmapreduce:ResourceTag/dormouse:instance": "dev"}}
+    assert "emr-serverless:StopApplication" not in found
+
+
+def test_nobody_who_pauses_may_update_a_stack(made: Assembly) -> None:
+    """That is the right to do whatever CloudFormation may; the lambda of the stack has it, of this one."""
+    assert "cloudformation:UpdateStack" not in rights(made, "Operator")
+    updating = [
+        (policy.stack, flat(statement["Resource"]))
+        for policy in made.resources("AWS::IAM::Policy")
+        for statement in policy.properties["PolicyDocument"]["Statement"]
+        if "cloudformation:UpdateStack" in listed(statement["Action"])
+    ]
+    assert updating == [("query", "StackId")]
+
+
+def test_the_lambda_that_updates_the_stack_may_read_all_that_its_template_asks_for(made: Assembly) -> None:
+    """Which CloudFormation reads with the rights of whoever updates it."""
+    parameters = made.templates["query"]["Parameters"].values()
+    asked = {one["Default"] for one in parameters if one["Type"].startswith("AWS::SSM::Parameter::Value")}
+    assert "/dormouse/prod/database/host" in asked
+    may = {
+        where.rpartition(":parameter")[2]
+        for action, where, _ in allowed(made, "query", "SwitchRole")
+        if action == "ssm:GetParameters"
+    }
+    assert {one for one in asked if not one.startswith("/cdk-bootstrap/")} | {"/cdk-bootstrap/*"} == may
+
+
+def test_a_reader_reads(made: Assembly) -> None:
+    may = rights(made, "Reader")
+    assert may.keys() == {
+        "kms:Decrypt", "rds-db:connect", "s3:GetObject", "s3:ListBucket", "secretsmanager:GetSecretValue",
+        "ssm:GetParameter", "ssm:GetParametersByPath",
+    }  # fmt: skip
+    [(user, _)] = may["rds-db:connect"]
+    assert user.endswith("/dormouse_read")
+    [(objects, _)] = may["s3:GetObject"]
+    assert objects.endswith("/data/*")
+
+
+def test_policies_are_not_too_long(made: Assembly) -> None:
+    """Each reference as long as an ARN may be."""
+    for policy in made.resources("AWS::IAM::ManagedPolicy"):
+        statements = policy.properties["PolicyDocument"]["Statement"]
+        size = sum(
+            40
+            + sum(len(action) + 3 for action in listed(one["Action"]))
+            + sum(3 + length(where) for where in listed(one["Resource"]))
+            + len(flat(one.get("Condition", "")))
+            for one in statements
+        )
+        assert size < AWS_CHARACTERS_MAX, policy.name
+
+
+def length(where: Any) -> int:
+    """An ARN that is read from a parameter has 110 characters at most: that of a mapping 95."""
+    return 110 if isinstance(where, dict) and "Ref" in where else len(flat(where))
