@@ -3,8 +3,9 @@
 Its properties are Host, Port, Database, Secret (of the master user), Migrations (a checksum, so that the
 resource changes with them) and DeployPaused. CloudFormation resolves no secrets for custom resources, and
 from within the VPC there is no way to them: so `begin`, outside of it, adds User and Password, and hands the
-event to `handler`. Every event is answered, with one line of why when it fails; the password is in the event,
-so the event is never logged.
+event to `handler`. It also makes the desired state, and answers itself while a paused instance may sleep on.
+Every event is answered, with one line of why when it fails; the password is in the event, so the event is
+never logged.
 
 When CloudFormation rolls back, the code of before meets a schema that may be newer, and serves it as well: so
 nothing that fails then is a failure, which would leave the stack in UPDATE_ROLLBACK_FAILED. `begin` asks what
@@ -38,6 +39,7 @@ from dormouse.schedules.migration import bring_up_to_date, own
 from dormouse.settings.certificates import CA_BUNDLE
 from dormouse.settings.event import field
 from dormouse.settings.lambdas import BeginMigrationEnvironment, MigrateEnvironment
+from dormouse.settings.resources import state_parameter
 from dormouse.settings.section import CONNECT_SECONDS_MAX
 from dormouse.system.aws import Aws, open_session
 from lambdas.database import connected
@@ -59,17 +61,22 @@ logger = logging.getLogger("dormouse.lambdas")
 
 @tracer.capture_lambda_handler(capture_response=False, capture_error=False)
 def begin(event: dict[str, Any], context: Any) -> None:
-    """Adds the login of the master user, and leaves the rest to `handler`, which answers."""
+    """Makes the desired state, adds the login of the master user, and leaves the rest to `handler`."""
     answer = _Answer(event)
     try:
         with called(BeginMigrationEnvironment, "migrate", context) as call:
+            state = state_parameter(call.environment.instance_id)
             if _request_type(event) == "Delete":
+                Aws(open_session(call.environment.region)).look("ssm", "delete_parameter", Name=state)
                 answer.succeeded(LEFT_ALONE)  # the secret may be gone by now
+                return
+            secret, aws = _secret_of(event), Aws(open_session(call.environment.region))
+            answer.rolls_back = rolls_back = _rolls_back(aws, event["StackId"])
+            sleeps = _state(aws, event, state) == "paused"
+            if sleeps and (result := _sleeps_on(event, rolls_back=rolls_back)):
+                answer.succeeded(result)
             else:
-                secret = _secret_of(event)
-                aws = Aws(open_session(call.environment.region))
-                answer.rolls_back = _rolls_back(aws, event["StackId"])
-                _hand_over(aws, event, secret, call.environment, rolls_back=answer.rolls_back)
+                _hand_over(aws, event, secret, call.environment, rolls_back=rolls_back)
     except Exception as error:
         answer.failed(text_of(error))
 
@@ -113,6 +120,37 @@ def _rolls_back(aws: Aws, stack: str) -> bool:
     return "ROLLBACK" in described["StackStatus"]
 
 
+def _state(aws: Aws, event: Mapping[str, Any], name: str) -> str | None:
+    """The desired state: as the settings say, when it is not there or they have changed, else as it is."""
+    wanted = event["ResourceProperties"].get("DeployPaused")
+    before = _old(event).get("DeployPaused", wanted)
+    given = {"Name": name, "Type": "String", "Value": "paused" if wanted == "true" else "running"}
+    there = frozenset({"ParameterAlreadyExists"})
+    aws.ask("ssm", "put_parameter", refusals=there, Overwrite=before != wanted, **given)
+    return aws.parameter(name)
+
+
+def _sleeps_on(event: Mapping[str, Any], *, rolls_back: bool) -> str | None:
+    """The result for a paused instance that has nothing its database must be woken for; None if another
+    database comes in its place, which is awake. Raises InstanceError if it must be woken.
+    """
+    new, old = event["ResourceProperties"], _old(event)
+    if not old or any(new.get(name) != old.get(name) for name in _WHERE):
+        return None
+    if new.get("Migrations") == old.get("Migrations"):
+        return "nothing to migrate"
+    if rolls_back:
+        return "the instance is paused, and its database as it was before"
+    raise InstanceError(
+        "the instance is paused, but there are migrations: resume it, deploy, and pause it again"
+    )
+
+
+def _old(event: Mapping[str, Any]) -> dict[str, Any]:
+    """The properties before an update; empty when there is nothing before."""
+    return field(event, "OldResourceProperties", dict) if event.get("OldResourceProperties") else {}
+
+
 def _hand_over(
     aws: Aws,
     event: Mapping[str, Any],
@@ -136,32 +174,16 @@ def _hand_over(
 def _migrate(event: Mapping[str, Any], call: Call[MigrateEnvironment]) -> str:
     if _request_type(event) == "Delete":
         return LEFT_ALONE
-    properties = field(event, "ResourceProperties", dict)
-    if _sleeps_on(event):
-        return "nothing to migrate"
+    properties, old = field(event, "ResourceProperties", dict), _old(event)
     dsn = _dsn(properties, call.environment)
     connecting = partial(_connected, call.environment)
     lines = [str(bring_up_to_date(dsn, connecting))]
-    old = _old(event)
     moved = any(properties.get(name) != old.get(name) for name in _WHERE)
     if moved:  # also back, when CloudFormation rolls back
         adopted = own(dsn, open_store(call.environment.objects), replaces=bool(old), connecting=connecting)
         lines += [] if adopted is None else [f"the object store is adopted, as incarnation {adopted}"]
     logger.info("%s", "; ".join(lines))
     return "; ".join(lines)
-
-
-def _sleeps_on(event: Mapping[str, Any]) -> bool:
-    """Whether an instance that is deployed paused has nothing that its database must be woken for."""
-    new, old = event["ResourceProperties"], _old(event)
-    if not old or new.get("DeployPaused") != "true":
-        return False
-    return all(new.get(name) == old.get(name) for name in (*_WHERE, "Migrations"))
-
-
-def _old(event: Mapping[str, Any]) -> dict[str, Any]:
-    """The properties before an update; empty when there is nothing before."""
-    return field(event, "OldResourceProperties", dict) if event.get("OldResourceProperties") else {}
 
 
 def _dsn(properties: Mapping[str, Any], environment: MigrateEnvironment) -> str:

@@ -1,7 +1,7 @@
-"""What pauses need lambdas for: to stop a database that AWS has started, and to switch the query service.
+"""What pauses need lambdas for: to keep the instance as it is wanted, and to switch the query service.
 
-A queue brings the events of starts. `dormouse pause` and `resume` call `switch_query`, so that their user
-needs no right to update a stack, which is the right to do whatever CloudFormation may do.
+A queue brings the hours, and the starts of the database. `dormouse pause` and `resume` call `switch_query`,
+so that their user needs no right to update a stack, which is the right to do whatever CloudFormation may do.
 """
 
 from __future__ import annotations
@@ -9,26 +9,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dormouse.errors import InvalidInput
+from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings.event import field
-from dormouse.settings.lambdas import PauseEnvironment, SwitchEnvironment
+from dormouse.settings.lambdas import Environment, SwitchEnvironment
 from dormouse.settings.metrics import RUNNING_WHILE_PAUSED
 from dormouse.system.aws import Aws, open_session
+from dormouse.system.instance import told
+from dormouse.system.keeper import keep
 from dormouse.system.query import stack, update
-from dormouse.system.repause import repause
 from lambdas.services import called, logger, tracer
 
 
 @tracer.capture_lambda_handler(capture_response=False)
 def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
     """Answers which messages come back: all, whatever they say, as long as there is something to wait for."""
-    with called(PauseEnvironment, "pause", context) as call:
+    with called(Environment, "pause", context) as call:
         environment = call.environment
         messages = [field(one, "messageId", str, "a record") for one in field(event, "Records", list)]
-        found = repause(
-            Aws(open_session(environment.region)), environment.cluster, environment.state_parameter
+        try:
+            found = keep(told(environment.instance_id, Aws(open_session(environment.region))))
+        except InstanceError:
+            call.count(**{RUNNING_WHILE_PAUSED: 1.0})  # it is not known to sleep
+            raise
+        logger.info(
+            "wanted %s, cluster %s; %s", found.desired, found.status, "; ".join(found.left) or "as wanted"
         )
-        logger.info("wanted %s, cluster %s is %s", found.desired, environment.cluster, found.status)
         call.count(**{RUNNING_WHILE_PAUSED: float(found.runs_while_paused)})
         again = () if found.ended else messages
         return {"batchItemFailures": [{"itemIdentifier": one} for one in again]}

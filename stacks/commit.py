@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import aws_cdk as cdk
+from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_lambda_event_sources as event_sources
 from constructs import Construct
 
@@ -25,7 +26,7 @@ class CommitStack(InstanceStack):
             scope, "commit", foundation.settings, description="commit queues and lambda", stateful=True
         )
         self.queues = [self._queue(number, commit) for number in range(1, commit.queues + 1)]
-        lambda_ = DatabaseFunction(
+        applies = DatabaseFunction(
             self,
             "Commit",
             foundation=foundation,
@@ -38,9 +39,9 @@ class CommitStack(InstanceStack):
             database_role=RUN_ROLE,
             object_actions=["s3:GetObject", "s3:PutObject"],
         )
-        self.function = lambda_.function
-        foundation.storage.allow_deletion(lambda_.role, "commits")  # large requests, once they are applied
-        foundation.storage.allow_deletion(lambda_.role, "owner/now")  # and what announces these deletions
+        self.function = applies.function
+        foundation.storage.allow_deletion(applies.role, "commits")  # large requests, once they are applied
+        foundation.storage.allow_deletion(applies.role, "owner/now")  # and what announces these deletions
         self.mappings = [self._mapping(queue, commit) for queue in self.queues]
         self.describe(
             CommitResources(
@@ -63,11 +64,16 @@ class CommitStack(InstanceStack):
     def _mapping(self, queue: Queue, commit: CommitSettings) -> event_sources.SqsEventSource:
         source = event_sources.SqsEventSource(
             queue.queue,
-            enabled=self.scheduled_enabled,
             batch_size=commit.batch_size,
             max_batching_window=cdk.Duration.seconds(commit.batching_window_seconds),
             max_concurrency=commit.concurrency,
             report_batch_item_failures=True,
         )
         self.function.add_event_source(source)
+        mapping = self.function.node.find_child(
+            f"SqsEventSource:{cdk.Names.node_unique_id(queue.queue.node)}"
+        )
+        found = mapping.node.default_child
+        assert isinstance(found, lambda_.CfnEventSourceMapping)  # noqa: S101
+        found.add_property_override("Enabled", cdk.Fn.condition_if(self.is_awake.logical_id, True, False))
         return source

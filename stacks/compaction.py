@@ -49,6 +49,7 @@ class CompactionStack(InstanceStack):
         self.emr = self._made()
         self._let_spark_work()
         self.create = self._database_function("Create", "create", "Makes compaction jobs for a run")
+        self.function = self.create.function
         report = self._database_function("Report", "report", "Releases what a run did not finish")
         submit = self._call_function("Submit", "submit", "Submits a run to EMR")
         follow = self._call_function("Follow", "follow", "Asks EMR how a run goes")
@@ -73,12 +74,12 @@ class CompactionStack(InstanceStack):
             self,
             "Schedule",
             every_minutes=compaction.every_minutes,
-            enabled=self.scheduled_enabled,
+            is_awake=self.is_awake,
             target=self.runs.state_machine,
             description="Compaction",
         )
         self.rule = schedule.rule
-        self._tell(schedule)
+        self._tell()
 
     def _made(self) -> EmrServerless | EmrEc2:
         compaction, foundation = self.compaction, self._foundation
@@ -188,11 +189,11 @@ class CompactionStack(InstanceStack):
         assert isinstance(emr, EmrEc2)  # noqa: S101
         return {"cluster_name": emr.cluster_name, "cluster_template": emr.template}
 
-    def _tell(self, schedule: Schedule) -> None:
+    def _tell(self) -> None:
         emr = self.emr
         self.describe(
             RunResources(
-                rules=(schedule.rule.rule_name,),
+                rules=(self.rule.rule_name,),
                 function=self.create.function.function_name,
                 state_machine=self.runs.state_machine.state_machine_arn,
                 engine=self.compaction.engine,

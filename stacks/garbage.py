@@ -34,11 +34,11 @@ class GarbageStack(InstanceStack):
             self,
             "Schedule",
             every_minutes=garbage.every_minutes,
-            enabled=self.scheduled_enabled,
+            is_awake=self.is_awake,
             target=lambda_.function,
             description="Garbage collection",
         )
         self.function, self.rule = lambda_.function, schedule.rule
         self.describe(
-            ScheduledResources(rules=(schedule.rule.rule_name,), function=lambda_.function.function_name)
+            ScheduledResources(rules=(self.rule.rule_name,), function=lambda_.function.function_name)
         )

@@ -18,7 +18,7 @@ from stacks.maintenance import MaintenanceStack
 from stacks.migrate import MigrateStack
 from stacks.monitoring import MonitoringStack, Watched
 from stacks.network import NetworkStack
-from stacks.pause import PauseStack
+from stacks.pause import PauseStack, Switched
 from stacks.policies import PoliciesStack
 from stacks.query import QueryStack
 from stacks.storage import StorageStack
@@ -70,5 +70,8 @@ def _optional(app: cdk.App, foundation: Foundation, migrate: MigrateStack) -> Wa
     for stack in (commit, garbage, compaction, maintenance, query):
         if stack is not None:
             stack.add_stack_dependency(migrate, "it needs the newest schema")
-    pause = PauseStack(app, foundation, settings.pause) if settings.pause else None
-    return Watched(commit, garbage, compaction, maintenance, query, pause)
+    switched = Switched(commit, garbage, compaction, maintenance, query)
+    pause = PauseStack(app, foundation, settings.pause, switched) if settings.pause else None
+    if pause is not None:
+        pause.add_stack_dependency(migrate, "it makes the desired state")
+    return Watched(**vars(switched), pause=pause)

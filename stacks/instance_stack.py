@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import aws_cdk as cdk
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
 from dormouse.settings.deployment import DeploymentSettings
-from dormouse.settings.resources import Described, resources_parameter
+from dormouse.settings.resources import Described, resources_parameter, stack_name, state_parameter
 from stacks.constructs.role_names import RoleNames
 
 INSTANCE_TAG = "dormouse:instance"
@@ -27,7 +29,7 @@ class InstanceStack(cdk.Stack):
     ) -> None:
         self.name = name
         self.settings = settings
-        full_name = f"dormouse-{settings.id}-{name}"
+        full_name = stack_name(settings.id, name)
         boundary, qualifier = settings.iam.permissions_boundary, settings.qualifier
         super().__init__(
             scope,
@@ -43,10 +45,15 @@ class InstanceStack(cdk.Stack):
         if settings.iam.role_path != "/" or settings.iam.role_prefix:
             cdk.Aspects.of(self).add(RoleNames(settings))
 
-    @property
-    def scheduled_enabled(self) -> bool:
-        """Whether schedules and event source mappings are on after a deploy."""
-        return not self.settings.deploy_paused
+    @cached_property
+    def is_awake(self) -> cdk.CfnCondition:
+        """Whether the instance is wanted to run, as CloudFormation reads it at each deploy.
+
+        So whatever makes it write schedules and mappings anew, as a change of tags does, leaves them as the
+        last pause or resume did. The state is there once `migrate` is deployed.
+        """
+        state = ssm.StringParameter.value_for_string_parameter(self, state_parameter(self.settings.id))
+        return cdk.CfnCondition(self, "IsAwake", expression=cdk.Fn.condition_equals(state, "running"))
 
     @property
     def removal_policy(self) -> cdk.RemovalPolicy:

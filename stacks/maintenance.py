@@ -47,14 +47,14 @@ class MaintenanceStack(InstanceStack):
             self,
             "Schedule",
             every_minutes=maintenance.every_minutes,
-            enabled=self.scheduled_enabled,
+            is_awake=self.is_awake,
             target=machine or self.function,
             description="Upkeep",
         )
         self.rule = schedule.rule
         self.describe(
             RunResources(
-                rules=(schedule.rule.rule_name,),
+                rules=(self.rule.rule_name,),
                 function=self.function.function_name,
                 state_machine=machine.state_machine_arn if machine is not None else None,
             )

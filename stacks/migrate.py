@@ -5,6 +5,8 @@ VPC, reads the login of the master user, and hands the event with it to the seco
 to CloudFormation through the S3 endpoint, so that the VPC needs no way to other AWS services. It may log in
 as the master user with a token, too: RDS may refuse the password once there are members of `rds_iam`. A
 database that is restored adopts the object store there, so it may read and write the instance's objects.
+
+The first also makes the desired state: as a resource it would be written anew with each change of tags.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import aws_cdk as cdk
 from constructs import Construct
 
 from dormouse.settings.lambdas import BeginMigrationEnvironment, MigrateEnvironment
+from dormouse.settings.resources import state_parameter
 from stacks.constructs.database_function import let_out_to_s3
 from stacks.constructs.function import Function
 from stacks.database import NAME, PORT
@@ -101,6 +104,12 @@ class MigrateStack(InstanceStack):
             [database.fact(self, "key")],
             {"StringEquals": {"kms:ViaService": f"secretsmanager.{self.region}.{self.url_suffix}"}},
         )
+        state = self.format_arn(
+            service="ssm",
+            resource="parameter",
+            resource_name=state_parameter(self.settings.id).removeprefix("/"),
+        )
+        begin.allow(["ssm:DeleteParameter", "ssm:GetParameter", "ssm:PutParameter"], [state])
         begin.allow(["lambda:InvokeFunction"], [migrating.function.function_arn])
         begin.allow(["cloudformation:DescribeStacks"], [self.stack_id])
         _once(begin)

@@ -13,8 +13,6 @@ from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
 from dormouse.settings.monitoring import MonitoringSettings
-from stacks.commit import CommitStack
-from stacks.compaction import CompactionStack
 from stacks.constructs.alarm_topic import AlarmTopic
 from stacks.constructs.facts import fact
 from stacks.constructs.monitors import Monitors
@@ -22,22 +20,15 @@ from stacks.constructs.queue import Queue
 from stacks.constructs.slack_channel import SlackChannel
 from stacks.constructs.spark_runs import SparkRuns
 from stacks.foundation import Foundation
-from stacks.garbage import GarbageStack
 from stacks.instance_stack import INSTANCE_TAG, InstanceStack
-from stacks.maintenance import MaintenanceStack
-from stacks.pause import PauseStack
-from stacks.query import SERVICE, QueryStack
+from stacks.pause import PauseStack, Switched
+from stacks.query import SERVICE
 
 
 @dataclass(frozen=True)
-class Watched:
+class Watched(Switched):
     """The optional stacks that are deployed."""
 
-    commit: CommitStack | None = None
-    garbage: GarbageStack | None = None
-    compaction: CompactionStack | None = None
-    maintenance: MaintenanceStack | None = None
-    query: QueryStack | None = None
     pause: PauseStack | None = None
 
 
@@ -108,7 +99,7 @@ class MonitoringStack(InstanceStack):
             watch.function("Garbage", self._function(garbage, garbage.function))
             watch.garbage(limits.orphaned_gb_max)
         if (compaction := watched.compaction) is not None:
-            watch.function("Compaction", self._function(compaction, compaction.create.function))
+            watch.function("Compaction", self._function(compaction, compaction.function))
             watch.runs("Compaction runs", self._machine(compaction, compaction.runs))
             watch.given_up()
         if (maintenance := watched.maintenance) is not None:

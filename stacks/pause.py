@@ -1,22 +1,37 @@
-"""The desired state, and what keeps a paused instance asleep when AWS starts its database after 7 days."""
+"""What keeps an instance as it is wanted: a lambda that looks by the hour, and when the database starts."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
 
 import aws_cdk as cdk
 from aws_cdk import aws_events as events
 from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_lambda_event_sources as event_sources
-from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
 from dormouse.settings.deployment import PauseSettings
-from dormouse.settings.lambdas import PauseEnvironment
-from dormouse.settings.resources import PauseResources, state_parameter
+from dormouse.settings.lambdas import Environment
+from dormouse.settings.resources import (
+    PauseResources,
+    Resources,
+    resources_parameter,
+    stack_name,
+    state_parameter,
+)
 from dormouse.settings.section import VISIBILITY_FACTOR
+from stacks.commit import CommitStack
+from stacks.compaction import CompactionStack
+from stacks.constructs.facts import fact
 from stacks.constructs.function import Function
 from stacks.constructs.queue import Queue
+from stacks.constructs.wildcards import acknowledge_resources
 from stacks.foundation import Foundation
+from stacks.garbage import GarbageStack
 from stacks.instance_stack import InstanceStack
+from stacks.maintenance import MaintenanceStack
+from stacks.query import QueryStack
 
 LOOK_SECONDS = 540
 """A message comes back after so long, until the cluster is stopped or wanted to run."""
@@ -28,24 +43,30 @@ STARTED = ["RDS-EVENT-0151", "RDS-EVENT-0153"]
 """Somebody started the cluster; AWS started it, because it was stopped for too long."""
 
 
+@dataclass(frozen=True)
+class Switched:
+    """The optional stacks that a pause switches off."""
+
+    commit: CommitStack | None = None
+    garbage: GarbageStack | None = None
+    compaction: CompactionStack | None = None
+    maintenance: MaintenanceStack | None = None
+    query: QueryStack | None = None
+
+
 class PauseStack(InstanceStack):
     """The rule stays on while the instance is paused: it is then that it has to do something."""
 
-    def __init__(self, scope: Construct, foundation: Foundation, pause: PauseSettings) -> None:
-        super().__init__(scope, "pause", foundation.settings, description="the desired state")
+    def __init__(
+        self, scope: Construct, foundation: Foundation, pause: PauseSettings, switched: Switched
+    ) -> None:
+        super().__init__(scope, "pause", foundation.settings, description="keeps the desired state")
         cluster = foundation.database.fact(self, "cluster")
         cluster_arn = self.format_arn(
             service="rds",
             resource="cluster",
             resource_name=cluster,
             arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
-        )
-        state = ssm.StringParameter(
-            self,
-            "State",
-            parameter_name=state_parameter(self.settings.id),
-            description="The desired state: running or paused. Use dormouse pause and dormouse resume",
-            string_value="paused" if self.settings.deploy_paused else "running",
         )
         self.queue = Queue(
             self,
@@ -62,25 +83,23 @@ class PauseStack(InstanceStack):
             name="pause",
             code=foundation.assets.lambda_code("pause"),
             handler="lambdas.pause.handler",
-            description="Stops the database again that AWS started while it should sleep",
+            description="Keeps the instance paused or running, as it is wanted",
             memory_mb=MEMORY_MB,
             timeout_seconds=TIMEOUT_SECONDS,
-            environment=PauseEnvironment.variables(
-                instance_id=self.settings.id,
-                cluster=cluster,
-                state_parameter=state.parameter_name,
-            ),
+            environment=Environment.variables(instance_id=self.settings.id),
         )
         self.function = lambda_.function
-        # It also starts what it stopped while somebody resumed the instance.
         lambda_.allow(["rds:DescribeDBClusters", "rds:StartDBCluster", "rds:StopDBCluster"], [cluster_arn])
-        lambda_.allow(["ssm:GetParameter"], [state.parameter_arn])
+        self._let_look(lambda_, switched)
+        self._let_switch(lambda_, switched)
         self.function.add_event_source(
             event_sources.SqsEventSource(
                 self.queue.queue, batch_size=1, max_concurrency=2, report_batch_item_failures=True
             )
         )
         self.rule = self._rule(cluster_arn)
+        # Off, as when the instance is destroyed, it lets go of a running instance.
+        lambda_.allow(["events:DescribeRule"], [self.rule.rule_arn])
         self.describe(
             PauseResources(
                 rule=self.rule.rule_name,
@@ -90,11 +109,72 @@ class PauseStack(InstanceStack):
             )
         )
 
+    def _let_look(self, lambda_: Function, switched: Switched) -> None:
+        name, parameter = self.settings.id, partial(self._arn, "ssm", "parameter")
+        told = [resources_parameter(name, stack).removeprefix("/") for stack in Resources.model_fields]
+        lambda_.allow(["ssm:GetParameter"], [parameter(state_parameter(name).removeprefix("/"))])
+        lambda_.allow(["ssm:GetParameters"], [parameter(one) for one in told])
+        stacks = ["migrate", *(["query"] if switched.query else [])]
+        ours = [self._arn("cloudformation", "stack", f"{stack_name(name, one)}/*") for one in stacks]
+        lambda_.allow(["cloudformation:DescribeStacks"], ours)
+        acknowledge_resources(
+            lambda_.role, ours, "behind the name of a stack is an id that each new one has anew"
+        )
+        members = self._arn("rds", "db", "*", cdk.ArnFormat.COLON_RESOURCE_NAME)
+        lambda_.allow(["rds:DescribeDBInstances"], [members])
+        acknowledge_resources(
+            lambda_.role, [members], "which instance of the cluster writes changes; it only reads"
+        )
+
+    def _let_switch(self, lambda_: Function, switched: Switched) -> None:
+        """What starts work, and what tells whether some runs; to cancel any it has no right."""
+        scheduled = [one for one in (switched.garbage, switched.compaction, switched.maintenance) if one]
+        rules = [fact(one, self, "rule", one.rule.rule_name) for one in scheduled]
+        called = [fact(one, self, "function", one.function.function_name) for one in scheduled]
+        machines = [
+            fact(one, self, "runs", one.runs.state_machine.state_machine_arn)
+            for one in (switched.compaction, switched.maintenance)
+            if one and one.runs
+        ]
+        if (commit := switched.commit) is not None:
+            called.append(fact(commit, self, "function", commit.function.function_name))
+            for number, (queue, mapping) in enumerate(zip(commit.queues, commit.mappings, strict=True), 1):
+                url = fact(commit, self, f"commits-{number}", queue.queue.queue_arn)
+                lambda_.allow(["sqs:GetQueueAttributes"], [url])
+                uuid = fact(commit, self, f"mapping-{number}", mapping.event_source_mapping_id)
+                lambda_.allow(
+                    ["lambda:GetEventSourceMapping", "lambda:UpdateEventSourceMapping"],
+                    [self._arn("lambda", "event-source-mapping", uuid, cdk.ArnFormat.COLON_RESOURCE_NAME)],
+                )
+        for actions, arns in (
+            (
+                ["events:DescribeRule", "events:DisableRule", "events:EnableRule"],
+                [self._arn("events", "rule", rule) for rule in rules],
+            ),
+            (
+                ["lambda:GetFunctionConfiguration"],
+                [self._arn("lambda", "function", one, cdk.ArnFormat.COLON_RESOURCE_NAME) for one in called],
+            ),
+            (["states:ListExecutions"], machines),
+        ):
+            if arns:
+                lambda_.allow(actions, arns)
+
+    def _arn(
+        self,
+        service: str,
+        resource: str,
+        name: str,
+        arn_format: cdk.ArnFormat = cdk.ArnFormat.SLASH_RESOURCE_NAME,
+    ) -> str:
+        return self.format_arn(service=service, resource=resource, resource_name=name, arn_format=arn_format)
+
     def _rule(self, cluster_arn: str) -> events.Rule:
         return events.Rule(
             self,
             "Rule",
-            description="The database cluster of the instance was started",
+            description="An hour has passed, or the database cluster of the instance was started",
+            schedule=events.Schedule.rate(cdk.Duration.hours(1)),
             event_pattern=events.EventPattern(
                 source=["aws.rds"],
                 detail_type=["RDS DB Cluster Event"],

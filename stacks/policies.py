@@ -78,7 +78,7 @@ class PoliciesStack(InstanceStack):
         cluster = self._foundation.database.fact(self, "cluster")
         database = self.format_arn(service="rds", resource="cluster", resource_name=cluster, arn_format=COLON)
         _allow(policy, ["rds:StartDBCluster", "rds:StopDBCluster"], [database])
-        _allow(policy, ["ssm:PutParameter"], [self._parameter("/state")])
+        _allow(policy, ["ssm:PutParameter"], [self._parameter("/desired")])
         self._switches(policy)
         self._runs(policy)
         queues = self.format_arn(service="sqs", resource="*")
@@ -89,7 +89,11 @@ class PoliciesStack(InstanceStack):
         """Schedules, mappings and the query service."""
         watched = self._watched
         rules = [
-            fact(owner, self, "rule", owner.rule.rule_arn)
+            self.format_arn(
+                service="events",
+                resource="rule",
+                resource_name=fact(owner, self, "rule", owner.rule.rule_name),
+            )
             for owner in (watched.garbage, watched.compaction, watched.maintenance, watched.pause)
             if owner is not None
         ]
@@ -97,7 +101,12 @@ class PoliciesStack(InstanceStack):
             _allow(policy, ["events:DisableRule", "events:EnableRule"], rules)
         if (commit := watched.commit) is not None:
             mappings = [
-                fact(commit, self, f"mapping-{number}", one.event_source_mapping_arn)
+                self.format_arn(
+                    service="lambda",
+                    resource="event-source-mapping",
+                    resource_name=fact(commit, self, f"mapping-{number}", one.event_source_mapping_id),
+                    arn_format=COLON,
+                )
                 for number, one in enumerate(commit.mappings, 1)
             ]
             _allow(policy, ["lambda:UpdateEventSourceMapping"], mappings)

@@ -51,7 +51,7 @@ class QueryStack(InstanceStack):
             self,
             RUNNING_PARAMETER,
             allowed_values=["true", "false"],
-            default=str(self.scheduled_enabled).lower(),
+            default=str(not self.settings.deploy_paused).lower(),
             description="Whether it runs. Use dormouse pause and resume; a deploy leaves it as it is",
         )
         is_running = cdk.CfnCondition(self, "IsRunning", expression=cdk.Fn.condition_equals(running, "true"))

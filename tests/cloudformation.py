@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import boto3
+from botocore.exceptions import ClientError
 from botocore.stub import Stubber
 
 STACK = "arn:stack"
@@ -72,26 +72,45 @@ def migration(url: str, **properties: str) -> dict[str, Any]:
 
 
 class Aws:
-    """A session with the services that `begin` calls, as botocore knows them, and what was handed over."""
+    """A session with the services that `begin` calls, as botocore knows them, and what was handed over.
+
+    Also the desired state, and the status of the stack.
+    """
 
     def __init__(self) -> None:
         self.handed: list[dict[str, Any]] = []
+        self.state: str | None = None
+        self.stack_status = "UPDATE_IN_PROGRESS"
         self._clients = {
             name: boto3.session.Session("key", "secret", region_name="eu-west-1").client(name)
-            for name in ("secretsmanager", "lambda", "cloudformation")
+            for name in ("secretsmanager", "lambda")
         }
-        self.secrets, self.lambdas, self.stacks = (Stubber(client) for client in self._clients.values())
+        self.secrets, self.lambdas = (Stubber(client) for client in self._clients.values())
         self._clients["lambda"].meta.events.register("before-parameter-build", self._take)
-        for stubber in (self.secrets, self.lambdas, self.stacks):
+        for stubber in (self.secrets, self.lambdas):
             stubber.activate()
 
     def client(self, name: str, **_: Any) -> Any:
-        return self._clients[name]
+        return self._clients.get(name, self)
 
-    def in_status(self, status: str) -> None:
-        """What the stack does when it is asked."""
-        stack = {"StackName": "migrate", "CreationTime": datetime.now(UTC), "StackStatus": status}
-        self.stacks.add_response("describe_stacks", {"Stacks": [stack]}, {"StackName": STACK})
+    def put_parameter(self, **given: Any) -> Any:
+        if self.state is not None and not given["Overwrite"]:
+            error = {"Error": {"Code": "ParameterAlreadyExists", "Message": "it is there"}}
+            raise ClientError(error, "PutParameter")  # type: ignore[arg-type]
+        self.state = given["Value"]
+
+    def get_parameter(self, **_: Any) -> Any:
+        return {"Parameter": {"Value": self.state}}
+
+    def delete_parameter(self, **_: Any) -> Any:
+        if self.state is None:
+            error = {"Error": {"Code": "ParameterNotFound", "Message": "it is gone"}}
+            raise ClientError(error, "DeleteParameter")  # type: ignore[arg-type]
+        self.state = None
+
+    def describe_stacks(self, **given: Any) -> Any:
+        assert given == {"StackName": STACK}
+        return {"Stacks": [{"StackStatus": self.stack_status}]}
 
     def _take(self, params: dict[str, Any], **_: Any) -> None:
         self.handed.append(json.loads(params["Payload"]))

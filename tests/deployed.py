@@ -173,19 +173,29 @@ def _commit(session: Any, instance_id: str) -> tuple[tuple[str, ...], tuple[str,
     sqs, functions = session.client("sqs"), session.client("lambda")
     names = [f"{instance_id}-{kind}-{number}" for kind in ("commit", "dead") for number in range(2)]
     queues = tuple(sqs.create_queue(QueueName=name)["QueueUrl"] for name in names)
-    code = io.BytesIO()
-    with zipfile.ZipFile(code, "w") as archive:
-        archive.writestr("commit.py", "def handler(event, context): return {}")
-    function = functions.create_function(
-        FunctionName=f"{instance_id}-commit", Runtime="python3.13", Role=_role(session, instance_id),
-        Handler="commit.handler", Code={"ZipFile": code.getvalue()}, Timeout=120,
-    )["FunctionName"]  # fmt: skip
+    function = _function(session, f"{instance_id}-commit", _role(session, instance_id), 120)
     arns = [f"arn:aws:sqs:{REGION}:123456789012:{name}" for name in names[:2]]
     mappings = [
         functions.create_event_source_mapping(EventSourceArn=arn, FunctionName=function)["UUID"]
         for arn in arns
     ]
     return queues, tuple(mappings), function
+
+
+def _function(session: Any, name: str, role: str, timeout: int) -> str:
+    code = io.BytesIO()
+    with zipfile.ZipFile(code, "w") as archive:
+        archive.writestr("commit.py", "def handler(event, context): return {}")
+    made = session.client("lambda").create_function(
+        FunctionName=name, Runtime="python3.13", Role=role, Handler="commit.handler",
+        Code={"ZipFile": code.getvalue()}, Timeout=timeout,
+    )  # fmt: skip
+    return str(made["FunctionName"])
+
+
+def make_function(deployed: Deployed, name: str, timeout: int) -> None:
+    """A lambda of a schedule, which `deploy` only names."""
+    _function(deployed.session, name, _role(deployed.session, name), timeout)
 
 
 def _database(session: Any, instance_id: str, serverless: bool) -> str:

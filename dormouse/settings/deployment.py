@@ -19,6 +19,7 @@ from dormouse.settings.monitoring import MonitoringSettings
 from dormouse.settings.query import QuerySettings
 from dormouse.settings.section import (
     CONNECT_SECONDS_MAX,
+    DRAIN_SECONDS,
     VISIBILITY_FACTOR,
     Acu,
     EveryMinutes,
@@ -295,7 +296,7 @@ class MaintenanceSettings(Section):
 class PauseSettings(Section):
     """`dormouse pause`, and what keeps a paused instance asleep when AWS starts its database."""
 
-    drain_seconds: int = setting(900, ge=0, le=86_400)
+    drain_seconds: int = setting(DRAIN_SECONDS, ge=0, le=86_400)
     """How long a pause waits for running commits and runs, before it cancels the runs."""
 
 
@@ -322,7 +323,8 @@ class DeploymentSettings(Section):
     """Whether the instance refuses to be destroyed, and its data outlives its stacks."""
 
     deploy_paused: bool = setting(False)
-    """Whether a deploy leaves schedules and queues off, and an instance that sleeps asleep."""
+    """Whether the first deploy leaves the instance paused. A change of it pauses or resumes with the next
+    deploy; all others leave a paused instance paused."""
 
     tags: dict[str, str] = setting({})
     """Tags of all resources, beside `dormouse:instance`."""

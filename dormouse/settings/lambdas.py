@@ -17,7 +17,7 @@ Engine = Literal["emr-serverless", "emr-ec2-steps", "emr-ec2-transient"]
 
 
 class Environment(BaseSettings):
-    """Each field is a variable with the prefix `DORMOUSE_`; built by `load_environment`."""
+    """That of `pause`. Each field is a variable with the prefix `DORMOUSE_`; `load_environment` builds it."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, frozen=True, extra="ignore", populate_by_name=True, hide_input_in_errors=True
@@ -149,16 +149,6 @@ class RunsEnvironment(Environment):
         if missing := [f"{PREFIX}{name.upper()}" for name, value in needed.items() if value is None]:
             raise ValueError(f"the engine {self.engine} also needs {' and '.join(missing)}")
         return self
-
-
-class PauseEnvironment(Environment):
-    """Of `pause`, which calls RDS and SSM only."""
-
-    cluster: NonEmpty
-    """The identifier of the database cluster."""
-
-    state_parameter: NonEmpty
-    """The SSM parameter with the desired state."""
 
 
 class SwitchEnvironment(Environment):

@@ -35,7 +35,7 @@ RUNS_FAILED = "RunsFailed"
 """Runs on Spark that failed or were cancelled."""
 
 RUNNING_WHILE_PAUSED = "RunningWhilePaused"
-"""1 when the database runs though the instance is paused, 0 when it does not."""
+"""1 when something of a paused instance runs, or AWS does not tell; else 0. It is told every hour."""
 
 Unit = Literal["Count", "Bytes"]
 UNITS: dict[str, Unit] = {ORPHANED_BYTES: "Bytes"}

@@ -1,7 +1,7 @@
 """What a deployed instance tells of itself in SSM parameters: stacks write it, `dormouse.system` reads it.
 
-`/dormouse/<id>/state` is the desired state. `/dormouse/<id>/resources/<stack>` is one of the models below as
-JSON, for each stack that is deployed.
+`/dormouse/<id>/desired` is the desired state, which the first deploy makes, and no other writes anew.
+`/dormouse/<id>/resources/<stack>` is one of the models below as JSON, for each stack that is deployed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PREFIX = "/dormouse"
 
 def state_parameter(instance_id: str) -> str:
     """The name of the parameter with the desired state."""
-    return f"{PREFIX}/{instance_id}/state"
+    return f"{PREFIX}/{instance_id}/desired"
 
 
 def resources_path(instance_id: str) -> str:
@@ -27,6 +27,11 @@ def resources_path(instance_id: str) -> str:
 def resources_parameter(instance_id: str, stack: str) -> str:
     """The name of the parameter that tells of one stack."""
     return f"{resources_path(instance_id)}/{stack}"
+
+
+def stack_name(instance_id: str, stack: str) -> str:
+    """The name of one of its stacks in CloudFormation."""
+    return f"dormouse-{instance_id}-{stack}"
 
 
 RUNNING_PARAMETER = "Running"

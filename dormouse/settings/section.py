@@ -13,6 +13,9 @@ from pydantic_core import PydanticCustomError
 CONNECT_SECONDS_MAX = 40
 """How long a lambda waits for a database that wakes; its timeout is longer."""
 
+DRAIN_SECONDS = 900
+"""How long a pause waits for running work, unless the settings or its caller say otherwise."""
+
 LAMBDA_SECONDS_MAX = 900
 VISIBILITY_FACTOR = 6
 """Messages stay invisible for so many timeouts of the lambda, as AWS advises."""

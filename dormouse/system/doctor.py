@@ -226,11 +226,9 @@ class _Account:
 
     def _state(self) -> Iterator[Check]:
         if (state := self.aws.parameter(state_parameter(self.settings.id))) is not None:
-            wakes = state == "paused" and not self.settings.deploy_paused
-            trouble = (
-                "the instance is paused: a deploy may switch schedules and queues on again" if wakes else None
-            )
-            mend = "resume it before, or set deploy_paused = true"
+            said = "the instance is paused: a deploy leaves it so, but one with migrations is refused"
+            trouble = said if state == "paused" else None
+            mend = "resume it before a deploy of another version"
             yield Check.of("state", f"the instance is wanted {state}", trouble, mend, "warning")
 
     def _zones(self) -> Iterator[Check]:

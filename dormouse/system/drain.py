@@ -86,6 +86,14 @@ def job_runs(instance: DeployedInstance) -> list[Any]:
     )
 
 
+def _invocation_seconds_max(instance: DeployedInstance, function: str) -> float:
+    """After how long none that was called runs; 0 of a function that is gone."""
+    if not function:
+        return 0.0
+    found = instance.aws.look("lambda", "get_function_configuration", FunctionName=function)
+    return INVOCATION_SLACK_SECONDS + found["Timeout"] if found else 0.0
+
+
 @dataclass(frozen=True)
 class DrainCommits:
     """Waits for the commits that lambdas have begun; what they leave undone stays in its queue.
@@ -101,13 +109,38 @@ class DrainCommits:
     def left(self, waited: float) -> Iterator[Left]:
         if not queues(self.instance) or waited >= self.drain_seconds:
             return
-        if (messages := in_flight(self.instance)) and waited < self._invocation_seconds_max():
+        commit = self.instance.resources.commit
+        seconds = _invocation_seconds_max(self.instance, commit.function) if commit else 0.0
+        if waited < seconds and (messages := in_flight(self.instance)):
             yield Left(f"about {messages:,} commit requests are being applied")
 
-    def _invocation_seconds_max(self) -> float:
-        function = self.instance.resources.commit and self.instance.resources.commit.function
-        found = self.instance.aws.look("lambda", "get_function_configuration", FunctionName=function)
-        return INVOCATION_SLACK_SECONDS + (found["Timeout"] if found else 0)
+
+@dataclass(frozen=True)
+class DrainScheduled:
+    """Waits for lambdas that schedules call: AWS tells of none, but after its timeout none runs.
+
+    `quiet_seconds` is for how long the schedules have been off already.
+    """
+
+    instance: DeployedInstance
+    drain_seconds: float
+    quiet_seconds: float
+    seconds_max = float("inf")
+    name = "let scheduled lambdas end"
+
+    def left(self, waited: float) -> Iterator[Left]:
+        quiet = waited + self.quiet_seconds
+        for name in () if waited >= self.drain_seconds else self._functions():
+            if quiet < (most := _invocation_seconds_max(self.instance, name)):
+                yield Left(f"{name} may still run, for {most - quiet:.0f} s at most")
+
+    def _functions(self) -> Iterator[str]:
+        """Not those that a state machine calls: they are over when its execution is."""
+        told = self.instance.resources
+        if told.garbage is not None:
+            yield told.garbage.function
+        if told.maintenance is not None and told.maintenance.state_machine is None:
+            yield told.maintenance.function
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
@@ -41,6 +43,13 @@ class DeployedInstance:
         if value not in ("running", "paused"):
             raise InstanceError(f"the parameter {name} must be running or paused, not {value!r}")
         return cast(DesiredState, value)
+
+    @property
+    def desired_seconds(self) -> float:
+        """For how long the desired state has been what it is; endless if it was never written."""
+        found = self.aws.look("ssm", "get_parameter", Name=resources.state_parameter(self.id))
+        since = found and found["Parameter"].get("LastModifiedDate")
+        return (datetime.now(UTC) - since).total_seconds() if since else math.inf
 
     @property
     def cluster(self) -> str:
@@ -92,6 +101,14 @@ def find(instance_id: str, session: Any) -> DeployedInstance:
     prefix = f"{resources.resources_path(instance_id)}/"
     told = {name.removeprefix(prefix): text for name, text in found.items() if name.startswith(prefix)}
     return DeployedInstance(instance_id, account, aws.region, _parsed(instance_id, told), aws)
+
+
+def told(instance_id: str, aws: Aws) -> DeployedInstance:
+    """The instance, by exactly the parameters that tell of it: a lambda may read no others."""
+    names = {resources.resources_parameter(instance_id, stack): stack for stack in _MODELS}
+    found = aws.call("ssm", "get_parameters", Names=list(names))["Parameters"]
+    texts = {names[one["Name"]]: str(one["Value"]) for one in found}
+    return DeployedInstance(instance_id, "", aws.region, _parsed(instance_id, texts), aws)
 
 
 def _parsed(instance_id: str, told: dict[str, str]) -> Resources:

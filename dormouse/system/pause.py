@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dormouse.errors import InstanceError
+from dormouse.settings.section import DRAIN_SECONDS
 from dormouse.system.database import StopDatabase, usable_status
-from dormouse.system.drain import DrainCommits, DrainRuns, StopSpark
+from dormouse.system.drain import DrainCommits, DrainRuns, DrainScheduled, StopSpark
 from dormouse.system.instance import DeployedInstance, stacks_of
 from dormouse.system.query import SwitchQuery
 from dormouse.system.steps import SYSTEM_CLOCK, Clock, Report, Run, Step, StepReport
-from dormouse.system.switches import SwitchMappings, SwitchRules, WriteDesiredState, rule_name, schedules
+from dormouse.system.switches import (
+    SwitchMappings,
+    SwitchRules,
+    WriteDesiredState,
+    rule_name,
+    rule_state,
+    schedules,
+)
 
 
 def pause(
@@ -30,20 +38,23 @@ def pause(
     what is waited for, `ended` of each step. Raises InstanceError when it cannot go on, or somebody resumes;
     and changes nothing while a stack is being changed.
     """
-    told = instance.resources.pause
-    if told is None:
-        raise InstanceError(
-            f"{instance.id} has no stack `pause`, which keeps it asleep: add [pause] to its settings, deploy"
-        )
     usable_status(instance)
     check_not_deployed_to(instance)
+    query, told, rules = instance.resources.query, instance.resources.pause, schedules(instance)
+    if told is None:
+        tell(
+            "AWS starts a stopped database after 7 days, and without [pause] nothing stops that of "
+            f"{instance.id} again"
+        )
     if drain_seconds is None:
-        drain_seconds = told.drain_seconds
-    query, keeper = instance.resources.query, (rule_name(told.rule),)
+        drain_seconds = told.drain_seconds if told else DRAIN_SECONDS
+    keeper = (rule_name(told.rule),) if told else ()
+    are_off = all(rule_state(instance, rule) != "ENABLED" for rule in rules)
+    quiet_seconds = instance.desired_seconds if are_off else 0.0
     before: list[Step] = [
         WriteDesiredState(instance, "paused"),
         *([SwitchQuery(instance, query, False)] if query else []),
-        SwitchRules(instance, schedules(instance), False, "the schedules"),
+        SwitchRules(instance, rules, False, "the schedules"),
         SwitchMappings(instance, False),
     ]
     after: list[Step] = [
@@ -51,7 +62,12 @@ def pause(
         StopDatabase(instance),
         SwitchRules(instance, keeper, True, "the rule that keeps the database asleep"),
     ]
-    steps = [*before, DrainCommits(instance, drain_seconds), DrainRuns(instance, drain_seconds), *after]
+    drain: list[Step] = [
+        DrainCommits(instance, drain_seconds),
+        DrainScheduled(instance, drain_seconds, quiet_seconds),
+        DrainRuns(instance, drain_seconds),
+    ]
+    steps = [*before, *drain, *after]
     steps += [StopDatabase(instance, to_the_end=True)] if wait else []
     run = Run("paused", lambda: instance.desired, tell, clock)
     reports = run.reports(steps, ended, dry_run=dry_run)

@@ -15,7 +15,10 @@ RETRIES_MAX = 2
 
 
 class Schedule(Construct):
-    """What is not delivered when the next is due is dropped: that one makes up for it."""
+    """On while the instance is wanted to run.
+
+    What is not delivered when the next is due is dropped: that one makes up for it.
+    """
 
     def __init__(
         self,
@@ -23,7 +26,7 @@ class Schedule(Construct):
         construct_id: str,
         *,
         every_minutes: int,
-        enabled: bool,
+        is_awake: cdk.CfnCondition,
         target: lambda_.Function | sfn.StateMachine,
         description: str,
     ) -> None:
@@ -35,7 +38,6 @@ class Schedule(Construct):
             self,
             "Rule",
             description=description,
-            enabled=enabled,
             schedule=events.Schedule.rate(cdk.Duration.minutes(every_minutes)),
             targets=[
                 targets.SfnStateMachine(
@@ -48,3 +50,6 @@ class Schedule(Construct):
                 else targets.LambdaFunction(target, retry_attempts=RETRIES_MAX, max_event_age=age_max)
             ],
         )
+        rule = self.rule.node.default_child
+        assert isinstance(rule, events.CfnRule)  # noqa: S101
+        rule.add_property_override("State", cdk.Fn.condition_if(is_awake.logical_id, "ENABLED", "DISABLED"))

@@ -274,15 +274,7 @@ def test_mappings_do_not_overrun_the_database(name: str, synthesized: Any) -> No
         assert properties["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
         assert properties["ScalingConfig"] == {"MaximumConcurrency": settings.commit.concurrency}
         assert properties["MaximumBatchingWindowInSeconds"] == settings.commit.batching_window_seconds
-        assert properties.get("Enabled", True) is not settings.deploy_paused
-
-
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_a_paused_deploy_leaves_schedules_off(name: str, synthesized: Any) -> None:
-    wanted = "DISABLED" if CONFIGURATIONS[name]().deploy_paused else "ENABLED"
-    for rule in synthesized(name).resources("AWS::Events::Rule"):
-        if "ScheduleExpression" in rule.properties:
-            assert rule.properties["State"] == wanted, str(rule)
+        assert properties["Enabled"] == {"Fn::If": ["IsAwake", True, False]}
 
 
 def test_queues_have_dead_letters_and_wait_long_enough(assembly: Assembly) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from dormouse.settings.resources import state_parameter
 from tests.assembly import Assembly
 from tests.template import allowed
 
@@ -16,15 +17,18 @@ def test_custom_resources_have_no_secrets(assembly: Assembly) -> None:
         assert "{{resolve:" not in json.dumps(one.properties), str(one)
 
 
-def test_who_reads_the_login_of_the_master_user_may_do_nothing_else(assembly: Assembly) -> None:
+def test_who_reads_the_login_of_the_master_user_may_do_nothing_else_but_make_the_state(
+    assembly: Assembly,
+) -> None:
     rights = {action: where for action, where, _ in allowed(assembly, "migrate", "BeginRole")}
     assert rights.keys() == {
         "cloudformation:DescribeStacks", "kms:Decrypt", "lambda:InvokeFunction", "logs:CreateLogStream",
-        "logs:PutLogEvents", "secretsmanager:GetSecretValue", "xray:PutTelemetryRecords",
-        "xray:PutTraceSegments",
+        "logs:PutLogEvents", "secretsmanager:GetSecretValue", "ssm:DeleteParameter", "ssm:GetParameter",
+        "ssm:PutParameter", "xray:PutTelemetryRecords", "xray:PutTraceSegments",
     }  # fmt: skip
     assert rights["cloudformation:DescribeStacks"] == "StackId"
     assert rights["lambda:InvokeFunction"].startswith("MigrateFunction")
+    assert rights["ssm:PutParameter"].endswith(f":parameter{state_parameter(assembly.id)}")
     assert "databasesecret" in rights["secretsmanager:GetSecretValue"]
     begin = allowed(assembly, "migrate", "BeginRole")
     decrypting = [condition for action, _, condition in begin if action == "kms:Decrypt"]

@@ -14,8 +14,8 @@ from tests.assembly import EXISTING_VPC, Assembly, settings, synthesize
 from tests.infrastructure.released import held, replaced
 
 OPTIONS = ("commit", "garbage", "compaction", "maintenance", "query", "pause", "monitoring")
-WATCHING = {"monitoring"}
-"""It shows what there is."""
+WATCHING = {"monitoring", "pause"}
+"""They show, and switch, what there is."""
 
 HARMLESS = re.compile(
     r"\w+/Resources/Facts\w+|storage/Resources/Data\w+/Properties/LifecycleConfiguration/Rules"

@@ -1,4 +1,4 @@
-"""The desired state, and the way of an event of RDS to the lambda that stops the database again."""
+"""The way of an event of RDS, and of each hour, to the lambda that keeps the instance as it is wanted."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from moto.events.models import EventPattern
 
-from dormouse.settings.lambdas import PauseEnvironment, load_environment
-from dormouse.settings.resources import PauseResources, state_parameter
+from dormouse.settings.lambdas import Environment, load_environment
+from dormouse.settings.resources import PauseResources, Resources, state_parameter
 from tests.assembly import CONFIGURATIONS, Assembly, Resource
 from tests.template import allowed, flat
 
@@ -86,11 +86,9 @@ def test_the_rule_is_on_whether_the_instance_is_paused_or_not(name: str, synthes
     assert mapping.get("Enabled", True) is True
 
 
-@pytest.mark.parametrize("name", ["dev", "transient"])
-def test_the_desired_state_is_as_the_settings_say(name: str, synthesized: All) -> None:
-    state = only(synthesized(name), "AWS::SSM::Parameter", "State").properties
-    assert state["Name"] == state_parameter(name)
-    assert state["Value"] == ("paused" if CONFIGURATIONS[name]().deploy_paused else "running")
+def test_every_hour_brings_a_message_too(synthesized: All) -> None:
+    """Events of RDS may be lost, and commands interrupted."""
+    assert only(synthesized("dev"), "AWS::Events::Rule").properties["ScheduleExpression"] == "rate(1 hour)"
 
 
 def test_a_message_comes_back_every_nine_minutes_for_a_day(synthesized: All) -> None:
@@ -112,24 +110,38 @@ def test_only_our_rule_may_send(synthesized: All) -> None:
     assert flat(allow["Condition"]["ArnEquals"]["aws:SourceArn"]).startswith("Rule")
 
 
-def test_it_may_stop_and_start_this_cluster_and_read_this_state(synthesized: All) -> None:
-    rights = {action: where for action, where, _ in allowed(synthesized("dev"), "pause", "PauseRole")}
-    actions = {"rds:DescribeDBClusters", "rds:StartDBCluster", "rds:StopDBCluster"}
-    assert actions == {action for action in rights if action.startswith("rds")}
-    [cluster] = {rights[action] for action in actions}
-    assert ":cluster:SsmParameterValuedormousedevdatabasecluster" in cluster and "*" not in cluster
-    assert rights["ssm:GetParameter"].startswith("arn:Partition:ssm:Region:AccountId:parameterState")
-    assert {action.partition(":")[0] for action in rights} == {"logs", "rds", "sqs", "ssm", "xray"}
+def test_it_may_read_and_switch_exactly_what_is_this_instances(synthesized: All) -> None:
+    rights: dict[str, set[str]] = {}
+    for action, where, _ in allowed(synthesized("prod"), "pause", "PauseRole"):
+        rights.setdefault(action, set()).add(where)
+    [cluster] = rights["rds:StopDBCluster"]
+    assert rights["rds:StartDBCluster"] == {cluster} and "prod" in cluster and "*" not in cluster
+    state = f"arn:Partition:ssm:Region:AccountId:parameter{state_parameter('prod')}"
+    assert rights["ssm:GetParameter"] == {state}
+    assert len(rights["ssm:GetParameters"]) == len(Resources.model_fields)
+    rules, disabled = rights["events:DescribeRule"], rights["events:DisableRule"]
+    assert len(disabled) == 3 and disabled < rules and len(rules) == 4, "its own rule it only looks at"
+    settings = CONFIGURATIONS["prod"]().commit
+    assert settings is not None
+    assert len(rights["lambda:UpdateEventSourceMapping"]) == settings.queues
+    assert {action for action in rights if any(where.endswith("*") for where in rights[action])} == {
+        "cloudformation:DescribeStacks", "rds:DescribeDBInstances", "xray:PutTraceSegments",
+        "xray:PutTelemetryRecords",
+    }  # fmt: skip
+    changing = {
+        action for action in rights if not action.partition(":")[2].startswith(("Get", "Describe", "List"))
+    }
+    assert {one for one in changing if one.partition(":")[0] not in ("logs", "sqs", "xray")} == {
+        "events:DisableRule", "events:EnableRule", "lambda:UpdateEventSourceMapping", "rds:StartDBCluster",
+        "rds:StopDBCluster",
+    }  # fmt: skip
 
 
-def test_the_lambda_knows_cluster_and_state(synthesized: All, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lambda_knows_the_instance(synthesized: All, monkeypatch: pytest.MonkeyPatch) -> None:
     function = only(synthesized("dev"), "AWS::Lambda::Function").properties
     for key, value in function["Environment"]["Variables"].items():
         monkeypatch.setenv(key, flat(value))
-    environment = load_environment(PauseEnvironment)
-    assert environment.instance_id == "dev"
-    assert environment.cluster.startswith("SsmParameterValuedormousedevdatabasecluster")
-    assert environment.state_parameter.startswith("State")
+    assert load_environment(Environment).instance_id == "dev"
     assert "VpcConfig" not in function
 
 
@@ -138,3 +150,27 @@ def test_commands_learn_what_is_deployed(synthesized: All) -> None:
     told = PauseResources.model_validate_json(flat(parameter.properties["Value"]))
     assert told.rule.startswith("Rule")
     assert told.drain_seconds == 900
+
+
+def test_a_deploy_leaves_a_paused_instance_paused(assembly: Assembly) -> None:
+    """CloudFormation reads the state anew each time, so that a change of tags, which makes it write all rules
+    and mappings, switches none on. It is there by then: migrate makes it.
+    """
+    rules = [one for one in assembly.resources("AWS::Events::Rule") if "ScheduleExpression" in one.properties]
+    scheduled = [one for one in rules if one.stack != "pause"]
+    assert {one.stack for one in scheduled} == {
+        "garbage",
+        "compaction",
+        "maintenance",
+    } & assembly.templates.keys()
+    for rule in scheduled:
+        assert rule.properties["State"] == {"Fn::If": ["IsAwake", "ENABLED", "DISABLED"]}, str(rule)
+    for stack in {one.stack for one in scheduled} | {"commit"}:
+        template = assembly.templates[stack]
+        [name, wanted] = template["Conditions"]["IsAwake"]["Fn::Equals"]
+        parameter = template["Parameters"][name["Ref"]]
+        assert (parameter["Type"], wanted) == ("AWS::SSM::Parameter::Value<String>", "running")
+        assert parameter["Default"] == state_parameter(assembly.id)
+        assert f"dormouse-{assembly.id}-migrate" in assembly.stack(stack)["dependencies"]
+    parameters = assembly.resources("AWS::SSM::Parameter")
+    assert state_parameter(assembly.id) not in {one.properties["Name"] for one in parameters}

@@ -70,7 +70,7 @@ def test_an_operator_may_change_only_what_a_pause_changes(made: Assembly) -> Non
     assert len(may["events:DisableRule"]) == 4
     assert len(may["lambda:UpdateEventSourceMapping"]) == 16
     [(state, _)] = may["ssm:PutParameter"]
-    assert state.endswith(":parameter/dormouse/prod/state")
+    assert state.endswith(":parameter/dormouse/prod/desired")
     [(runs, _)] = may["emr-serverless:CancelJobRun"]
     assert "dormouseprodcompactionapplication" in runs and runs.endswith("/jobruns/*")
     [(_, condition)] = may["sqs:DeleteMessage"]

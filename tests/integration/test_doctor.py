@@ -13,6 +13,7 @@ from botocore.stub import ANY, Stubber
 from moto import mock_aws
 
 from dormouse.settings.config_file import parse
+from dormouse.settings.resources import state_parameter
 from dormouse.system.aws import Aws
 from dormouse.system.doctor import BOOTSTRAP, Check, _Account, _image, _machine, _packages, examine
 from tests.assembly import EXISTING_VPC
@@ -216,18 +217,15 @@ def test_an_account_with_default_subnets_has_their_zones(session: Any) -> None:
     assert zones("us-east-1", "us-east-1c", "us-east-1a") == [("us-east-1a", "ok"), ("us-east-1c", "ok")]
 
 
-@pytest.mark.parametrize(
-    ("state", "deploy_paused", "result"),
-    [("paused", False, "warning"), ("paused", True, "ok"), ("running", False, "ok"), (None, False, None)],
-)
-def test_a_paused_instance_that_a_deploy_may_wake_is_a_warning(
-    session: Any, state: str | None, deploy_paused: bool, result: str | None
+@pytest.mark.parametrize(("state", "result"), [("paused", "warning"), ("running", "ok"), (None, None)])
+def test_a_paused_instance_whose_migrations_a_deploy_refuses_is_a_warning(
+    session: Any, state: str | None, result: str | None
 ) -> None:
     if state:
-        session.client("ssm").put_parameter(Name="/dormouse/dev/state", Value=state, Type="String")
-    found = list(account(session, deploy_paused=deploy_paused)._state())
+        session.client("ssm").put_parameter(Name=state_parameter("dev"), Value=state, Type="String")
+    found = list(account(session)._state())
     assert [check.result for check in found] == ([result] if result else [])
-    assert ["deploy_paused = true" in check.mend for check in found] == [result == "warning"] * len(found)
+    assert ["resume it" in check.mend for check in found] == [result == "warning"] * len(found)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from dormouse.settings.lambdas import (
     BeginMigrationEnvironment,
     CommitEnvironment,
     CompactionEnvironment,
+    Environment,
     MigrateEnvironment,
-    PauseEnvironment,
     RunsEnvironment,
     SwitchEnvironment,
 )
@@ -165,7 +165,7 @@ def environment(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         MigrateEnvironment.variables(objects=given["objects"]),
         BeginMigrationEnvironment.variables(migrate_function="migrate"),
         RunsEnvironment.variables(**given, **engine, archive="s3://b/a.tgz", entry="s3://b/run.py"),
-        PauseEnvironment.variables(cluster="db", state_parameter="/dormouse/dev/state"),
+        Environment.variables(instance_id="dev"),
         SwitchEnvironment.variables(stack="query"),
     ):
         for name, value in variables.items():

@@ -268,21 +268,6 @@ def test_a_server_that_amazon_did_not_certify_is_not_spoken_to(
     assert "certificate verify failed" in cloudformation.answer["Reason"]
 
 
-def test_a_sleeping_database_is_not_woken_for_nothing(
-    event: dict[str, Any], cloudformation: CloudFormation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(migrate, "connected", None)
-    handler(updated(event, DeployPaused="true"), Context())
-    assert cloudformation.answer["Data"] == {"Result": "nothing to migrate"}
-
-
-def test_a_paused_instance_with_new_migrations_needs_its_database(
-    event: dict[str, Any], cloudformation: CloudFormation, dsn: str
-) -> None:
-    handler(updated(event, DeployPaused="true", migrations="c1"), Context())
-    assert cloudformation.answer["Status"] == "SUCCESS" and schema(dsn) is not None
-
-
 def test_an_answer_that_is_not_taken_is_given_again(
     event: dict[str, Any], cloudformation: CloudFormation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,7 +325,7 @@ def test_the_login_comes_from_the_secret(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws, dsn: str
 ) -> None:
     login = json.dumps({"username": "master", "password": PASSWORD})
-    aws.in_status("CREATE_IN_PROGRESS")
+    aws.stack_status = "CREATE_IN_PROGRESS"
     aws.secrets.add_response("get_secret_value", {"SecretString": login}, {"SecretId": SECRET})
     given = {"FunctionName": FUNCTION, "InvocationType": "Event", "Payload": ANY}
     aws.lambdas.add_response("invoke", {"StatusCode": 202}, given)
@@ -354,7 +339,7 @@ def test_the_login_comes_from_the_secret(
 def test_a_secret_that_may_not_be_read_fails_the_deployment(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
 ) -> None:
-    aws.in_status("UPDATE_IN_PROGRESS")
+    aws.stack_status = "UPDATE_IN_PROGRESS"
     aws.secrets.add_client_error("get_secret_value", "AccessDeniedException", "no")
     begin(of_cloudformation(event), Context())
     assert cloudformation.answer["Status"] == "FAILED"
@@ -365,7 +350,7 @@ def test_a_secret_that_may_not_be_read_fails_the_deployment(
 def test_a_resource_without_a_secret_is_refused(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
 ) -> None:
-    aws.in_status("CREATE_IN_PROGRESS")
+    aws.stack_status = "CREATE_IN_PROGRESS"
     begin(event, Context())
     assert cloudformation.answer["Reason"] == "the resource has no Secret"
 
@@ -378,7 +363,7 @@ def test_a_rollback_to_older_code_succeeds_and_says_what_the_database_is(
     with psycopg.connect(dsn) as conn:
         conn.execute("insert into dormouse.migration values (999, 'of_tomorrow', 'x')")
     login = json.dumps({"username": "master", "password": PASSWORD})
-    aws.in_status("UPDATE_ROLLBACK_IN_PROGRESS")
+    aws.stack_status = "UPDATE_ROLLBACK_IN_PROGRESS"
     aws.secrets.add_response("get_secret_value", {"SecretString": login}, {"SecretId": SECRET})
     given = {"FunctionName": FUNCTION, "InvocationType": "Event", "Payload": ANY}
     aws.lambdas.add_response("invoke", {"StatusCode": 202}, given)
@@ -393,7 +378,7 @@ def test_a_rollback_to_older_code_succeeds_and_says_what_the_database_is(
 def test_what_fails_in_a_rollback_is_no_failure(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
 ) -> None:
-    aws.in_status("UPDATE_ROLLBACK_IN_PROGRESS")
+    aws.stack_status = "UPDATE_ROLLBACK_IN_PROGRESS"
     aws.secrets.add_client_error("get_secret_value", "AccessDeniedException", "no")
     begin(of_cloudformation(event), Context())
     assert cloudformation.answer["Status"] == "SUCCESS"

@@ -13,7 +13,9 @@ from moto.core import DEFAULT_ACCOUNT_ID
 
 from dormouse.errors import InstanceError
 from dormouse.settings import resources
+from dormouse.system.instance import DeployedInstance
 from dormouse.system.pause import pause
+from dormouse.system.resume import resume
 from tests.deployed import (
     PAUSED,
     REGION,
@@ -22,6 +24,7 @@ from tests.deployed import (
     FakeClock,
     deploy,
     job_run_state,
+    make_function,
     receive_request,
     start_emr_cluster,
     start_job_run,
@@ -50,7 +53,8 @@ def test_all_is_switched_off_but_the_rule_that_keeps_it_asleep(deployed: Deploye
     assert deployed.state() == PAUSED
     assert (report.database, report.desired) == ("stopped", "paused")
     assert [one.step for one in report.steps if one.outcome == "already"] == [
-        "let running commits end", "let runs end", "enable the rule that keeps the database asleep",
+        "let running commits end", "let scheduled lambdas end", "let runs end",
+        "enable the rule that keeps the database asleep",
     ]  # fmt: skip
     assert report.changed
 
@@ -173,14 +177,54 @@ def test_without_a_database_nothing_is_changed(deployed: Deployed, clock: FakeCl
     assert deployed.find().desired == "running"
 
 
-def test_without_the_stack_that_keeps_it_asleep_nothing_is_changed(
+@pytest.mark.parametrize("is_stated", [True, False])
+def test_without_the_stack_that_keeps_it_asleep_it_is_paused_and_told_for_how_long(
+    deployed: Deployed, clock: FakeClock, is_stated: bool
+) -> None:
+    ssm, said = deployed.client("ssm"), []
+    ssm.delete_parameter(Name=resources.resources_parameter("dev", "pause"))
+    if not is_stated:
+        ssm.delete_parameter(Name=resources.state_parameter("dev"))
+    pause(deployed.find(), clock=clock.clock, tell=said.append)
+    assert said[0] == (
+        "AWS starts a stopped database after 7 days, and without [pause] nothing stops that of dev again"
+    )
+    assert deployed.state() == PAUSED and deployed.find().desired == "paused"
+    resume(deployed.find(), clock=clock.clock)
+    assert deployed.state() == {**RUNNING, "spark": "STOPPED"}
+
+
+def test_lambdas_of_schedules_are_waited_for_unless_the_schedules_were_off_before(
     deployed: Deployed, clock: FakeClock
 ) -> None:
-    for name in (resources.resources_parameter("dev", "pause"), resources.state_parameter("dev")):
-        deployed.client("ssm").delete_parameter(Name=name)
-    with pytest.raises(InstanceError, match=r"add \[pause\] to its settings"):
-        pause(deployed.find(), clock=clock.clock)
-    assert deployed.find().desired == "running"
+    """AWS does not tell whether one runs; after its timeout none does."""
+    make_function(deployed, "garbage", timeout=200)
+    left = pause(deployed.find(), drain_seconds=1_000, dry_run=True, clock=clock.clock).steps
+    assert ("garbage may still run, for 230 s at most",) in [one.what for one in left]
+    pause(deployed.find(), drain_seconds=1_000, clock=clock.clock)
+    assert 230 <= clock.seconds < 250
+    resume(deployed.find(), clock=clock.clock)
+    began = clock.seconds
+    pause(deployed.find(), drain_seconds=20, clock=clock.clock)
+    assert 20 <= clock.seconds - began < 40
+    resume(deployed.find(), clock=clock.clock)
+    for rule in deployed.rules:
+        deployed.client("events").disable_rule(Name=rule)
+    began = clock.seconds
+    found = pause(Quiet.of(deployed.find()), clock=clock.clock)
+    assert clock.seconds - began < 20 and found.desired == "paused"
+
+
+class Quiet(DeployedInstance):
+    """Whose state was written an hour ago."""
+
+    desired_seconds = 3_600.0  # type: ignore[assignment]
+
+    @classmethod
+    def of(cls, instance: DeployedInstance) -> Quiet:
+        return cls(
+            **{name: getattr(instance, name) for name in ("id", "account", "region", "resources", "aws")}
+        )
 
 
 def test_a_pause_ends_when_somebody_resumes_meanwhile(deployed: Deployed, clock: FakeClock) -> None:

@@ -55,6 +55,7 @@ def test_each_step_is_shown_and_again_when_there_is_nothing_to_do(deployed: Depl
         "✓ disable the schedules",
         "✓ disable the mappings of the queues",
         "· let running commits end: nothing to do",
+        "· let scheduled lambdas end: nothing to do",
         "· let runs end: nothing to do",
         "✓ stop EMR",
         "✓ stop the database",

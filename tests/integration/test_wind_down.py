@@ -167,7 +167,7 @@ def test_half_of_an_instance_is_enough() -> None:
     rds.delete_db_cluster(DBClusterIdentifier=deployed.cluster, SkipFinalSnapshot=True)
     assert set(ended(deployed, clock, left).values()) == {"already"}
     assert set(ended(deployed, clock, {"storage": []}).values()) == {"already"}
-    assert not [one for one in ssm.describe_parameters()["Parameters"] if one["Name"].endswith("/state")]
+    assert not [one for one in ssm.describe_parameters()["Parameters"] if one["Name"].endswith("/desired")]
 
 
 def test_who_pauses_it_meanwhile_is_heard() -> None:

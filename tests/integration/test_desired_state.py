@@ -1,0 +1,109 @@
+"""The desired state, which the first deploy makes, and what a deploy does with an instance that is paused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from botocore.stub import ANY
+
+from lambdas import migrate
+from lambdas.migrate import PHYSICAL_ID, begin
+from tests.aws_lambda import Context
+from tests.cloudformation import Aws, CloudFormation
+
+FUNCTION = "dormouse-dev-migrate-Migrate"
+SECRET = "the ARN of a secret"  # noqa: S105
+
+
+@pytest.fixture
+def cloudformation() -> Iterator[CloudFormation]:
+    stack = CloudFormation()
+    yield stack
+    stack.close()
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> Aws:
+    found = Aws()
+    monkeypatch.setattr(migrate, "open_session", lambda region: found)
+    monkeypatch.setenv("DORMOUSE_MIGRATE_FUNCTION", FUNCTION)
+    return found
+
+
+@pytest.fixture
+def event(cloudformation: CloudFormation) -> dict[str, Any]:
+    """Of a first deploy."""
+    return {
+        "RequestType": "Create",
+        "ResponseURL": cloudformation.url,
+        "StackId": "arn:stack",
+        "RequestId": "request",
+        "LogicalResourceId": "Migration",
+        "ResourceProperties": {
+            "Host": "there", "Port": "5432", "Database": "dormouse", "Secret": SECRET, "Migrations": "c2",
+            "DeployPaused": "false",
+        },
+    }  # fmt: skip
+
+
+def updated(event: dict[str, Any], *, migrations: str = "c2", **changes: str) -> dict[str, Any]:
+    """An update from other migrations."""
+    now = {**event["ResourceProperties"], **changes}
+    old = {**event["ResourceProperties"], "Migrations": migrations}
+    more = {"ResourceProperties": now, "OldResourceProperties": old, "PhysicalResourceId": PHYSICAL_ID}
+    return {**event, "RequestType": "Update", **more}
+
+
+@pytest.mark.parametrize(("deploy_paused", "state"), [("false", "running"), ("true", "paused")])
+def test_the_first_deploy_makes_the_desired_state_and_no_other_touches_it(
+    event: dict[str, Any], cloudformation: CloudFormation, aws: Aws, deploy_paused: str, state: str
+) -> None:
+    event["ResourceProperties"]["DeployPaused"] = deploy_paused
+    aws.secrets.add_client_error("get_secret_value", "AccessDeniedException", "no")
+    begin(event, Context())
+    assert aws.state == state
+    aws.state = "paused"  # somebody did so meanwhile
+    begin(updated(event), Context())
+    assert (aws.state, cloudformation.answers[-1]["Data"]) == ("paused", {"Result": "nothing to migrate"})
+    begin({**event, "RequestType": "Delete"}, Context())
+    begin({**event, "RequestType": "Delete"}, Context())
+    assert aws.state is None
+    assert [answer["Status"] for answer in cloudformation.answers] == ["FAILED", *["SUCCESS"] * 3]
+
+
+def test_a_change_of_the_setting_changes_the_desired_state(
+    event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
+) -> None:
+    aws.state = "running"
+    begin(updated(event, DeployPaused="true"), Context())
+    assert (aws.state, cloudformation.answer["Status"]) == ("paused", "SUCCESS")
+
+
+def test_migrations_for_a_paused_instance_are_refused_in_one_line_and_taken_back(
+    event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
+) -> None:
+    aws.state = "paused"
+    begin(updated(event, migrations="c1"), Context())
+    aws.stack_status = "UPDATE_ROLLBACK_IN_PROGRESS"
+    begin(updated(event, migrations="c3"), Context())
+    refused, taken_back = cloudformation.answers
+    assert (refused["Status"], taken_back["Status"]) == ("FAILED", "SUCCESS")
+    assert refused["Reason"] == (
+        "the instance is paused, but there are migrations: resume it, deploy, and pause it again"
+    )
+    assert not aws.handed
+
+
+def test_a_database_in_place_of_another_is_awake_and_migrated_also_while_paused(
+    event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
+) -> None:
+    aws.state = "paused"
+    login = json.dumps({"username": "master", "password": "secret"})
+    aws.secrets.add_response("get_secret_value", {"SecretString": login}, {"SecretId": SECRET})
+    given = {"FunctionName": FUNCTION, "InvocationType": "Event", "Payload": ANY}
+    aws.lambdas.add_response("invoke", {"StatusCode": 202}, given)
+    begin(updated(event, Host="another"), Context())
+    assert len(aws.handed) == 1 and cloudformation.answers == []

@@ -1,0 +1,233 @@
+"""What keeps an instance as it is wanted, while commands die, calls are denied and events are lost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from moto import mock_aws
+
+from dormouse.errors import InstanceError
+from dormouse.settings.resources import state_parameter
+from dormouse.system.database import HOPELESS
+from dormouse.system.keeper import keep
+from dormouse.system.pause import pause
+from dormouse.system.resume import resume
+from lambdas.pause import handler
+from tests.deployed import PAUSED, REGION, RUNNING, Deployed, deploy
+from tests.weeks import DAY, HOUR, RULES, Fault, Killed, Weeks, refusal
+
+STATES = [
+    "available", "backing-up", "creating", "failing-over", "maintenance", "modifying", "rebooting",
+    "starting", "stopping", "stopped", "storage-optimization", "upgrading",
+    "inaccessible-encryption-credentials-recoverable", "a state of next year",
+]  # fmt: skip
+FAULTS = {"killed": Killed, "denied": lambda: refusal("AccessDenied", "SomeCall")}
+
+
+def paused(status: str, **more: Any) -> Weeks:
+    return Weeks(
+        status, "paused", rules={**dict.fromkeys(RULES, False), "keeper": True}, mapping="Disabled", **more
+    )
+
+
+def interrupted(weeks: Weeks, command: Callable[..., Any], fault: Fault) -> bool:
+    """Whether the command met the fault."""
+    with suppress(Killed, InstanceError):
+        command(weeks.instance(fault), wait=True, clock=weeks.clock)
+        return False
+    return True
+
+
+def at(wanted: tuple[str, int], fault: str) -> Fault:
+    """Of a call, when it comes for the second time, say."""
+    counts: Counter[str] = Counter()
+
+    def look(call: str) -> BaseException | None:
+        counts[call] += 1
+        return FAULTS[fault]() if (call, counts[call]) == wanted else None
+
+    return look
+
+
+def calls(weeks: Weeks, command: Callable[..., Any]) -> list[tuple[str, int]]:
+    """Each call of the whole command, and its second time: later ones only wait."""
+    counts: Counter[str] = Counter()
+    assert not interrupted(weeks, command, lambda call: counts.update([call]))
+    return [(call, time) for call in counts for time in (1, 2) if time <= counts[call]]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("status", STATES)
+def test_an_interrupted_pause_costs_hours_and_not_weeks(status: str, fault: str) -> None:
+    """Interrupted at each of its calls; then AWS starts the database twice, and tells of neither."""
+    for call in calls(Weeks(status), pause):
+        weeks = Weeks(status)
+        assert interrupted(weeks, pause, at(call, fault))
+        if weeks.desired == "running":
+            continue  # it was interrupted before anything was asked for
+        for _ in range(32):
+            weeks.messages.append(0)
+            weeks.until(weeks.now + DAY / 2)
+        weeks.until(weeks.now + 4 * HOUR)
+        assert weeks.is_asleep, (call, weeks)
+        assert weeks.awake_while_paused <= 6 * HOUR, (call, weeks)
+        assert (weeks.dead, len(weeks.messages) + weeks.applied) == (0, 32)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("status", STATES)
+def test_an_interrupted_resume_is_finished(status: str, fault: str) -> None:
+    for call in calls(paused(status), resume):
+        weeks = paused(status)
+        weeks.messages.append(0)
+        assert interrupted(weeks, resume, at(call, fault))
+        if weeks.desired == "paused":
+            continue
+        weeks.until(weeks.now + 5 * HOUR)
+        assert weeks.is_awake, (call, weeks)
+        assert (weeks.dead, weeks.applied) == (0, 1)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("loses_events", [True, False])
+def test_the_lambda_itself_may_fail_at_every_call(fault: str, loses_events: bool) -> None:
+    """Two of three invocations, at one of their calls."""
+    for call in range(30):
+        weeks = Weeks(
+            "available", "paused", loses_events,
+            lambda_fault=lambda at, number, call=call: FAULTS[fault]() if at == call and number % 3 else None,
+        )  # fmt: skip
+        weeks.wanted_since = 0.0
+        weeks.until(16 * DAY)
+        assert weeks.is_asleep, (call, weeks)
+        assert weeks.awake_while_paused <= 12 * HOUR, (call, weeks.awake_while_paused)
+
+
+def test_without_anybody_who_looks_it_runs_for_weeks() -> None:
+    """So the simulation can tell."""
+    weeks = Weeks(is_kept=False)
+    assert interrupted(weeks, pause, at(("stop_db_cluster {'DBClusterIdentifier': 'db'}", 1), "killed"))
+    weeks.until(14 * DAY)
+    assert not weeks.is_asleep and weeks.awake_while_paused > 13 * DAY
+
+
+def test_a_mapping_that_is_on_while_the_database_sleeps_makes_no_dead_letter() -> None:
+    """As after a change of its tags, which writes it anew."""
+    weeks = Weeks("stopped", "paused")
+    weeks.messages.append(0)
+    weeks.until(5 * HOUR)
+    assert weeks.is_asleep and weeks.dead == 0 and weeks.messages[0] < 20
+
+
+def test_runs_are_waited_for_but_not_longer_than_a_day() -> None:
+    weeks = Weeks("available", "paused", wanted_since=0.0, run_ends=3 * HOUR)
+    weeks.until(2.9 * HOUR)
+    assert weeks.status == "available" and weeks.mapping == "Disabled"
+    weeks.until(5 * HOUR)
+    assert weeks.is_asleep
+    weeks = Weeks("available", "paused", wanted_since=0.0, run_ends=90 * DAY)
+    weeks.until(23 * HOUR)
+    assert weeks.status == "available"
+    weeks.until(27 * HOUR)
+    assert weeks.is_asleep
+
+
+def test_an_instance_that_is_being_destroyed_is_left_alone() -> None:
+    """Its rule is off; what was sent before is still delivered."""
+    weeks = Weeks("stopped", rules=dict.fromkeys([*RULES, "keeper"], False), mapping="Disabled")
+    assert weeks.look()
+    assert (weeks.status, weeks.mapping, set(weeks.rules.values())) == ("stopped", "Disabled", {False})
+
+
+@pytest.mark.parametrize("wanted", ["paused", "running"])
+@pytest.mark.parametrize("status", ["available", "starting", "stopping", "stopped"])
+def test_the_last_wish_counts_whatever_comes_between_the_calls_of_a_look(wanted: str, status: str) -> None:
+    happenings: dict[str, Callable[[Weeks], object]] = {
+        "resume": lambda weeks: weeks.wishes("running"),
+        "pause": lambda weeks: weeks.wishes("paused"),
+        "look": Weeks.look,
+        "end": Weeks.ends,
+    }
+    for number, one, other in itertools.product(range(24), ["resume", "pause"], happenings):
+        weeks = Weeks(status, wanted) if wanted == "running" else paused(status)
+        meanwhile = {number: happenings[one], number + 2: happenings[other]}
+        counted = itertools.count()
+
+        def happen(
+            call: str, weeks: Weeks = weeks, meanwhile: Any = meanwhile, counted: Any = counted
+        ) -> None:
+            meanwhile.pop(next(counted), lambda weeks: None)(weeks)
+
+        keep(weeks.instance(happen))
+        for happening in meanwhile.values():
+            happening(weeks)
+        weeks.until(weeks.now + 4 * HOUR)
+        assert weeks.is_asleep if weeks.desired == "paused" else weeks.is_awake, (number, one, other, weeks)
+
+
+@pytest.mark.parametrize("status", sorted(HOPELESS))
+def test_what_only_people_can_mend_is_said(status: str) -> None:
+    with pytest.raises(InstanceError, match=f"cluster db is {status}: "):
+        keep(paused(status).instance())
+
+
+def test_a_deploy_that_may_need_the_database_is_waited_for() -> None:
+    """A database that is restored comes awake, and adopts the store before it may sleep."""
+    weeks = paused("available")
+    weeks.deploying = True
+    found = keep(weeks.instance())
+    assert found.left == ("the stack dormouse-dev-migrate is being deployed",)
+    assert (found.ended, found.runs_while_paused, weeks.status) == (False, True, "available")
+    weeks.deploying = False
+    assert keep(weeks.instance()).left == ("cluster db is stopping",)
+
+
+@pytest.fixture
+def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
+    """In moto, and the lambda's environment."""
+    monkeypatch.setenv("DORMOUSE_INSTANCE_ID", "dev")
+    monkeypatch.setenv("AWS_REGION", REGION)
+    with mock_aws(config={"lambda": {"use_docker": False}}):
+        yield deploy()
+
+
+EVENT = {"Records": [{"messageId": str(number), "body": "{}"} for number in range(2)]}
+
+
+def test_the_lambda_answers_when_all_is_as_wanted(
+    deployed: Deployed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert handler(EVENT, None) == {"batchItemFailures": []}
+    assert deployed.state() == RUNNING
+    deployed.client("ssm").put_parameter(Name=state_parameter("dev"), Value="paused", Overwrite=True)
+    assert handler(EVENT, None) == {"batchItemFailures": []}
+    assert deployed.state() == {**PAUSED, "spark": "STARTED"}  # which stops itself
+    metric = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (metric["instance"], metric["RunningWhilePaused"]) == ("dev", [0.0])
+    [told] = metric["_aws"]["CloudWatchMetrics"]
+    assert (told["Namespace"], told["Dimensions"]) == ("Dormouse", [["instance"]])
+
+
+def test_the_lambda_wants_its_messages_back_while_something_is_left(
+    deployed: Deployed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployed.client("ssm").put_parameter(Name=state_parameter("dev"), Value="paused", Overwrite=True)
+    deployed.client("stepfunctions").start_execution(stateMachineArn=deployed.machine)
+    again = {"batchItemFailures": [{"itemIdentifier": "0"}, {"itemIdentifier": "1"}]}
+    assert handler(EVENT, None) == again
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["RunningWhilePaused"] == [1.0]
+
+
+def test_what_aws_does_not_tell_counts_as_running(
+    deployed: Deployed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployed.client("ssm").delete_parameter(Name=state_parameter("dev"))
+    with pytest.raises(InstanceError, match="the parameter /dormouse/dev/desired is gone: deploy dev again"):
+        handler(EVENT, None)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["RunningWhilePaused"] == [1.0]

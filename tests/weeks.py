@@ -1,0 +1,302 @@
+"""AWS over simulated weeks: one instance, whose cluster starts by itself after seven days, and faults that
+are ordered call by call. What takes long on AWS takes as long here, in no time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from dormouse.errors import InstanceError
+from dormouse.settings.resources import (
+    CommitResources,
+    DatabaseResources,
+    PauseResources,
+    Resources,
+    RunResources,
+    ScheduledResources,
+    resources_parameter,
+    stack_name,
+    state_parameter,
+)
+from dormouse.system.aws import Aws
+from dormouse.system.instance import DeployedInstance, told
+from dormouse.system.keeper import Kept, keep
+from dormouse.system.steps import Clock
+from tests.deployed import REGION
+
+HOUR = 3_600.0
+DAY = 24 * HOUR
+LOOK_SECONDS = 540.0
+"""After how long a message comes back that the lambda did not answer."""
+
+STARTS_AFTER = 7 * DAY
+HIDDEN_SECONDS = 361.0
+RECEIVES_MAX = 50
+MAPPING_SECONDS = 60.0
+TAKES = {"stopping": (400.0, "stopped"), "starting": (900.0, "available")}
+"""How long a cluster is in a state, and in which it is then; in others half an hour, then `available`."""
+
+ASLEEP = {"stopped", "inaccessible-encryption-credentials-recoverable"}
+RULES = ("garbage", "compaction", "maintenance")
+QUEUE, MAPPING, MACHINE = (
+    "https://sqs/commits",
+    "11111111-1111-1111-1111-111111111111",
+    "arn:aws:states:::machine",
+)
+RESOURCES = Resources(
+    database=DatabaseResources(cluster="db", kind="serverless", endpoint="e", port=5432, name="dormouse"),
+    commit=CommitResources(queues=(QUEUE,), dead_letters=("dead",), mappings=(MAPPING,), function="commit"),
+    garbage=ScheduledResources(rules=("garbage",), function="garbage"),
+    compaction=RunResources(rules=("compaction",), function="compaction", state_machine=MACHINE),
+    maintenance=RunResources(rules=("maintenance",), function="maintenance"),
+    pause=PauseResources(rule="keeper", queue="starts", function="pause", drain_seconds=60),
+)
+
+
+class Killed(BaseException):
+    """What the process does not survive."""
+
+
+Fault = Callable[[str], BaseException | None]
+"""What a call ends with, by its operation and what it is given; None: it does what it should."""
+
+
+def refusal(code: str, operation: str) -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": code}}, operation)  # type: ignore[arg-type]
+
+
+@dataclass
+class Weeks:
+    """`now` is in seconds. Events of RDS are lost, unless told otherwise."""
+
+    status: str = "available"
+    desired: str = "running"
+    loses_events: bool = True
+    is_kept: bool = True
+    """Whether the lambda is called by the hour."""
+
+    lambda_fault: Callable[[int, int], Exception | BaseException | None] = lambda call, number: None
+    """What the call of a number, of the lambda's invocation of a number, ends with."""
+
+    now: float = 0.0
+    wanted_since: float = -DAY
+    in_status_since: float = 0.0
+    rules: dict[str, bool] = field(default_factory=lambda: {**dict.fromkeys(RULES, True), "keeper": True})
+    mapping: str = "Enabled"
+    mapping_since: float = 0.0
+    run_ends: float = 0.0
+    """When the execution of the state machine ends."""
+
+    deploying: bool = False
+    messages: list[float] = field(default_factory=list)
+    """How often each that is not applied was received."""
+
+    applied: int = 0
+    dead: int = 0
+    awake_while_paused: float = 0.0
+    looks: list[Kept | None] = field(default_factory=list)
+    """What the lambda's invocations came to; None of those that failed."""
+
+    _due: list[float] = field(default_factory=list)
+    """When messages for the lambda come."""
+
+    _next_hour: float = HOUR
+    _is_looking: bool = False
+
+    # ------------------------------------------------------------- time
+
+    @property
+    def clock(self) -> Clock:
+        return Clock(lambda: self.now, lambda seconds: self.until(self.now + seconds))
+
+    def until(self, then: float) -> None:
+        """Lets what happens by itself happen; the lambda looks when its messages come."""
+        while self.now < then:
+            due = [self._next_hour, *self._due] if self.is_kept else self._due
+            step = min([then, self._changes_at(), self.now + HIDDEN_SECONDS, *due])
+            if self._is_quiet:
+                step = min([then, self._changes_at()])
+                self._next_hour += max(0.0, step - self._next_hour) // HOUR * HOUR
+            self._pass(max(step - self.now, 0.0))
+            self._deliver()
+
+    @property
+    def _is_quiet(self) -> bool:
+        """Whether hours go by without a change: the lambda found all as wanted, and would again."""
+        found = bool(self.looks) and self.looks[-1] is not None and self.looks[-1].ended
+        return found and not self._due and self.status in ASLEEP and self.desired == "paused"
+
+    def _changes_at(self) -> float:
+        if self.status == "stopped":
+            return self.in_status_since + STARTS_AFTER
+        if self.status in {"available", *ASLEEP}:
+            return float("inf")
+        return self.in_status_since + TAKES.get(self.status, (1_800.0, ""))[0]
+
+    def _pass(self, seconds: float) -> None:
+        if self.desired == "paused" and self.status not in ASLEEP:
+            self.awake_while_paused += seconds
+        self.now += seconds
+        self._commit(seconds)
+        if self.mapping in ("Enabling", "Disabling") and self.now - self.mapping_since >= MAPPING_SECONDS:
+            self.mapping = {"Enabling": "Enabled", "Disabling": "Disabled"}[self.mapping]
+        if self.now >= self._changes_at():
+            self._becomes(
+                "starting" if self.status == "stopped" else TAKES.get(self.status, (0, "available"))[1]
+            )
+
+    def ends(self) -> None:
+        """What AWS is at."""
+        if self._changes_at() < self.now + DAY:
+            self._becomes(TAKES.get(self.status, (0, "available"))[1])
+
+    def wishes(self, state: str) -> None:
+        """Somebody begins to pause or resume, and goes no further."""
+        self.desired, self.wanted_since = state, self.now
+
+    def _becomes(self, status: str) -> None:
+        self.status, self.in_status_since = status, self.now
+        if status == "starting" and not self.loses_events:
+            self._due.append(self.now)
+
+    def _commit(self, seconds: float) -> None:
+        if self.mapping not in ("Enabled", "Disabling"):
+            return
+        if self.status in ("available", "backing-up"):
+            self.applied += len(self.messages)
+            self.messages = []
+        received = [one + seconds / HIDDEN_SECONDS for one in self.messages]
+        self.messages = [one for one in received if one < RECEIVES_MAX]
+        self.dead += len(received) - len(self.messages)
+
+    def _deliver(self) -> None:
+        while self.is_kept and self._next_hour <= self.now:
+            self._next_hour += HOUR
+            if self.rules["keeper"]:
+                self._due.append(self.now)
+        for due in [one for one in self._due if one <= self.now and not self._is_looking]:
+            self._due.remove(due)
+            if not self.look():
+                self._due.append(self.now + LOOK_SECONDS)
+
+    def look(self) -> bool:
+        """An invocation of the lambda: whether it answers that there is nothing left."""
+        number, calls = len(self.looks), itertools.count()
+        self._is_looking = True
+        try:
+            self.looks.append(
+                keep(told("dev", Aws(self.session(lambda call: self.lambda_fault(next(calls), number)))))
+            )
+        except (InstanceError, Killed):
+            self.looks.append(None)
+        finally:
+            self._is_looking = False
+        found = self.looks[-1]
+        return found is not None and found.ended
+
+    # ------------------------------------------------------------- AWS
+
+    def instance(self, fault: Fault = lambda call: None) -> DeployedInstance:
+        return DeployedInstance("dev", "123456789012", REGION, RESOURCES, Aws(self.session(fault)))
+
+    def session(self, fault: Fault) -> Any:
+        """A session of boto3 each of whose calls may end with a fault, before it does anything."""
+
+        weeks = self
+
+        class Client:
+            meta = SimpleNamespace(region_name=REGION)
+
+            def __getattr__(self, operation: str) -> Callable[..., Any]:
+                def call(**given: Any) -> Any:
+                    if (error := fault(f"{operation} {given}")) is not None:
+                        raise error
+                    return getattr(weeks, operation)(**given)
+
+                return call
+
+            def get_paginator(self, operation: str) -> Any:
+                return SimpleNamespace(paginate=lambda **given: iter([getattr(self, operation)(**given)]))
+
+        return SimpleNamespace(client=lambda service, **options: Client())
+
+    def get_parameter(self, **given: Any) -> Any:
+        assert given["Name"] == state_parameter("dev")
+        since = datetime.now(UTC) - timedelta(seconds=self.now - self.wanted_since)
+        return {"Parameter": {"Value": self.desired, "LastModifiedDate": since}}
+
+    def put_parameter(self, **given: Any) -> Any:
+        self.desired, self.wanted_since = given["Value"], self.now
+
+    def get_parameters(self, **given: Any) -> Any:
+        known = {resources_parameter("dev", name): one for name, one in RESOURCES if one is not None}
+        return {
+            "Parameters": [
+                {"Name": name, "Value": known[name].model_dump_json()}
+                for name in given["Names"]
+                if name in known
+            ]
+        }
+
+    def describe_rule(self, **given: Any) -> Any:
+        return {"State": "ENABLED" if self.rules[given["Name"]] else "DISABLED"}
+
+    def enable_rule(self, **given: Any) -> Any:
+        self.rules[given["Name"]] = True
+
+    def disable_rule(self, **given: Any) -> Any:
+        self.rules[given["Name"]] = False
+
+    def get_event_source_mapping(self, **given: Any) -> Any:
+        return {"State": self.mapping}
+
+    def update_event_source_mapping(self, **given: Any) -> Any:
+        if self.mapping in ("Enabling", "Disabling"):
+            raise refusal("ResourceInUseException", "UpdateEventSourceMapping")
+        self.mapping, self.mapping_since = ("Enabling" if given["Enabled"] else "Disabling"), self.now
+
+    def get_queue_attributes(self, **given: Any) -> Any:
+        return {"Attributes": dict.fromkeys(given["AttributeNames"], "0")}
+
+    def get_function_configuration(self, **given: Any) -> Any:
+        return {"Timeout": 60}
+
+    def list_executions(self, **given: Any) -> Any:
+        running = [{"executionArn": f"{MACHINE}:run"}] if self.now < self.run_ends else []
+        return {"executions": running}
+
+    def describe_stacks(self, **given: Any) -> Any:
+        name, tags = stack_name("dev", "migrate"), [{"Key": "dormouse:instance", "Value": "dev"}]
+        status = f"UPDATE_{'IN_PROGRESS' if self.deploying else 'COMPLETE'}"
+        return {"Stacks": [{"StackName": name, "Tags": tags, "StackStatus": status}]}
+
+    def describe_db_clusters(self, **given: Any) -> Any:
+        return {"DBClusters": [{"DBClusterIdentifier": "db", "Status": self.status}]}
+
+    def stop_db_cluster(self, **given: Any) -> Any:
+        if self.status != "available":
+            raise refusal("InvalidDBClusterStateFault", "StopDBCluster")
+        self._becomes("stopping")
+
+    def start_db_cluster(self, **given: Any) -> Any:
+        if self.status not in ASLEEP:
+            raise refusal("InvalidDBClusterStateFault", "StartDBCluster")
+        self._becomes("starting")
+
+    # ------------------------------------------------------------- what became of it
+
+    @property
+    def is_asleep(self) -> bool:
+        on = [name for name in RULES if self.rules[name]]
+        return self.status in ASLEEP and not on and self.mapping == "Disabled" and self.rules["keeper"]
+
+    @property
+    def is_awake(self) -> bool:
+        return self.status == "available" and all(self.rules.values()) and self.mapping == "Enabled"
