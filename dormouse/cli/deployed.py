@@ -1,10 +1,10 @@
-"""`dormouse env`, `restore-objects` and `restore --to`, of deployed instances."""
+"""`dormouse env`, `dead-letters`, `restore-objects` and `restore --to`, of deployed instances."""
 
 from __future__ import annotations
 
 import shlex
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,14 +13,21 @@ from dormouse.cli.system import DryRun, InstanceId, Profile, Region, find, told
 from dormouse.cli.verbs import Session, plural, verb
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dormouse.commits.dead_letters import SqsDeadLetter
     from dormouse.system.instance import DeployedInstance
 
+DEAD_LETTERS_MAX = 100_000
 Commits = Literal["keep", "purge"]
 DatabaseRole = Literal["dormouse_read", "dormouse_run", "dormouse_owner"]
 
 
 def add_to(app: typer.Typer) -> None:
     verb(app, "env", example='eval "$(dormouse env --instance dev)"', opens=False)(env)
+    verb(app, "dead-letters", example="dormouse dead-letters --instance prod --send-again", opens=False)(
+        dead_letters
+    )
     verb(
         app,
         "restore-objects",
@@ -47,6 +54,51 @@ def env(
     session.show(
         found, lambda: "\n".join(f"export {name}={shlex.quote(value)}" for name, value in found.items())
     )
+
+
+def dead_letters(
+    session: Session,
+    instance: InstanceId,
+    send_again: Annotated[
+        bool, typer.Option("--send-again", help="Send those that can be read to their queues again.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, max=DEAD_LETTERS_MAX, help="How many at most.")] = 100,
+    region: Region = None,
+    profile: Profile = None,
+) -> None:
+    """The messages that the commit lambda could not handle; with --send-again it gets them once more.
+
+    What was applied before is not applied twice. What cannot be read stays where it is, for 14 days at most.
+    """
+    from dormouse.commits.dead_letters import dead_letters as look
+
+    found = look(find(instance, region, profile), limit, send_again=send_again)
+    session.show(found, lambda: _letters(found))
+
+
+def _letters(found: Sequence[SqsDeadLetter]) -> Any:
+    from rich.console import Group
+
+    from dormouse.cli.console import grid
+
+    if not found:
+        return "no dead letters"
+    rows = [
+        (
+            f"{one.sent_at:%Y-%m-%d %H:%M:%S}",
+            one.commit_id or "–",
+            "sent again"
+            if one.is_sent_again
+            else "can be sent again"
+            if one.is_readable
+            else "cannot be read",
+            one.reason or one.body,
+        )
+        for one in found
+    ]
+    sent = sum(one.is_sent_again for one in found)
+    end = f"{plural(sent, 'dead letter')} of {len(found)} sent again"
+    return Group(grid(("dead since", "commit", "state", "reason, or message"), rows), end)
 
 
 def restore_objects(

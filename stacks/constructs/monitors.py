@@ -64,7 +64,7 @@ class Monitors:
             add_dead_letter_queue_max_size_alarm={
                 ALARM: monitors.MaxMessageCountThreshold(
                     max_message_count=0,
-                    **self._when("Critical", f"{name}: messages became dead letters", 5),
+                    **self._when("Critical", f"{name} has some: dormouse dead-letters shows them", 5),
                 )
             },
         )
@@ -183,7 +183,10 @@ class Monitors:
             self._ours(metrics.RUNNING_WHILE_PAUSED, "Maximum"),
             0,
             self._when(
-                "Critical", "The database runs though the instance is paused, and does not stop", 15, 4
+                "Critical",
+                "Something of a paused instance runs, or AWS does not tell: dormouse status says what",
+                15,
+                4,
             ),
         )
 

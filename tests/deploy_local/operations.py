@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from dormouse.instance import Instance
-from dormouse.settings.resources import Resources
+from dormouse.settings.resources import Resources, stack_name
 from dormouse.system.switches import rule_name
 from tests.commits import add
 from tests.deploy_local.cloud import Cloud
@@ -137,14 +137,31 @@ def query_ways(cloud: Cloud) -> dict[str, int]:
 
 
 def deploy_meanwhile(cloud: Cloud, resources: Resources, *app: str) -> str:
-    """A deploy leaves the query service asleep, as the CLI keeps the values of parameters."""
+    """Of other tags, which writes schedules and mappings anew: they are off by the desired state, and the CLI
+    keeps the value of the query service's parameter. The database is not asked for.
+    """
     assert resources.query is not None
-    cloud.cdk(
-        "deploy", resources.query.stack, "--exclusively", "--force", *app, "--require-approval", "never"
-    )
+    with (cloud.work / "local.toml").open("a") as settings:
+        settings.write('\n[tags]\nteam = "meanwhile"\n')
+    stacks = [
+        stack_name("local", name) for name in ("migrate", "commit", "garbage", "compaction", "maintenance")
+    ]
+    for stack in (*stacks, resources.query.stack):
+        cloud.cdk("deploy", stack, "--exclusively", "--force", *app, "--require-approval", "never")
     if (found := asleep(cloud, resources)) != "":
         raise RunFailed(f"after cdk deploy, {found}")
     return "asleep as before"
+
+
+def half_pause(cloud: Cloud, resources: Resources) -> str:
+    """As a pause leaves it that was killed, with its event lost: the hour brings it to its end."""
+    assert resources.pause is not None and resources.commit is not None and resources.garbage is not None
+    cloud.client("rds").start_db_cluster(DBClusterIdentifier=resources.database.cluster)  # type: ignore[union-attr]
+    cloud.client("events").enable_rule(Name=rule_name(resources.garbage.rules[0]))
+    cloud.client("lambda").update_event_source_mapping(UUID=resources.commit.mappings[0], Enabled=True)
+    cloud.ask("/schedule", rule=rule_name(resources.pause.rule))
+    wait(cloud, lambda: asleep(cloud, resources), WAIT_SECONDS_MAX)
+    return "asleep again"
 
 
 def send_meanwhile(cloud: Cloud, bodies: list[str], resources: Resources) -> str:

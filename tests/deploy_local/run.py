@@ -136,6 +136,7 @@ class Run:
         self.step(
             "cdk deploy while paused", lambda: operations.deploy_meanwhile(cloud, resources, *_app(cloud))
         )
+        self.step("half a pause", lambda: operations.half_pause(cloud, resources))
         self.step("messages while paused", lambda: operations.send_meanwhile(cloud, bodies, resources))
         self.step("AWS starts the database", lambda: operations.start_as_aws_does(cloud, resources))
         self.step("dormouse resume", lambda: operations.resume(cloud, instance, resources, ids))

@@ -1,4 +1,4 @@
-"""`dormouse env` and `restore-objects`: what they print, and how they fail."""
+"""`dormouse env`, `dead-letters` and `restore-objects`: what they print, and how they fail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from moto import mock_aws
 
+from dormouse.commits.requests import AddFiles, encode
 from tests.deployed import REGION, Deployed, deploy
+from tests.state import file, ref
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -68,6 +70,22 @@ def test_deleted_objects_come_back(deployed: Deployed, cli: Cli) -> None:
     code, out, err = cli(*restore)
     assert (code, out.endswith(" came back\n"), "pause" in err) == (0, True, True)
     assert s3.get_object(Bucket="data", Key="data/1/a")["Body"].read() == b"a"
+
+
+def test_dead_letters_are_shown_and_sent_again_by_one_command(
+    deployed: Deployed, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dormouse.commits.dead_letters.WAIT_SECONDS", 0)
+    assert cli("dead-letters", "--instance", "dev")[:2] == (0, "no dead letters\n")
+    told = deployed.find().resources.commit
+    assert told is not None
+    good = encode(AddFiles(commit_id="good", table="t", files=(file("a", ref("a")),)), table_id=1)
+    for body in (good, "nonsense"):
+        deployed.client("sqs").send_message(QueueUrl=told.dead_letters[0], MessageBody=body)
+    code, out, _ = cli("dead-letters", "--instance", "dev", "--send-again")
+    assert code == 0 and "1 dead letter of 2 sent again" in out and "cannot be read" in out
+    [left] = json.loads(cli("dead-letters", "--instance", "dev", "--json")[1])
+    assert (left["body"], left["is_readable"], left["is_sent_again"]) == ("nonsense", False, False)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,111 @@
+"""The dead letters of a deployed instance's commit queues: what they are, and sending them again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from dormouse.commits.pointers import object_of
+from dormouse.commits.requests import commit_id_of, decode
+from dormouse.errors import CommitRequestTooNew, InstanceError, InvalidCommitRequest
+from dormouse.system.instance import DeployedInstance
+
+RECEIVED_MAX = 10
+BODY_CHARACTERS_MAX = 1_000
+HIDDEN_SECONDS = 300
+"""Others do not see a message for so long that is looked at here."""
+
+WAIT_SECONDS = 1
+"""Without a wait SQS may answer that there is none though there are some."""
+
+
+@dataclass(frozen=True)
+class SqsDeadLetter:
+    """A message that was delivered too often, or was buried with a reason."""
+
+    queue: str
+    """The URL of the queue that it was in."""
+
+    message_id: str
+    sent_at: datetime
+    commit_id: str | None
+    """None where it names none."""
+
+    body: str
+    """How it begins."""
+
+    reason: str
+    """Why it cannot be sent again, or why it was buried; empty if it was only delivered too often."""
+
+    is_readable: bool
+    is_sent_again: bool = False
+
+
+def dead_letters(instance: DeployedInstance, limit: int, *, send_again: bool = False) -> list[SqsDeadLetter]:
+    """At most `limit` of them, which are left where they are. With `send_again` those that can be read go to
+    their queues again: first sent and then deleted, so that none is lost.
+
+    Raises InstanceError without commit queues, and when AWS refuses.
+    """
+    told = instance.resources.commit
+    if told is None:
+        raise InstanceError(f"{instance.id} has no commit queues: add [commit] to its settings, deploy")
+    found: list[SqsDeadLetter] = []
+    for queue, dead in zip(told.queues, told.dead_letters, strict=True):
+        kept: list[str] = []
+        try:
+            for message in _received(instance, dead, limit - len(found)):
+                letter, receipt = _letter(queue, message), message["ReceiptHandle"]
+                if send_again and letter.is_readable:
+                    instance.aws.call("sqs", "send_message", QueueUrl=queue, MessageBody=message["Body"])
+                    instance.aws.call("sqs", "delete_message", QueueUrl=dead, ReceiptHandle=receipt)
+                    letter = replace(letter, is_sent_again=True)
+                else:
+                    kept.append(receipt)
+                found.append(letter)
+        finally:
+            for receipt in kept:
+                seen = {"QueueUrl": dead, "ReceiptHandle": receipt, "VisibilityTimeout": 0}
+                instance.aws.call("sqs", "change_message_visibility", **seen)
+    return found
+
+
+def _received(instance: DeployedInstance, dead: str, limit: int) -> Iterator[Any]:
+    while limit > 0:
+        answer = instance.aws.call(
+            "sqs",
+            "receive_message",
+            QueueUrl=dead,
+            MaxNumberOfMessages=min(limit, RECEIVED_MAX),
+            VisibilityTimeout=HIDDEN_SECONDS,
+            WaitTimeSeconds=WAIT_SECONDS,
+            MessageSystemAttributeNames=["SentTimestamp"],
+            MessageAttributeNames=["reason"],
+        )
+        messages = answer.get("Messages", ())
+        if not messages:
+            return
+        limit -= len(messages)
+        yield from messages
+
+
+def _letter(queue: str, message: Any) -> SqsDeadLetter:
+    body = str(message["Body"])
+    why = message.get("MessageAttributes", {}).get("reason", {}).get("StringValue", "")
+    readable, commit_id = True, commit_id_of(body)
+    try:
+        if commit_id is None or object_of(body) is None:
+            decode(body)
+    except (InvalidCommitRequest, CommitRequestTooNew) as error:
+        readable, why = False, " ".join(str(error).split())
+    return SqsDeadLetter(
+        queue=queue,
+        message_id=str(message["MessageId"]),
+        sent_at=datetime.fromtimestamp(int(message["Attributes"]["SentTimestamp"]) / 1_000, UTC),
+        commit_id=commit_id,
+        body=body[:BODY_CHARACTERS_MAX],
+        reason=why,
+        is_readable=readable,
+    )
