@@ -32,7 +32,8 @@ test-all: $(VENV)/.installed ## All tests
 
 # What lambdas run, and what is written in SQL.
 OF_LAMBDAS = tests/conformance tests/integration/test_*_lambda.py \
-	$(addprefix tests/integration/test_,lambda_events.py keeper.py desired_state.py committer_sqs.py emr.py emr_clusters.py rds_iam.py) \
+	$(addprefix tests/integration/test_,lambda_events.py keeper.py waiting.py desired_state.py) \
+	$(addprefix tests/integration/test_,committer_sqs.py emr.py emr_clusters.py rds_iam.py) \
 	$(addprefix tests/unit/test_,lambda_environments.py certificates.py deployment_settings.py)
 OF_POSTGRES = tests/conformance $(addprefix tests/integration/test_,migrat*.py rds_iam.py committer*.py \
 	removal_log.py compaction_*.py catalog.py convert_layout.py garbage*.py watermarks.py)

@@ -48,7 +48,12 @@ ELSEWHERE = frozenset(
 )  # fmt: skip
 """Parts of the package that no lambda comes near."""
 
-OF_CALLS = frozenset({"__init__.py", "errors.py", "settings", "system"})
+OF_CALLS = frozenset(
+    {
+        "__init__.py", "backoff.py", "errors.py", "settings", "system",
+        "commits/__init__.py", "commits/queue.py", "commits/renewal.py", "commits/sqs_queue.py",
+    }
+)  # fmt: skip
 """All of the package that lambdas come near which only call AWS."""
 
 NO_PYTHON = (
@@ -95,7 +100,7 @@ def build(root: Path, target: Path, architecture: Architecture) -> bool:
         version = packages.digest([*made_by, *pins[kind]], code)[:16]
         libraries = _libraries(target / "cache", f"{kind}-{architecture}", version, pins[kind])
         for name in names:
-            wanted = {path: source for path, source in sources.items() if _is_of(path, name, kind)}
+            wanted = {path: source for path, source in sources.items() if is_of(path, name, kind)}
             _assemble(folders[name], libraries, wanted)
     stamp.write_text(digest)
     return True
@@ -143,11 +148,11 @@ print(time.process_time() - began, len(sys.modules))
     return ColdImport(float(seconds), int(modules))
 
 
-def _is_of(path: Path, name: str, kind: str) -> bool:
+def is_of(path: Path, name: str, kind: str) -> bool:
     """Whether a lambda has this source: all that those of its kind share, and its own handler."""
     if path.parts[0] == "lambdas":
         return path.stem in {"__init__", "services", name, *([DATABASE] if kind == DATABASE else [])}
-    return kind == DATABASE or path.parts[1] in OF_CALLS
+    return kind == DATABASE or not OF_CALLS.isdisjoint({path.parts[1], "/".join(path.parts[1:])})
 
 
 def _architectures(given: str) -> list[Architecture]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dormouse.commits.renewal import renew
 from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings.event import field
 from dormouse.settings.lambdas import Environment, SwitchEnvironment
@@ -27,7 +28,8 @@ def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
         environment = call.environment
         messages = [field(one, "messageId", str, "a record") for one in field(event, "Records", list)]
         try:
-            found = keep(told(environment.instance_id, Aws(open_session(environment.region))))
+            instance = told(environment.instance_id, Aws(open_session(environment.region)))
+            found = keep(instance)
         except InstanceError:
             call.count(**{RUNNING_WHILE_PAUSED: 1.0})  # it is not known to sleep
             raise
@@ -35,7 +37,8 @@ def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
             "wanted %s, cluster %s; %s", found.desired, found.status, "; ".join(found.left) or "as wanted"
         )
         call.count(**{RUNNING_WHILE_PAUSED: float(found.runs_while_paused)})
-        again = () if found.ended else messages
+        is_done = (found.desired != "paused" or renew(instance)) and found.ended
+        again = () if is_done else messages
         return {"batchItemFailures": [{"itemIdentifier": one} for one in again]}
 
 

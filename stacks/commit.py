@@ -25,6 +25,7 @@ class CommitStack(InstanceStack):
         super().__init__(
             scope, "commit", foundation.settings, description="commit queues and lambda", stateful=True
         )
+        self.retention_days = commit.retention_days
         self.queues = [self._queue(number, commit) for number in range(1, commit.queues + 1)]
         applies = DatabaseFunction(
             self,

@@ -92,7 +92,9 @@ class MonitoringStack(InstanceStack):
         if (commit := watched.commit) is not None:
             for number, queue in enumerate(commit.queues, 1):
                 name = f"Commits {number}"
-                watch.queue(name, *self._queues(commit, name, queue), limits.oldest_message_seconds_max)
+                ours = self._queues(commit, name, queue)
+                watch.queue(name, *ours, limits.oldest_message_seconds_max)
+                watch.loss(name, ours[0], commit.retention_days)
             watch.function("Commit", self._function(commit, commit.function), "Critical")
             watch.commits()
         if (garbage := watched.garbage) is not None:

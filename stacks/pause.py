@@ -54,6 +54,10 @@ class Switched:
     query: QueryStack | None = None
 
 
+KEEPS_MESSAGES = ["sqs:DeleteMessage", "sqs:GetQueueAttributes", "sqs:ReceiveMessage", "sqs:SendMessage"]
+"""Sent again, a message has its whole time once more."""
+
+
 class PauseStack(InstanceStack):
     """The rule stays on while the instance is paused: it is then that it has to do something."""
 
@@ -126,6 +130,8 @@ class PauseStack(InstanceStack):
             lambda_.role, [members], "which instance of the cluster writes changes; it only reads"
         )
 
+        lambda_.allow(["cloudwatch:GetMetricData"], ["*"])  # as X-Ray's actions, it knows no resources
+
     def _let_switch(self, lambda_: Function, switched: Switched) -> None:
         """What starts work, and what tells whether some runs; to cancel any it has no right."""
         scheduled = [one for one in (switched.garbage, switched.compaction, switched.maintenance) if one]
@@ -140,7 +146,7 @@ class PauseStack(InstanceStack):
             called.append(fact(commit, self, "function", commit.function.function_name))
             for number, (queue, mapping) in enumerate(zip(commit.queues, commit.mappings, strict=True), 1):
                 url = fact(commit, self, f"commits-{number}", queue.queue.queue_arn)
-                lambda_.allow(["sqs:GetQueueAttributes"], [url])
+                lambda_.allow(KEEPS_MESSAGES, [url])
                 uuid = fact(commit, self, f"mapping-{number}", mapping.event_source_mapping_id)
                 lambda_.allow(
                     ["lambda:GetEventSourceMapping", "lambda:UpdateEventSourceMapping"],

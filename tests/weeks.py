@@ -5,15 +5,18 @@ are ordered call by call. What takes long on AWS takes as long here, in no time.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 from botocore.exceptions import ClientError
 
-from dormouse.errors import InstanceError
+from dormouse.commits.queue import Message
+from dormouse.commits.renewal import renew
+from dormouse.errors import CommitQueueError, InstanceError
 from dormouse.settings.resources import (
     CommitResources,
     DatabaseResources,
@@ -38,6 +41,7 @@ LOOK_SECONDS = 540.0
 
 STARTS_AFTER = 7 * DAY
 HIDDEN_SECONDS = 361.0
+KEPT_SECONDS = 14 * DAY
 RECEIVES_MAX = 50
 MAPPING_SECONDS = 60.0
 TAKES = {"stopping": (400.0, "stopped"), "starting": (900.0, "available")}
@@ -72,6 +76,18 @@ def refusal(code: str, operation: str) -> ClientError:
     return ClientError({"Error": {"Code": code, "Message": code}}, operation)  # type: ignore[arg-type]
 
 
+@dataclass(eq=False)
+class Sent:
+    """A message; `number` is that of its commit."""
+
+    number: int
+    at: float
+    received: float = 0.0
+    """How often."""
+
+    hidden_until: float = 0.0
+
+
 @dataclass
 class Weeks:
     """`now` is in seconds. Events of RDS are lost, unless told otherwise."""
@@ -95,11 +111,13 @@ class Weeks:
     """When the execution of the state machine ends."""
 
     deploying: bool = False
-    messages: list[float] = field(default_factory=list)
-    """How often each that is not applied was received."""
+    tells_ages: bool = True
+    """Whether CloudWatch tells how old messages are."""
 
-    applied: int = 0
-    dead: int = 0
+    messages: list[Sent] = field(default_factory=list)
+    applied: set[int] = field(default_factory=set)
+    dead: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)
     awake_while_paused: float = 0.0
     looks: list[Kept | None] = field(default_factory=list)
     """What the lambda's invocations came to; None of those that failed."""
@@ -122,7 +140,7 @@ class Weeks:
             due = [self._next_hour, *self._due] if self.is_kept else self._due
             step = min([then, self._changes_at(), self.now + HIDDEN_SECONDS, *due])
             if self._is_quiet:
-                step = min([then, self._changes_at()])
+                step = min([then, self._changes_at(), *([self.now + DAY / 4] if self.messages else [])])
                 self._next_hour += max(0.0, step - self._next_hour) // HOUR * HOUR
             self._pass(max(step - self.now, 0.0))
             self._deliver()
@@ -144,6 +162,7 @@ class Weeks:
         if self.desired == "paused" and self.status not in ASLEEP:
             self.awake_while_paused += seconds
         self.now += seconds
+        self._gone([one for one in self.messages if self.now - one.at > KEPT_SECONDS], self.lost)
         self._commit(seconds)
         if self.mapping in ("Enabling", "Disabling") and self.now - self.mapping_since >= MAPPING_SECONDS:
             self.mapping = {"Enabling": "Enabled", "Disabling": "Disabled"}[self.mapping]
@@ -169,12 +188,23 @@ class Weeks:
     def _commit(self, seconds: float) -> None:
         if self.mapping not in ("Enabled", "Disabling"):
             return
+        seen = [one for one in self.messages if one.hidden_until <= self.now]
+        for one in seen:
+            one.received += seconds / HIDDEN_SECONDS
         if self.status in ("available", "backing-up"):
-            self.applied += len(self.messages)
-            self.messages = []
-        received = [one + seconds / HIDDEN_SECONDS for one in self.messages]
-        self.messages = [one for one in received if one < RECEIVES_MAX]
-        self.dead += len(received) - len(self.messages)
+            self._gone(seen, self.applied)
+        self._gone([one for one in seen if one.received >= RECEIVES_MAX], self.dead)
+
+    def _gone(self, messages: list[Sent], where: set[int]) -> None:
+        where |= {one.number for one in messages}
+        self.messages = [one for one in self.messages if one not in messages]
+
+    def send(self, number: int) -> None:
+        self.messages.append(Sent(number, self.now))
+
+    @property
+    def waiting(self) -> set[int]:
+        return {one.number for one in self.messages}
 
     def _deliver(self) -> None:
         while self.is_kept and self._next_hour <= self.now:
@@ -191,15 +221,19 @@ class Weeks:
         number, calls = len(self.looks), itertools.count()
         self._is_looking = True
         try:
-            self.looks.append(
-                keep(told("dev", Aws(self.session(lambda call: self.lambda_fault(next(calls), number)))))
-            )
-        except (InstanceError, Killed):
+            instance = told("dev", Aws(self.session(lambda call: self.lambda_fault(next(calls), number))))
+            found = keep(instance)
+            if found.desired == "paused" and not renew(
+                instance, lambda url: Queue(self, calls, number), lambda: 0.0
+            ):
+                found = replace(found, ended=False)
+            self.looks.append(found)
+        except (InstanceError, CommitQueueError, Killed):
             self.looks.append(None)
         finally:
             self._is_looking = False
-        found = self.looks[-1]
-        return found is not None and found.ended
+        last = self.looks[-1]
+        return last is not None and last.ended
 
     # ------------------------------------------------------------- AWS
 
@@ -216,7 +250,7 @@ class Weeks:
 
             def __getattr__(self, operation: str) -> Callable[..., Any]:
                 def call(**given: Any) -> Any:
-                    if (error := fault(f"{operation} {given}")) is not None:
+                    if (error := fault(f"{operation} {given.get('Name', '')}")) is not None:
                         raise error
                     return getattr(weeks, operation)(**given)
 
@@ -263,7 +297,15 @@ class Weeks:
         self.mapping, self.mapping_since = ("Enabling" if given["Enabled"] else "Disabling"), self.now
 
     def get_queue_attributes(self, **given: Any) -> Any:
-        return {"Attributes": dict.fromkeys(given["AttributeNames"], "0")}
+        known = {
+            "ApproximateNumberOfMessages": len(self.messages),
+            "MessageRetentionPeriod": int(KEPT_SECONDS),
+        }
+        return {"Attributes": {name: str(known.get(name, 0)) for name in given["AttributeNames"]}}
+
+    def get_metric_data(self, **given: Any) -> Any:
+        ages = [self.now - one.at for one in self.messages] if self.tells_ages else []
+        return {"MetricDataResults": [{"Id": "q0", "Values": [max(ages)] if ages else []}]}
 
     def get_function_configuration(self, **given: Any) -> Any:
         return {"Timeout": 60}
@@ -300,3 +342,41 @@ class Weeks:
     @property
     def is_awake(self) -> bool:
         return self.status == "available" and all(self.rules.values()) and self.mapping == "Enabled"
+
+
+@dataclass
+class Queue:
+    """The commit queue, as a call of the lambda has it that may end between sending and deleting."""
+
+    weeks: Weeks
+    calls: Iterator[int]
+    invocation: int
+
+    def receive(self, limit: int, wait_seconds: float) -> list[Message]:
+        self._fault()
+        seen = [one for one in self.weeks.messages if one.hidden_until <= self.weeks.now][:limit]
+        for one in seen:
+            one.hidden_until = self.weeks.now + 120
+        return [
+            Message(
+                str(one.number),
+                str(id(one)),
+                1,
+                datetime.now(UTC),
+                born=time.monotonic() - self.weeks.now + one.at,
+            )
+            for one in seen
+        ]
+
+    def send_again(self, messages: Sequence[Message], seconds: float) -> None:
+        for message in messages:
+            self.weeks.messages.append(
+                Sent(int(message.body), self.weeks.now, hidden_until=self.weeks.now + seconds)
+            )
+        self._fault()
+        receipts = {message.receipt for message in messages}
+        self.weeks.messages = [one for one in self.weeks.messages if str(id(one)) not in receipts]
+
+    def _fault(self) -> None:
+        if (error := self.weeks.lambda_fault(next(self.calls), self.invocation)) is not None:
+            raise error if isinstance(error, Killed) else CommitQueueError(str(error))

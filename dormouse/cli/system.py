@@ -55,7 +55,7 @@ def pause(
     report = system.pause(
         found, wait=wait, dry_run=dry_run, drain_seconds=drain_seconds, tell=tell, ended=ended
     )
-    session.show(report, lambda: _end_of_pause(report))
+    session.show(report, lambda: "\n".join([*report.waiting, _end_of_pause(report)]))
 
 
 def resume(
@@ -174,10 +174,20 @@ def _picture(found: Status) -> Any:
     parts: list[Any] = [f"{found.instance} in {found.account}, {found.region}: {found.summary}"]
     parts.append(grid(("what", "state"), rows))
     queues = [
-        (one.url.rpartition("/")[2], one.waiting, one.in_flight, one.delayed, one.dead)
+        (
+            one.url.rpartition("/")[2],
+            one.waiting,
+            UNKNOWN if one.oldest_seconds is None else f"{one.oldest_seconds / 86_400:.1f} days",
+            f"{one.lost_at:%Y-%m-%d}" if one.lost_at else UNKNOWN,
+            one.in_flight,
+            one.delayed,
+            one.dead,
+        )
         for one in found.queues
     ]
-    parts += [grid(("queue", "waiting", "in flight", "delayed", "dead"), queues)] if queues else []
+    heads = ("queue", "waiting", "oldest", "lost on", "in flight", "delayed", "dead")
+    parts += [grid(heads, queues)] if queues else []
+    parts += [found.offer] if found.offer else []
     usd = [(what, UNKNOWN if price is None else f"{price:,.4f}") for what, price in found.usd_hour]
     known = [price for _, price in found.usd_hour if price is not None]
     total = f"{sum(known):,.4f}" + ("" if len(known) == len(usd) else " and more") if known else UNKNOWN

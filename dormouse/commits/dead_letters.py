@@ -28,7 +28,6 @@ class SqsDeadLetter:
     queue: str
     """The URL of the queue that it was in."""
 
-    message_id: str
     sent_at: datetime
     commit_id: str | None
     """None where it names none."""
@@ -102,7 +101,6 @@ def _letter(queue: str, message: Any) -> SqsDeadLetter:
         readable, why = False, " ".join(str(error).split())
     return SqsDeadLetter(
         queue=queue,
-        message_id=str(message["MessageId"]),
         sent_at=datetime.fromtimestamp(int(message["Attributes"]["SentTimestamp"]) / 1_000, UTC),
         commit_id=commit_id,
         body=body[:BODY_CHARACTERS_MAX],

@@ -13,6 +13,9 @@ from pydantic_core import PydanticCustomError
 CONNECT_SECONDS_MAX = 40
 """How long a lambda waits for a database that wakes; its timeout is longer."""
 
+LOSS_NEAR_SHARE = 0.75
+"""Of the time that SQS keeps messages: after it an alarm rings, three days before the loss with 14 days."""
+
 DRAIN_SECONDS = 900
 """How long a pause waits for running work, unless the settings or its caller say otherwise."""
 

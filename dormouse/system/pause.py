@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from dormouse.errors import InstanceError
 from dormouse.settings.section import DRAIN_SECONDS
-from dormouse.system.database import StopDatabase, usable_status
+from dormouse.system.database import ASLEEP, STOPPING, StopDatabase, usable_status
 from dormouse.system.drain import DrainCommits, DrainRuns, DrainScheduled, StopSpark
 from dormouse.system.instance import DeployedInstance, stacks_of
 from dormouse.system.query import SwitchQuery
@@ -19,6 +19,7 @@ from dormouse.system.switches import (
     rule_state,
     schedules,
 )
+from dormouse.system.waiting import offer, waiting
 
 
 def pause(
@@ -38,7 +39,7 @@ def pause(
     what is waited for, `ended` of each step. Raises InstanceError when it cannot go on, or somebody resumes;
     and changes nothing while a stack is being changed.
     """
-    usable_status(instance)
+    sleeps = usable_status(instance) in {STOPPING, *ASLEEP}
     check_not_deployed_to(instance)
     query, told, rules = instance.resources.query, instance.resources.pause, schedules(instance)
     if told is None:
@@ -50,7 +51,7 @@ def pause(
         drain_seconds = told.drain_seconds if told else DRAIN_SECONDS
     keeper = (rule_name(told.rule),) if told else ()
     are_off = all(rule_state(instance, rule) != "ENABLED" for rule in rules)
-    quiet_seconds = instance.desired_seconds if are_off else 0.0
+    quiet_seconds = float("inf") if sleeps else instance.desired_seconds if are_off else 0.0
     before: list[Step] = [
         WriteDesiredState(instance, "paused"),
         *([SwitchQuery(instance, query, False)] if query else []),
@@ -74,7 +75,11 @@ def pause(
     if not dry_run:
         reports.append(verify(instance, [*before, *after], "asleep", "pause"))
         ended(reports[-1])
-    return Report(instance.id, instance.desired, usable_status(instance), tuple(reports), dry_run)
+    waits = waiting(instance)
+    said = [str(one) for one in waits if one.messages]
+    said += [line] if (line := offer(waits, instance.id)) else []
+    status = usable_status(instance)
+    return Report(instance.id, instance.desired, status, tuple(reports), dry_run, tuple(said))
 
 
 def check_not_deployed_to(instance: DeployedInstance) -> None:

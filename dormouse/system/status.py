@@ -15,6 +15,7 @@ from dormouse.system.database import ASLEEP, SERVES, STOPPING, describe
 from dormouse.system.instance import DeployedInstance
 from dormouse.system.query import GONE, query_state
 from dormouse.system.switches import mapping_state, mappings, rule_state, schedules
+from dormouse.system.waiting import Waiting, offer, waiting
 
 GB = 1_000_000_000
 _MINUTES, _DAY = 300, 86_400
@@ -30,6 +31,12 @@ class QueueState:
     delayed: int
     dead: int
     """In the queue of its dead letters."""
+
+    oldest_seconds: float | None = None
+    """The age of the oldest message that waits; None where CloudWatch does not tell."""
+
+    lost_at: datetime | None = None
+    """When SQS forgets that."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,9 @@ class Status:
     """By their UUIDs."""
 
     queues: tuple[QueueState, ...]
+    offer: str | None
+    """What to do before messages are lost; None while none are about to be."""
+
     runs: tuple[str, ...]
     """Executions of state machines, job runs and clusters."""
 
@@ -72,6 +82,7 @@ class Status:
 def status(instance: DeployedInstance) -> Status:
     """Raises InstanceError when AWS cannot be asked; a cost that cannot be found out is None."""
     cluster = describe(instance.aws, instance.cluster)
+    waits = waiting(instance)
     runs, told, query = _runs(instance), instance.resources.query, query_state(instance)
     live = {**_live(instance, cluster, bool(runs)), **_query_live(instance, query)}
     found = Status(
@@ -83,7 +94,8 @@ def status(instance: DeployedInstance) -> Status:
         database=str(cluster["Status"]) if cluster else GONE,
         schedules={rule: rule_state(instance, rule) or GONE for rule in schedules(instance)},
         mappings={uuid: mapping_state(instance, uuid) or GONE for uuid in mappings(instance)},
-        queues=tuple(_queues(instance)),
+        queues=tuple(_queues(instance, waits)),
+        offer=offer(waits, instance.id),
         runs=runs,
         spark=_spark(instance),
         query=query,
@@ -114,18 +126,18 @@ def _is_awake(spark: str) -> bool:
     return spark not in drain.APPLICATION_ASLEEP and not spark.startswith("no cluster")
 
 
-def _queues(instance: DeployedInstance) -> list[QueueState]:
+def _queues(instance: DeployedInstance, waits: tuple[Waiting, ...]) -> list[QueueState]:
     told = instance.resources.commit
     if told is None:
         return []
     dead = [*told.dead_letters, *[""] * len(told.queues)]
-    return [_queue(instance, url, letters) for url, letters in zip(told.queues, dead, strict=False)]
+    return [_queue(instance, one, letters) for one, letters in zip(waits, dead, strict=False)]
 
 
-def _queue(instance: DeployedInstance, url: str, dead_letters: str) -> QueueState:
-    waiting, in_flight, delayed = drain.depth(instance, url).values()
+def _queue(instance: DeployedInstance, waits: Waiting, dead_letters: str) -> QueueState:
+    visible, in_flight, delayed = drain.depth(instance, waits.url).values()
     dead = next(iter(drain.depth(instance, dead_letters).values())) if dead_letters else 0
-    return QueueState(url, waiting, in_flight, delayed, dead)
+    return QueueState(waits.url, visible, in_flight, delayed, dead, waits.oldest_seconds, waits.lost_at)
 
 
 def _runs(instance: DeployedInstance) -> tuple[str, ...]:

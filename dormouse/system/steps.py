@@ -149,6 +149,8 @@ class Report:
 
     steps: tuple[StepReport, ...]
     dry_run: bool = False
+    waiting: tuple[str, ...] = ()
+    """What waits in the commit queues, and when it is lost; of a pause."""
 
     @property
     def changed(self) -> bool:

@@ -13,6 +13,7 @@ from aws_cdk import aws_sqs as sqs
 from aws_cdk import aws_stepfunctions as sfn
 
 from dormouse.settings import metrics
+from dormouse.settings.section import LOSS_NEAR_SHARE
 
 ALARM = "Alarm"
 ERRORS_HOUR_MAX = 2
@@ -32,6 +33,8 @@ QUERY_PERCENT_MAX = 90
 BYTES_GB = 10**9
 Severity = Literal["Critical", "Warning"]
 """Commits, queries or money are being lost; or something needs a look on the next working day."""
+
+DAY_SECONDS = 86_400
 
 
 class Monitors:
@@ -70,6 +73,16 @@ class Monitors:
         )
         if oldest_seconds_max is not None:
             self._oldest(name, queue, oldest_seconds_max)
+
+    def loss(self, name: str, queue: sqs.IQueue, retention_days: int) -> None:
+        """Also while the instance is paused: SQS forgets messages all the same."""
+        what = f"{name}: SQS forgets messages after {retention_days} days, and some are near it"
+        self._custom(
+            f"{name} loss",
+            queue.metric_approximate_age_of_oldest_message(period=cdk.Duration.minutes(5)),
+            retention_days * DAY_SECONDS * LOSS_NEAR_SHARE,
+            self._when("Critical", f"{what}: dormouse resume", 5, times=3),
+        )
 
     def function(self, name: str, function: lambda_.IFunction, severity: Severity = "Warning") -> None:
         self._facade.monitor_lambda_function(

@@ -138,14 +138,15 @@ def test_lambdas_that_only_call_aws_import_no_database() -> None:
     names = [f"lambdas.{name}" for name in KINDS["calls"]]
     script = f"""
 import {", ".join(names)}, sys
-print(*{{name.split(".")[1] for name in sys.modules if name.startswith("dormouse.")}})
+print(*(module.__file__ for name, module in sys.modules.items() if name.startswith("dormouse.")))
 print(*{{"psycopg", "obstore", "msgspec", "pyarrow"}} & set(sys.modules))
 """
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
     )
-    rooms, heavy = done.stdout.splitlines()
-    assert set(rooms.split()) <= {one.removesuffix(".py") for one in build.OF_CALLS}
+    files, heavy = done.stdout.splitlines()
+    sources = [Path(one).relative_to(ROOT) for one in files.split()]
+    assert sources and not [one for one in sources if not build.is_of(one, "", build.CALLS)]
     assert heavy == ""
 
 
@@ -172,7 +173,10 @@ def test_each_has_what_it_needs_and_no_more(root: Path, target: Path) -> None:
     for name in KINDS["calls"]:
         folder = package(target, name)
         assert {path.stem for path in (folder / "lambdas").glob("*.py")} == {"__init__", "services", name}
-        assert {path.name for path in (folder / "dormouse").iterdir()} == {*build.OF_CALLS, "__pycache__"}
+        rooms = {one.partition("/")[0] for one in build.OF_CALLS}
+        assert {path.name for path in (folder / "dormouse").iterdir()} == {*rooms, "__pycache__"}
+        commits = {f"commits/{path.name}" for path in (folder / "dormouse/commits").glob("*.py")}
+        assert commits == {one for one in build.OF_CALLS if "/" in one}
         assert not {path.name for path in folder.iterdir()} & {
             "psycopg",
             "psycopg_binary",

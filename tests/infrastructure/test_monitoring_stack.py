@@ -171,3 +171,18 @@ def test_the_dashboard_shows_metrics_that_there_are(name: str, synthesized: All)
     shown = {one for one in METRICS if f'"{metrics.NAMESPACE}","{one}"' in body}
     assert {metrics.COMMITS_APPLIED, metrics.COMMITS_REJECTED, metrics.COMMITS_LATER} <= shown
     assert body.count(f'"{metrics.NAMESPACE}","') == len(shown)
+
+
+def test_an_alarm_rings_days_before_messages_are_lost_also_while_paused(synthesized: All) -> None:
+    """By their age alone: that of waiting for too long is silent while the database tells of nothing."""
+    alarms = {
+        one.properties["AlarmName"]: one.properties
+        for one in synthesized("prod").resources("AWS::CloudWatch::Alarm")
+        if "loss" in one.properties["AlarmName"]
+    }
+    settings = CONFIGURATIONS["prod"]().commit
+    assert settings is not None and len(alarms) == settings.queues
+    for alarm in alarms.values():
+        assert (alarm["MetricName"], alarm["Namespace"]) == ("ApproximateAgeOfOldestMessage", "AWS/SQS")
+        left = settings.retention_days * 86_400 - alarm["Threshold"]
+        assert left >= 3 * 86_400 and alarm["TreatMissingData"] == "notBreaching"

@@ -1,0 +1,112 @@
+"""Messages that wait in the queues of a deployed instance: what is said of their age, and how they are kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from moto import mock_aws
+from moto.sqs.models import sqs_backends
+
+from dormouse.commits.renewal import renew
+from dormouse.system.pause import pause
+from dormouse.system.status import status
+from tests.deployed import REGION, Deployed, FakeClock, deploy
+
+DAY = 86_400
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
+    monkeypatch.setattr("dormouse.commits.renewal.WAIT_SECONDS", 0.0)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+    with mock_aws(config={"lambda": {"use_docker": False}}):
+        found = deploy()
+        for url in found.queues:
+            attributes = {"MessageRetentionPeriod": str(14 * DAY)}
+            found.client("sqs").set_queue_attributes(QueueUrl=url, Attributes=attributes)
+        for uuid in found.mappings:
+            found.client("lambda").update_event_source_mapping(UUID=uuid, Enabled=False)
+        yield found
+
+
+def send(deployed: Deployed, body: str, days: float) -> None:
+    """A message that has waited for so long; CloudWatch tells of it."""
+    url = deployed.queues[0]
+    deployed.client("sqs").send_message(QueueUrl=url, MessageBody=body)
+    name = url.rpartition("/")[2]
+    queue = next(one for key, one in sqs_backends["123456789012"][REGION].queues.items() if key == name)
+    queue._messages[-1].sent_timestamp -= int(days * DAY * 1_000)
+    measured: Any = {
+        "MetricName": "ApproximateAgeOfOldestMessage",
+        "Dimensions": [{"Name": "QueueName", "Value": name}],
+        "Timestamp": datetime.now(UTC) - timedelta(minutes=2),
+        "Value": days * DAY,
+    }
+    deployed.client("cloudwatch").put_metric_data(Namespace="AWS/SQS", MetricData=[measured])
+
+
+def bodies(deployed: Deployed) -> list[str]:
+    name = deployed.queues[0].rpartition("/")[2]
+    return sorted(one.body for one in sqs_backends["123456789012"][REGION].queues[name]._messages)
+
+
+def test_a_pause_says_what_waits_since_when_and_when_it_is_lost(deployed: Deployed) -> None:
+    send(deployed, "old", days=2)
+    report = pause(deployed.find(), clock=FakeClock().clock)
+    lost = datetime.now(UTC) + timedelta(days=12)
+    name = deployed.queues[0].rpartition("/")[2]
+    assert report.waiting == (
+        f"about 1 messages wait in {name}, the oldest for 2.0 days; SQS forgets it on {lost:%Y-%m-%d}",
+    )
+
+
+def test_before_a_loss_status_and_pause_offer_a_resume(deployed: Deployed, cli: Cli) -> None:
+    send(deployed, "old", days=12)
+    line = f"messages are lost from {datetime.now(UTC) + timedelta(days=2):%Y-%m-%d}: run dormouse resume --instance dev before"
+    assert pause(deployed.find(), clock=FakeClock().clock).waiting[-1] == line
+    found = status(deployed.find())
+    assert found.offer == line and found.queues[0].oldest_seconds == 12 * DAY
+    assert found.queues[1].lost_at is None
+    code, out, _ = cli("status", "--instance", "dev", "--region", REGION)
+    assert code == 0 and line in " ".join(out.split()) and "12.0 days" in out
+    assert json.loads(cli("status", "--instance", "dev", "--region", REGION, "--json")[1])["offer"] == line
+
+
+def test_old_messages_are_sent_again_and_young_ones_are_left(deployed: Deployed) -> None:
+    for number in range(12):
+        send(deployed, f"young-{number:02}", days=1)
+    for number in range(13):
+        send(deployed, f"old-{number:02}", days=8)
+    before = bodies(deployed)
+    assert renew(deployed.find())
+    assert bodies(deployed) == before
+    name = deployed.queues[0].rpartition("/")[2]
+    now = datetime.now(UTC).timestamp() * 1_000
+    ages = {
+        one.body: (now - int(one.sent_timestamp)) / 1_000
+        for one in sqs_backends["123456789012"][REGION].queues[name]._messages
+    }
+    assert all(age < DAY / 2 for body, age in ages.items() if body.startswith("old"))
+    assert all(age > DAY / 2 for body, age in ages.items() if body.startswith("young"))
+
+
+def test_nothing_is_sent_again_while_a_lambda_applies_it_or_when_it_is_young(deployed: Deployed) -> None:
+    opened: list[str] = []
+    send(deployed, "young", days=6)
+    assert renew(deployed.find(), opened.append) and not opened  # type: ignore[arg-type]
+    send(deployed, "old", days=8)
+    deployed.client("lambda").update_event_source_mapping(UUID=deployed.mappings[1], Enabled=True)
+    assert renew(deployed.find(), opened.append) and not opened  # type: ignore[arg-type]
+
+
+def test_what_one_call_has_no_time_for_is_left_to_the_next(deployed: Deployed) -> None:
+    for number in range(30):
+        send(deployed, f"old-{number}", days=8)
+    moments = iter([0.0, 1.0, 99.0])
+    assert not renew(deployed.find(), now=lambda: next(moments))
+    assert renew(deployed.find())
