@@ -21,12 +21,6 @@ BALANCER_LOGS = "query"
 """Below this prefix of the access logs, the load balancer of the query service writes its own."""
 
 
-def backup_window_days(settings: DeploymentSettings) -> int:
-    """How long an object must outlive its deletion, for a database that is restored to before it: a day more
-    than the backups reach back, since S3 counts whole days."""
-    return settings.database.backup_days + 1
-
-
 class StorageStack(InstanceStack):
     """`objects` is the URL of the object store within the data bucket."""
 
@@ -34,7 +28,7 @@ class StorageStack(InstanceStack):
         super().__init__(scope, "storage", settings, description="buckets", stateful=True)
         self.key = key_of(self, "objects", settings.storage.key_arn)
         self.access_logs = self._access_logs()
-        window_days = backup_window_days(settings)
+        window_days = settings.version_days
         self.data_bucket = self._bucket(
             "Data",
             versioned=True,
@@ -140,5 +134,6 @@ class StorageStack(InstanceStack):
                 data_bucket=self.data_bucket.bucket_name,
                 payload_bucket=self.payload_bucket.bucket_name,
                 objects=self.objects,
+                restore_days=self.settings.version_days - 1,
             )
         )

@@ -47,6 +47,9 @@ def cost(
     ] = None,
     requests_million: Annotated[float, typer.Option(help="Commit requests a month, in millions.")] = 1.0,
     data_gb: Annotated[float, typer.Option(help="GB of data in the object store.")] = 1_000.0,
+    rewritten: Annotated[
+        float, typer.Option(help="How often a month the data is replaced, as by compactions.")
+    ] = 1.0,
     payload_gb: Annotated[float, typer.Option(help="GB of payloads in the object store.")] = 0.0,
     database_gb: Annotated[float, typer.Option(help="GB in the database.")] = 20.0,
     io_per_request: Annotated[float, typer.Option(help="Storage I/O of the database a request.")] = 20.0,

@@ -1,7 +1,7 @@
 """Keeps the messages of a paused instance, which SQS would forget after 14 days at most.
 
-A message that is sent again and then deleted has a new age. Its commit has an id, and so is applied once, also when
-both were there for a moment. Nothing has to be brought back by a resume.
+A message that is sent again and then deleted has a new age. Its commit has an id, and so is applied once,
+also when both were there for a moment. Nothing has to be brought back by a resume.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 from dormouse.commits.queue import Message
@@ -37,9 +36,13 @@ class Renewed(Protocol):
     def send_again(self, messages: list[Message], seconds: float) -> None: ...
 
 
+def _opened(url: str) -> Renewed:
+    return SqsQueue(url, visibility_seconds=HIDDEN_SECONDS)
+
+
 def renew(
     instance: DeployedInstance,
-    open_queue: Callable[[str], Renewed] = partial(SqsQueue, visibility_seconds=HIDDEN_SECONDS),
+    open_queue: Callable[[str], Renewed] = _opened,
     now: Callable[[], float] = time.monotonic,
 ) -> bool:
     """Sends messages again that have waited for half of their time; False if some are left for another call.

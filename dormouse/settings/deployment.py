@@ -123,7 +123,11 @@ class StorageSettings(Section):
     """The buckets."""
 
     payload_days: int = setting(90, ge=1, le=3_650)
-    """How long payloads in the object store are kept; the days of database backups are added to it."""
+    """How long payloads in the object store are kept; restore_days and a day are added to it."""
+
+    restore_days: int = setting(3, ge=1, le=35)
+    """How far back the instance can be restored, at most database.backup_days: objects that compactions
+    replace are kept a day longer, and paid for."""
 
     key_arn: KeyArn | None = setting(None, change="replacement")
     """An existing KMS key for the objects, whose policy leaves its use to IAM; left out, one of its own."""
@@ -143,7 +147,7 @@ class _Database(Section):
     """Whether AWS upgrades it to later minor versions by itself, in the weekly window for maintenance."""
 
     backup_days: int = setting(7, ge=1, le=35)
-    """How far back the database can be restored; deleted objects are kept as long."""
+    """How far back the database alone can be restored; all of the instance, storage.restore_days."""
 
     idle_session_seconds: int = setting(300, ge=60, le=86_400)
     """After how long the server ends a session that does nothing."""
@@ -341,6 +345,12 @@ class DeploymentSettings(Section):
     pause: PauseSettings | None = setting(None)
     monitoring: MonitoringSettings | None = setting(None)
 
+    @property
+    def version_days(self) -> int:
+        """How long an object outlives its deletion: a day more than the instance can be restored, since S3
+        counts whole days."""
+        return min(self.storage.restore_days, self.database.backup_days) + 1
+
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if (self.account is None) != (self.region is None):
             given, other = ("account", "region") if self.region is None else ("region", "account")
@@ -354,6 +364,9 @@ class DeploymentSettings(Section):
             yield "network.availability_zones", f"{others[0]} is not of the region {region}"
         if self.query and self.network.vpc_id and self.query.endpoints is None:
             yield "query.endpoints", 'it must be "create" or "existing" in the VPC that network.vpc_id names'
+        storage, days = self.storage, self.database.backup_days
+        if "restore_days" in storage.model_fields_set and storage.restore_days > days:
+            yield "storage.restore_days", f"it must be at most database.backup_days, which is {days}"
         types = getattr(self.compaction, "instance_types", ())
         if wrong := [one for one in types if architecture_of(one) != self.architecture]:
             yield (

@@ -52,6 +52,8 @@ class StorageResources(Described):
     payload_bucket: str
     objects: str
     """The URL of the object store: s3://bucket/data."""
+    restore_days: int | None = None
+    """How far back its deleted objects reach; None: as far as the backups of the database."""
 
 
 class DatabaseResources(Described):

@@ -43,6 +43,8 @@ class Assumptions:
     """Commit requests a month, in millions."""
     data_gb: float = 1_000.0
     """Data in the object store."""
+    rewritten: float = 1.0
+    """How often in a month compactions and deletions replace the data; 1: all of it once."""
     payload_gb: float = 0.0
     """Payloads in the object store."""
     database_gb: float = 20.0
@@ -198,6 +200,10 @@ class _Month:
     def _storage(self) -> Iterator[_Item]:
         prices, assumed = self.prices, self.assumed
         yield _Item(f"S3, {assumed.data_gb:g} GB of data", assumed.data_gb, prices["s3_gb_month"], kept=True)
+        days = self.settings.version_days
+        versions = assumed.data_gb * assumed.rewritten * days / 30
+        replaced = f"S3, {versions:,.0f} GB that was replaced, kept for {days} days"
+        yield _Item(replaced, versions, prices["s3_gb_month"])
         payloads = assumed.payload_gb
         yield _Item(f"S3, {payloads:g} GB of payloads", payloads, prices["s3_gb_month"], kept=True)
         # A commit adds about one object, which a compaction and a query or two read.
@@ -293,4 +299,4 @@ def alarm_count(settings: DeploymentSettings) -> int:
     runs = (settings.compaction, settings.maintenance)
     parts = 2 * sum(part is not None for part in lambdas) + 4 * sum(part is not None for part in runs)
     query = QUERY_ALARMS if settings.query is not None else 0
-    return 5 + isinstance(settings.database, ServerlessDatabase) + 2 * queues + parts + query
+    return 5 + isinstance(settings.database, ServerlessDatabase) + 3 * queues + parts + query

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Literal
 
 from dormouse.errors import InstanceError, InvalidInput
+from dormouse.settings.resources import StorageResources
 from dormouse.system.aws import AwsRefused
 from dormouse.system.database import ASLEEP, describe, usable
 from dormouse.system.instance import DeployedInstance
@@ -61,7 +62,7 @@ def restore_deployment(
             f"{instance.id} must be paused, or it would go on meanwhile: dormouse pause --instance "
             f"{instance.id} --wait"
         )
-    _check(moment, cluster)
+    _check(moment, cluster, instance.resources.storage)
     name = f"{instance.cluster}-at-{moment.astimezone(UTC):%Y%m%d%H%M%S}"[:63]
     steps: list[Step] = [
         RestoreCluster(instance, name, moment),
@@ -78,11 +79,18 @@ def restore_deployment(
     return RestoredDeployment(instance.id, moment, arn, found, commits, tuple(reports), dry_run)
 
 
-def _check(moment: datetime, cluster: Any) -> None:
+def _check(moment: datetime, cluster: Any, storage: StorageResources | None) -> None:
     if moment.tzinfo is None:
         raise InvalidInput(f"the time {moment.isoformat()} needs a zone: {moment.isoformat()}Z is in UTC")
     if moment > datetime.now(UTC):
         raise InvalidInput(f"the time {moment.isoformat()} is to come")
+    days = storage.restore_days if storage else None
+    if days is not None and moment < datetime.now(UTC) - timedelta(days=days):
+        raise InvalidInput(
+            f"objects that were deleted more than {days} days ago are gone, so that "
+            f"{moment.astimezone(UTC):%F %T} UTC is too far back; storage.restore_days says "
+            "how long they are kept from now on"
+        )
     first, last = cluster.get("EarliestRestorableTime"), cluster.get("LatestRestorableTime")
     if (first is not None and moment < first) or (last is not None and moment > last):
         raise InvalidInput(

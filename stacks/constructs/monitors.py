@@ -76,12 +76,12 @@ class Monitors:
 
     def loss(self, name: str, queue: sqs.IQueue, retention_days: int) -> None:
         """Also while the instance is paused: SQS forgets messages all the same."""
-        what = f"{name}: SQS forgets messages after {retention_days} days, and some are near it"
+        what = f"{name}: SQS forgets messages after {retention_days} days, and some are near that"
         self._custom(
             f"{name} loss",
             queue.metric_approximate_age_of_oldest_message(period=cdk.Duration.minutes(5)),
             retention_days * DAY_SECONDS * LOSS_NEAR_SHARE,
-            self._when("Critical", f"{what}: dormouse resume", 5, times=3),
+            self._when("Critical", f"{what}: resume it", 5, times=3),
         )
 
     def function(self, name: str, function: lambda_.IFunction, severity: Severity = "Warning") -> None:

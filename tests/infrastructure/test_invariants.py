@@ -220,21 +220,22 @@ def test_buckets_block_public_access_and_log_accesses(assembly: Assembly) -> Non
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_deleted_objects_outlive_the_backups(name: str, synthesized: Any) -> None:
-    """Or a database that is restored to a point in time would refer to what is no more."""
+def test_deleted_objects_outlive_what_can_be_restored(name: str, synthesized: Any) -> None:
+    """Or a database that is restored to a point in time would refer to what is no more. Not by much: they are
+    paid for."""
     settings, assembly = CONFIGURATIONS[name](), synthesized(name)
     buckets = {one.name[:4]: one.properties for one in assembly.resources("AWS::S3::Bucket")}
     rules = [rule for rule in buckets["Data"]["LifecycleConfiguration"]["Rules"] if "Prefix" not in rule]
     kept = [rule["NoncurrentVersionExpiration"] for rule in rules if "NoncurrentVersionExpiration" in rule]
     assert buckets["Data"]["VersioningConfiguration"] == {"Status": "Enabled"}
-    assert [rule["NoncurrentDays"] for rule in kept] == [settings.database.backup_days + 1]
+    assert [rule["NoncurrentDays"] for rule in kept] == [settings.storage.restore_days + 1]
     assert not any("ExpirationInDays" in rule for rule in rules)
     (payloads,) = (
         rule["ExpirationInDays"]
         for rule in buckets["Payl"]["LifecycleConfiguration"]["Rules"]
         if "ExpirationInDays" in rule
     )
-    assert payloads >= settings.storage.payload_days + settings.database.backup_days
+    assert payloads >= settings.storage.payload_days + settings.storage.restore_days
     for rules in (buckets[name]["LifecycleConfiguration"]["Rules"] for name in ("Data", "Payl")):
         assert any("AbortIncompleteMultipartUpload" in rule for rule in rules)
 

@@ -125,8 +125,8 @@ def test_it_may_read_and_switch_exactly_what_is_this_instances(synthesized: All)
     assert settings is not None
     assert len(rights["lambda:UpdateEventSourceMapping"]) == settings.queues
     assert {action for action in rights if any(where.endswith("*") for where in rights[action])} == {
-        "cloudformation:DescribeStacks", "rds:DescribeDBInstances", "xray:PutTraceSegments",
-        "xray:PutTelemetryRecords",
+        "cloudformation:DescribeStacks", "cloudwatch:GetMetricData", "rds:DescribeDBInstances",
+        "xray:PutTraceSegments", "xray:PutTelemetryRecords",
     }  # fmt: skip
     changing = {
         action for action in rights if not action.partition(":")[2].startswith(("Get", "Describe", "List"))

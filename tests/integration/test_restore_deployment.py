@@ -11,6 +11,7 @@ import pytest
 from moto import mock_aws
 
 from dormouse.errors import InstanceError, InvalidInput
+from dormouse.settings import resources
 from dormouse.system import database, restore_database
 from dormouse.system.instance import DeployedInstance
 from dormouse.system.pause import pause
@@ -136,6 +137,16 @@ def test_a_moment_that_the_backups_do_not_reach_is_refused(deployed: Deployed, m
         restore_deployment(deployed.find(), datetime(2026, 1, 1))
     with pytest.raises(InvalidInput, match="reach from"):
         restore_deployment(deployed.find(), moment - timedelta(days=8))
+    assert clusters(deployed) == [deployed.cluster]
+
+
+def test_a_moment_whose_objects_are_gone_is_refused(deployed: Deployed, moment: datetime) -> None:
+    """The database's backups may reach further back than the earlier versions of objects."""
+    where, ssm = resources.resources_parameter("dev", "storage"), deployed.client("ssm")
+    told = json.loads(ssm.get_parameter(Name=where)["Parameter"]["Value"])
+    ssm.put_parameter(Name=where, Value=json.dumps({**told, "restore_days": 3}), Overwrite=True)
+    with pytest.raises(InvalidInput, match="deleted more than 3 days ago are gone"):
+        restore_deployment(deployed.find(), datetime.now(UTC) - timedelta(days=3, hours=1), clock=SOON)
     assert clusters(deployed) == [deployed.cluster]
 
 

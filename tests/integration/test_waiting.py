@@ -1,4 +1,4 @@
-"""Messages that wait in the queues of a deployed instance: what is said of their age, and how they are kept."""
+"""Messages that wait in a deployed instance: what is said of their age, and how they are kept."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def test_a_pause_says_what_waits_since_when_and_when_it_is_lost(deployed: Deploy
 
 def test_before_a_loss_status_and_pause_offer_a_resume(deployed: Deployed, cli: Cli) -> None:
     send(deployed, "old", days=12)
-    line = f"messages are lost from {datetime.now(UTC) + timedelta(days=2):%Y-%m-%d}: run dormouse resume --instance dev before"
+    day = f"{datetime.now(UTC) + timedelta(days=2):%Y-%m-%d}"
+    line = f"messages are lost from {day}: run dormouse resume --instance dev before"
     assert pause(deployed.find(), clock=FakeClock().clock).waiting[-1] == line
     found = status(deployed.find())
     assert found.offer == line and found.queues[0].oldest_seconds == 12 * DAY

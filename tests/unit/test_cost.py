@@ -78,6 +78,18 @@ def test_what_is_kept_costs_the_same_in_every_state() -> None:
     assert usd(month("dev", data_gb=2_000), "S3, 2000 GB of data") == (46.0, 46.0, 46.0)
 
 
+def test_what_compactions_replace_costs_until_it_expires_as_the_lifecycle_says() -> None:
+    """S3 keeps it as earlier versions, in the days of the template; none is made while it sleeps."""
+    for name in ("dev", "prod"):
+        template = (TEMPLATES / f"test_the_templates_are_as_reviewed[{name}].json").read_text("utf-8")
+        [days] = {int(number) for number in re.findall(r'"NoncurrentDays": (\d+)', template)}
+        assert days <= {"dev": 4, "prod": 8}[name]
+        found = month(name, data_gb=600, rewritten=2)
+        line = f"S3, {600 * 2 * days / 30:,.0f} GB that was replaced, kept for {days} days"
+        running, _, paused = usd(found, line)
+        assert (running, paused) == (pytest.approx(600 * 2 * days / 30 * 0.023), 0)
+
+
 def test_a_paused_instance_runs_nothing() -> None:
     found = month("prod", data_gb=0, database_gb=0, log_gb=0)
     assert found.paused < 14 < found.running
