@@ -11,9 +11,11 @@ from aws_cdk import aws_rds as rds
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
-from dormouse.settings.deployment import DeploymentSettings, ServerlessDatabase
+from dormouse.settings.database import ServerlessDatabase
+from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.resources import PREFIX, DatabaseResources
 from stacks.acknowledge import acknowledge
+from stacks.constructs.database_proxy import PORT as PROXY_PORT
 from stacks.constructs.database_proxy import DatabaseProxy, user_arns
 from stacks.constructs.key import key_of
 from stacks.constructs.log_group import log_group
@@ -65,6 +67,7 @@ class DatabaseStack(InstanceStack):
         self.security_group = closed_group(
             self, "SecurityGroup", self.placement.vpc, f"{self.stack_name}: cluster and proxy"
         )
+        self._let_clients_in()
         self.cluster = self._cluster()
         self._keep_logs()
         self.proxy = (
@@ -114,6 +117,17 @@ class DatabaseStack(InstanceStack):
         )
         security_group.connections.allow_to(self.security_group, ec2.Port.tcp(PORT), "the database")
         grantee.add_to_policy(iam.PolicyStatement(actions=["rds-db:connect"], resources=users))
+
+    def _let_clients_in(self) -> None:
+        """Those whom the settings name, to the cluster or to the proxy, which is in the same group."""
+        settings, port = (
+            self.settings.database,
+            ec2.Port.tcp(PROXY_PORT if self.settings.database.proxy else PORT),
+        )
+        for cidr in settings.client_cidrs:
+            self.security_group.add_ingress_rule(ec2.Peer.ipv4(cidr), port, "clients")
+        for client in settings.client_security_groups:
+            self.security_group.add_ingress_rule(ec2.Peer.security_group_id(client), port, "clients")
 
     def _parameter_name(self, name: Fact) -> str:
         return f"{PREFIX}/{self.settings.id}/database/{name}"

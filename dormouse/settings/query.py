@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from dormouse.settings.section import Section, cidr_problem, pattern, setting
+from dormouse.settings.section import ClientCidr, Section, SecurityGroupId, client_problems, pattern, setting
 
 CPU_MEMORY_GB = {
     256: (0.5, 1, 2),
@@ -27,11 +25,6 @@ IDLE_SECONDS_MAX = 4_000
 """Of a load balancer."""
 
 FIRST_ROW_SPARE_SECONDS = 60
-CLIENTS_MAX = 40
-"""Rules of a security group: AWS allows 60 in all, unless its quota is raised."""
-
-SecurityGroupId = Annotated[str, Field(pattern=pattern("security_group"))]
-ClientCidr = Annotated[str, Field(pattern=pattern("client_cidr"))]
 
 
 class QuerySettings(Section):
@@ -120,17 +113,7 @@ class QuerySettings(Section):
             yield "tasks_max", f"it must be tasks_min or more, which is {self.tasks_min}"
         if self.certificate_arn is not None and self.host is None:
             yield "certificate_arn", "it is for a name: give that as host"
-        for cidr in self.client_cidrs:
-            if why := cidr_problem(cidr):
-                yield "client_cidrs", f"{cidr}: {why}"
-        for name in ("client_cidrs", "client_security_groups"):
-            given = getattr(self, name)
-            if len(set(given)) < len(given):
-                yield name, "each must be there only once"
-        count = len(self.client_cidrs) + len(self.client_security_groups)
-        if count > CLIENTS_MAX:
-            name = "client_cidrs" if self.client_cidrs else "client_security_groups"
-            yield name, f"with client_security_groups there are {count}, and {CLIENTS_MAX} may be"
+        yield from client_problems(self.client_cidrs, self.client_security_groups)
 
 
 def _listed(sizes: tuple[float, ...]) -> str:

@@ -13,6 +13,9 @@ from pydantic_core import PydanticCustomError
 CONNECT_SECONDS_MAX = 40
 """How long a lambda waits for a database that wakes; its timeout is longer."""
 
+CLIENTS_MAX = 40
+"""Rules of a security group: AWS allows 60 in all, unless its quota is raised."""
+
 LOSS_NEAR_SHARE = 0.75
 """Of the time that SQS keeps messages: after it an alarm rings, three days before the loss with 14 days."""
 
@@ -132,6 +135,8 @@ SnapshotArn = Annotated[str, Field(pattern=pattern("snapshot"))]
 KeyArn = Annotated[str, Field(pattern=pattern("key"))]
 TopicArn = Annotated[str, Field(pattern=pattern("topic"))]
 PolicyArn = Annotated[str, Field(pattern=pattern("policy"))]
+SecurityGroupId = Annotated[str, Field(pattern=pattern("security_group"))]
+ClientCidr = Annotated[str, Field(pattern=pattern("client_cidr"))]
 MemoryMb = Annotated[int, Field(ge=128, le=10_240)]
 TimeoutSeconds = Annotated[int, Field(gt=CONNECT_SECONDS_MAX, le=LAMBDA_SECONDS_MAX)]
 EveryMinutes = Annotated[int, Field(ge=1, le=1_440)]
@@ -172,6 +177,25 @@ def cidr_problem(cidr: str) -> str | None:
     if not any(network.subnet_of(ipaddress.IPv4Network(each)) for each in PRIVATE):
         return f"it must be private: within {', '.join(PRIVATE[:-1])} or {PRIVATE[-1]}"
     return None
+
+
+def client_problems(cidrs: tuple[str, ...], groups: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """What is wrong with the networks and security groups that may connect."""
+    networks: list[ipaddress.IPv4Network] = []
+    for cidr in cidrs:
+        if why := cidr_problem(cidr):
+            yield "client_cidrs", f"{cidr}: {why}"
+            continue
+        network = ipaddress.IPv4Network(cidr)
+        if others := [other for other in networks if other != network and other.overlaps(network)]:
+            yield "client_cidrs", f"{cidr} overlaps {others[0]}: leave one out"
+        networks.append(network)
+    for name, given in (("client_cidrs", cidrs), ("client_security_groups", groups)):
+        if len(set(given)) < len(given):
+            yield name, "each must be there only once"
+    if (count := len(cidrs) + len(groups)) > CLIENTS_MAX:
+        name = "client_cidrs" if cidrs else "client_security_groups"
+        yield name, f"with client_security_groups there are {count}, and {CLIENTS_MAX} may be"
 
 
 def tag_problems(tags: dict[str, str]) -> Iterator[tuple[str, str]]:

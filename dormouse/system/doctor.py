@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from dormouse.errors import DormouseError
 from dormouse.settings.certificates import no_certificates
-from dormouse.settings.deployment import DeploymentSettings, FixedDatabase
+from dormouse.settings.database import FixedDatabase
+from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.engines import EmrServerlessCompaction
 from dormouse.settings.resources import state_parameter
 from dormouse.system.aws import Aws, AwsRefused, open_session

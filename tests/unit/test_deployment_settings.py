@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from dormouse.errors import InvalidInput
 from dormouse.settings import reference
 from dormouse.settings.config_file import BYTES_MAX, load, parse
-from dormouse.settings.deployment import DeploymentSettings, FixedDatabase
+from dormouse.settings.database import FixedDatabase
+from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.section import has_instance_store
 from dormouse.settings.toml_tables import tables
 

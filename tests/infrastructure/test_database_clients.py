@@ -1,0 +1,50 @@
+"""Who may connect to the database: those whom the settings name, beside the lambdas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dormouse.errors import InvalidInput
+from dormouse.settings.config_file import parse
+from tests.assembly import CONFIGURATIONS, Assembly
+
+All = Callable[[str], Assembly]
+PROXY_PORT, PORT = 5432, 5433
+
+
+def rules(assembly: Assembly) -> list[tuple[str, int]]:
+    """Whom the rules of clients let in, and to which port."""
+    found: list[tuple[str, int]] = []
+    for one in assembly.resources("AWS::EC2::SecurityGroup", "AWS::EC2::SecurityGroupIngress"):
+        if one.stack == "database":
+            for rule in one.properties.get("SecurityGroupIngress", [one.properties]):
+                if rule.get("Description") == "clients":
+                    assert rule["FromPort"] == rule["ToPort"]
+                    found.append((rule.get("CidrIp") or rule["SourceSecurityGroupId"], rule["FromPort"]))
+    return sorted(found)
+
+
+def test_clients_that_are_named_come_in_and_no_others(synthesized: All) -> None:
+    settings = CONFIGURATIONS["steps"]().database
+    named = [*settings.client_cidrs, *settings.client_security_groups]
+    assert rules(synthesized("steps")) == sorted((one, PROXY_PORT) for one in named) != []
+    assert rules(synthesized("dev")) == rules(synthesized("prod")) == []
+
+
+@pytest.mark.parametrize(
+    ("database", "line"),
+    [
+        ({"client_cidrs": ["10.0.0.0/8", "10.1.0.0/16"]}, "10.1.0.0/16 overlaps 10.0.0.0/8: leave one out"),
+        ({"client_cidrs": ["10.1.0.0/16", "10.1.0.0/16"]}, "each must be there only once"),
+        ({"client_cidrs": ["8.8.8.0/24"]}, "it must be private"),
+        ({"client_security_groups": ["default"]}, "client_security_groups"),
+        ({"client_cidrs": [f"10.{one}.0.0/16" for one in range(41)]}, "there are 41, and 40 may be"),
+    ],
+)
+def test_networks_that_cannot_be_are_one_line(database: dict[str, Any], line: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        parse({"id": "dev", "database": {"kind": "serverless", **database}})
+    assert line in str(refused.value) and "\n" not in str(refused.value)
