@@ -116,8 +116,8 @@ class PauseStack(InstanceStack):
     def _let_look(self, lambda_: Function, switched: Switched) -> None:
         name, parameter = self.settings.id, partial(self._arn, "ssm", "parameter")
         told = [resources_parameter(name, stack).removeprefix("/") for stack in Resources.model_fields]
-        lambda_.allow(["ssm:GetParameter"], [parameter(state_parameter(name).removeprefix("/"))])
-        lambda_.allow(["ssm:GetParameters"], [parameter(one) for one in told])
+        told.append(state_parameter(name).removeprefix("/"))
+        lambda_.allow(["ssm:GetParameter"], [parameter(one) for one in told])
         stacks = ["migrate", *(["query"] if switched.query else [])]
         ours = [self._arn("cloudformation", "stack", f"{stack_name(name, one)}/*") for one in stacks]
         lambda_.allow(["cloudformation:DescribeStacks"], ours)

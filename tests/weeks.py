@@ -262,22 +262,16 @@ class Weeks:
         return SimpleNamespace(client=lambda service, **options: Client())
 
     def get_parameter(self, **given: Any) -> Any:
-        assert given["Name"] == state_parameter("dev")
+        known = {resources_parameter("dev", name): one for name, one in RESOURCES if one is not None}
+        if given["Name"] in known:
+            return {"Parameter": {"Value": known[given["Name"]].model_dump_json()}}
+        if given["Name"] != state_parameter("dev"):
+            raise refusal("ParameterNotFound", "GetParameter")
         since = datetime.now(UTC) - timedelta(seconds=self.now - self.wanted_since)
         return {"Parameter": {"Value": self.desired, "LastModifiedDate": since}}
 
     def put_parameter(self, **given: Any) -> Any:
         self.desired, self.wanted_since = given["Value"], self.now
-
-    def get_parameters(self, **given: Any) -> Any:
-        known = {resources_parameter("dev", name): one for name, one in RESOURCES if one is not None}
-        return {
-            "Parameters": [
-                {"Name": name, "Value": known[name].model_dump_json()}
-                for name in given["Names"]
-                if name in known
-            ]
-        }
 
     def describe_rule(self, **given: Any) -> Any:
         return {"State": "ENABLED" if self.rules[given["Name"]] else "DISABLED"}

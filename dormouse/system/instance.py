@@ -105,9 +105,8 @@ def find(instance_id: str, session: Any) -> DeployedInstance:
 
 def told(instance_id: str, aws: Aws) -> DeployedInstance:
     """The instance, by exactly the parameters that tell of it: a lambda may read no others."""
-    names = {resources.resources_parameter(instance_id, stack): stack for stack in _MODELS}
-    found = aws.call("ssm", "get_parameters", Names=list(names))["Parameters"]
-    texts = {names[one["Name"]]: str(one["Value"]) for one in found}
+    asked = {stack: aws.parameter(resources.resources_parameter(instance_id, stack)) for stack in _MODELS}
+    texts = {stack: text for stack, text in asked.items() if text is not None}
     return DeployedInstance(instance_id, "", aws.region, _parsed(instance_id, texts), aws)
 
 
