@@ -146,8 +146,8 @@ def deploy_meanwhile(cloud: Cloud, resources: Resources, *app: str) -> str:
     stacks = [
         stack_name("local", name) for name in ("migrate", "commit", "garbage", "compaction", "maintenance")
     ]
-    for stack in (*stacks, resources.query.stack):
-        cloud.cdk("deploy", stack, "--exclusively", "--force", *app, "--require-approval", "never")
+    options = ("--exclusively", "--force", *app, "--require-approval", "never")
+    cloud.cdk("deploy", *stacks, resources.query.stack, *options)
     if (found := asleep(cloud, resources)) != "":
         raise RunFailed(f"after cdk deploy, {found}")
     return "asleep as before"
