@@ -52,4 +52,4 @@ def switch_query(event: Any, context: Any) -> dict[str, bool]:
         aws, name = Aws(open_session(call.environment.region)), call.environment.stack
         if (found := stack(aws, name)) is None:
             raise InvalidInput(f"the stack {name} is gone: deploy it again")
-        return {"asked": update(aws, found, runs=running)}
+        return {"asked": update(aws, name, found, runs=running)}

@@ -193,7 +193,7 @@ class QueryStack(InstanceStack):
             description="Lets the query service run or sleep",
             memory_mb=SWITCH_MEMORY_MB,
             timeout_seconds=SWITCH_SECONDS_MAX,
-            environment=SwitchEnvironment.variables(instance_id=self.settings.id, stack=self.stack_name),
+            environment=SwitchEnvironment.variables(instance_id=self.settings.id, stack=self.stack_id),
         )
         switch.allow(["cloudformation:DescribeStacks", "cloudformation:UpdateStack"], [self.stack_id])
         # CloudFormation reads the parameters of the template with the rights of whoever updates it.

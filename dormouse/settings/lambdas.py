@@ -155,7 +155,7 @@ class SwitchEnvironment(Environment):
     """Of `pause.switch_query`, which calls CloudFormation only."""
 
     stack: NonEmpty
-    """The name of the query service's stack."""
+    """The ARN of the query service's stack, as its right is for."""
 
 
 E = TypeVar("E", bound=Environment)

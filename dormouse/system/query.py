@@ -37,8 +37,8 @@ def stack(aws: Aws, name: str) -> Mapping[str, Any] | None:
     return found[0] if found else None
 
 
-def update(aws: Aws, described: Mapping[str, Any], *, runs: bool) -> bool:
-    """Asks for the stack with another value of its parameter, and nothing else; False if it is busy."""
+def update(aws: Aws, name: str, described: Mapping[str, Any], *, runs: bool) -> bool:
+    """Asks for the stack of this name or ARN with another value of its parameter; False if it is busy."""
     parameters = [
         {"ParameterKey": key, "UsePreviousValue": True}
         for key in _parameters(described)
@@ -49,7 +49,7 @@ def update(aws: Aws, described: Mapping[str, Any], *, runs: bool) -> bool:
         aws.call(
             "cloudformation",
             "update_stack",
-            StackName=described["StackName"],
+            StackName=name,
             UsePreviousTemplate=True,
             Parameters=parameters,
             Capabilities=CAPABILITIES,
@@ -145,7 +145,11 @@ class SwitchQuery:
 
     def _ask(self, found: Mapping[str, Any]) -> None:
         aws, function = self.instance.aws, self.told.switch
-        asked = switch(aws, function, runs=self.runs) if function else update(aws, found, runs=self.runs)
+        asked = (
+            switch(aws, function, runs=self.runs)
+            if function
+            else update(aws, self.told.stack, found, runs=self.runs)
+        )
         if asked:
             self._asked, self._asked_after = True, found.get("LastUpdatedTime")
 

@@ -141,3 +141,10 @@ def test_policies_are_not_too_long(made: Assembly) -> None:
 def length(where: Any) -> int:
     """An ARN that is read from a parameter has 110 characters at most: that of a mapping 95."""
     return 110 if isinstance(where, dict) and "Ref" in where else len(flat(where))
+
+
+def test_the_lambda_that_updates_the_stack_names_it_as_its_right_does(made: Assembly) -> None:
+    """By the ARN: of a name, IAM need not know which stack it is."""
+    functions = {one.name[:-8]: one.properties for one in made.resources("AWS::Lambda::Function")}
+    variables = functions["SwitchFunction"]["Environment"]["Variables"]
+    assert variables["DORMOUSE_STACK"] == {"Ref": "AWS::StackId"}
