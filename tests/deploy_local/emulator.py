@@ -19,7 +19,7 @@ from typing import Any
 
 import boto3
 from ministack import app
-from ministack.core import iam_evaluator, lambda_runtime, rds_iam
+from ministack.core import iam_actions, iam_evaluator, lambda_runtime, rds_iam
 from ministack.core.concurrency import esm_wake
 from ministack.core.responses import new_uuid, request_scope
 from ministack.services import eventbridge, lambda_svc, rds, secretsmanager, sqs, sts
@@ -64,6 +64,7 @@ def main() -> None:
     _lead_to_the_database()
     _take_time_to_stop_and_start()
     _give_sessions_an_end()
+    _name_rules_as_iam_does()
     _receive_whole_batches()
     _run_lambdas_with_their_own_libraries()
     _count_as_tls()
@@ -250,6 +251,17 @@ def _give_sessions_an_end() -> None:
         return credentials
 
     lambda_runtime.execution_credentials = made
+
+
+def _name_rules_as_iam_does() -> None:
+    """Those of the default bus without its name."""
+    extract = iam_actions.extract_resource_arn
+
+    def extracted(service: str, *given: Any) -> str:
+        found = str(extract(service, *given))
+        return found.replace(":rule/default/", ":rule/") if service == "events" else found
+
+    iam_actions.extract_resource_arn = extracted
 
 
 def _receive_whole_batches() -> None:
