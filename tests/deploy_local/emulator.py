@@ -65,6 +65,7 @@ def main() -> None:
     _take_time_to_stop_and_start()
     _give_sessions_an_end()
     _name_rules_as_iam_does()
+    _tell_what_is_done_with_mappings()
     _receive_whole_batches()
     _run_lambdas_with_their_own_libraries()
     _count_as_tls()
@@ -262,6 +263,23 @@ def _name_rules_as_iam_does() -> None:
         return found.replace(":rule/default/", ":rule/") if service == "events" else found
 
     iam_actions.extract_resource_arn = extracted
+
+
+def _tell_what_is_done_with_mappings() -> None:
+    """One mapping's requests have actions of their own; the emulator knows those of the list alone."""
+    known = iam_actions._lambda_action
+    own = {
+        method: f"{verb}EventSourceMapping"
+        for method, verb in (("GET", "Get"), ("PUT", "Update"), ("DELETE", "Delete"))
+    }
+
+    def action(method: str, path: str) -> str | None:
+        before, _, uuid = path.rstrip("/").partition("/event-source-mappings/")
+        if uuid and "/functions" not in before and method in own:
+            return own[method]
+        return known(method, path)
+
+    iam_actions._lambda_action = action
 
 
 def _receive_whole_batches() -> None:
