@@ -268,16 +268,12 @@ def _name_rules_as_iam_does() -> None:
 def _tell_what_is_done_with_mappings() -> None:
     """One mapping's requests have actions of their own; the emulator knows those of the list alone."""
     known = iam_actions._lambda_action
-    own = {
-        method: f"{verb}EventSourceMapping"
-        for method, verb in (("GET", "Get"), ("PUT", "Update"), ("DELETE", "Delete"))
-    }
+    verbs = {"GET": "Get", "PUT": "Update", "DELETE": "Delete"}
 
     def action(method: str, path: str) -> str | None:
         before, _, uuid = path.rstrip("/").partition("/event-source-mappings/")
-        if uuid and "/functions" not in before and method in own:
-            return own[method]
-        return known(method, path)
+        is_one = uuid and "/functions" not in before
+        return f"{verbs[method]}EventSourceMapping" if is_one else known(method, path)
 
     iam_actions._lambda_action = action
 
