@@ -22,6 +22,10 @@ INGESTS = 13
 
 ROWS = 1_000
 WAIT_SECONDS_MAX = 90.0
+SCHEDULED_SECONDS_MAX = 270.0
+"""For a pause, which waits for as long as lambdas of schedules may run: clocks do not pass at once."""
+
+SCHEDULED_POLL_SECONDS = 10.0
 MEANWHILE = 50
 STARTED_BY_AWS = "RDS-EVENT-0153"
 
@@ -160,7 +164,7 @@ def half_pause(cloud: Cloud, resources: Resources) -> str:
     # schedules stay off: a lambda of theirs would be waited for, for minutes that no queue here lets pass
     cloud.client("lambda").update_event_source_mapping(UUID=resources.commit.mappings[0], Enabled=True)
     cloud.ask("/schedule", rule=rule_name(resources.pause.rule))
-    wait(cloud, lambda: asleep(cloud, resources), WAIT_SECONDS_MAX)
+    wait(cloud, lambda: asleep(cloud, resources), SCHEDULED_SECONDS_MAX, SCHEDULED_POLL_SECONDS)
     return "asleep again"
 
 
@@ -203,7 +207,7 @@ def start_as_aws_does(cloud: Cloud, resources: Resources) -> str:
     }
     if cloud.ask("/event", **event)["refused"]:
         raise RunFailed("the emulator does not take the event of the start")
-    wait(cloud, lambda: asleep(cloud, resources), WAIT_SECONDS_MAX)
+    wait(cloud, lambda: asleep(cloud, resources), SCHEDULED_SECONDS_MAX, SCHEDULED_POLL_SECONDS)
     return "stopped again"
 
 
