@@ -10,7 +10,8 @@ DormouseError
 │   ├── InvalidCommitRequest         malformed, too large
 │   │   └── CommitRequestTooNew      written by a newer Dormouse
 │   ├── InvalidData                  columns missing, extra, mistyped; nulls in a key; corrupt files
-│   └── InvalidQuery
+│   ├── InvalidQuery
+│   └── InvalidCut                   a moment that cannot be, or no such cut
 ├── TableNotFound
 │   └── TableOfAnotherTimeline       made after the moment that the database was restored to
 ├── TableAlreadyExists
@@ -26,7 +27,13 @@ DormouseError
 │   └── InstanceTooNew               written by a newer Dormouse
 ├── PartitionError
 │   ├── PartitionNotFound
-│   └── PartitionNotActive           sealed by a split or merge
+│   ├── PartitionNotActive           sealed by a split or merge
+│   ├── ConcurrentScale              another request divided or merged it first
+│   └── NotWhole                     its files also hold other partitions' rows: compact it first
+├── EpochNotFound
+├── CutExpired                       the history does not reach back to it any more
+│   └── ConsumerExpired              it did not acknowledge for too long
+├── ConsumerOvertaken                another reader of it has acknowledged
 ├── FileReferenceError               names the table, the file, the partition and the job
 │   ├── FileNotFound
 │   ├── FileAlreadyExists
@@ -65,6 +72,7 @@ DormouseError
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 DISTRIBUTION = "dormouse-lake"
@@ -179,6 +187,38 @@ class PartitionNotFound(PartitionError, LookupError):
 
 class PartitionNotActive(PartitionError):
     """The partition is not a leaf any more."""
+
+
+class ConcurrentScale(PartitionError):
+    """Another request divided or merged the partition first; this one changed nothing."""
+
+
+class NotWhole(PartitionError):
+    """A leaf that was to be merged refers to files which also hold other partitions' rows."""
+
+
+class EpochNotFound(DormouseError, LookupError):
+    """The table has no such epoch."""
+
+
+class InvalidCut(InvalidInput):
+    """A moment, or two of them, that cannot be: no such cut, of another table, in the future, or naive."""
+
+
+class CutExpired(DormouseError):
+    """The history does not reach back to a moment any more: `oldest` is the oldest that can be served."""
+
+    def __init__(self, message: str, oldest: datetime | None = None) -> None:
+        super().__init__(message)
+        self.oldest = oldest
+
+
+class ConsumerExpired(CutExpired):
+    """A consumer did not acknowledge for so long that its files were not kept."""
+
+
+class ConsumerOvertaken(DormouseError):
+    """Another reader of the consumer has acknowledged what this one read."""
 
 
 class FileReferenceError(DormouseError):

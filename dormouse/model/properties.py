@@ -23,7 +23,14 @@ class TableProperties(BaseModel):
     )
     gc_batch_files: int = Field(10_000, ge=1, le=INT_MAX, description="files deleted in one transaction")
     history_retention_seconds: float = Field(
-        86_400, ge=0, le=SECONDS_MAX, description="how long removed references are kept"
+        86_400,
+        ge=0,
+        le=SECONDS_MAX,
+        description="how far back the table can be read as it was; with gc_delay_seconds 0 only as far as cuts "
+        "and consumers hold files",
+    )
+    consumer_expiry_seconds: float = Field(
+        604_800, ge=0, le=SECONDS_MAX, description="how long a consumer holds files after it last acknowledged"
     )
     attempt_expiry_seconds: float = Field(
         86_400, ge=0, le=SECONDS_MAX, description="when the files of a job that never committed are collected"
@@ -45,6 +52,9 @@ class TableProperties(BaseModel):
     )
     split_min_rows: int = Field(
         1_000, ge=2, le=ROWS_MAX, description="rows that a leaf must surely have to be split"
+    )
+    merge_threshold_rows: int | None = Field(
+        None, ge=1, le=ROWS_MAX, description="leaves that have fewer rows together are merged; none: no merges"
     )
     ingest_file_writing: Literal["one_file_per_leaf", "one_reference_per_leaf"] = "one_file_per_leaf"
     row_group_bytes: int = Field(
@@ -70,6 +80,11 @@ class TableProperties(BaseModel):
         "that is visible; elsewhere, in Spark, and when sync, each in a transaction of its own",
     )
     isolation: Literal["read committed", "serializable"] = "read committed"
+
+    @property
+    def files_kept_seconds(self) -> float:
+        """How long a file stays after its last reference went, if nobody holds it."""
+        return 0 if self.gc_delay_seconds == 0 else self.history_retention_seconds
 
     @model_validator(mode="after")
     def _history_outlives_collection(self) -> TableProperties:
@@ -106,12 +121,12 @@ def allowed_values(name: str) -> str:
     if get_origin(field.annotation) is Literal:
         *others, last = get_args(field.annotation)
         return f"{', '.join(others)} or {last}"
-    if field.annotation not in (int, float):
+    if int not in (kinds := get_args(field.annotation) or (field.annotation,)) and float not in kinds:
         return "text"
     limits = {
         key: getattr(item, key) for item in field.metadata for key in ("gt", "ge", "le") if hasattr(item, key)
     }
-    number = "a whole number" if field.annotation is int else "a number"
+    number = "a whole number" if int in kinds else "a number"
     return number + (
         f" above {limits['gt']}" if "gt" in limits else f" from {limits['ge']} to {int(limits['le'])}"
     )

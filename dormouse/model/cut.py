@@ -1,0 +1,44 @@
+"""Moments of a table's life, as users name them and as its metadata are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from functools import total_ordering
+from typing import TypeAlias
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A recorded, exact position in a table's life. Those of one table are totally ordered.
+
+    `recorded_at` is aware, and in UTC. `name` is None for one that is kept only as long as the history.
+    """
+
+    cut_id: int
+    name: str | None
+    recorded_at: datetime
+    epoch: int
+    table_id: int
+
+    def __lt__(self, other: Cut) -> bool:
+        if not isinstance(other, Cut) or other.table_id != self.table_id:
+            return NotImplemented
+        return self.cut_id < other.cut_id
+
+
+When: TypeAlias = Cut | str | datetime
+"""A moment: a cut, a cut's name, or an aware datetime: all that was committed at or before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A moment as a table's metadata are read: the tree of `epoch`, what is visible in `snapshot`.
+
+    `snapshot` is a pg_snapshot's text. `at` is when it was the present, as the database's clock told.
+    """
+
+    epoch: int
+    snapshot: str
+    at: datetime
