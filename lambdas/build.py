@@ -50,7 +50,7 @@ ELSEWHERE = frozenset(
 
 OF_CALLS = frozenset(
     {
-        "__init__.py", "backoff.py", "errors.py", "settings", "system",
+        "__init__.py", "backoff.py", "errors", "settings", "system",
         "commits/__init__.py", "commits/queue.py", "commits/renewal.py", "commits/sqs_queue.py",
     }
 )  # fmt: skip

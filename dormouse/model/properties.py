@@ -26,11 +26,14 @@ class TableProperties(BaseModel):
         86_400,
         ge=0,
         le=SECONDS_MAX,
-        description="how far back the table can be read as it was; with gc_delay_seconds 0 only as far as cuts "
-        "and consumers hold files",
+        description="how far back the table can be read as it was; with gc_delay_seconds 0 only as far as "
+        "cuts and consumers hold files",
     )
     consumer_expiry_seconds: float = Field(
-        604_800, ge=0, le=SECONDS_MAX, description="how long a consumer holds files after it last acknowledged"
+        604_800,
+        ge=0,
+        le=SECONDS_MAX,
+        description="how long a consumer that acknowledges nothing holds files",
     )
     attempt_expiry_seconds: float = Field(
         86_400, ge=0, le=SECONDS_MAX, description="when the files of a job that never committed are collected"
@@ -54,7 +57,10 @@ class TableProperties(BaseModel):
         1_000, ge=2, le=ROWS_MAX, description="rows that a leaf must surely have to be split"
     )
     merge_threshold_rows: int | None = Field(
-        None, ge=1, le=ROWS_MAX, description="leaves that have fewer rows together are merged; none: no merges"
+        None,
+        ge=1,
+        le=ROWS_MAX,
+        description="leaves with fewer rows together are merged; none: no merges",
     )
     ingest_file_writing: Literal["one_file_per_leaf", "one_reference_per_leaf"] = "one_file_per_leaf"
     row_group_bytes: int = Field(

@@ -75,14 +75,48 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from dormouse.errors.base import DormouseError as DormouseError
+from dormouse.errors.references import (
+    BatchFailed as BatchFailed,
+)
+from dormouse.errors.references import (
+    FileAlreadyExists as FileAlreadyExists,
+)
+from dormouse.errors.references import (
+    FileHasReferences as FileHasReferences,
+)
+from dormouse.errors.references import (
+    FileNotFound as FileNotFound,
+)
+from dormouse.errors.references import (
+    FileReferenceAlreadyExists as FileReferenceAlreadyExists,
+)
+from dormouse.errors.references import (
+    FileReferenceAssignedToJob as FileReferenceAssignedToJob,
+)
+from dormouse.errors.references import (
+    FileReferenceError as FileReferenceError,
+)
+from dormouse.errors.references import (
+    FileReferenceNotAssignedToJob as FileReferenceNotAssignedToJob,
+)
+from dormouse.errors.references import (
+    FileReferenceNotFound as FileReferenceNotFound,
+)
+from dormouse.errors.references import (
+    NewReferenceSameAsInput as NewReferenceSameAsInput,
+)
+from dormouse.errors.references import (
+    ReplaceRequestsFailed as ReplaceRequestsFailed,
+)
+from dormouse.errors.references import (
+    SplitRequestsFailed as SplitRequestsFailed,
+)
+
 DISTRIBUTION = "dormouse-lake"
 """What pip installs; on PyPI, `dormouse` is another library."""
 
 LINE_CHARACTERS_MAX = 600
-
-
-class DormouseError(Exception):
-    """The root of every error that Dormouse raises."""
 
 
 class InvalidInput(DormouseError, ValueError):
@@ -219,90 +253,6 @@ class ConsumerExpired(CutExpired):
 
 class ConsumerOvertaken(DormouseError):
     """Another reader of the consumer has acknowledged what this one read."""
-
-
-class FileReferenceError(DormouseError):
-    """The file reference store refuses the update."""
-
-    def __init__(
-        self,
-        table: str | None = None,
-        filename: str | None = None,
-        partition_id: str | None = None,
-        job_id: str | None = None,
-    ) -> None:
-        self.table = table
-        self.filename = filename
-        self.partition_id = partition_id
-        self.job_id = job_id
-        about = {"table": table, "file": filename, "partition": partition_id, "job": job_id}
-        what = ", ".join(f"{name} {value!r}" for name, value in about.items() if value is not None)
-        reason = (type(self).__doc__ or "").splitlines()[0].rstrip(".")
-        super().__init__(f"{reason}: {what}" if what else reason)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.table, self.filename, self.partition_id, self.job_id)
-
-
-class FileNotFound(FileReferenceError):
-    """The file is not tracked."""
-
-
-class FileAlreadyExists(FileReferenceError):
-    """The file is tracked already."""
-
-
-class FileHasReferences(FileReferenceError):
-    """The file still has references."""
-
-
-class FileReferenceNotFound(FileReferenceError):
-    """The partition has no reference to the file."""
-
-
-class FileReferenceAlreadyExists(FileReferenceError):
-    """The partition has a reference to the file already."""
-
-
-class FileReferenceAssignedToJob(FileReferenceError):
-    """The reference is assigned to a job already."""
-
-
-class FileReferenceNotAssignedToJob(FileReferenceError):
-    """The reference is not assigned to the job."""
-
-
-class NewReferenceSameAsInput(FileReferenceError):
-    """The output file is one of the inputs."""
-
-
-class BatchFailed(DormouseError):
-    """Some requests of the batch failed; the others are applied.
-
-    `succeeded` has the requests that were applied, `failed` pairs each other one with its error.
-    """
-
-    def __init__(self, succeeded: Sequence[Any], failed: Sequence[tuple[Any, DormouseError]]) -> None:
-        self.succeeded = tuple(succeeded)
-        self.failed = tuple(failed)
-        total = len(self.succeeded) + len(self.failed)
-        first = f"; the first: {self.failed[0][1]}" if self.failed else ""
-        super().__init__(f"{len(self.failed)} of {total} requests failed{first}")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.succeeded, self.failed)
-
-    @property
-    def errors(self) -> tuple[DormouseError, ...]:
-        return tuple(error for _, error in self.failed)
-
-
-class ReplaceRequestsFailed(BatchFailed):
-    """Some replace requests failed; the others are applied."""
-
-
-class SplitRequestsFailed(BatchFailed):
-    """Some split requests failed; the others are applied."""
 
 
 class CommitFailed(DormouseError):
