@@ -184,7 +184,7 @@ def tree_from_split_points(
     field = schema.row_keys[0]
     if isinstance(points, str | bytes) or not isinstance(points, Sequence):
         raise InvalidRange(f"split points must be a list, not {points!r}")
-    _check_points(schema, points)
+    points = _checked_points(schema, points)
     done: list[Partition] = []
     todo = [(Partition(ROOT, None, Region()), 0, len(points))]
     while todo:
@@ -200,11 +200,12 @@ def tree_from_split_points(
     return done
 
 
-def _check_points(schema: Schema, points: Sequence[KeyValue]) -> None:
+def _checked_points(schema: Schema, points: Sequence[KeyValue]) -> list[KeyValue]:
     field, previous = schema.row_keys[0], min_value(schema.row_keys[0].type)
-    for point in points:
+    checked = []
+    for given in points:
         try:
-            check_key(field, point)
+            point = check_key(field, given)
         except InvalidKey as error:
             raise InvalidRange(f"split point: {error}") from None
         if compare(point, previous) <= 0:
@@ -213,6 +214,8 @@ def _check_points(schema: Schema, points: Sequence[KeyValue]) -> None:
                 f"{point!r} follows {previous!r}"
             )
         previous = point
+        checked.append(point)
+    return checked
 
 
 def _key_span(schema: Schema, region: Region) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

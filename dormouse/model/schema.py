@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, cast
 
 from dormouse.errors import InvalidSchema
-from dormouse.model.types import DataType
+from dormouse.model.types import DECIMAL, KEY_TYPE_NAMES, LIST, MAP, PRIMITIVES, STRUCT, DataType
 
 FIELD_NAME_LENGTH_MAX = 128
 FIELDS_MAX = 1_000
@@ -74,9 +74,7 @@ class Schema:
             raise InvalidSchema(f"a schema has at most {FIELDS_MAX} fields, not {len(self.fields)}")
         for field in self.key_fields:
             if not field.type.is_key_type:
-                raise InvalidSchema(
-                    f"key {field.name!r} is {field.type}; keys are INT, LONG, STRING or BYTES"
-                )
+                raise InvalidSchema(f"key {field.name!r} is {field.type}; keys are {KEY_TYPE_NAMES}")
             if field.nullable:
                 raise InvalidSchema(f"key {field.name!r} must not be nullable")
         _check_names_differ(self.fields)
@@ -155,8 +153,25 @@ def _fields_from_json(items: Any) -> list[Field]:
 def _field_from_json(item: Any) -> Field:
     match item:
         case {"name": name, "type": type_, **rest} if set(rest) <= {"nullable"}:
-            return Field(name, DataType.from_json(type_), cast(bool, rest.get("nullable", False)))
+            return Field(name, type_from_json(type_), cast(bool, rest.get("nullable", False)))
     raise InvalidSchema(f"a field is an object with name, type and optionally nullable, not {item!r}")
+
+
+def type_from_json(value: Any) -> DataType:
+    """The type of `DataType.to_json`."""
+    if isinstance(value, str) and value in PRIMITIVES:
+        return PRIMITIVES[value]
+    match value:
+        case {"decimal": {"precision": precision, "scale": scale}}:
+            return DECIMAL(precision, scale)
+        case {"struct": {"parts": parts}}:
+            return STRUCT(_fields_from_json(parts))
+        case {"list": {"element": element}}:
+            return LIST(type_from_json(element))
+        case {"map": {"key": key, "element": element}}:
+            return MAP(type_from_json(key), type_from_json(element))
+    known = ", ".join(sorted(PRIMITIVES))
+    raise InvalidSchema(f"unknown type {value!r}; use one of {known}, decimal, list, map or struct")
 
 
 def _check_names_differ(fields: Iterable[Field]) -> None:
