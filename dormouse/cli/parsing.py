@@ -13,7 +13,7 @@ from dormouse.errors import InvalidInput, InvalidProperties, InvalidQuery, Inval
 from dormouse.model.keys import KeyValue
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Range
-from dormouse.model.schema import Field, Schema, type_from_json
+from dormouse.model.schema import Field, Schema
 from dormouse.model.types import DECIMAL, LIST, MAP, STRUCT, DataType
 from dormouse.model.values import value_of_text
 
@@ -66,7 +66,7 @@ def parse_type(text: str) -> DataType:
     """`long`, `decimal(15,2)`, `list<string>`, `map<string,list<double>>`, `struct<x:double,y:double?>`."""
     found = _COMPOUND.fullmatch(text.strip())
     if found is None:
-        return type_from_json(text.strip().lower())
+        return DataType.from_json(text.strip().lower())
     parts = _parts(found[2])
     match found[1].lower(), parts:
         case "list", [element]:

@@ -170,8 +170,10 @@ class _KeyColumn:
 
 def _comparable(data_type: DataType, column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Values as Arrow compares them in the order of keys."""
+    if data_type in (INT, LONG):
+        return column
     if data_type in _SIGN_BITS:
-        return column.view(pa.int32() if data_type in (INT, DATE) else pa.int64())
+        return column.cast(pa.int32() if data_type == DATE else pa.int64())
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     return column.cast(pa.binary())

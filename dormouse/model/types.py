@@ -1,26 +1,17 @@
-"""The data types of fields. Keys: INT, LONG, STRING, BYTES, TIMESTAMP, DATE; values: those and the others."""
+"""Fields and their data types. Keys are of some types, values of any."""
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, cast
 
 from dormouse.errors import InvalidSchema
 
+FIELD_NAME_LENGTH_MAX = 128
 NESTING_DEPTH_MAX = 16
 DECIMAL_DIGITS_MAX = 38
-
-
-class Part(Protocol):
-    """A part of a struct: a `Field` of a schema is one."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def type(self) -> DataType: ...
-    @property
-    def nullable(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +26,7 @@ class DataType:
     key: DataType | None = None
     precision: int | None = None
     scale: int | None = None
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Field, ...] = ()
 
     def __str__(self) -> str:
         if self.key is not None:
@@ -46,6 +37,23 @@ class DataType:
             parts = (f"{p.name}:{p.type}{'?' if p.nullable else ''}" for p in self.parts)
             return f"struct<{','.join(parts)}>"
         return f"list<{self.element}>" if self.element is not None else self.name
+
+    @staticmethod
+    def from_json(value: Any) -> DataType:
+        """The type of `to_json`."""
+        if isinstance(value, str) and value in _PRIMITIVES:
+            return _PRIMITIVES[value]
+        match value:
+            case {"list": {"element": element}}:
+                return LIST(DataType.from_json(element))
+            case {"map": {"key": key, "element": element}}:
+                return MAP(DataType.from_json(key), DataType.from_json(element))
+            case {"decimal": {"precision": precision, "scale": scale}}:
+                return DECIMAL(precision, scale)
+            case {"struct": {"parts": list(parts)}}:
+                return STRUCT([Field.from_json(part) for part in parts])
+        known = ", ".join(sorted(_PRIMITIVES))
+        raise InvalidSchema(f"unknown type {value!r}; use one of {known}, decimal, list, map or struct")
 
     @property
     def is_key_type(self) -> bool:
@@ -70,14 +78,53 @@ class DataType:
         if self.precision is not None:
             return {self.name: {"precision": self.precision, "scale": self.scale}}
         if self.parts:
-            parts = [{"name": p.name, "type": p.type.to_json(), "nullable": p.nullable} for p in self.parts]
-            return {self.name: {"parts": parts}}
+            return {self.name: {"parts": [part.to_json() for part in self.parts]}}
         if self.element is None:
             return self.name
         inner: dict[str, Any] = {"element": self.element.to_json()}
         if self.key is not None:
             inner["key"] = self.key.to_json()
         return {self.name: inner}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A named, typed column, or part of a struct. Of columns only values may be nullable."""
+
+    name: str
+    type: DataType
+    nullable: bool = False
+
+    def __post_init__(self) -> None:
+        check_field_name(self.name)
+        if not isinstance(self.nullable, bool):
+            raise InvalidSchema(f"field {self.name!r}: nullable is True or False, not {self.nullable!r}")
+        if not isinstance(self.type, DataType):
+            raise InvalidSchema(
+                f"field {self.name!r}: {self.type!r} is not a type; use dm.LONG, dm.STRING, …"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "type": self.type.to_json(), "nullable": self.nullable}
+
+    @staticmethod
+    def from_json(value: Any) -> Field:
+        """The field of `to_json`; `nullable` may be left out."""
+        match value:
+            case {"name": name, "type": type_, **rest} if set(rest) <= {"nullable"}:
+                return Field(name, DataType.from_json(type_), cast(bool, rest.get("nullable", False)))
+        raise InvalidSchema(f"a field is an object with name, type and optionally nullable, not {value!r}")
+
+
+def check_field_name(name: object) -> None:
+    if not isinstance(name, str) or not name.isidentifier() or name.startswith("__"):
+        raise InvalidSchema(
+            f"field name {name!r}: use letters, digits and underscores, first a letter or one underscore"
+        )
+    if len(name) > FIELD_NAME_LENGTH_MAX:
+        raise InvalidSchema(f"field name {name[:20]!r}… is longer than {FIELD_NAME_LENGTH_MAX} characters")
+    if unicodedata.normalize("NFC", name) != name:
+        raise InvalidSchema(f"field name {name!r} is not in Unicode normal form C")
 
 
 INT = DataType("int")  # 32 bit, signed
@@ -92,7 +139,7 @@ DATE = DataType("date")  # a day of no time zone
 
 KEY_TYPES = frozenset({"int", "long", "string", "bytes", "timestamp", "date"})
 KEY_TYPE_NAMES = "INT, LONG, STRING, BYTES, TIMESTAMP or DATE"
-PRIMITIVES = {t.name: t for t in (INT, LONG, STRING, BYTES, DOUBLE, FLOAT, BOOLEAN, TIMESTAMP, DATE)}
+_PRIMITIVES = {t.name: t for t in (INT, LONG, STRING, BYTES, DOUBLE, FLOAT, BOOLEAN, TIMESTAMP, DATE)}
 
 
 def DECIMAL(precision: int, scale: int) -> DataType:  # noqa: N802 - a type, like the constants
@@ -118,10 +165,10 @@ def MAP(key: DataType, value: DataType) -> DataType:  # noqa: N802
     return DataType("map", element=_checked(value, "a map's value"), key=key)
 
 
-def STRUCT(parts: Iterable[Part]) -> DataType:  # noqa: N802
+def STRUCT(parts: Iterable[Field]) -> DataType:  # noqa: N802
     """Several named values as one: `dm.STRUCT([dm.Field("x", dm.DOUBLE), dm.Field("y", dm.DOUBLE)])`."""
-    found = tuple(parts) if isinstance(parts, Iterable) and not isinstance(parts, str) else ()
-    if not found or not all(isinstance(getattr(part, "type", None), DataType) for part in found):
+    found = tuple(parts) if isinstance(parts, Iterable) else ()
+    if not found or not all(isinstance(part, Field) for part in found):
         raise InvalidSchema(f"a struct's parts must be a list of dm.Field, not {parts!r}")
     names = [part.name.casefold() for part in found]
     for part in found:
