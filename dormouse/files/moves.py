@@ -61,7 +61,9 @@ class Moves:
         self._rows(conn, "move", {"partition_ids": list(partition_ids), "place": place})
 
     def _rows(self, conn: psycopg.Connection[Any], name: str, values: Mapping[str, Any]) -> list[Any]:
-        cursor = conn.execute(self._own.on(name), {**values, "table_id": self._own.table.table_id})
+        table = self._own.table
+        key = {"table_id": table.table_id, "salt_buckets": table.properties.salt_buckets}
+        cursor = conn.execute(self._own.on(name), {**values, **key})
         return cursor.fetchall() if cursor.description else []
 
 
