@@ -52,7 +52,7 @@ class Layout:
     def _queries(self, found: str) -> dict[str, Query]:
         parts = {name: self.own[name] for name in _PARTS}
         parts |= {**_SHARED_PARTS, "reference_columns": _READS["reference_columns"]}
-        parts |= {name: _JOBS[name] for name in ("claim", "is_open")}
+        parts |= {name: _JOBS[name] for name in ("claim", "claimed", "jobs_claimed", "is_open")}
         parts |= {name: _WATERMARKS[name] for name in ("mark_freed", "remembered")}
         parts["found"] = _SHARED_PARTS[found]
         merged = _SHARED_PARTS["merged"]

@@ -84,7 +84,7 @@ def _divide_full_leaves(
             logger.warning("partition %s is not divided in this round: %s", leaf.partition_id, error)
             errors.append(f"partition {leaf.partition_id} is not divided: {error}")
         else:
-            partitions.settle(leaf)
+            partitions.settle(leaf.marks)
             if divided is not None:
                 yield divided
         progress(done, max(done, full))
