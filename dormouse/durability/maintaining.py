@@ -1,7 +1,8 @@
 """Maintenance of an instance of one's own, as schedules do it for a deployed one.
 
-One table after another: splits, merges, compactions, collection; and once a day what is of the instance, such as the
-backup of its metadata. What fails is remembered with the table or the instance, and holds up nothing else.
+One table after another: splits, merges, compactions, collection; and once a day what is of the instance, such
+as the backup of its metadata. What fails is remembered with the table or the instance, and holds up nothing
+else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Commits that were planned before leaves were merged and come after: applied where the rows are now, once."""
+"""Commits that were planned before leaves were merged, and come after: once, where the rows are now."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from state import file, live, ref, split
 from test_scaling import below
+from trees import partitions_of
 
 from dormouse.context import TableContext
 from dormouse.errors import DormouseError, FileAlreadyExists, SplitRequestsFailed
@@ -142,7 +143,7 @@ def test_ingests_that_race_with_merges_lose_no_row_and_give_none_twice(
                 mine.partitions.tree = lambda tree=tree: tree  # type: ignore[method-assign]
             else:
                 mine.partitions.__dict__.pop("tree", None)
-            ingest(mine, pa.table({"key": some}))
+            ingest(mine, pa.table({"key": some}), ingest_id=None, engine="local", progress=None)
             keys += some
         return keys
 
@@ -150,15 +151,7 @@ def test_ingests_that_race_with_merges_lose_no_row_and_give_none_twice(
         rng, store = random.Random(3), PartitionStore(table.supplier, table.table)
         while not done.is_set():
             tree = store.tree()
-            inner = [
-                p
-                for p in (
-                    tree[tree.node_id(n)]
-                    for n in range(len(tree.arrays.created_epoch))
-                    if tree.node(tree.node_id(n)) is not None
-                )
-                if not p.is_leaf
-            ]
+            inner = [partition for partition in partitions_of(tree) if not partition.is_leaf]
             with suppress(DormouseError):
                 if inner and rng.random() < 0.6:
                     store.merge(below(tree, rng.choice(inner).partition_id))
@@ -174,7 +167,6 @@ def test_ingests_that_race_with_merges_lose_no_row_and_give_none_twice(
         finally:
             done.set()
         scaler.result()
-    table.partitions.merge(leaves(table)) if False else None
     while split_round(table).references_pushed:
         pass
     assert merged[0] > 0
