@@ -24,11 +24,13 @@ from dormouse.tables import Tables
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from dormouse.partitions.leaves import SmallPair
     from dormouse.query import PlanSummary
     from dormouse.query.interruption import Interruption
     from dormouse.rounds.compaction import CompactionReport
     from dormouse.rounds.compaction_job import CompactionResult
     from dormouse.rounds.ingest_commit import IngestReport
+    from dormouse.rounds.merging import MergeReport
     from dormouse.rounds.splitting import SplitReport
     from dormouse.sql.values import Parameters
 
@@ -200,6 +202,27 @@ class Table:
         with self._changing():
             self._wait_for_queue(waiting)
             return split(self._context)
+
+    def merge(
+        self, *, rest_seconds: float = 0.0, waiting: Callable[[str], object] | None = None
+    ) -> MergeReport:
+        """One round of merges: two small leaves that are halves of one partition become one.
+
+        By the property `merge_threshold_rows`; files that they share with others are compacted first. Leaves
+        that were made less than `rest_seconds` ago are left alone. Waits for the commit queue as `compact`
+        does. Raises `InvalidProperties` when the property is not set.
+        """
+        from dormouse.rounds.merging import merge
+
+        with self._changing():
+            self._wait_for_queue(waiting)
+            return merge(self._context, rest_seconds=rest_seconds, on_spark=_compact_on_spark)
+
+    def mergeable(self) -> Iterator[SmallPair]:
+        """The pairs of leaves that `merge` would merge now; streamed. Raises `InvalidProperties`, too."""
+        from dormouse.rounds.merging import mergeable
+
+        return mergeable(self._context)
 
     def collect_garbage(self, *, waiting: Callable[[str], object] | None = None) -> GarbageReport:
         """One round of garbage collection: deletes files a while after their last reference went.

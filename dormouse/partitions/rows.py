@@ -13,7 +13,11 @@ from dormouse.model.table import TableRecord
 
 
 def partition_values(
-    table: TableRecord, partition: Partition, created: int | None, sealed: int | None
+    table: TableRecord,
+    partition: Partition,
+    created: int | None,
+    sealed: int | None,
+    is_upper: bool | None,
 ) -> dict[str, Any]:
     """The parameters of the queries `add_partitions` and `seal`."""
     schema = table.schema
@@ -26,6 +30,7 @@ def partition_values(
         "sealed_epoch": sealed,
         "partition_id": partition.partition_id,
         "parent_id": partition.parent_id,
+        "is_upper": is_upper,
         "min_keys": [_encoded(field, item.min) for field, item in ranges],
         "max_keys": [_encoded(field, item.max) for field, item in ranges],
         "split_key": schema.row_key_index(split.field) if split else None,

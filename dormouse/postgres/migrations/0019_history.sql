@@ -123,5 +123,13 @@ create table truncation (
     constraint truncation_pkey primary key (table_id)
 );
 
+-- Merges are looked for, and have rounds, as splits do.
+alter table watermark
+    drop constraint watermark_purpose_known,
+    add constraint watermark_purpose_known check (purpose in ('jobs', 'splits', 'pushes', 'totals', 'merges'));
+alter table last_round
+    drop constraint last_round_kind_known,
+    add constraint last_round_kind_known check (kind in ('compaction', 'split', 'merge', 'collection'));
+
 -- A hold of one table's files; null: of all tables'.
 alter table hold add column table_id integer references tables on delete cascade;
