@@ -24,6 +24,7 @@ from dormouse.tables import Tables
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from dormouse.history.history import History
     from dormouse.query import PlanSummary
     from dormouse.query.interruption import Interruption
     from dormouse.rounds.compaction import CompactionReport
@@ -108,6 +109,13 @@ class Table:
     def partitions(self) -> PartitionStore:
         """The partition tree."""
         return self._context.partitions
+
+    @property
+    def history(self) -> History:
+        """What the table was: its epochs, who became whom."""
+        from dormouse.history.history import History
+
+        return History(self._context)
 
     def ingest(
         self,
