@@ -1,8 +1,8 @@
 """What the leaves of a table were, by epoch and by time; and what became of each.
 
 Whatever the length of the history, each is one statement that looks up by keys what it gives. Which
-partitions were leaves at an epoch is told by the relational interval tree: Kriegel, Pötke and Seidl, "Managing
-Intervals Efficiently in Object-Relational Databases", VLDB 2000. What is asked and answered follows PDP-32:
+partitions were leaves at an epoch is told by the relational interval tree: Kriegel, Pötke and Seidl,
+"Managing Intervals Efficiently in Object-Relational Databases", VLDB 2000. What is asked follows PDP-32:
 https://github.com/pravega/pravega/wiki/PDP-32-(Improve-Scalability-of-Controller-Metadata)
 """
 
@@ -145,6 +145,11 @@ class Epochs:
         """As `partitions_between`, and while which epochs each was a leaf."""
         return _flat(self._life_pages(first, last))
 
+    def lives_of(self, partition_ids: Sequence[str]) -> dict[str, Life]:
+        """Of some partitions, by their ids; without those that there are none of."""
+        rows = self._rows("lives_of", partition_ids=[one for one in partition_ids if is_text(one)])
+        return {row[0]: self._life(row) for row in rows}
+
     def _record_pages(self, first: int, last: int | None) -> Iterator[list[EpochRecord]]:
         wanted = _bounded(first)
         while True:
@@ -154,7 +159,7 @@ class Epochs:
                 "limit": PAGE_EPOCHS,
             }
             rows = self._rows("page", **values)
-            current = self._checked(rows, wanted, last)
+            current = self._checked(rows, first, last)
             last = current if last is None else last
             page = [
                 EpochRecord(number, at, tuple(sealed), tuple(created), *counts)
@@ -173,7 +178,7 @@ class Epochs:
             till = min(last, after + PAGE_EPOCHS)
             rows = self._rows("lives", after=after, till=till, with_leaves=after == first)
             self._checked(rows, first, last)
-            yield [Life(self._leaf(row[1:5]), *row[5:]) for row in rows if row[1] is not None]
+            yield [self._life(row[1:]) for row in rows if row[1] is not None]
             after = till
             if after >= last:
                 return
@@ -206,6 +211,9 @@ class Epochs:
         if not rows:
             raise PartitionNotFound(f"table {self._table.name!r} has no partition {partition_id!r}")
         return {other: list(predecessors) for other, predecessors in rows if other is not None}
+
+    def _life(self, row: Sequence[Any]) -> Life:
+        return Life(self._leaf(row[:4]), *row[4:])
 
     def _leaf(self, row: Sequence[Any]) -> Partition:
         return partition_from_row(self._table.schema, (*row, *_NO_CHILDREN))

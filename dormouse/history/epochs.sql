@@ -7,14 +7,14 @@ union all
 -- those kept at a node at or below the epoch, if they lasted
 select p.*
 from (select 0 as node where e.epoch = 0 union all
-      select (e.epoch >> bit | 1) << bit from generate_series(0, 61) as bit where e.epoch >> bit & 1 = 1) f
+      select ((e.epoch >> bit) | 1) << bit from generate_series(0, 61) as bit where (e.epoch >> bit) & 1 = 1) f
 cross join lateral (
     select * from partition p where p.table_id = t.table_id and p.fork = f.node and p.sealed_epoch > e.epoch offset 0
 ) p
 union all
 -- those kept at a node above it, if they had begun
 select p.*
-from (select (e.epoch >> bit | 1) << bit as node from generate_series(0, 61) as bit where e.epoch >> bit & 1 = 0) f
+from (select ((e.epoch >> bit) | 1) << bit as node from generate_series(0, 61) as bit where (e.epoch >> bit) & 1 = 0) f
 cross join lateral (
     select * from partition p where p.table_id = t.table_id and p.fork = f.node and p.created_epoch <= e.epoch offset 0
 ) p
@@ -162,3 +162,11 @@ left join lateral (
 ) p on true
 where t.table_id = %(table_id)s
 order by greatest(p.created_epoch, e.epoch), array_replace(p.min_keys, null, '');
+
+-- name: lives_of
+-- Some partitions: while which epochs they were leaves.
+select p.partition_id, p.parent_id, p.min_keys, p.max_keys, p.created_epoch, p.sealed_epoch, p.sealed_rows, p.sealed_bytes
+from unnest(%(partition_ids)s::text[]) as wanted (partition_id)
+cross join lateral (
+    select * from partition p where p.table_id = %(table_id)s and p.partition_id = wanted.partition_id collate "C" offset 0
+) p;

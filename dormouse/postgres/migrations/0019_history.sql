@@ -42,10 +42,10 @@ language sql immutable parallel safe as $$
 select case
     when last < first then null
     -- the bits of last down to the first in which both differ
-    else last & ~((d5 | d5 >> 32) >> 1)
+    else last & ~((d5 | (d5 >> 32)) >> 1)
 end
-from (select d4 | d4 >> 16 as d5 from (select d3 | d3 >> 8 as d4 from (select d2 | d2 >> 4 as d3 from (
-    select d1 | d1 >> 2 as d2 from (select (first # last) | (first # last) >> 1 as d1) a
+from (select d4 | (d4 >> 16) as d5 from (select d3 | (d3 >> 8) as d4 from (select d2 | (d2 >> 4) as d3 from (
+    select d1 | (d1 >> 2) as d2 from (select (first # last) | ((first # last) >> 1) as d1) a
 ) b) c) d) e
 $$;
 alter table partition
