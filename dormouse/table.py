@@ -25,6 +25,7 @@ from dormouse.tables import Tables
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from dormouse.history.history import History
     from dormouse.partitions.leaves import SmallPair
     from dormouse.query import PlanSummary
     from dormouse.query.interruption import Interruption
@@ -111,6 +112,13 @@ class Table:
     def partitions(self) -> PartitionStore:
         """The partition tree."""
         return self._context.partitions
+
+    @property
+    def history(self) -> History:
+        """What the table was: its epochs, who became whom."""
+        from dormouse.history.history import History
+
+        return History(self._context)
 
     def ingest(
         self,
