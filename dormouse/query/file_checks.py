@@ -35,6 +35,14 @@ class FileGone(ObjectNotFound):
         self.filename = filename
         self.table = table
 
+    def as_lost(self) -> ObjectNotFound:
+        """The error where the table still refers to the file."""
+        return ObjectNotFound(
+            f"table {self.table!r} refers to the object {self.filename!r}, which does not exist: it is lost, not "
+            "collected; 'dormouse check' lists what is; bring it back: from a backup, or, of a deployed "
+            "instance, with 'dormouse restore-objects'"
+        )
+
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.filename, self.table)
 
