@@ -134,6 +134,27 @@ class _ChangePages:
         return expired(self._own, self._after)
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What was ingested: its rows, and the bytes of its files."""
+
+    row_count: int
+    byte_count: int
+
+
+def size_since(context: TableContext, after: Position, till: Position | None = None) -> Size:
+    """What was ingested after a moment, up to another or till now, looked up by what is known of its files.
+
+    Raises `CutExpired`.
+    """
+    values = {"after": after.snapshot, "till": till and till.snapshot}
+    own = context.store.own
+    rows, byte_count, unknown = own.rows(_QUERIES["size"], values, operation="measure changes", scans=True)[0]
+    if unknown:
+        raise expired(own, after)
+    return Size(int(rows), int(byte_count))
+
+
 def references_at(context: TableContext, position: Position) -> Iterator[FileReference]:
     """Exactly the references of a moment, by partition; streamed. `CutExpired` when a file was collected since."""
     own, start = context.store.own, ("", _NO_FILE)
