@@ -177,12 +177,13 @@ class Table:
     ) -> pa.RecordBatchReader:
         """The rows that were ingested after a moment and up to another, by default now: each once, streamed.
 
-        A moment is a Cut, a cut's name, or an aware datetime: all that was committed at or before it; `after` None:
-        from the table's beginning. The columns asked for, and `_change`, "insert". Rows are as they were ingested,
-        without the table's filter and aggregation, in no order. Whatever was split, merged, compacted or collected
-        meanwhile, no row is missed, and none comes twice.
+        A moment is a Cut, a cut's name, or an aware datetime: all that was committed at or before it; `after`
+        None: from the table's beginning. The columns asked for, and `_change`, "insert". Rows are as they
+        were ingested, without the table's filter and aggregation, in no order. Whatever was split, merged,
+        compacted or collected meanwhile, no row is missed, and none comes twice.
 
-        Raises `InvalidCut` for a moment that cannot be, `CutExpired` before the first row when not all can be served.
+        Raises `InvalidCut` for a moment that cannot be, `CutExpired` before the first row when not all can be
+        served.
         """
         from dormouse.query.changes import changes
 
@@ -193,9 +194,9 @@ class Table:
     def consumer(self, name: str, from_: When | None = None) -> Consumer:
         """A named position, from which changes are read and acknowledged; it is made when there is none.
 
-        A new one begins now, or at the moment `from_`, which is of no effect on one that is there. It keeps the
-        table's files from its position on, until it acknowledged nothing for `consumer_expiry_seconds`: then it is
-        expired, and says so. Raises `InvalidName`, `InvalidCut` and `CutExpired`.
+        A new one begins now, or at the moment `from_`, which is of no effect on one that is there. It keeps
+        the table's files from its position on, until it acknowledged nothing for `consumer_expiry_seconds`:
+        then it is expired, and says so. Raises `InvalidName`, `InvalidCut` and `CutExpired`.
         """
         from dormouse.query.consumer import Consumer
 
@@ -206,7 +207,7 @@ class Table:
         return Consumer(self._context, name, self._check_writable)
 
     def consumers(self) -> list[ConsumerStatus]:
-        """All consumers by name, and how far each is behind; costs what was ingested since their positions."""
+        """All by name, and how far each is behind; costs what was ingested since their positions."""
         return Consumers(self._context).statuses()
 
     def drop_consumer(self, name: str) -> None:

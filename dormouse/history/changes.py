@@ -1,8 +1,8 @@
 """What was ingested between two moments: the files, and the regions of them, in which each row comes once.
 
-A reference that came with its file from outside says where the rows of an ingest were given to. Its transaction is
-kept with it, and with its removal in the log: so however it was split, merged or compacted away since, each ingested
-row is found in the region of exactly one such reference.
+A reference that came with its file from outside says where the rows of an ingest were given to. Its
+transaction is kept with it, and with its removal in the log: so however it was split, merged or compacted
+away since, each ingested row is found in the region of exactly one such reference.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _NO_FILE = UUID(int=0)
 class ChangedFile:
     """A file that came, and which of its rows: those in `region`; None: all of them.
 
-    `row_count` counts these, about, when `count_approximate`; `file_row_count` and `byte_count` are of the whole
-    file, None where they are not known.
+    `row_count` counts these, about, when `count_approximate`; `file_row_count` and `byte_count` are of the
+    whole file, None where they are not known.
     """
 
     filename: str
@@ -54,18 +54,18 @@ def beginning(context: TableContext) -> Position:
     rows = context.store.own.rows(_QUERIES["beginning"], operation="look up a table's beginning")
     if not rows:
         raise CutExpired(
-            f"the history of table {context.table.name!r} does not reach back to its beginning any more: read what "
-            "the table has by a query as of a cut, and its changes after that cut"
+            f"the history of table {context.table.name!r} does not reach back to its beginning any more: "
+            "read what the table has by a query as of a cut, and its changes after that cut"
         )
-    [(made_at,)] = rows
-    return Position(0, BEFORE_ALL, made_at)
+    [(since,)] = rows
+    return Position(0, BEFORE_ALL, since)
 
 
 def pages_between(context: TableContext, after: Position, till: Position) -> Iterator[list[ChangedFile]]:
     """The files that came after one moment and up to another, in pages; the first is looked up at once.
 
-    Raises `InvalidCut` when `till` is the earlier one, `CutExpired` when a file was collected: before the first page
-    whichever it is, later only when it was collected meanwhile.
+    Raises `InvalidCut` when `till` is the earlier one, `CutExpired` when a file was collected: before the
+    first page whichever it is, later only when it was collected meanwhile.
     """
     if till.at < after.at:
         raise InvalidCut(
@@ -134,29 +134,11 @@ class _ChangePages:
         return expired(self._own, self._after)
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """What was ingested: its rows, and the bytes of its files."""
-
-    row_count: int
-    byte_count: int
-
-
-def size_since(context: TableContext, after: Position, till: Position | None = None) -> Size:
-    """What was ingested after a moment, up to another or till now, looked up by what is known of its files.
-
-    Raises `CutExpired`.
-    """
-    values = {"after": after.snapshot, "till": till and till.snapshot}
-    own = context.store.own
-    rows, byte_count, unknown = own.rows(_QUERIES["size"], values, operation="measure changes", scans=True)[0]
-    if unknown:
-        raise expired(own, after)
-    return Size(int(rows), int(byte_count))
-
-
 def references_at(context: TableContext, position: Position) -> Iterator[FileReference]:
-    """Exactly the references of a moment, by partition; streamed. `CutExpired` when a file was collected since."""
+    """Exactly the references of a moment, by partition; streamed.
+
+    `CutExpired` when a file was collected since.
+    """
     own, start = context.store.own, ("", _NO_FILE)
     limits = {"snapshot": position.snapshot, "limit": PAGE_REFERENCES}
     while True:
@@ -186,7 +168,8 @@ def is_referenced(context: TableContext, filename: str) -> bool:
 def expired(own: OwnTables, position: Position, oldest: datetime | None = None) -> CutExpired:
     """Why what was at a moment, or came since, cannot be read."""
     return CutExpired(
-        f"the history of table {own.table.name!r} does not reach back to {position.at} any more: files of then were "
-        "collected; name a cut to keep its files, or raise the table's property history_retention_seconds",
+        f"the history of table {own.table.name!r} does not reach back to {position.at} any more: files of "
+        "then were collected; name a cut to keep its files, or raise the table's property "
+        "history_retention_seconds",
         oldest,
     )

@@ -57,35 +57,11 @@ select exists (
         and not exists (select from ({file_facts}) f where f.file_id = r.file_id offset 0)
 );
 
--- name: size
--- The rows and bytes of what came with its files from outside, after one snapshot and up to another (null: now), and how
--- many files are not known any more.
-with came as materialized (
-    select r.file_id, r.row_count
-    from {file_reference} r
-    where r.partition_id <> '' and r.ingested and r.added_xid >= pg_snapshot_xmin(%(after)s::pg_snapshot)
-        and not pg_visible_in_snapshot(r.added_xid, %(after)s::pg_snapshot)
-        and (pg_visible_in_snapshot(r.added_xid, %(till)s::pg_snapshot)) is not false
-    union all
-    select r.file_id, r.row_count
-    from removal g
-    cross join lateral unnest(g.file_ids, g.row_counts, g.added_xids, g.ingested)
-        as r (file_id, row_count, added_xid, ingested)
-    where g.table_id = %(table_id)s and g.removed_xid >= pg_snapshot_xmin(%(after)s::pg_snapshot)
-        and g.partition_id <> '' and r.ingested
-        and not pg_visible_in_snapshot(r.added_xid, %(after)s::pg_snapshot)
-        and (pg_visible_in_snapshot(r.added_xid, %(till)s::pg_snapshot)) is not false
-)
-select (select coalesce(sum(row_count), 0) from came), coalesce(sum(f.byte_count), 0), count(*) - count(f.file_id)
-from (select distinct file_id from came) c
-left join lateral (select f.* from ({file_facts}) f where f.file_id = c.file_id offset 0) f on true;
-
 -- name: beginning
--- When the table was made, where its log of removals is whole since; else null.
-select t.created_at
+-- From when on a table has a history, when that is from when it was made, and all of it can be read.
+select t.history_since
 from tables t
-cross join instance i
-where t.table_id = %(table_id)s and t.created_at >= i.removals_since
+where t.table_id = %(table_id)s and t.history_since < t.created_at + interval '1 minute'
     and not exists (select from truncation c where c.table_id = t.table_id);
 
 -- name: references_at

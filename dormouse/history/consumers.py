@@ -1,7 +1,7 @@
 """Consumers: named positions in a table's life, from which changes are read and acknowledged, each once.
 
-A position moves only by who read from where it stands: of two readers of one consumer, one is refused. A consumer
-holds its files and the log of removals from its position on, until it acknowledged nothing for
+A position moves only by who read from where it stands: of two readers of one consumer, one is refused. A
+consumer holds its files and the log of removals from its position on, until it acknowledged nothing for
 `consumer_expiry_seconds`; then it is expired, and says so: nothing is skipped.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from dormouse.context import TableContext
 from dormouse.errors import ConsumerExpired, ConsumerOvertaken, CutExpired, InvalidInput, InvalidName
 from dormouse.files.holds import MARGIN_SECONDS
-from dormouse.history.changes import size_since
+from dormouse.history.sizes import size_since
 from dormouse.model.cut import Position
 from dormouse.model.text import check_text
 from dormouse.postgres.queries import load
@@ -29,7 +29,8 @@ _QUERIES = load(__package__ or "", "consumers")
 class ConsumerState:
     """Where a consumer stands: its position was the present at `position_at`. Times are aware.
 
-    `version` counts its acknowledgements. It holds files until `held_until`, None when that is over or not known.
+    `version` counts its acknowledgements. It holds files until `held_until`, None when that is over or not
+    known.
     """
 
     name: str
@@ -52,8 +53,8 @@ class ConsumerState:
 class ConsumerStatus:
     """A consumer, and how far behind it is.
 
-    `rows_behind` were ingested since its position, which was the present `seconds_behind` ago; 0 when there is
-    nothing to read, None when it is expired.
+    `rows_behind` were ingested since its position, which was the present `seconds_behind` ago; 0 when there
+    is nothing to read, None when it is expired.
     """
 
     name: str
@@ -79,8 +80,8 @@ class Consumers:
         """
         if not self._change("create", name, self._moment(begin)) and self.find(name) is None:
             raise CutExpired(
-                f"consumer {name!r} cannot begin at {begin and begin.at}: the history of table {self._table.name!r} "
-                "does not reach back to it any more; begin at a later moment"
+                f"consumer {name!r} cannot begin at {begin and begin.at}: the history of table "
+                f"{self._table.name!r} does not reach back to it any more; begin at a later moment"
             )
 
     def find(self, name: str) -> ConsumerState | None:
@@ -128,8 +129,8 @@ class Consumers:
             return now
         if now.version != read.version:
             raise ConsumerOvertaken(
-                f"another reader of consumer {read.name!r} of table {self._table.name!r} has acknowledged what this "
-                "one read: drop what was made of it, and read again"
+                f"another reader of consumer {read.name!r} of table {self._table.name!r} has acknowledged "
+                "what this one read: drop what was made of it, and read again"
             )
         self.checked(now)
         raise self._expired(now)  # a moment ago
@@ -153,8 +154,8 @@ class Consumers:
     def _missing(self, name: str) -> InvalidInput:
         names = ", ".join(repr(one.name) for one in self.all())
         return InvalidInput(
-            f"table {self._table.name!r} has no consumer {name!r}; it has {names or 'none'}: table.consumer({name!r}) "
-            "makes it"
+            f"table {self._table.name!r} has no consumer {name!r}; it has {names or 'none'}: "
+            f"table.consumer({name!r}) makes it"
         )
 
     def _expired(self, state: ConsumerState) -> ConsumerExpired:
@@ -166,14 +167,14 @@ class Consumers:
 
     def _of_another_cluster(self, state: ConsumerState) -> ConsumerExpired:
         return ConsumerExpired(
-            f"consumer {state.name!r} of table {self._table.name!r} is from before the database was copied by pg_dump, "
-            f"which keeps no positions. {self._how_to_go_on(state.name)}"
+            f"consumer {state.name!r} of table {self._table.name!r} is from before the database was copied "
+            f"by pg_dump, which keeps no positions. {self._how_to_go_on(state.name)}"
         )
 
     def _how_to_go_on(self, name: str) -> str:
         return (
-            f"To go on: table.drop_consumer({name!r}), record a cut, read the table as of it, and make the consumer "
-            f"anew from it: table.consumer({name!r}, from_=cut)"
+            f"To go on: table.drop_consumer({name!r}), record a cut, read the table as of it, and make the "
+            f"consumer anew from it: table.consumer({name!r}, from_=cut)"
         )
 
     def _moment(self, position: Position | None) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """How much of a table's history is kept: truncation at a cut, and retention, which picks the cut.
 
-What lies wholly before a truncation cannot be read any more, and its files may be collected; collection alone deletes
-objects. Named cuts and consumers stand in the way: retention stops at the oldest, a truncation past one is refused.
+What lies wholly before a truncation cannot be read any more, and its files may be collected; collection alone
+deletes objects. Named cuts and consumers stand in the way: retention stops at the oldest, a truncation past
+one is refused.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ from typing import Any
 
 from dormouse.context import TableContext
 from dormouse.errors import InvalidCut, InvalidInput
-from dormouse.history.changes import size_since
-from dormouse.history.cuts import record_cut
+from dormouse.history.cuts import record_if_due
 from dormouse.history.moments import find_cut
+from dormouse.history.sizes import size_since
 from dormouse.model.cut import Cut, Position
 from dormouse.model.properties import SECONDS_MAX
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
-CUT_SECONDS = 1_800.0
-"""Retention records a cut when the last is older."""
 _QUERIES = load(__package__ or "", "retention")
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A named cut or a consumer (`kind`), and since when it keeps a table's history; until when, if not for ever."""
+    """A named cut or a consumer (`kind`), and since when it keeps a table's history; until when, if not for
+    ever.
+    """
 
     kind: str
     name: str
@@ -43,8 +44,9 @@ class Holder:
 class RetentionReport:
     """What retention did, or, when `dry_run`, would do.
 
-    `truncated_at`: the cut from which on history is kept now; None when there was nothing to let go. `wanted`: the
-    cut that the limits alone would let it go up to: it is another where `held_by` are in the way.
+    `truncated_at`: the cut from which on history is kept now; None when there was nothing to let go.
+    `wanted`: the cut that the limits alone would let it go up to: it is another where `held_by` are in the
+    way.
     """
 
     wanted: Cut | None
@@ -56,10 +58,11 @@ class RetentionReport:
 
 
 def truncate(context: TableContext, cut: Cut | str) -> bool:
-    """Makes what lies wholly before a cut unreadable; nothing from it on is lost. False: it is truncated there.
+    """Makes what lies wholly before a cut unreadable; nothing from it on is lost. False: it is truncated
+    there.
 
-    Cuts without a name before it are dropped. Raises `InvalidCut` when it is behind the truncation, or a named cut or
-    a consumer stands before it.
+    Cuts without a name before it are dropped. Raises `InvalidCut` when it is behind the truncation, or a
+    named cut or a consumer stands before it.
     """
     wanted = find_cut(context, cut).cut
 
@@ -71,13 +74,13 @@ def truncate(context: TableContext, cut: Cut | str) -> bool:
                 return False
             if wanted.cut_id < truncated:
                 raise InvalidCut(
-                    f"cut {wanted.cut_id} is before {at}, where table {context.table.name!r} is truncated already: "
-                    "give a later one"
+                    f"cut {wanted.cut_id} is before {at}, where table {context.table.name!r} is truncated "
+                    "already: give a later one"
                 )
         if before := [one for one in _holders(rows("holders")) if one.since < wanted.recorded_at]:
             raise InvalidCut(
-                f"{', '.join(map(str, before))} of table {context.table.name!r} would be lost: drop what is not needed "
-                "any more, or give an earlier cut"
+                f"{', '.join(map(str, before))} of table {context.table.name!r} would be lost: drop what is "
+                "not needed any more, or give an earlier cut"
             )
         if not rows("truncate", cut_id=wanted.cut_id):
             raise InvalidCut(f"cut {wanted.cut_id} of table {context.table.name!r} is not there any more")
@@ -96,8 +99,9 @@ def apply_retention(
 ) -> RetentionReport:
     """Lets the history go that is beyond the limits; without any, that of `history_retention_seconds`.
 
-    Truncates at the newest cut since which at least `byte_count` bytes were ingested, and which is at least `seconds`
-    old: where both are given, both are kept. The cuts up to it without a name are dropped. Raises `InvalidInput`.
+    Truncates at the newest cut since which at least `byte_count` bytes were ingested, and which is at least
+    `seconds` old: where both are given, both are kept. The cuts up to it without a name are dropped. Raises
+    `InvalidInput`.
     """
     if byte_count is None and seconds is None:
         seconds = context.properties.history_retention_seconds
@@ -137,23 +141,25 @@ def _check_limits(context: TableContext, byte_count: object, seconds: object) ->
         raise InvalidInput(f"seconds must be a number from 0 to {int(SECONDS_MAX)}, not {seconds!r}")
     if seconds < context.properties.gc_delay_seconds:
         raise InvalidInput(
-            f"retention of {seconds:g} s is shorter than the gc_delay_seconds of table {context.table.name!r}, "
-            f"{context.properties.gc_delay_seconds:g}: queries that run now need what was there then"
+            f"retention of {seconds:g} s is shorter than the gc_delay_seconds of table "
+            f"{context.table.name!r}, {context.properties.gc_delay_seconds:g}: queries that run now need "
+            "what was there then"
         )
 
 
 def _head(context: TableContext, *, needs_bytes: bool, dry_run: bool) -> tuple[Cut | None, int | None]:
-    """The cut that was recorded, as the last was old; and the bytes that were ingested till now since the first."""
+    """The cut that was recorded, as the last was old; and the bytes that were ingested till now since the
+    first.
+    """
+    recorded = None if dry_run else record_if_due(context)
+    if not needs_bytes:
+        return recorded, None
     work = rows_of(_QUERIES["last_cut"], {"table_id": context.table.table_id})
     rows = run_lookup(context.supplier, work, operation="look up the last cut")
-    recorded = None
-    if not dry_run and (not rows or rows[0][1] > CUT_SECONDS):
-        recorded = record_cut(context)
-        rows = run_lookup(context.supplier, work, operation="look up the last cut")
-    if not needs_bytes or not rows:
+    if not rows:
         return recorded, None
-    _, _, bytes_till, epoch, snapshot, at = rows[0]
-    return recorded, int(bytes_till) + size_since(context, Position(epoch, snapshot, at)).byte_count
+    [(bytes_till, *position)] = rows
+    return recorded, int(bytes_till) + size_since(context, Position(*position)).byte_count
 
 
 def _holders(rows: Sequence[Any]) -> list[Holder]:

@@ -75,8 +75,8 @@ select count(*) from gone;
 select count(*) from cut where table_id = %(table_id)s and name is null and cut_id <= %(last)s;
 
 -- name: last_cut
--- The last cut, how old it is, what was ingested till then, and its snapshot.
-select cut_id, extract(epoch from clock_timestamp() - recorded_at)::float8, bytes_till, epoch, snapshot::text, recorded_at
+-- What was ingested till the last cut, and where it is.
+select bytes_till, epoch, snapshot::text, recorded_at
 from cut
 where table_id = %(table_id)s and snapshot is not null
 order by cut_id desc

@@ -15,6 +15,7 @@ from dormouse.data.expressions import column, key_order
 from dormouse.data.transform import Transform
 from dormouse.errors import InvalidQuery
 from dormouse.history.changes import ChangedFile, expired, is_referenced, pages_between
+from dormouse.history.moments import kept
 from dormouse.model.cut import Position
 from dormouse.query.failures import named_failures
 from dormouse.query.file_checks import FileGone
@@ -41,9 +42,9 @@ def changes(
 ) -> pa.RecordBatchReader:
     """The rows that were ingested after one moment and up to another, each once, as they were ingested.
 
-    The columns asked for, and `_change`; in no order, but for the files that are read side by side. `at_end` is called when the last row was given. Raises what
-    `pages_between` does and `InvalidQuery`; while it is read `CutExpired` when a file is collected meanwhile,
-    `ObjectNotFound` and `ObjectDamaged` as queries do.
+    The columns asked for, and `_change`; in no order, but for the files that are read side by side. `at_end`
+    is called when the last row was given. Raises what `pages_between` does and `InvalidQuery`; while it is
+    read `CutExpired` when a file is collected meanwhile, `ObjectNotFound` and `ObjectDamaged` as queries do.
     """
     if CHANGE in context.schema:
         raise InvalidQuery(
@@ -85,10 +86,11 @@ class _Reading:
         self._transform = Transform.parse(context.schema, context.properties)
 
     def rows(self, pages: Iterable[Sequence[ChangedFile]]) -> Iterator[pa.RecordBatch]:
-        for page in pages:
-            scans = list(_scans(page))
-            for start in range(0, len(scans), FILES_A_SCAN):
-                yield from self._rows_of(scans[start:][:FILES_A_SCAN])
+        with kept(self._context, self._after):
+            for page in pages:
+                scans = list(_scans(page))
+                for start in range(0, len(scans), FILES_A_SCAN):
+                    yield from self._rows_of(scans[start:][:FILES_A_SCAN])
 
     def _rows_of(self, scans: Sequence[Scan]) -> Iterator[pa.RecordBatch]:
         try:

@@ -46,8 +46,8 @@ class Consumer:
     ) -> pa.RecordBatchReader:
         """The changes since the position, up to now, as `Table.changes` gives them.
 
-        Until they are acknowledged, the next `read` gives them again, and what came since. Raises `ConsumerExpired`,
-        `InvalidInput` when the consumer was dropped, and what `Table.changes` raises.
+        Until they are acknowledged, the next `read` gives them again, and what came since. Raises
+        `ConsumerExpired`, `InvalidInput` when the consumer was dropped, and what `Table.changes` raises.
         """
         start = self._consumers.get(self.name)
         self._read = read = _Read(start, now(self._context))
@@ -59,8 +59,8 @@ class Consumer:
     def acknowledge(self) -> None:
         """Moves the position to the moment up to which was read last: once its rows are safe where they go.
 
-        Raises `InvalidInput` when not all of them were read, `ConsumerOvertaken` when another reader has acknowledged
-        since: what was made of these rows is then to be dropped; and `ConsumerExpired`.
+        Raises `InvalidInput` when not all of them were read, `ConsumerOvertaken` when another reader has
+        acknowledged since: what was made of these rows is then to be dropped; and `ConsumerExpired`.
         """
         self._check_writable()
         read = self._read
@@ -68,8 +68,8 @@ class Consumer:
             raise InvalidInput(f"consumer {self.name!r}: nothing was read since the last acknowledge")
         if not read.is_whole:
             raise InvalidInput(
-                f"consumer {self.name!r}: not all rows of the last read were taken, and acknowledging would skip the "
-                "others: read them to the end first"
+                f"consumer {self.name!r}: not all rows of the last read were taken, and acknowledging would "
+                "skip the others: read them to the end first"
             )
         self._consumers.acknowledge(read.start, read.till)
         self._read = None

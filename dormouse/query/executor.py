@@ -180,7 +180,7 @@ class _Execution:
                 return
 
     def _check_can_resume(self, missing: FileGone, gone: set[str]) -> None:
-        filename, table = missing.filename, self._context.table.name
+        filename = missing.filename
         if filename in gone:
             # a plan that was made after the file was gone refers to it
             raise missing.as_lost() from missing
