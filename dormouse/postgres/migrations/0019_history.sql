@@ -125,3 +125,14 @@ create table truncation (
 
 -- A hold of one table's files; null: of all tables'.
 alter table hold add column table_id integer references tables on delete cascade;
+
+alter table tables
+    -- no moment before it can be read: removals that are not in the log any more, and files that are collected, went then
+    add column history_since timestamptz,
+    -- all that is visible in it was committed by the time that the table was made here, or came here
+    add column history_from pg_snapshot not null default pg_current_snapshot();
+-- after the snapshot
+update tables set history_since = clock_timestamp();
+alter table tables
+    alter column history_since set default clock_timestamp(),
+    alter column history_since set not null;
