@@ -28,6 +28,7 @@ from dormouse.tables import Tables
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from dormouse.history.history import History
     from dormouse.query import PlanSummary
     from dormouse.query.consumer import Consumer
     from dormouse.query.interruption import Interruption
@@ -113,6 +114,13 @@ class Table:
     def partitions(self) -> PartitionStore:
         """The partition tree."""
         return self._context.partitions
+
+    @property
+    def history(self) -> History:
+        """What the table was: its epochs, who became whom."""
+        from dormouse.history.history import History
+
+        return History(self._context)
 
     def ingest(
         self,

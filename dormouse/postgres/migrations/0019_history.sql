@@ -24,6 +24,9 @@ where p.table_id = c.table_id and p.partition_id = c.parent_id;
 
 -- the partitions of the tree as it is
 create index partition_in_tree on partition (table_id, partition_id) where merged_epoch is null;
+-- the leaves, and those that were there at an epoch
+drop index partition_leaves;
+create index partition_leaves on partition (table_id, created_epoch) where sealed_epoch is null;
 -- those that left it since an epoch
 create index partition_merged on partition (table_id, merged_epoch) where merged_epoch is not null;
 -- whether one left it: hardly any did, and this is asked with each commit
