@@ -14,9 +14,9 @@ from dormouse.files.garbage import GarbageReport
 from dormouse.files.last_rounds import LastRound
 from dormouse.files.reads import FileFacts
 from dormouse.files.store import FileReferenceStore
-from dormouse.history.changes import beginning
+from dormouse.history.changes import span
 from dormouse.history.consumers import Consumers, ConsumerStatus
-from dormouse.history.moments import now, position_of
+from dormouse.history.moments import position_of
 from dormouse.model.cut import When
 from dormouse.model.partition_tree import Partition
 from dormouse.model.properties import TableProperties
@@ -120,7 +120,7 @@ class Table:
         """What the table was: its epochs, who became whom."""
         from dormouse.history.history import History
 
-        return History(self._context)
+        return History(self._context, self._check_writable)
 
     def ingest(
         self,
@@ -195,8 +195,7 @@ class Table:
         """
         from dormouse.query.changes import changes
 
-        start = beginning(self._context) if after is None else position_of(self._context, after)
-        end = now(self._context) if till is None else position_of(self._context, till)
+        start, end = span(self._context, after, till)
         return changes(self._context, start, end, columns, interruption=interruption)
 
     def consumer(self, name: str, from_: When | None = None) -> Consumer:

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from itertools import chain
+from typing import Any
 from uuid import UUID
 
 from dormouse.context import TableContext
 from dormouse.errors import CutExpired, InvalidCut
 from dormouse.files.own_tables import OwnTables
-from dormouse.model.cut import Position
+from dormouse.history.moments import now, position_of
+from dormouse.model.cut import Position, When
 from dormouse.model.file_reference import FileReference
 from dormouse.model.region import Region
 from dormouse.model.text import narrow_id
@@ -27,7 +29,6 @@ PAGE_REFERENCES = 2_000
 BEFORE_ALL = "1:1:"
 """A snapshot in which nothing is visible."""
 
-T = TypeVar("T")
 _QUERIES = load(__package__ or "", "changes")
 _NO_FILE = UUID(int=0)
 
@@ -59,6 +60,17 @@ def beginning(context: TableContext) -> Position:
         )
     [(since,)] = rows
     return Position(0, BEFORE_ALL, since)
+
+
+def span(context: TableContext, after: When | None, till: When | None) -> tuple[Position, Position]:
+    """Where two moments are: `after` None is before the first row, `till` None is now."""
+    start = beginning(context) if after is None else position_of(context, after)
+    return start, now(context) if till is None else position_of(context, till)
+
+
+def changes_between(context: TableContext, after: When | None, till: When | None) -> Iterator[ChangedFile]:
+    """The files that came after one moment and up to another, streamed; as `pages_between`."""
+    return chain.from_iterable(pages_between(context, *span(context, after, till)))
 
 
 def pages_between(context: TableContext, after: Position, till: Position) -> Iterator[list[ChangedFile]]:

@@ -1,9 +1,9 @@
 """What the leaves of a table were, by epoch and by time; and what became of each.
 
 Whatever the length of the history, each is one statement that looks up by keys what it gives. Which
-partitions were leaves at an epoch is told by the relational interval tree: Kriegel, Pötke and Seidl, "Managing
-Intervals Efficiently in Object-Relational Databases", VLDB 2000. What is asked and answered follows PDP-32:
-https://github.com/pravega/pravega/wiki/PDP-32-(Improve-Scalability-of-Controller-Metadata)
+partitions were leaves at an epoch is told by the relational interval tree: Kriegel, Pötke and Seidl,
+"Managing Intervals Efficiently in Object-Relational Databases", VLDB 2000. What is asked and answered follows
+PDP-32: https://github.com/pravega/pravega/wiki/PDP-32-(Improve-Scalability-of-Controller-Metadata)
 """
 
 from __future__ import annotations
