@@ -14,6 +14,9 @@ from dormouse.files.garbage import GarbageReport
 from dormouse.files.last_rounds import LastRound
 from dormouse.files.reads import FileFacts
 from dormouse.files.store import FileReferenceStore
+from dormouse.history.changes import span
+from dormouse.history.consumers import Consumers, ConsumerStatus
+from dormouse.history.moments import position_of
 from dormouse.model.cut import When
 from dormouse.model.partition_tree import Partition
 from dormouse.model.properties import TableProperties
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from dormouse.history.history import History
     from dormouse.partitions.leaves import SmallPair
     from dormouse.query import PlanSummary
+    from dormouse.query.consumer import Consumer
     from dormouse.query.interruption import Interruption
     from dormouse.rounds.compaction import CompactionReport
     from dormouse.rounds.compaction_job import CompactionResult
@@ -118,7 +122,7 @@ class Table:
         """What the table was: its epochs, who became whom."""
         from dormouse.history.history import History
 
-        return History(self._context)
+        return History(self._context, self._check_writable)
 
     def ingest(
         self,
@@ -177,6 +181,53 @@ class Table:
         from dormouse.query import explain
 
         return explain(self._context, where, as_of)
+
+    def changes(
+        self,
+        after: When | None,
+        till: When | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        interruption: Interruption | None = None,
+    ) -> pa.RecordBatchReader:
+        """The rows that were ingested after a moment and up to another, by default now: each once, streamed.
+
+        A moment is a Cut, a cut's name, or an aware datetime: all that was committed at or before it; `after`
+        None: from the table's beginning. The columns asked for, and `_change`, "insert". Rows are as they
+        were ingested, without the table's filter and aggregation, in no order. Whatever was split, merged,
+        compacted or collected meanwhile, no row is missed, and none comes twice.
+
+        Raises `InvalidCut` for a moment that cannot be, `CutExpired` before the first row when not all can be
+        served.
+        """
+        from dormouse.query.changes import changes
+
+        start, end = span(self._context, after, till)
+        return changes(self._context, start, end, columns, interruption=interruption)
+
+    def consumer(self, name: str, from_: When | None = None) -> Consumer:
+        """A named position, from which changes are read and acknowledged; it is made when there is none.
+
+        A new one begins now, or at the moment `from_`, which is of no effect on one that is there. It keeps
+        the table's files from its position on, until it acknowledged nothing for `consumer_expiry_seconds`:
+        then it is expired, and says so. Raises `InvalidName`, `InvalidCut` and `CutExpired`.
+        """
+        from dormouse.query.consumer import Consumer
+
+        consumers = Consumers(self._context)
+        if consumers.find(name) is None:
+            self._check_writable()
+            consumers.create(name, None if from_ is None else position_of(self._context, from_))
+        return Consumer(self._context, name, self._check_writable)
+
+    def consumers(self) -> list[ConsumerStatus]:
+        """All by name, and how far each is behind; costs what was ingested since their positions."""
+        return Consumers(self._context).statuses()
+
+    def drop_consumer(self, name: str) -> None:
+        """Forgets a consumer, and keeps nothing for it any more. `InvalidInput` when there is none."""
+        self._check_writable()
+        Consumers(self._context).drop(name)
 
     def sql(
         self,

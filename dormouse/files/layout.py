@@ -49,9 +49,13 @@ class Layout:
         """Likewise, for servers before `WALKS_ARRAYS`."""
         return self._queries("found_one_by_one")
 
+    @cached_property
+    def parts(self) -> dict[str, Query]:
+        """What the layout supplies to statements, also of other rooms."""
+        return {name: self.own[name] for name in _PARTS}
+
     def _queries(self, found: str) -> dict[str, Query]:
-        parts = {name: self.own[name] for name in _PARTS}
-        parts |= {**_SHARED_PARTS, "reference_columns": _READS["reference_columns"]}
+        parts = {**self.parts, **_SHARED_PARTS, "reference_columns": _READS["reference_columns"]}
         parts |= {name: _JOBS[name] for name in ("claim", "claimed", "jobs_claimed", "is_open")}
         parts |= {name: _WATERMARKS[name] for name in ("mark_freed", "remembered")}
         parts["found"] = _SHARED_PARTS[found]

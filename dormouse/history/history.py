@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 
 from dormouse.context import TableContext
+from dormouse.history.changes import ChangedFile, changes_between, references_at
 from dormouse.history.epochs import EpochRecord, Epochs, ScaleMetadata
+from dormouse.history.moments import position_of
+from dormouse.history.retention import RetentionReport, apply_retention, truncate
+from dormouse.history.sizes import Size, size_between
+from dormouse.model.cut import Cut, When
+from dormouse.model.file_reference import FileReference
 from dormouse.model.partition_tree import Partition
 
 
@@ -17,7 +23,9 @@ class History:
     aware: a naive one is `InvalidCut`.
     """
 
-    def __init__(self, context: TableContext) -> None:
+    def __init__(self, context: TableContext, check_writable: Callable[[], None]) -> None:
+        self._context = context
+        self._check_writable = check_writable
         self._epochs = Epochs(context.supplier, context.table)
 
     def active_partitions(self, epoch: int | None = None) -> tuple[Partition, ...]:
@@ -53,3 +61,37 @@ class History:
         {partition id: [ids of its predecessors]}.
         """
         return self._epochs.predecessors(partition_id)
+
+    def size_between(self, a: When | None = None, b: When | None = None) -> Size:
+        """The rows and bytes that were ingested after one moment and up to another, exact; see `sizes`."""
+        return size_between(self._context, a, b)
+
+    def files_at(self, when: When) -> Iterator[FileReference]:
+        """Exactly the file references of a moment, by partition; streamed. `InvalidCut`, `CutExpired`."""
+        return references_at(self._context, position_of(self._context, when))
+
+    def changed_files(self, after: When | None, till: When | None = None) -> Iterator[ChangedFile]:
+        """The files that `Table.changes` reads, and which rows of each; streamed. As it, `CutExpired`."""
+        return changes_between(self._context, after, till)
+
+    def truncate(self, cut: Cut | str) -> bool:
+        """Makes what lies wholly before a cut unreadable, for good; its files are collected. See `retention`.
+
+        False: it is truncated there. Raises `InvalidCut` when it is truncated later, or a named cut or a
+        consumer stands before it.
+        """
+        self._check_writable()
+        return truncate(self._context, cut)
+
+    def apply_retention(
+        self, byte_count: int | None = None, seconds: float | None = None, *, dry_run: bool = False
+    ) -> RetentionReport:
+        """Lets history go beyond limits: what was ingested last, `byte_count` bytes, and `seconds` of it
+        stay.
+
+        Without limits, by `history_retention_seconds`. Named cuts and consumers keep more: the report tells
+        which. Raises `InvalidInput`.
+        """
+        if not dry_run:
+            self._check_writable()
+        return apply_retention(self._context, byte_count, seconds, dry_run=dry_run)
