@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,7 +86,7 @@ def build(root: Path, target: Path, architecture: Architecture) -> bool:
     """
     requirements = (root / "requirements.txt").read_text("utf-8")
     pins = {kind: packages.pins(requirements, names) for kind, names in LIBRARIES.items()}
-    sources = {path.relative_to(root): path for path in source_files(root)}
+    sources = source_files(root)
     code = [Path(__file__), Path(packages.__file__)]
     python = packages.interpreter(LAMBDA)
     made_by = [architecture, "compiled" if python else "not compiled"]
@@ -106,10 +105,11 @@ def build(root: Path, target: Path, architecture: Architecture) -> bool:
     return True
 
 
-def source_files(root: Path) -> Iterator[Path]:
-    """The files of `dormouse` and `lambdas` that lambdas need, in order."""
-    yield from packages.sources(root / "dormouse", ELSEWHERE)
-    yield from packages.sources(root / "lambdas")
+def source_files(root: Path) -> dict[Path, Path]:
+    """The files of `dormouse` and `lambdas` that lambdas need, in order, by their places in a package."""
+    home = packages.home(root)
+    files = {path.relative_to(home): path for path in packages.sources(home / "dormouse", ELSEWHERE)}
+    return files | {path.relative_to(root): path for path in packages.sources(root / "lambdas")}
 
 
 def tree_bytes(folder: Path) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from typing import Any
 
 import aws_cdk as cdk
+from constructs import Construct
 
 from dormouse.settings.deployment import DeploymentSettings
 from stacks.assets import Assets, refuse_deploys
@@ -14,6 +15,7 @@ from stacks.compaction import CompactionStack
 from stacks.database import DatabaseStack
 from stacks.foundation import Foundation
 from stacks.garbage import GarbageStack
+from stacks.home import SOURCES
 from stacks.maintenance import MaintenanceStack
 from stacks.migrate import MigrateStack
 from stacks.monitoring import MonitoringStack, Watched
@@ -23,19 +25,28 @@ from stacks.policies import PoliciesStack
 from stacks.query import QueryStack
 from stacks.storage import StorageStack
 
-CDK_JSON = Path(__file__).parents[1] / "cdk.json"
+
+def context() -> dict[str, Any]:
+    """That of cdk.json: what the CDK's own switches are set to, of which templates depend."""
+    found: dict[str, Any] = json.loads((SOURCES / "cdk.json").read_text("utf-8"))["context"]
+    return found
 
 
 def new_app(outdir: str | None = None) -> cdk.App:
     """An app with the context of cdk.json, which the CLI would give it."""
-    context = json.loads(CDK_JSON.read_text("utf-8"))["context"]
     # What differs from machine to machine stays out of what is synthesized.
-    return cdk.App(context=context, outdir=outdir, analytics_reporting=False, stack_traces=False)
+    return cdk.App(context=context(), outdir=outdir, analytics_reporting=False, stack_traces=False)
 
 
 def build(settings: DeploymentSettings, *, assets: Assets, app: cdk.App | None = None) -> cdk.App:
     """The stacks that the settings have; a deploy is refused while placeholders stand in for files."""
     app = app or new_app()
+    stacks_of(settings, assets, app)
+    return app
+
+
+def stacks_of(settings: DeploymentSettings, assets: Assets, app: Construct) -> tuple[Foundation, Watched]:
+    """The same within an app, a Stage, or a construct of one."""
     network = NetworkStack(app, settings)
     storage = StorageStack(app, settings)
     database = DatabaseStack(app, settings, network)
@@ -48,7 +59,7 @@ def build(settings: DeploymentSettings, *, assets: Assets, app: cdk.App | None =
         PoliciesStack(app, foundation, watched)
     if assets.to_run:
         refuse_deploys(app, not_built(assets))
-    return app
+    return foundation, watched
 
 
 def not_built(assets: Assets) -> str:
@@ -57,7 +68,7 @@ def not_built(assets: Assets) -> str:
     return f"placeholders stand in for what is not built, and a deploy is refused: run {commands}"
 
 
-def _optional(app: cdk.App, foundation: Foundation, migrate: MigrateStack) -> Watched:
+def _optional(app: Construct, foundation: Foundation, migrate: MigrateStack) -> Watched:
     """The stacks that have a table in the settings."""
     settings = foundation.settings
     commit = CommitStack(app, foundation, settings.commit) if settings.commit else None
