@@ -10,8 +10,12 @@ from constructs import Construct
 
 from dormouse.settings.deployment import DeploymentSettings
 from stacks.assets import Assets, refuse_deploys
+from stacks.audit import AuditStack
+from stacks.backup import BackupStack
 from stacks.commit import CommitStack
 from stacks.compaction import CompactionStack
+from stacks.constructs.copy_names import copy_names
+from stacks.copy import CopyStack
 from stacks.database import DatabaseStack
 from stacks.foundation import Foundation
 from stacks.garbage import GarbageStack
@@ -48,11 +52,19 @@ def build(settings: DeploymentSettings, *, assets: Assets, app: cdk.App | None =
 def stacks_of(settings: DeploymentSettings, assets: Assets, app: Construct) -> tuple[Foundation, Watched]:
     """The same within an app, a Stage, or a construct of one."""
     network = NetworkStack(app, settings)
+    copy = CopyStack(app, settings, names) if (names := copy_names(settings)) else None
     storage = StorageStack(app, settings)
     database = DatabaseStack(app, settings, network)
     foundation = Foundation(settings, assets, network, storage, database)
     migrate = MigrateStack(app, foundation)
     watched = _optional(app, foundation, migrate)
+    if settings.audit is not None:
+        AuditStack(app, foundation, settings.audit)
+    if settings.backup is not None:
+        backup = BackupStack(app, foundation, settings.backup)
+        if copy is not None:
+            for stack in (storage, backup):
+                stack.add_stack_dependency(copy, "it copies to there")
     if settings.monitoring is not None:
         MonitoringStack(app, foundation, settings.monitoring, watched)
     if settings.iam.policies:

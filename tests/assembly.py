@@ -76,8 +76,17 @@ CONFIGURATIONS: dict[str, Callable[[], DeploymentSettings]] = {
     "transient": lambda: settings(
         "dev", id="transient", deploy_paused=True, compaction={"engine": "emr-ec2-transient"}, query={}
     ),
+    "copied": lambda: settings(
+        "minimal",
+        id="copied",
+        account="123456789012",
+        region="eu-central-1",
+        protected=True,
+        backup={"copy_region": "eu-west-1"},
+        audit={"events": "all"},
+    ),
 }
-"""The ready ones, and two for what they leave out."""
+"""The ready ones, and three for what they leave out."""
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,9 @@ def restore_objects(
     since: Annotated[
         str, typer.Option(help="The moment that the database was restored to: 2026-11-20T08:00:00Z.")
     ],
+    objects: Annotated[
+        str | None, typer.Option(help="A copy in place of the instance's bucket: s3://bucket/data.")
+    ] = None,
     dry_run: DryRun = False,
     region: Region = None,
     profile: Profile = None,
@@ -118,8 +121,10 @@ def restore_objects(
     moment = _moment(since)
     found = find(instance, region, profile)
     with progress("restore objects", unit="objects") as moved:
-        report = restore(found, moment, dry_run=dry_run, progress=lambda count: moved(count, None))
-    if found.desired != "paused" and not dry_run:
+        report = restore(
+            found, moment, objects=objects, dry_run=dry_run, progress=lambda count: moved(count, None)
+        )
+    if objects is None and found.desired != "paused" and not dry_run:
         say(f"{instance} runs, and may have collected garbage meanwhile: pause it, and run this again")
     verb_ = "would come back" if dry_run else "came back"
     session.show(

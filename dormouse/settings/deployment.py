@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from dormouse.settings.account import IamSettings
+from dormouse.settings.backup import AuditSettings, BackupSettings
 from dormouse.settings.certificates import no_certificates
 from dormouse.settings.database import DatabaseSettings, ServerlessDatabase
 from dormouse.settings.engines import CompactionSettings
@@ -222,8 +223,8 @@ class PauseSettings(Section):
 
 
 class DeploymentSettings(Section):
-    """One deployed instance. `commit`, `garbage`, `compaction`, `maintenance`, `query`, `pause`, `monitoring`
-    are deployed when their table is in the file, which may be empty."""
+    """One deployed instance. `commit`, `garbage`, `compaction`, `maintenance`, `query`, `pause`,
+    `monitoring`, `backup`, `audit` are deployed when their table is in the file, which may be empty."""
 
     id: Id = setting(change="replacement")
     """The name of the instance, one of its own in the account and region."""
@@ -261,6 +262,8 @@ class DeploymentSettings(Section):
     query: QuerySettings | None = setting(None)
     pause: PauseSettings | None = setting(None)
     monitoring: MonitoringSettings | None = setting(None)
+    backup: BackupSettings | None = setting(None)
+    audit: AuditSettings | None = setting(None)
 
     @property
     def version_days(self) -> int:
@@ -284,6 +287,9 @@ class DeploymentSettings(Section):
         storage, days = self.storage, self.database.backup_days
         if "restore_days" in storage.model_fields_set and storage.restore_days > days:
             yield "storage.restore_days", f"it must be at most database.backup_days, which is {days}"
+        if self.backup:
+            found = self.backup.problems(self.account, self.region, self.version_days - 1)
+            yield from ((f"backup.{key}", why) for key, why in found)
         types = getattr(self.compaction, "instance_types", ())
         if wrong := [one for one in types if architecture_of(one) != self.architecture]:
             yield (

@@ -147,6 +147,8 @@ class _Month:
             *((stack, self._scheduled(stack)) for stack in ("garbage", "compaction", "maintenance")),
             ("compaction", self._runs()),
             ("query", self._query()),
+            ("backup", self._backup()),
+            ("audit", self._audit()),
             ("all", self._common()),
         ]
         if self.settings.monitoring is not None:
@@ -273,6 +275,37 @@ class _Month:
         yield _Item("private hosted zone, its name", 1, prices["zone_month"], kept=True)
         yield _Item("Secrets Manager, its token", 1, prices["secret_month"], kept=True)
 
+    def _backup(self) -> Iterator[_Item]:
+        """Snapshots that Aurora's own backups reach cost nothing more; copies in another region are whole."""
+        backup, prices, assumed = self.settings.backup, self.prices, self.assumed
+        if backup is None:
+            return
+        days, replaced = backup.retention_days, assumed.data_gb * assumed.rewritten
+        if (older := days - self.settings.database.backup_days) > 0:
+            gb = older * assumed.database_gb
+            price = prices["aurora_backup_gb_month"]
+            yield _Item(f"{older} snapshots of the database", gb, price, kept=True)
+        if backup.objects:
+            gb = assumed.data_gb + replaced * (self.settings.version_days + days) / 30
+            yield _Item(f"AWS Backup, {gb:,.0f} GB of objects", gb, prices["backup_s3_gb_month"], kept=True)
+        if backup.copy_region is None:
+            return
+        where, gb = backup.copy_region, assumed.data_gb + replaced * (days + 1) / 30
+        yield _Item(f"S3 in {where}, {gb:,.0f} GB", gb, prices["s3_gb_month"], kept=True)
+        gb = days * assumed.database_gb
+        price = prices["aurora_backup_gb_month"]
+        yield _Item(f"{days} snapshots of the database in {where}", gb, price, kept=True)
+        gb = replaced + 30 * assumed.database_gb
+        yield _Item(f"transfer to {where}, {gb:,.0f} GB", gb, prices["region_copy_gb"])
+
+    def _audit(self) -> Iterator[_Item]:
+        """An object is written and deleted for a commit, and read by a compaction and a query or two."""
+        if (audit := self.settings.audit) is None:
+            return
+        events = self.assumed.requests_million * (2 if audit.events == "write" else 5)
+        price = self.prices["data_event_hundred_thousand"]
+        yield _Item(f"CloudTrail, {events:g} million data events", events * 10, price)
+
     def _common(self) -> Iterator[_Item]:
         prices, gb = self.prices, self.assumed.log_gb
         keys = key_count(self.settings)
@@ -290,7 +323,8 @@ class _Month:
 
 def key_count(settings: DeploymentSettings) -> int:
     """The customer managed KMS keys of the instance."""
-    return 2 + (settings.monitoring is not None)
+    has_copy = settings.backup is not None and settings.backup.copy_region is not None
+    return 2 + (settings.monitoring is not None) + has_copy
 
 
 def alarm_count(settings: DeploymentSettings) -> int:

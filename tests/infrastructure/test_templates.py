@@ -84,7 +84,10 @@ def test_cfn_lint_finds_nothing(assembly: Assembly) -> None:
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_only_the_stacks_of_the_settings_are_there(name: str, synthesized: All) -> None:
     options = ("commit", "garbage", "compaction", "maintenance", "query", "pause", "monitoring")
-    wanted = {option for option in options if getattr(CONFIGURATIONS[name](), option) is not None}
+    options += ("backup", "audit")
+    found = CONFIGURATIONS[name]()
+    wanted = {option for option in options if getattr(found, option) is not None}
+    wanted |= {"copy"} if found.backup and found.backup.copy_region else set()
     assert set(synthesized(name).templates) == {"network", "storage", "database", "migrate"} | wanted
 
 
