@@ -54,7 +54,7 @@ class AuditStack(InstanceStack):
     def _bucket(self, days: int) -> s3.Bucket:
         bucket = s3.Bucket(
             self,
-            "Events",
+            "AccessLogs",
             encryption=s3.BucketEncryption.S3_MANAGED,
             enforce_ssl=True,
             minimum_tls_version=1.2,
