@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 STATEFUL = {
-    "AWS::Backup::BackupVault",
     "AWS::EC2::Subnet",
     "AWS::EC2::VPC",
     "AWS::KMS::Key",
