@@ -43,7 +43,7 @@ class Cloud:
             stack.enter_context(self.database)
             emr = Background("emr", self._moto, self._bare_environment, self.logs)
             stack.callback(emr.stop)
-            command = [str(EMULATOR_PYTHON), str(Path(__file__).with_name("emulator.py"))]
+            command = [str(EMULATOR_PYTHON), "-m", "tests.deploy_local.emulator"]
             emulator = Background("emulator", command, self._emulator_environment, self.logs)
             stack.callback(emulator.stop)
             emr.wait_for(f"{self.url('emr')}/moto-api/")

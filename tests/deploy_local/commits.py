@@ -142,18 +142,13 @@ def wait_for_dead_letters(cloud: Cloud, resources: CommitResources, expected: Ex
     wait(cloud, look)
 
 
-def wait(
-    cloud: Cloud,
-    look: Callable[[], str],
-    seconds_max: float = DRAIN_SECONDS_MAX,
-    poll_seconds: float = POLL_SECONDS,
-) -> None:
+def wait(cloud: Cloud, look: Callable[[], str], seconds_max: float = DRAIN_SECONDS_MAX) -> None:
     """Until `look` finds nothing left; visibility timeouts pass at each look meanwhile."""
     deadline = time.monotonic() + seconds_max
     while left := look():
         if time.monotonic() > deadline:
             raise RunFailed(f"after {seconds_max:g} s there are still {left}")
-        time.sleep(poll_seconds)
+        time.sleep(POLL_SECONDS)
         cloud.ask("/time")
 
 

@@ -22,10 +22,6 @@ INGESTS = 13
 
 ROWS = 1_000
 WAIT_SECONDS_MAX = 90.0
-SCHEDULED_SECONDS_MAX = 270.0
-"""For a pause, which waits for as long as lambdas of schedules may run: clocks do not pass at once."""
-
-SCHEDULED_POLL_SECONDS = 10.0
 MEANWHILE = 50
 STARTED_BY_AWS = "RDS-EVENT-0153"
 
@@ -159,12 +155,12 @@ def deploy_meanwhile(cloud: Cloud, resources: Resources, *app: str) -> str:
 
 def half_pause(cloud: Cloud, resources: Resources) -> str:
     """As a pause leaves it that was killed, with its event lost: the hour brings it to its end."""
-    assert resources.pause is not None and resources.commit is not None
+    assert resources.pause is not None and resources.commit is not None and resources.garbage is not None
     cloud.client("rds").start_db_cluster(DBClusterIdentifier=resources.database.cluster)  # type: ignore[union-attr]
-    # schedules stay off: a lambda of theirs would be waited for, for minutes that no queue here lets pass
+    cloud.client("events").enable_rule(Name=rule_name(resources.garbage.rules[0]))
     cloud.client("lambda").update_event_source_mapping(UUID=resources.commit.mappings[0], Enabled=True)
     cloud.ask("/schedule", rule=rule_name(resources.pause.rule))
-    wait(cloud, lambda: asleep(cloud, resources), SCHEDULED_SECONDS_MAX, SCHEDULED_POLL_SECONDS)
+    wait(cloud, lambda: asleep(cloud, resources), WAIT_SECONDS_MAX)
     return "asleep again"
 
 
@@ -207,7 +203,7 @@ def start_as_aws_does(cloud: Cloud, resources: Resources) -> str:
     }
     if cloud.ask("/event", **event)["refused"]:
         raise RunFailed("the emulator does not take the event of the start")
-    wait(cloud, lambda: asleep(cloud, resources), SCHEDULED_SECONDS_MAX, SCHEDULED_POLL_SECONDS)
+    wait(cloud, lambda: asleep(cloud, resources), WAIT_SECONDS_MAX)
     return "stopped again"
 
 
