@@ -103,6 +103,7 @@ class Run:
             self.step("make tables", lambda: _make_tables(instance))
             self._commits(cloud, instance, deployed.resources)
             self._schedules(cloud, instance, deployed.resources)
+            self.step("a migration fails", lambda: operations.fail_to_migrate(cloud, *_app(cloud)))
             self._sleeps(cloud, instance, deployed.resources)
 
     def _commits(self, cloud: Cloud, instance: Instance, resources: Resources) -> None:
