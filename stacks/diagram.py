@@ -46,8 +46,8 @@ dotted ones to where messages go that could not be handled.
 ```mermaid
 {diagram}```
 
-Each box is a CloudFormation stack, `dormouse-<id>-<name>`. Those of `network`, `storage`, `database` and
-`migrate` are always there, each of the others when its table is in the settings. Every function has a role
+Each box is a CloudFormation stack, `dormouse-<id>-<name>`. Those of `network`, `storage`, `database`,
+`migrate` and `tables` are always there, each of the others when its table is in the settings. Every function has a role
 and a log group of its own, and in the VPC a security group, which are not drawn. Stacks tell `dormouse
 pause`, `resume` and `status` what they have, in SSM parameters below `/dormouse/<id>/`.
 """

@@ -22,6 +22,7 @@ from stacks.pause import PauseStack, Switched
 from stacks.policies import PoliciesStack
 from stacks.query import QueryStack
 from stacks.storage import StorageStack
+from stacks.tables import TablesStack
 
 CDK_JSON = Path(__file__).parents[1] / "cdk.json"
 
@@ -58,7 +59,7 @@ def not_built(assets: Assets) -> str:
 
 
 def _optional(app: cdk.App, foundation: Foundation, migrate: MigrateStack) -> Watched:
-    """The stacks that have a table in the settings."""
+    """The stacks that have a table in the settings, and what needs the database as the migrations leave it."""
     settings = foundation.settings
     commit = CommitStack(app, foundation, settings.commit) if settings.commit else None
     garbage = GarbageStack(app, foundation, settings.garbage) if settings.garbage else None
@@ -67,11 +68,12 @@ def _optional(app: cdk.App, foundation: Foundation, migrate: MigrateStack) -> Wa
         MaintenanceStack(app, foundation, settings.maintenance, compaction) if settings.maintenance else None
     )
     query = QueryStack(app, foundation, settings.query) if settings.query else None
-    for stack in (commit, garbage, compaction, maintenance, query):
+    tables = TablesStack(app, foundation)
+    for stack in (tables, commit, garbage, compaction, maintenance, query):
         if stack is not None:
             stack.add_stack_dependency(migrate, "it needs the newest schema")
     switched = Switched(commit, garbage, compaction, maintenance, query)
     pause = PauseStack(app, foundation, settings.pause, switched) if settings.pause else None
     if pause is not None:
         pause.add_stack_dependency(migrate, "it makes the desired state")
-    return Watched(**vars(switched), pause=pause)
+    return Watched(**vars(switched), pause=pause, tables=tables)

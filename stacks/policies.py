@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
@@ -68,6 +68,7 @@ class PoliciesStack(InstanceStack):
         database = self._foundation.database
         _allow(policy, ["rds-db:connect"], user_arns(self, database.fact(self, "login"), [READ_ROLE]))
         self._foundation.storage.allow_objects(policy, ["s3:GetObject"])
+        self._tables(policy, "show")
         if (query := self._watched.query) is not None:
             token = fact(query, self, "token", query.task.token.secret_arn)
             _allow(policy, ["secretsmanager:GetSecretValue"], [token])
@@ -79,11 +80,25 @@ class PoliciesStack(InstanceStack):
         database = self.format_arn(service="rds", resource="cluster", resource_name=cluster, arn_format=COLON)
         _allow(policy, ["rds:StartDBCluster", "rds:StopDBCluster"], [database])
         _allow(policy, ["ssm:PutParameter"], [self._parameter("/desired")])
+        self._tables(policy, "show", "change")
         self._switches(policy)
         self._runs(policy)
         queues = self.format_arn(service="sqs", resource="*")
         _allow(policy, LETTERS, [queues], self._ours("aws"))
         acknowledge_resources(policy, [queues], "the queues with the tag of this instance")
+
+    def _tables(self, policy: iam.ManagedPolicy, *names: Literal["show", "change"]) -> None:
+        if (tables := self._watched.tables) is not None:
+            functions = [
+                self.format_arn(
+                    service="lambda",
+                    resource="function",
+                    resource_name=fact(tables, self, one, getattr(tables, one).function_name),
+                    arn_format=COLON,
+                )
+                for one in names
+            ]
+            _allow(policy, ["lambda:InvokeFunction"], functions)
 
     def _switches(self, policy: iam.ManagedPolicy) -> None:
         """Schedules, mappings and the query service."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dormouse.cli.failures import say
-from dormouse.cli.system import DryRun, InstanceId, Profile, Region, find, told
-from dormouse.cli.verbs import Session, plural, verb
+from dormouse.cli.system import DryRun, InstanceId, find, told
+from dormouse.cli.verbs import Profile, Region, Session, plural, verb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

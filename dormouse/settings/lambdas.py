@@ -45,7 +45,7 @@ class Environment(BaseSettings):
 
 
 class DatabaseEnvironment(Environment):
-    """Of every lambda that works on the database; of `garbage` and `maintenance`, all of it."""
+    """Of every lambda that works on the database; of `garbage`, `maintenance` and `tables`, all of it."""
 
     dsn: NonEmpty = Field(repr=False)  # it may hold a password
     """The instance's PostgreSQL."""

@@ -65,6 +65,14 @@ class DatabaseResources(Described):
     proxy: str | None = None
 
 
+class TablesResources(Described):
+    """The names of the functions that answer what is asked of tables."""
+
+    show: str
+    """Changes nothing."""
+    change: str
+
+
 class CommitResources(Described):
     queues: tuple[str, ...]
     """URLs."""
@@ -124,6 +132,7 @@ class Resources(Described):
 
     storage: StorageResources | None = None
     database: DatabaseResources | None = None
+    tables: TablesResources | None = None
     commit: CommitResources | None = None
     garbage: ScheduledResources | None = None
     compaction: RunResources | None = None

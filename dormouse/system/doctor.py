@@ -112,7 +112,7 @@ def _cdk(root: Path) -> Check:
 
 
 def _packages(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
-    parts = {"migrate", *(name for name in LAMBDAS if getattr(settings, name, None) is not None)}
+    parts = {"migrate", "tables", *(name for name in LAMBDAS if getattr(settings, name, None) is not None)}
     if settings.compaction or settings.maintenance:
         parts.add("runs")
     if settings.query:

@@ -296,7 +296,7 @@ def key_count(settings: DeploymentSettings) -> int:
 def alarm_count(settings: DeploymentSettings) -> int:
     """About how many alarms the monitoring stack makes."""
     queues = settings.commit.queues if settings.commit else 0
-    lambdas = (settings.commit, settings.garbage, settings.pause)
+    lambdas = (settings.commit, settings.garbage, settings.pause, "show tables", "change tables")
     runs = (settings.compaction, settings.maintenance)
     parts = 2 * sum(part is not None for part in lambdas) + 4 * sum(part is not None for part in runs)
     query = QUERY_ALARMS if settings.query is not None else 0

@@ -6,7 +6,6 @@ and the endpoints (docs/decisions/0017).
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,9 @@ from dormouse.system.steps import Left
 
 STACK_SECONDS_MAX = 5_400.0
 """How long the update may take: answers end first, of an hour at most; a load balancer comes in minutes."""
+
+SWITCH_SECONDS_MAX = 70.0
+"""How long its lambda is waited for, which has a minute."""
 
 CAPABILITIES = ["CAPABILITY_IAM", "CAPABILITY_NAMED_IAM"]
 GONE = "gone"
@@ -64,13 +66,7 @@ def update(aws: Aws, name: str, described: Mapping[str, Any], *, runs: bool) -> 
 
 def switch(aws: Aws, function: str, *, runs: bool) -> bool:
     """As `update`, by the lambda of the stack: only that needs the right to update it."""
-    event = json.dumps({"running": runs}).encode()
-    answer = aws.call("lambda", "invoke", FunctionName=function, Payload=event)
-    said = json.loads(answer["Payload"].read())
-    if "FunctionError" in answer:
-        why = said.get("errorMessage", "it does not say why")
-        raise InstanceError(f"the lambda {function} failed: {why}")
-    return bool(said["asked"])
+    return bool(aws.invoke(function, {"running": runs}, seconds_max=SWITCH_SECONDS_MAX)["asked"])
 
 
 def is_wanted(described: Mapping[str, Any]) -> bool:

@@ -85,7 +85,9 @@ def test_cfn_lint_finds_nothing(assembly: Assembly) -> None:
 def test_only_the_stacks_of_the_settings_are_there(name: str, synthesized: All) -> None:
     options = ("commit", "garbage", "compaction", "maintenance", "query", "pause", "monitoring")
     wanted = {option for option in options if getattr(CONFIGURATIONS[name](), option) is not None}
-    assert set(synthesized(name).templates) == {"network", "storage", "database", "migrate"} | wanted
+    assert (
+        set(synthesized(name).templates) == {"network", "storage", "database", "migrate", "tables"} | wanted
+    )
 
 
 def frozen(name: str) -> Any:
