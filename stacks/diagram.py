@@ -30,6 +30,7 @@ SHOWN = {
     "AWS::EMRServerless::Application": ("EMR Serverless", "[{}]"),
     "AWS::ElasticLoadBalancingV2::LoadBalancer": ("load balancer", "[{}]"),
     "AWS::ECS::Service": ("Fargate", "([{}])"),
+    "AWS::EC2::Instance": ("host", "[{}]"),
     "AWS::Route53::HostedZone": ("private zone", "[{}]"),
     "AWS::SNS::Topic": ("topic", "[/{}/]"),
     "AWS::CloudWatch::Dashboard": ("dashboard", "[{}]"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import aws_cdk as cdk
 
 from dormouse.settings.deployment import DeploymentSettings
+from stacks.access import AccessStack
 from stacks.assets import Assets, refuse_deploys
 from stacks.commit import CommitStack
 from stacks.compaction import CompactionStack
@@ -59,7 +60,7 @@ def not_built(assets: Assets) -> str:
 
 
 def _optional(app: cdk.App, foundation: Foundation, migrate: MigrateStack) -> Watched:
-    """The stacks that have a table in the settings, and what needs the database as the migrations leave it."""
+    """The stacks that have a table in the settings, and those that need a migrated database."""
     settings = foundation.settings
     commit = CommitStack(app, foundation, settings.commit) if settings.commit else None
     garbage = GarbageStack(app, foundation, settings.garbage) if settings.garbage else None
@@ -68,11 +69,12 @@ def _optional(app: cdk.App, foundation: Foundation, migrate: MigrateStack) -> Wa
         MaintenanceStack(app, foundation, settings.maintenance, compaction) if settings.maintenance else None
     )
     query = QueryStack(app, foundation, settings.query) if settings.query else None
+    access = AccessStack(app, foundation, settings.access) if settings.access else None
     tables = TablesStack(app, foundation)
     for stack in (tables, commit, garbage, compaction, maintenance, query):
         if stack is not None:
             stack.add_stack_dependency(migrate, "it needs the newest schema")
-    switched = Switched(commit, garbage, compaction, maintenance, query)
+    switched = Switched(commit, garbage, compaction, maintenance, query, access)
     pause = PauseStack(app, foundation, settings.pause, switched) if settings.pause else None
     if pause is not None:
         pause.add_stack_dependency(migrate, "it makes the desired state")

@@ -187,6 +187,7 @@ def _picture(found: Status) -> Any:
     if found.query is not None:
         where = f", {found.query_url}" if found.query == "running" else ""
         rows.append(("query service", f"{found.query}{where}"))
+    rows += [] if found.access is None else [("host for access", found.access)]
     rows += [(what.partition(", ")[0], what.partition(", ")[2] or "running") for what in found.runs]
     parts: list[Any] = [f"{found.instance} in {found.account}, {found.region}: {found.summary}"]
     parts.append(grid(("what", "state"), rows))

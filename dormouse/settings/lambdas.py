@@ -152,10 +152,10 @@ class RunsEnvironment(Environment):
 
 
 class SwitchEnvironment(Environment):
-    """Of `pause.switch_query`, which calls CloudFormation only."""
+    """Of `pause.switch`, which calls CloudFormation only."""
 
     stack: NonEmpty
-    """The ARN of the query service's stack, as its right is for."""
+    """The ARN of the stack that it lets run or sleep, as its right is for."""
 
 
 E = TypeVar("E", bound=Environment)

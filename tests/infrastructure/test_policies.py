@@ -116,8 +116,8 @@ def test_the_lambda_that_updates_the_stack_may_read_all_that_its_template_asks_f
 def test_a_reader_reads(made: Assembly) -> None:
     may = rights(made, "Reader")
     assert may.keys() == {
-        "kms:Decrypt", "lambda:InvokeFunction", "rds-db:connect", "s3:GetObject", "s3:ListBucket", "secretsmanager:GetSecretValue",
-        "ssm:GetParameter", "ssm:GetParametersByPath",
+        "kms:Decrypt", "lambda:InvokeFunction", "rds-db:connect", "s3:GetObject",
+        "s3:ListBucket", "secretsmanager:GetSecretValue", "ssm:GetParameter", "ssm:GetParametersByPath",
     }  # fmt: skip
     [(function, _)] = may["lambda:InvokeFunction"]
     assert "show" in function

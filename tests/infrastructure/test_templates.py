@@ -83,7 +83,7 @@ def test_cfn_lint_finds_nothing(assembly: Assembly) -> None:
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_only_the_stacks_of_the_settings_are_there(name: str, synthesized: All) -> None:
-    options = ("commit", "garbage", "compaction", "maintenance", "query", "pause", "monitoring")
+    options = ("commit", "garbage", "compaction", "maintenance", "query", "access", "pause", "monitoring")
     wanted = {option for option in options if getattr(CONFIGURATIONS[name](), option) is not None}
     assert (
         set(synthesized(name).templates) == {"network", "storage", "database", "migrate", "tables"} | wanted
