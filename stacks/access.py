@@ -1,7 +1,7 @@
 """A way to the database from outside of the VPC: a host for the port forwarding of Session Manager.
 
-Nobody connects to the host: its agent asks Session Manager, by two interface endpoints where there is no other
-way. All of it is there while the instance runs; each resume makes a host anew, of the newest image.
+Nobody connects to the host: its agent asks Session Manager, by two interface endpoints where there is no
+other way. All of it is there while the instance runs; each resume makes a host anew, of the newest image.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ class AccessStack(InstanceStack):
         made.metadata_options = ec2.CfnInstance.MetadataOptionsProperty(
             http_tokens="required", http_put_response_hop_limit=1
         )
+        made.availability_zone = None  # that of its subnet
         made.propagate_tags_to_volume_on_creation = True
         cdk.Tags.of(host).add(ACCESS_TAG, self.settings.id)
         acknowledge(host, "AwsSolutions-EC28", "nobody looks at its metrics; each minute of them costs")

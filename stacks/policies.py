@@ -85,9 +85,12 @@ class PoliciesStack(InstanceStack):
         _allow(policy, ["ssm:StartSession"], [hosts], {**checked, **ours})
         acknowledge_resources(policy, [hosts], "the host with the tag of this instance")
         _allow(policy, ["ssm:StartSession"], [forwarding], checked)
-        own = self.format_arn(service="ssm", resource="session", resource_name="${aws:userid}-*")
+        own, named = (
+            self.format_arn(service="ssm", resource="session", resource_name=f"{user}-*")
+            for user in ("${aws:userid}", "<aws:userid>")
+        )
         _allow(policy, ["ssm:ResumeSession", "ssm:TerminateSession"], [own])
-        acknowledge_resources(policy, [own], "the sessions of who has the policy")
+        acknowledge_resources(policy, [named], "the sessions of who has the policy")
 
     def _operator(self, policy: iam.ManagedPolicy) -> None:
         _allow(policy, LOOKS, ["*"])

@@ -15,7 +15,7 @@ ACCESS_TAG = "dormouse:access"
 
 
 class AccessSettings(Section):
-    """A way to the database for people outside of the VPC: a small host for Session Manager's port forwarding."""
+    """A way to the database from outside of the VPC: a host for Session Manager's port forwarding."""
 
     endpoints: Literal["create", "existing"] | None = setting(None)
     """Whether the VPC gets the two interface endpoints that Session Manager needs, or has a way to it.

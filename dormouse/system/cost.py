@@ -19,8 +19,8 @@ def hourly(resources: Resources, live: Mapping[str, Any], region: str) -> list[t
     `live` may have `database` (its status, like "available" or "stopped"), `instances` (the classes of its
     instances, like "db.r8g.large" or "db.serverless"), `acu` (the sum of their capacities), `database_gb`,
     `data_gb`, `vcpus` (of EMR Serverless workers now), `hosts` (the types of EMR's EC2 instances now),
-    `query_tasks` (how many tasks of the query service run), `query_sleeps` and `access_sleeps`. A region without prices gives
-    None throughout, and no error.
+    `query_tasks` (how many tasks of the query service run), `query_sleeps` and `access_sleeps`.
+    A region without prices gives None throughout, and no error.
     """
     is_known = region in known_regions()
     prices = prices_of(region if is_known else known_regions()[0])
