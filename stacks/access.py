@@ -14,7 +14,7 @@ from constructs import Construct
 from dormouse.settings.access import ACCESS_HOST, ACCESS_TAG, DISK_GB, AccessSettings
 from dormouse.settings.resources import AccessResources
 from stacks.acknowledge import acknowledge
-from stacks.constructs.endpoints import SESSION_SERVICES, Endpoints
+from stacks.constructs.endpoints import CHANNELS, SESSION_SERVICES, Endpoints
 from stacks.constructs.security_group import closed_group
 from stacks.constructs.sleeping import only_while, running, switch
 from stacks.foundation import Foundation
@@ -22,13 +22,6 @@ from stacks.instance_stack import InstanceStack
 
 IMAGE = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-arm64"
 """Amazon Linux 2023 with the agent, which its `minimal` image lacks."""
-
-CHANNELS = [
-    "ssmmessages:CreateControlChannel",
-    "ssmmessages:CreateDataChannel",
-    "ssmmessages:OpenControlChannel",
-    "ssmmessages:OpenDataChannel",
-]
 
 
 class AccessStack(InstanceStack):

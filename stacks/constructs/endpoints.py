@@ -19,6 +19,14 @@ PULL_ACTIONS = [
 ]
 
 
+CHANNELS = [
+    "ssmmessages:CreateControlChannel",
+    "ssmmessages:CreateDataChannel",
+    "ssmmessages:OpenControlChannel",
+    "ssmmessages:OpenDataChannel",
+]
+"""What the agent of Session Manager does there."""
+
 Services = Mapping[str, tuple[ec2.InterfaceVpcEndpointAwsService, Sequence[str]]]
 """By what they are for; each with what is done there."""
 
@@ -38,7 +46,7 @@ TASK_SERVICES: Services = {
 
 SESSION_SERVICES: Services = {
     "Manager": (ec2.InterfaceVpcEndpointAwsService.SSM, ["ssm:UpdateInstanceInformation"]),
-    "Messages": (ec2.InterfaceVpcEndpointAwsService.SSM_MESSAGES, ["ssmmessages:*"]),
+    "Messages": (ec2.InterfaceVpcEndpointAwsService.SSM_MESSAGES, CHANNELS),
 }
 """Of a host of Session Manager; agents since 3.3.40 do without ec2messages."""
 

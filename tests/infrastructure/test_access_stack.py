@@ -1,4 +1,4 @@
-"""The host for access: nobody reaches it, it reaches the database and Session Manager, and a pause ends it."""
+"""The host for access: nobody reaches it, it reaches the database only, and a pause ends it."""
 
 from __future__ import annotations
 

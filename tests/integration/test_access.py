@@ -1,4 +1,4 @@
-"""The host for access of a deployed instance: how it is reached, that it sleeps with the rest, what it costs."""
+"""The host for access of a deployed instance: how it is reached, when it sleeps, and what it costs."""
 
 from __future__ import annotations
 
@@ -132,5 +132,5 @@ def test_an_existing_vpc_needs_a_word() -> None:
     from dormouse.errors import InvalidInput
     from tests.assembly import EXISTING_VPC
 
-    with pytest.raises(InvalidInput, match='access.endpoints: it must be "create" or "existing"'):
+    with pytest.raises(InvalidInput, match=r'access\.endpoints: it must be "create" or "existing"'):
         parse({"id": "dev", "network": EXISTING_VPC, "access": {}})
