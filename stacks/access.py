@@ -65,6 +65,7 @@ class AccessStack(InstanceStack):
             security_group=group,
             role=role,
             associate_public_ip_address=False,
+            propagate_tags_to_volume_on_creation=True,
             block_devices=[
                 ec2.BlockDevice(
                     device_name="/dev/xvda",
@@ -78,11 +79,10 @@ class AccessStack(InstanceStack):
         )
         made = host.node.default_child
         assert isinstance(made, ec2.CfnInstance)  # noqa: S101
-        made.metadata_options = ec2.CfnInstance.MetadataOptionsProperty(
-            http_tokens="required", http_put_response_hop_limit=1
+        made.add_property_override(
+            "MetadataOptions", {"HttpTokens": "required", "HttpPutResponseHopLimit": 1}
         )
         made.availability_zone = None  # that of its subnet
-        made.propagate_tags_to_volume_on_creation = True
         cdk.Tags.of(host).add(ACCESS_TAG, self.settings.id)
         acknowledge(host, "AwsSolutions-EC28", "nobody looks at its metrics; each minute of them costs")
         acknowledge(host, "AwsSolutions-EC29", "a pause takes it away, and it keeps nothing")
