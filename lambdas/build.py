@@ -24,7 +24,7 @@ from packages import ARCHITECTURES, LAMBDA, ROOT, Architecture, native
 POWERTOOLS = "aws-lambda-powertools[tracer]"
 DATABASE, CALLS = "database", "calls"
 KINDS = {
-    DATABASE: ("commit", "compaction", "garbage", "maintenance", "migrate"),
+    DATABASE: ("commit", "compaction", "garbage", "maintenance", "migrate", "tables"),
     CALLS: ("pause", "runs"),
 }
 """Those that work on the database, and those that only call AWS."""
@@ -39,10 +39,14 @@ LIBRARIES = {
 }
 """With all that they need but botocore, which the runtime has."""
 
+OF_DATA = {"__init__.py", "bloom_filters.py", "transform.py"}
+"""What checks the properties of a table, and needs no library."""
+
 ELSEWHERE = frozenset(
     {
-        "cli", "client", "data", "demo", "query", "rounds", "service", "spark",
+        "cli", "client", "demo", "query", "rounds", "service", "spark",
         "embedded/postgres.py", "embedded/server.py",
+        *(f"data/{one.name}" for one in (ROOT / "dormouse/data").glob("*.py") if one.name not in OF_DATA),
     }
 )  # fmt: skip
 """Parts of the package that no lambda comes near."""

@@ -9,6 +9,7 @@ import aws_cdk as cdk
 from constructs import Construct
 
 from dormouse.settings.deployment import DeploymentSettings
+from stacks.access import AccessStack
 from stacks.assets import Assets, refuse_deploys
 from stacks.audit import AuditStack
 from stacks.backup import BackupStack
@@ -28,6 +29,7 @@ from stacks.pause import PauseStack, Switched
 from stacks.policies import PoliciesStack
 from stacks.query import QueryStack
 from stacks.storage import StorageStack
+from stacks.tables import TablesStack
 
 
 def context() -> dict[str, Any]:
@@ -81,7 +83,7 @@ def not_built(assets: Assets) -> str:
 
 
 def _optional(app: Construct, foundation: Foundation, migrate: MigrateStack) -> Watched:
-    """The stacks that have a table in the settings."""
+    """The stacks that have a table in the settings, and those that need a migrated database."""
     settings = foundation.settings
     commit = CommitStack(app, foundation, settings.commit) if settings.commit else None
     garbage = GarbageStack(app, foundation, settings.garbage) if settings.garbage else None
@@ -90,11 +92,13 @@ def _optional(app: Construct, foundation: Foundation, migrate: MigrateStack) -> 
         MaintenanceStack(app, foundation, settings.maintenance, compaction) if settings.maintenance else None
     )
     query = QueryStack(app, foundation, settings.query) if settings.query else None
-    for stack in (commit, garbage, compaction, maintenance, query):
+    access = AccessStack(app, foundation, settings.access) if settings.access else None
+    tables = TablesStack(app, foundation)
+    for stack in (tables, commit, garbage, compaction, maintenance, query):
         if stack is not None:
             stack.add_stack_dependency(migrate, "it needs the newest schema")
-    switched = Switched(commit, garbage, compaction, maintenance, query)
+    switched = Switched(commit, garbage, compaction, maintenance, query, access)
     pause = PauseStack(app, foundation, settings.pause, switched) if settings.pause else None
     if pause is not None:
         pause.add_stack_dependency(migrate, "it makes the desired state")
-    return Watched(**vars(switched), pause=pause)
+    return Watched(**vars(switched), pause=pause, tables=tables)

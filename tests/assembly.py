@@ -72,9 +72,15 @@ CONFIGURATIONS: dict[str, Callable[[], DeploymentSettings]] = {
         },
         compaction={"engine": "emr-ec2-steps", "instance_types": ["m7i.xlarge"]},
         query=CALLED_QUERY,
+        access={"endpoints": "existing"},
     ),
     "transient": lambda: settings(
-        "dev", id="transient", deploy_paused=True, compaction={"engine": "emr-ec2-transient"}, query={}
+        "dev",
+        id="transient",
+        deploy_paused=True,
+        compaction={"engine": "emr-ec2-transient"},
+        query={},
+        access={},
     ),
     "copied": lambda: settings(
         "minimal",

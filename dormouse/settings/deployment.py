@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
+from dormouse.settings.access import AccessSettings
 from dormouse.settings.account import IamSettings
 from dormouse.settings.backup import AuditSettings, BackupSettings
 from dormouse.settings.certificates import no_certificates
@@ -223,7 +224,7 @@ class PauseSettings(Section):
 
 
 class DeploymentSettings(Section):
-    """One deployed instance. `commit`, `garbage`, `compaction`, `maintenance`, `query`, `pause`,
+    """One deployed instance. `commit`, `garbage`, `compaction`, `maintenance`, `query`, `access`, `pause`,
     `monitoring`, `backup`, `audit` are deployed when their table is in the file, which may be empty."""
 
     id: Id = setting(change="replacement")
@@ -260,6 +261,7 @@ class DeploymentSettings(Section):
     compaction: CompactionSettings | None = setting(None)
     maintenance: MaintenanceSettings | None = setting(None)
     query: QuerySettings | None = setting(None)
+    access: AccessSettings | None = setting(None)
     pause: PauseSettings | None = setting(None)
     monitoring: MonitoringSettings | None = setting(None)
     backup: BackupSettings | None = setting(None)
@@ -282,8 +284,10 @@ class DeploymentSettings(Section):
             yield "region" if self.region else "network.availability_zones", trouble
         if others := [zone for zone in zones if zone[:-1] != region]:
             yield "network.availability_zones", f"{others[0]} is not of the region {region}"
-        if self.query and self.network.vpc_id and self.query.endpoints is None:
-            yield "query.endpoints", 'it must be "create" or "existing" in the VPC that network.vpc_id names'
+        for name, part in (("query", self.query), ("access", self.access)):
+            if part and self.network.vpc_id and part.endpoints is None:
+                why = 'it must be "create" or "existing" in the VPC that network.vpc_id names'
+                yield f"{name}.endpoints", why
         storage, days = self.storage, self.database.backup_days
         if "restore_days" in storage.model_fields_set and storage.restore_days > days:
             yield "storage.restore_days", f"it must be at most database.backup_days, which is {days}"

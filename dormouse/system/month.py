@@ -2,7 +2,7 @@
 
 Prices come from prices.toml beside this file, the use made of the instance from `Assumptions`. Nothing is
 counted for NAT gateways, as a deployment has none, nor for interface endpoints but
-those of the query service.
+those of the query service and of the host for access.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from dormouse.errors import InvalidInput
+from dormouse.settings.access import ACCESS_HOST
 from dormouse.settings.database import ServerlessDatabase
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.engines import EmrServerlessCompaction
 from dormouse.settings.query import FREE_DISK_GB
-from dormouse.system.prices import Prices, known_regions, prices_of, vcpus
+from dormouse.system.prices import HOURS_MONTH, Prices, known_regions, prices_of, vcpus
 
-HOURS_MONTH = 730
 SECONDS_MONTH = HOURS_MONTH * 3_600
 ACU_LEAST = 0.5
 """The least capacity of a database that is awake."""
@@ -30,6 +30,9 @@ START_HOURS = 0.5
 PROXY_ACU_LEAST = 8
 QUERY_ENDPOINTS = 4
 """Two of ECR, CloudWatch Logs and Secrets Manager, each in one zone."""
+
+ACCESS_ENDPOINTS = 2
+"""Of Session Manager, each in one zone."""
 
 QUERY_ALARMS = 4
 METRICS = 15
@@ -149,6 +152,7 @@ class _Month:
             ("query", self._query()),
             ("backup", self._backup()),
             ("audit", self._audit()),
+            ("access", self._access()),
             ("all", self._common()),
         ]
         if self.settings.monitoring is not None:
@@ -306,6 +310,15 @@ class _Month:
         price = self.prices["data_event_hundred_thousand"]
         yield _Item(f"CloudTrail, {events:g} million data events", events * 10, price)
 
+    def _access(self) -> Iterator[_Item]:
+        access, prices = self.settings.access, self.prices
+        if access is None:
+            return
+        yield _Item(f"EC2, {ACCESS_HOST} with its disk", HOURS_MONTH, prices.access_hour)
+        if access.endpoints != "existing":
+            ways, hours = f"{ACCESS_ENDPOINTS} interface endpoints", ACCESS_ENDPOINTS * HOURS_MONTH
+            yield _Item(ways, hours, prices["endpoint_hour"])
+
     def _common(self) -> Iterator[_Item]:
         prices, gb = self.prices, self.assumed.log_gb
         keys = key_count(self.settings)
@@ -330,7 +343,7 @@ def key_count(settings: DeploymentSettings) -> int:
 def alarm_count(settings: DeploymentSettings) -> int:
     """About how many alarms the monitoring stack makes."""
     queues = settings.commit.queues if settings.commit else 0
-    lambdas = (settings.commit, settings.garbage, settings.pause)
+    lambdas = (settings.commit, settings.garbage, settings.pause, "show tables", "change tables")
     runs = (settings.compaction, settings.maintenance)
     parts = 2 * sum(part is not None for part in lambdas) + 4 * sum(part is not None for part in runs)
     query = QUERY_ALARMS if settings.query is not None else 0

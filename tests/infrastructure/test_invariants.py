@@ -17,7 +17,7 @@ from tests.assembly import CONFIGURATIONS, Assembly, Resource
 from tests.template import allowed, flat
 
 ANYWHERE = {"0.0.0.0/0", "::/0"}
-DATABASE_PACKAGES = {"commit", "compaction", "garbage", "maintenance", "migrate"}
+DATABASE_PACKAGES = {"commit", "compaction", "garbage", "maintenance", "migrate", "tables"}
 GETS_THE_LOGIN = "lambdas.migrate.begin"
 KEEPING = {"AWS::KMS::Key", "AWS::RDS::DBCluster", "AWS::RDS::DBInstance", "AWS::S3::Bucket"}
 TRIES_MIN = 5
