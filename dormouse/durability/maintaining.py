@@ -98,10 +98,9 @@ class Maintainer:
         if split := self._try(f"{table.name}: split", table.split):
             self.done.partitions_split += len(split.partitions_split)
             self._note(f"{table.name}: split", split.errors)
-        if table.properties.merge_threshold_rows is not None:
-            if merged := self._try(f"{table.name}: merge", lambda: table.merge(rest_seconds=REST_SECONDS)):
-                self.done.partitions_merged += len(merged.partitions_merged)
-                self._note(f"{table.name}: merge", merged.errors)
+        if merged := self._try(f"{table.name}: merge", lambda: self._merge(table)):
+            self.done.partitions_merged += len(merged.partitions_merged)
+            self._note(f"{table.name}: merge", merged.errors)
         if compacted := self._try(f"{table.name}: compaction", table.compact):
             self.done.jobs_run += compacted.jobs_run
             self._note(f"{table.name}: compaction", compacted.errors if compacted.given_up else ())
@@ -111,6 +110,10 @@ class Maintainer:
             if collected := self._try(f"{table.name}: collection", table.collect_garbage):
                 self.done.files_deleted += collected.deleted
                 self._note(f"{table.name}: collection", [f"{name}: {why}" for name, why in collected.failed])
+
+    def _merge(self, table: Maintained) -> Any:
+        wanted = table.properties.merge_threshold_rows is not None
+        return table.merge(rest_seconds=REST_SECONDS) if wanted else None
 
     def _try(self, what: str, work: Callable[[], Any]) -> Any:
         """What it gives; None when it failed, which is noted."""

@@ -145,8 +145,9 @@ class Leaves:
             after = page[-1][0] if page else None
 
     def _of_pairs(self, name: str) -> Query:
+        # in this order: one is a part of the other
         return _QUERIES[name].including(
-            its_halves=_QUERIES["its_halves"], found_pairs=_QUERIES["found_pairs"]
+            found_pairs=_QUERIES["found_pairs"], its_halves=_QUERIES["its_halves"]
         )
 
     def settle(self, marks: Iterable[int]) -> None:
