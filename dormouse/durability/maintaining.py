@@ -17,13 +17,12 @@ from typing import Any, Protocol
 from dormouse.durability.instance_rounds import InstanceRounds
 from dormouse.errors import InstanceReadOnly, TableNotFound, one_line
 from dormouse.model.properties import TableProperties
+from dormouse.partitions.leaves import REST_SECONDS
 from dormouse.postgres.connection import Supplier
 
 CYCLE_SECONDS = 30.0
 COLLECTION_SECONDS = 600.0
 DAY_SECONDS = 86_400.0
-REST_SECONDS = 900.0
-"""How long leaves that were just made are not merged: they may be about to be filled."""
 
 logger = logging.getLogger(__name__)
 

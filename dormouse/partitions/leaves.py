@@ -24,6 +24,9 @@ from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import rows_of, run_transaction
 
 PAGE_ROWS = 10_000
+REST_SECONDS = 900.0
+"""How long maintenance does not merge leaves that were just made: they may be about to be filled."""
+
 _QUERIES = load(__package__ or "", "leaves")
 
 
