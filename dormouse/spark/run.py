@@ -177,7 +177,7 @@ def _split(context: TableContext) -> bool:
 
 
 def _merge(context: TableContext) -> bool:
-    """A round of merges where the table wants any: what it makes rests. Whether it could merge what it was to."""
+    """A round of merges where the table wants any; whether it could merge all that it was to."""
     if rows_to_merge(context.properties) is None:
         return True
     done = merge(context, rest_seconds=REST_SECONDS)

@@ -1,4 +1,4 @@
-"""A process that merges is killed with SIGKILL before each of its statements: the old epoch, or the new one."""
+"""A process that merges is killed with SIGKILL before each of its statements: old epoch, or new one."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from dormouse.postgres import ConnectionSupplier
 STATEMENTS_MAX = 40
 
 
-def merge_and_die(table: TableContext, statements: int) -> bool:
-    """Merges all leaves in another process, which dies before its statement of that number; whether it did."""
+def merge_and_die(table: TableContext, leaves: list[str], statements: int) -> bool:
+    """Merges leaves in another process, which dies before its statement of that number; whether it did."""
     child = os.fork()
     if child == 0:
         done = 1
@@ -37,7 +37,6 @@ def merge_and_die(table: TableContext, statements: int) -> bool:
                 return execute(conn, *args, **kwargs)
 
             supplier = ConnectionSupplier(table.dsn)
-            leaves = [leaf.partition_id for leaf in PartitionStore(supplier, table.table).leaves()]
             psycopg.Connection.execute = counted  # type: ignore[method-assign]
             PartitionStore(supplier, table.table).scale(leaves, [("key", 25)], "the same each time")
             done = 0
@@ -56,7 +55,7 @@ def test_a_merge_that_is_killed_is_done_or_not(new_table: Callable[..., TableCon
     table.store.add_files_with_references([file(name, ref(name, name), row_count=100) for name in names])
     before, deaths = live(table.store), 0
     for statement in range(1, STATEMENTS_MAX):
-        if not merge_and_die(table, statement):
+        if not merge_and_die(table, names, statement):
             break
         deaths += 1
         fresh = PartitionStore(table.supplier, table.table)
@@ -67,7 +66,7 @@ def test_a_merge_that_is_killed_is_done_or_not(new_table: Callable[..., TableCon
         assert (fresh.leaves(), live(table.store)) == (leaves, before)
     assert deaths > 10
     # that it is tried again, with its id, does no harm
-    assert merge_and_die(table, STATEMENTS_MAX) is False
+    assert merge_and_die(table, names, STATEMENTS_MAX) is False
     halves = PartitionStore(table.supplier, table.table).leaves()
     assert [leaf.region.range("key").min for leaf in halves] == [None, 25]
     assert [name for _, name, _, _ in live(table.store)] == sorted(names)

@@ -28,7 +28,7 @@ SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG), dm.Field("name", dm.STRIN
         "update partition set split_point = '\\x8000000000000001' where parent_id is null",
         "update partition set parent_id = 'nobody' where sealed_epoch is null",
         "update partition set created_epoch = created_epoch + 7, sealed_epoch = sealed_epoch + 7"
-        " where parent_id is not null",
+        " where parent_id is not null and merged_epoch is null",
         "delete from partition where partition_id = '4-0'",
         "delete from partition where partition_id = '3-0'",
         "update partition set merged_epoch = 5 where partition_id = '3-1'",
