@@ -17,13 +17,12 @@ from typing import Any, Protocol
 from dormouse.durability.instance_rounds import InstanceRounds
 from dormouse.errors import InstanceReadOnly, TableNotFound, one_line
 from dormouse.model.properties import TableProperties
+from dormouse.partitions.leaves import REST_SECONDS
 from dormouse.postgres.connection import Supplier
 
 CYCLE_SECONDS = 30.0
 COLLECTION_SECONDS = 600.0
 DAY_SECONDS = 86_400.0
-REST_SECONDS = 900.0
-"""How long leaves that were just made are not merged: they may be about to be filled."""
 
 logger = logging.getLogger(__name__)
 
@@ -98,10 +97,9 @@ class Maintainer:
         if split := self._try(f"{table.name}: split", table.split):
             self.done.partitions_split += len(split.partitions_split)
             self._note(f"{table.name}: split", split.errors)
-        if table.properties.merge_threshold_rows is not None:
-            if merged := self._try(f"{table.name}: merge", lambda: table.merge(rest_seconds=REST_SECONDS)):
-                self.done.partitions_merged += len(merged.partitions_merged)
-                self._note(f"{table.name}: merge", merged.errors)
+        if merged := self._try(f"{table.name}: merge", lambda: self._merge(table)):
+            self.done.partitions_merged += len(merged.partitions_merged)
+            self._note(f"{table.name}: merge", merged.errors)
         if compacted := self._try(f"{table.name}: compaction", table.compact):
             self.done.jobs_run += compacted.jobs_run
             self._note(f"{table.name}: compaction", compacted.errors if compacted.given_up else ())
@@ -111,6 +109,10 @@ class Maintainer:
             if collected := self._try(f"{table.name}: collection", table.collect_garbage):
                 self.done.files_deleted += collected.deleted
                 self._note(f"{table.name}: collection", [f"{name}: {why}" for name, why in collected.failed])
+
+    def _merge(self, table: Maintained) -> Any:
+        wanted = table.properties.merge_threshold_rows is not None
+        return table.merge(rest_seconds=REST_SECONDS) if wanted else None
 
     def _try(self, what: str, work: Callable[[], Any]) -> Any:
         """What it gives; None when it failed, which is noted."""
