@@ -25,6 +25,7 @@ from dormouse.tables import Tables
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from dormouse.history.restore import RestoreReport
     from dormouse.query import PlanSummary
     from dormouse.query.interruption import Interruption
     from dormouse.rounds.compaction import CompactionReport
@@ -216,6 +217,20 @@ class Table:
         self._check_writable()
         self._wait_for_queue(waiting)
         return self._context.garbage.collect()
+
+    def restore(self, to: When, *, dry_run: bool = False) -> RestoreReport:
+        """Makes the rows what they were at a moment, in one commit; the partitions stay as they are.
+
+        What was ingested since is gone from the table, and can be restored in turn. Compactions that run are
+        given up. `dry_run` says what would change. Raises `InvalidCut`, `CutExpired`, `NotWhole` when files
+        of the moment cannot be told from others' rows since a merge, and `TableBusy`; then nothing changed.
+        """
+        from dormouse.history.restore import restore
+
+        if dry_run:
+            return restore(self._context, to, dry_run=True)
+        with self._changing():
+            return restore(self._context, to)
 
     def garbage_ready(self) -> Iterator[str]:
         """The files that `collect_garbage` would delete now, of those that an earlier round saw; streamed."""

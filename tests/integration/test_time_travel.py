@@ -18,6 +18,7 @@ from dormouse.files.layout import LAYOUTS
 from dormouse.history import cuts, moments
 from dormouse.instance import Instance, connect
 from dormouse.model.cut import Cut
+from dormouse.rounds import compaction_job
 from dormouse.table import Table
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])
@@ -225,3 +226,76 @@ def test_a_name_is_taken_once_and_free_when_its_cut_is_dropped(instance: Instanc
     with pytest.raises(InvalidCut, match="of another table"):
         cuts.compare(again, third, third)
     assert holds.holds(instance._supplier) == []
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_restore_puts_back_the_rows_of_a_moment(instance: Instance, layout: str) -> None:
+    table = made(instance, layout=layout)
+    add(table, 0, 40)
+    add(table, 20, 40)
+    good, rows = cuts.record_cut(table._context, "good"), keys(table)
+    add(table, 30, 40)
+    table.compact()
+    table.split()
+    table.compact()
+    add(table, 0, 100)
+    table.collect_garbage()
+    bad = clock(instance)
+    bad_rows, epoch = keys(table), table.partitions.tree().epoch
+    assert epoch > 0
+    told = table.restore(good, dry_run=True)
+    assert keys(table) == bad_rows, "nothing is done yet"
+    done = table.restore("good")
+    assert done == told and done.at == good.recorded_at
+    assert (keys(table), table.partitions.tree().epoch) == (rows, epoch)
+    assert keys(table, bad) == bad_rows, "what it was before can be read"
+    again = table.restore("good")
+    assert (again.rows_removed, keys(table)) == (again.rows_restored, rows)
+    table.restore(bad)
+    assert keys(table) == bad_rows, "and be restored from"
+    table.restore(good)
+    for _ in range(3):
+        table.split()
+        table.compact()
+        table.collect_garbage()
+    assert keys(table) == rows
+    assert instance.check().problems == ()
+    add(table, 0, 5)
+    assert keys(table) == sorted([*rows, *range(5)])
+
+
+def test_files_that_come_back_are_collected_when_they_go_again(instance: Instance) -> None:
+    for layout in LAYOUTS:
+        table = made(instance, f"t_{layout}", layout=layout, gc_delay_seconds=0, history_retention_seconds=0)
+        add(table, 0)
+        cuts.record_cut(table._context, "a")
+        before = {one.filename for one in table.files.file_references()}
+        add(table, 5)
+        table.compact()
+        table.collect_garbage()
+        table.restore("a")
+        cuts.drop_cut(table._context, "a")
+        table.collect_garbage()
+        table.collect_garbage()
+        assert keys(table) == list(range(20)), "they are not what was free once"
+        assert {one.filename for one in table.file_page()} == before
+        add(table, 5)
+        table.compact()
+        table.collect_garbage()
+        assert before.isdisjoint(one.filename for one in table.file_page())
+        assert keys(table) == sorted([*range(20), *range(5, 25)])
+
+
+def test_a_compaction_that_runs_while_its_table_is_restored_is_given_up(instance: Instance) -> None:
+    table = made(instance)
+    add(table, 0)
+    cuts.record_cut(table._context, "a")
+    add(table, 5)
+    assert table._context.jobs.create() == 1
+    [job] = table._context.jobs.take(1)
+    table.restore("a")
+    assert keys(table) == list(range(20))
+    assert [one.job_id for one in table.files.file_references()] == [None]
+    assert table._context.jobs.count() == (0, 0)
+    assert compaction_job.run_compaction(table._context, job, 0).outcome != "committed"
+    assert keys(table) == list(range(20))

@@ -123,6 +123,15 @@ create table truncation (
     constraint truncation_pkey primary key (table_id)
 );
 
+-- When a table's rows were put back to what they were at a moment: they are not what was ingested since.
+create table restored (
+    table_id integer not null references tables on delete cascade,
+    restored_xid xid8 not null,
+    moment timestamptz not null,
+    restored_at timestamptz not null default clock_timestamp(),
+    constraint restored_pkey primary key (table_id, restored_xid)
+);
+
 -- A hold of one table's files; null: of all tables'.
 alter table hold add column table_id integer references tables on delete cascade;
 
