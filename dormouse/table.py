@@ -14,6 +14,9 @@ from dormouse.files.garbage import GarbageReport
 from dormouse.files.last_rounds import LastRound
 from dormouse.files.reads import FileFacts
 from dormouse.files.store import FileReferenceStore
+from dormouse.history.changes import span
+from dormouse.history.consumers import Consumers, ConsumerStatus
+from dormouse.history.moments import position_of
 from dormouse.model.cut import When
 from dormouse.model.partition_tree import Partition
 from dormouse.model.properties import TableProperties
@@ -25,12 +28,16 @@ from dormouse.tables import Tables
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from dormouse.history.history import History
     from dormouse.history.restore import RestoreReport
+    from dormouse.partitions.leaves import SmallPair
     from dormouse.query import PlanSummary
+    from dormouse.query.consumer import Consumer
     from dormouse.query.interruption import Interruption
     from dormouse.rounds.compaction import CompactionReport
     from dormouse.rounds.compaction_job import CompactionResult
     from dormouse.rounds.ingest_commit import IngestReport
+    from dormouse.rounds.merging import MergeReport
     from dormouse.rounds.splitting import SplitReport
     from dormouse.sql.values import Parameters
 
@@ -111,6 +118,13 @@ class Table:
         """The partition tree."""
         return self._context.partitions
 
+    @property
+    def history(self) -> History:
+        """What the table was: its epochs, who became whom."""
+        from dormouse.history.history import History
+
+        return History(self._context, self._check_writable)
+
     def ingest(
         self,
         data: Any,
@@ -169,6 +183,53 @@ class Table:
 
         return explain(self._context, where, as_of)
 
+    def changes(
+        self,
+        after: When | None,
+        till: When | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        interruption: Interruption | None = None,
+    ) -> pa.RecordBatchReader:
+        """The rows that were ingested after a moment and up to another, by default now: each once, streamed.
+
+        A moment is a Cut, a cut's name, or an aware datetime: all that was committed at or before it; `after`
+        None: from the table's beginning. The columns asked for, and `_change`, "insert". Rows are as they
+        were ingested, without the table's filter and aggregation, in no order. Whatever was split, merged,
+        compacted or collected meanwhile, no row is missed, and none comes twice.
+
+        Raises `InvalidCut` for a moment that cannot be, `CutExpired` before the first row when not all can be
+        served.
+        """
+        from dormouse.query.changes import changes
+
+        start, end = span(self._context, after, till)
+        return changes(self._context, start, end, columns, interruption=interruption)
+
+    def consumer(self, name: str, from_: When | None = None) -> Consumer:
+        """A named position, from which changes are read and acknowledged; it is made when there is none.
+
+        A new one begins now, or at the moment `from_`, which is of no effect on one that is there. It keeps
+        the table's files from its position on, until it acknowledged nothing for `consumer_expiry_seconds`:
+        then it is expired, and says so. Raises `InvalidName`, `InvalidCut` and `CutExpired`.
+        """
+        from dormouse.query.consumer import Consumer
+
+        consumers = Consumers(self._context)
+        if consumers.find(name) is None:
+            self._check_writable()
+            consumers.create(name, None if from_ is None else position_of(self._context, from_))
+        return Consumer(self._context, name, self._check_writable)
+
+    def consumers(self) -> list[ConsumerStatus]:
+        """All by name, and how far each is behind; costs what was ingested since their positions."""
+        return Consumers(self._context).statuses()
+
+    def drop_consumer(self, name: str) -> None:
+        """Forgets a consumer, and keeps nothing for it any more. `InvalidInput` when there is none."""
+        self._check_writable()
+        Consumers(self._context).drop(name)
+
     def sql(
         self,
         statement: str,
@@ -208,6 +269,27 @@ class Table:
         with self._changing():
             self._wait_for_queue(waiting)
             return split(self._context)
+
+    def merge(
+        self, *, rest_seconds: float = 0.0, waiting: Callable[[str], object] | None = None
+    ) -> MergeReport:
+        """One round of merges: two small leaves that are halves of one partition become one.
+
+        By the property `merge_threshold_rows`; files that they share with others are compacted first. Leaves
+        that were made less than `rest_seconds` ago are left alone. Waits for the commit queue as `compact`
+        does. Raises `InvalidProperties` when the property is not set.
+        """
+        from dormouse.rounds.merging import merge
+
+        with self._changing():
+            self._wait_for_queue(waiting)
+            return merge(self._context, rest_seconds=rest_seconds, on_spark=_compact_on_spark)
+
+    def mergeable(self) -> Iterator[SmallPair]:
+        """The pairs of leaves that `merge` would merge now; streamed. Raises `InvalidProperties`, too."""
+        from dormouse.rounds.merging import mergeable
+
+        return mergeable(self._context)
 
     def collect_garbage(self, *, waiting: Callable[[str], object] | None = None) -> GarbageReport:
         """One round of garbage collection: deletes files a while after their last reference went.

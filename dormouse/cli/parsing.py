@@ -15,10 +15,11 @@ from dormouse.model.keys import KeyValue
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
-from dormouse.model.types import LIST, MAP, DataType
+from dormouse.model.types import DECIMAL, LIST, MAP, STRUCT, DataType
 from dormouse.model.values import value_of_text
 
 _DURATION = re.compile(r"(\d{1,6})([dhms])")
+_COMPOUND = re.compile(r"(\w+)\s*(?:<(?=.*>)|\((?=.*\)))(.*)[>)]", re.DOTALL)
 _UNESCAPED_COLON = re.compile(r"(?<!\\):")
 
 
@@ -69,14 +70,35 @@ def parse_field(text: str) -> Field:
 
 
 def parse_type(text: str) -> DataType:
-    """`long`, `list<string>`, `map<string,list<double>>`."""
-    text = text.strip().lower()
-    if text.startswith("list<") and text.endswith(">"):
-        return LIST(parse_type(text[5:-1]))
-    if text.startswith("map<") and text.endswith(">") and "," in text:
-        key, _, value = text[4:-1].partition(",")
-        return MAP(parse_type(key), parse_type(value))
-    return DataType.from_json(text)
+    """`long`, `decimal(15,2)`, `list<string>`, `map<string,list<double>>`, `struct<x:double,y:double?>`."""
+    found = _COMPOUND.fullmatch(text.strip())
+    if found is None:
+        return DataType.from_json(text.strip().lower())
+    parts = _parts(found[2])
+    match found[1].lower(), parts:
+        case "list", [element]:
+            return LIST(parse_type(element))
+        case "map", [key, value]:
+            return MAP(parse_type(key), parse_type(value))
+        case "decimal", [precision, scale] if precision.isdecimal() and scale.isdecimal():
+            return DECIMAL(int(precision), int(scale))
+        case "struct", _:
+            return STRUCT([parse_field(part) for part in parts])
+    raise InvalidSchema(
+        f"type {text!r}: write list<string>, map<string,long>, decimal(15,2) or struct<x:double,y:double?>"
+    )
+
+
+def _parts(text: str) -> list[str]:
+    """What stands between the commas that no bracket encloses."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "<(") - (character in ">)")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
 
 
 def parse_schema(

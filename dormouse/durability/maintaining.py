@@ -1,7 +1,8 @@
 """Maintenance of an instance of one's own, as schedules do it for a deployed one.
 
-One table after another: splits, compactions, collection; and once a day what is of the instance, such as the
-backup of its metadata. What fails is remembered with the table or the instance, and holds up nothing else.
+One table after another: splits, merges, compactions, collection; and once a day what is of the instance, such
+as the backup of its metadata. What fails is remembered with the table or the instance, and holds up nothing
+else.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from typing import Any, Protocol
 
 from dormouse.durability.instance_rounds import InstanceRounds
 from dormouse.errors import InstanceReadOnly, TableNotFound, one_line
+from dormouse.model.properties import TableProperties
 from dormouse.postgres.connection import Supplier
 
 CYCLE_SECONDS = 30.0
 COLLECTION_SECONDS = 600.0
 DAY_SECONDS = 86_400.0
+REST_SECONDS = 900.0
+"""How long leaves that were just made are not merged: they may be about to be filled."""
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +33,10 @@ class Maintained(Protocol):
 
     @property
     def name(self) -> str: ...
+    @property
+    def properties(self) -> TableProperties: ...
     def split(self) -> Any: ...
+    def merge(self, *, rest_seconds: float) -> Any: ...
     def compact(self) -> Any: ...
     def collect_garbage(self) -> Any: ...
     def status(self) -> Any: ...
@@ -41,6 +48,7 @@ class Maintenance:
 
     cycles: int = 0
     partitions_split: int = 0
+    partitions_merged: int = 0
     jobs_run: int = 0
     files_deleted: int = 0
     failed: int = 0
@@ -90,6 +98,10 @@ class Maintainer:
         if split := self._try(f"{table.name}: split", table.split):
             self.done.partitions_split += len(split.partitions_split)
             self._note(f"{table.name}: split", split.errors)
+        if table.properties.merge_threshold_rows is not None:
+            if merged := self._try(f"{table.name}: merge", lambda: table.merge(rest_seconds=REST_SECONDS)):
+                self.done.partitions_merged += len(merged.partitions_merged)
+                self._note(f"{table.name}: merge", merged.errors)
         if compacted := self._try(f"{table.name}: compaction", table.compact):
             self.done.jobs_run += compacted.jobs_run
             self._note(f"{table.name}: compaction", compacted.errors if compacted.given_up else ())

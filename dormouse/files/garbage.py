@@ -110,12 +110,7 @@ class GarbageCollector:
 
     def _due_before(self) -> datetime:
         # the database's clock stamps removals, so it also tells how long ago they were
-        return deletable_before(self._supplier, self._store.table.table_id, self._delay_seconds)
-
-    @property
-    def _delay_seconds(self) -> float:
-        properties = self._store.table.properties
-        return max(properties.gc_delay_seconds, properties.files_kept_seconds)
+        return deletable_before(self._supplier, self._store.table)
 
     def _forget_commits(self) -> None:
         limit = self._store.table.properties.gc_batch_files
@@ -125,7 +120,7 @@ class GarbageCollector:
     def _batches(self) -> Iterator[list[str]]:
         if next(self._store.files_ready_for_gc(self._due_before()), None) is None:
             return
-        before = let_go(self._supplier, self._store.table.table_id, self._delay_seconds)
+        before = let_go(self._supplier, self._store.table)
         ready = self._store.files_ready_for_gc(before) if before is not None else iter(())
         while batch := list(islice(ready, self._store.table.properties.gc_batch_files)):
             yield batch

@@ -19,8 +19,9 @@ from typing import Any
 import psycopg
 
 from dormouse.errors import InstanceError
+from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.queries import load
+from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
 LEASE_SECONDS = 900.0
@@ -104,7 +105,7 @@ def _renewed(
 def _after_others(conn: psycopg.Connection[Any], name: str, values: Mapping[str, Any]) -> list[Any]:
     """A statement that sees what others that let the table's files go, or hold them, did before."""
     conn.execute(_QUERIES["lock_history"].on(), values)
-    return conn.execute(_QUERIES[name].on(), values).fetchall()
+    return conn.execute(_whole(name).on(), values).fetchall()
 
 
 @contextmanager
@@ -134,23 +135,37 @@ def release(supplier: Supplier, holder: str) -> bool:
     return bool(run_transaction(supplier, work, operation="release files")[0][0])
 
 
-def deletable_before(supplier: Supplier, table_id: int, delay_seconds: float) -> datetime:
+def deletable_before(supplier: Supplier, table: TableRecord) -> datetime:
     """What of a table lost its last reference before can be deleted: so long ago, and held by nobody."""
-    work = rows_of(_QUERIES["before"], {"table_id": table_id, "delay_seconds": delay_seconds})
-    found: datetime = run_lookup(supplier, work, operation="look for holds")[0][0]
+    found: datetime = run_lookup(
+        supplier, rows_of(_whole("before"), _kept(table)), operation="look for holds"
+    )[0][0]
     return found
 
 
-def let_go(supplier: Supplier, table_id: int, delay_seconds: float) -> datetime | None:
+def let_go(supplier: Supplier, table: TableRecord) -> datetime | None:
     """As `deletable_before`, for who deletes it then: no moment before can be read from here on.
 
     None: the table was dropped.
     """
-    values = {"table_id": table_id, "delay_seconds": delay_seconds}
     rows = run_transaction(
-        supplier, lambda conn: _after_others(conn, "let_go", values), operation="let files go"
+        supplier, lambda conn: _after_others(conn, "let_go", _kept(table)), operation="let files go"
     )
     return rows[0][0] if rows else None
+
+
+def _kept(table: TableRecord) -> dict[str, Any]:
+    properties = table.properties
+    kept_seconds = max(properties.gc_delay_seconds, properties.files_kept_seconds)
+    return {
+        "table_id": table.table_id,
+        "delay_seconds": properties.gc_delay_seconds,
+        "kept_seconds": kept_seconds,
+    }
+
+
+def _whole(name: str) -> Query:
+    return _QUERIES[name].including(deletable=_QUERIES["deletable"])
 
 
 def is_held(supplier: Supplier, table_id: int, snapshot: str, seconds: float) -> bool:

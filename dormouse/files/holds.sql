@@ -31,15 +31,27 @@ delete from hold where starts_with(holder, %(prefix)s) and holder <> %(kept)s;
 -- Those that have not ended, by their ends.
 select holder, since, least(until, '9999-12-31') from hold where until > clock_timestamp() order by until, holder;
 
--- name: before
--- What lost its last reference before this time can be deleted.
+-- name: deletable
+-- Part of a query: what lost its last reference before this time can be deleted: it is as old as history is kept, or lies
+-- before the truncation and no query of now needs it; and nobody holds it.
 select least(
-    clock_timestamp() - make_interval(secs => %(delay_seconds)s),
+    greatest(
+        clock_timestamp() - make_interval(secs => %(kept_seconds)s),
+        (
+            select least(u.recorded_at, clock_timestamp() - make_interval(secs => %(delay_seconds)s))
+            from truncation u
+            where u.table_id = %(table_id)s
+        )
+    ),
     (
         select min(since) from hold
         where until > clock_timestamp() and (table_id is null or table_id = %(table_id)s)
     )
-);
+) as before
+
+-- name: before
+-- What lost its last reference before this time can be deleted.
+{deletable};
 
 -- name: lock_history
 -- Who lets a table's files go, and who holds those of a moment, come one after the other.
@@ -49,15 +61,7 @@ select from tables where table_id = %(table_id)s for no key update;
 -- Likewise, and remembers that moments before cannot be read any more.
 update tables t
 set history_since = greatest(t.history_since, b.before)
-from (
-    select least(
-        clock_timestamp() - make_interval(secs => %(delay_seconds)s),
-        (
-            select min(since) from hold
-            where until > clock_timestamp() and (table_id is null or table_id = %(table_id)s)
-        )
-    ) as before
-) b
+from ({deletable}) b
 where t.table_id = %(table_id)s
 returning b.before;
 

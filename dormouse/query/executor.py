@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import reduce
+from functools import partial, reduce
 from itertools import takewhile
 from operator import and_
 
@@ -23,20 +22,19 @@ from dormouse.history.moments import kept, position_of
 from dormouse.model.cut import Position, When
 from dormouse.model.region import Range
 from dormouse.query.failures import named_failures
-from dormouse.query.file_checks import FileGone, check_there, checked_sizes
+from dormouse.query.file_checks import FileGone
 from dormouse.query.held_back import HeldBack, Reached
 from dormouse.query.interruptible import interruptible
 from dormouse.query.interruption import Interruption
 from dormouse.query.planner import Scan
 from dormouse.query.predicates import from_key, meets
-from dormouse.query.scan_session import key_session, rows
+from dormouse.query.scan_session import key_session, planned, rows
 from dormouse.query.streams import one_ahead
 from dormouse.query.table_view import Moment, gone_of_moment, plan_query
 from dormouse.query.where import Question, Where, question
 
 Groups = Iterator[tuple[Scan, ...]]
 REPLANS_MAX = 10
-_FILES = re.compile(r"file_groups=\{(\d+) group")
 
 
 def query(
@@ -172,11 +170,7 @@ class _Execution:
         """The groups, each with DataFusion's plan of it."""
         for scans in groups:
             with self._naming(scans):
-                with checked_sizes(self._context, scans):
-                    plan = self._physical(scans, start)
-                # DataFusion takes a file that is not there for one without rows, and plans no scan of it
-                if sum(map(int, _FILES.findall(plan.display_indent()))) != len(scans):
-                    check_there(self._context, scans)
+                plan = planned(self._context, scans, partial(self._physical, scans, start))
             yield scans, plan
 
     def _naming(self, scans: Sequence[Scan]) -> AbstractContextManager[None]:

@@ -44,7 +44,8 @@ class PlanRequest(_OfMoment):
         default=None,
         description="for each column a value, a list of values, a range (an object with min, max, or both), "
         "or null; rows must meet all. Row keys choose the files that are read. BYTES are base64, TIMESTAMP "
-        'ISO 8601 (in UTC when it names no zone), DOUBLE also "NaN", "Infinity" and "-Infinity".',
+        "ISO 8601 (in UTC when it names no zone), DATE and DECIMAL text, DOUBLE and FLOAT also "
+        '"NaN", "Infinity" and "-Infinity".',
         examples=[_WHERE],
     )
 

@@ -24,6 +24,9 @@ where p.table_id = c.table_id and p.partition_id = c.parent_id;
 
 -- the partitions of the tree as it is
 create index partition_in_tree on partition (table_id, partition_id) where merged_epoch is null;
+-- the leaves, and those that were there at an epoch
+drop index partition_leaves;
+create index partition_leaves on partition (table_id, created_epoch) where sealed_epoch is null;
 -- those that left it since an epoch
 create index partition_merged on partition (table_id, merged_epoch) where merged_epoch is not null;
 -- whether one left it: hardly any did, and this is asked with each commit
@@ -39,10 +42,10 @@ language sql immutable parallel safe as $$
 select case
     when last < first then null
     -- the bits of last down to the first in which both differ
-    else last & ~((d5 | d5 >> 32) >> 1)
+    else last & ~((d5 | (d5 >> 32)) >> 1)
 end
-from (select d4 | d4 >> 16 as d5 from (select d3 | d3 >> 8 as d4 from (select d2 | d2 >> 4 as d3 from (
-    select d1 | d1 >> 2 as d2 from (select (first # last) | (first # last) >> 1 as d1) a
+from (select d4 | (d4 >> 16) as d5 from (select d3 | (d3 >> 8) as d4 from (select d2 | (d2 >> 4) as d3 from (
+    select d1 | (d1 >> 2) as d2 from (select (first # last) | ((first # last) >> 1) as d1) a
 ) b) c) d) e
 $$;
 alter table partition
@@ -131,6 +134,14 @@ create table restored (
     restored_at timestamptz not null default clock_timestamp(),
     constraint restored_pkey primary key (table_id, restored_xid)
 );
+
+-- Merges are looked for, and have rounds, as splits do.
+alter table watermark
+    drop constraint watermark_purpose_known,
+    add constraint watermark_purpose_known check (purpose in ('jobs', 'splits', 'pushes', 'totals', 'merges'));
+alter table last_round
+    drop constraint last_round_kind_known,
+    add constraint last_round_kind_known check (kind in ('compaction', 'split', 'merge', 'collection'));
 
 -- A hold of one table's files; null: of all tables'.
 alter table hold add column table_id integer references tables on delete cascade;

@@ -1,0 +1,290 @@
+"""What the leaves of a table were, by epoch and by time; and what became of each.
+
+Whatever the length of the history, each is one statement that looks up by keys what it gives. Which
+partitions were leaves at an epoch is told by the relational interval tree: Kriegel, Pötke and Seidl,
+"Managing Intervals Efficiently in Object-Relational Databases", VLDB 2000. What is asked follows PDP-32:
+https://github.com/pravega/pravega/wiki/PDP-32-(Improve-Scalability-of-Controller-Metadata)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeVar
+
+from dormouse.errors import EpochNotFound, InvalidCut, MetadataDamaged, PartitionNotFound, TableNotFound
+from dormouse.model.partition_tree import Partition
+from dormouse.model.table import TableRecord
+from dormouse.model.text import is_text
+from dormouse.partitions.rows import partition_from_row
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import Queries, Query, load
+from dormouse.postgres.statements import Statement
+from dormouse.postgres.transaction import run_lookup
+
+T = TypeVar("T")
+PAGE_EPOCHS = 10_000
+_NO_CHILDREN = (None,) * 4
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRecord:
+    """One change of a table's leaves: the ids that ended and those that came.
+
+    `splits` and `merges` are how often it divided and merged, `sealed_rows` and `sealed_bytes` what the
+    leaves that ended held, as far as is known. Epoch 0 is the table as it was made. `created_at` is aware.
+    """
+
+    epoch: int
+    created_at: datetime
+    sealed: tuple[str, ...]
+    created: tuple[str, ...]
+    splits: int
+    merges: int
+    sealed_rows: int
+    sealed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleMetadata:
+    """How the leaves changed between two times, at which the epochs were `first` and `last`.
+
+    The totals are of the epochs after `first` up to and with `last`; `records` has `first`, too, and is
+    streamed.
+    """
+
+    first: int
+    last: int
+    splits: int
+    merges: int
+    sealed_rows: int
+    sealed_bytes: int
+    records: Iterator[EpochRecord] = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A partition, and while which epochs it was a leaf: from `created` on, and before `sealed`, or still.
+
+    `row_count` and `byte_count`: what it held when it ended; None while it lives, and where it is not known.
+    """
+
+    partition: Partition
+    created: int
+    sealed: int | None
+    row_count: int | None
+    byte_count: int | None
+
+
+class Epochs:
+    """The epochs of one table. Its methods raise `TableNotFound` when it is gone."""
+
+    def __init__(self, supplier: Supplier, table: TableRecord) -> None:
+        self._supplier = supplier
+        self._table = table
+
+    def active_partitions(self, epoch: int | None = None) -> tuple[Partition, ...]:
+        """The leaves of an epoch, or of now, by their lower bounds, as leaves; `EpochNotFound`."""
+        rows = self._rows("active", epoch=None if epoch is None else _bounded(epoch))
+        if not rows:
+            raise self._no_epoch(epoch)
+        return tuple(map(self._leaf, rows))
+
+    def epoch_at(self, time: datetime) -> int:
+        """The epoch at an aware time: before the table's first it is 0, later than now the current one."""
+        rows = self._rows("epoch_at", time=_aware(time))
+        if not rows:
+            raise self._gone()
+        return int(rows[0][0])
+
+    def partitions_at(self, time: datetime) -> tuple[Partition, ...]:
+        """The leaves at an aware time, as `epoch_at` has it, less those that were truncated."""
+        rows = self._rows("active_at", time=_aware(time))
+        if not rows:
+            raise self._gone()
+        return tuple(self._leaf(row) for row in rows if row[0] is not None)
+
+    def epochs(self, first: int = 0, last: int | None = None) -> Iterator[EpochRecord]:
+        """The records of the epochs from one to another, or to now; streamed. `EpochNotFound`."""
+        return _flat(self._record_pages(first, last))
+
+    def scale_metadata(self, from_time: datetime, to_time: datetime) -> ScaleMetadata:
+        """How the leaves changed between two aware times; `InvalidCut` when the first is the later one."""
+        if _aware(to_time) < _aware(from_time):
+            raise InvalidCut(f"{to_time.isoformat()} is before {from_time.isoformat()}")
+        found = self._rows("scales", from_time=from_time, to_time=to_time)
+        if not found or found[0][0] is None:
+            raise self._gone()
+        first, last, splits, merges, rows, sizes = map(int, found[0])
+        records = _flat(self._record_pages(first, last))
+        return ScaleMetadata(first, last, splits, merges, rows, sizes, records)
+
+    def successors(self, partition_id: str) -> dict[str, list[str]]:
+        """Which partitions the epoch that ended it made of its keys, each with all partitions it was made of.
+
+        None of one that is still a leaf, or never was. `PartitionNotFound`.
+        """
+        return self._related("successors", partition_id)
+
+    def predecessors(self, partition_id: str) -> dict[str, list[str]]:
+        """Which partitions it was made of, each with all partitions that that one was made of.
+
+        None of one that came with the table. `PartitionNotFound`.
+        """
+        return self._related("predecessors", partition_id)
+
+    def partitions_between(self, first: int, last: int) -> Iterator[Partition]:
+        """Every partition that was a leaf at some epoch from one to another, both included; streamed.
+
+        First the leaves of the first epoch, then the others in the order in which they came. `EpochNotFound`.
+        """
+        return (life.partition for life in self.lives(first, last))
+
+    def lives(self, first: int, last: int) -> Iterator[Life]:
+        """As `partitions_between`, and while which epochs each was a leaf."""
+        return _flat(self._life_pages(first, last))
+
+    def lives_of(self, partition_ids: Sequence[str]) -> dict[str, Life]:
+        """Of some partitions, by their ids; without those that there are none of."""
+        rows = self._rows("lives_of", partition_ids=[one for one in partition_ids if is_text(one)])
+        return {row[0]: self._life(row) for row in rows}
+
+    def _record_pages(self, first: int, last: int | None) -> Iterator[list[EpochRecord]]:
+        wanted = _bounded(first)
+        while True:
+            values = {
+                "first": wanted,
+                "last": _LAST if last is None else _bounded(last),
+                "limit": PAGE_EPOCHS,
+            }
+            rows = self._rows("page", **values)
+            current = self._checked(rows, first, last)
+            last = current if last is None else last
+            page = [
+                EpochRecord(number, at, tuple(sealed), tuple(created), *counts)
+                for _, number, at, sealed, created, *counts in rows
+                if number is not None
+            ]
+            self._check_whole(page, wanted, min(last, wanted + PAGE_EPOCHS - 1))
+            yield page
+            wanted += PAGE_EPOCHS
+            if wanted > last:
+                return
+
+    def _life_pages(self, first: int, last: int) -> Iterator[list[Life]]:
+        after, last = _bounded(first), _bounded(last)
+        while True:
+            till = min(last, after + PAGE_EPOCHS)
+            rows = self._rows("lives", after=after, till=till, with_leaves=after == first)
+            self._checked(rows, first, last)
+            yield [self._life(row[1:]) for row in rows if row[1] is not None]
+            after = till
+            if after >= last:
+                return
+
+    def _checked(self, rows: Sequence[Any], first: int, last: int | None) -> int:
+        """The table's epoch, the first of each row, when the epochs wanted are there."""
+        if not rows:
+            raise self._gone()
+        current = int(rows[0][0])
+        end = current if last is None else last
+        for epoch in (first, end):
+            if not 0 <= epoch <= current:
+                raise self._not_there(epoch, current)
+        if end < first:
+            raise EpochNotFound(f"there are no epochs from {first} to {end}: the first is the later one")
+        return current
+
+    def _check_whole(self, page: Sequence[EpochRecord], first: int, last: int) -> None:
+        found = [record.epoch for record in page]
+        if found != list(range(first, last + 1)):
+            lost = min({*range(first, last + 1)} - {*found})
+            name = self._table.name
+            raise MetadataDamaged(
+                f"table {name!r}: the database has lost its row of epoch {lost}: "
+                f"'dormouse check --table {name}' tells more"
+            )
+
+    def _related(self, query: str, partition_id: str) -> dict[str, list[str]]:
+        rows = self._rows(query, partition_id=partition_id if is_text(partition_id) else "")
+        if not rows:
+            raise PartitionNotFound(f"table {self._table.name!r} has no partition {partition_id!r}")
+        return {other: list(predecessors) for other, predecessors in rows if other is not None}
+
+    def _life(self, row: Sequence[Any]) -> Life:
+        return Life(self._leaf(row[:4]), *row[4:])
+
+    def _leaf(self, row: Sequence[Any]) -> Partition:
+        return partition_from_row(self._table.schema, (*row, *_NO_CHILDREN))
+
+    def _no_epoch(self, epoch: int | None) -> Exception:
+        rows = self._rows("current")
+        return self._gone() if epoch is None or not rows else self._not_there(epoch, rows[0][0])
+
+    def _not_there(self, epoch: int, current: int) -> EpochNotFound:
+        return EpochNotFound(
+            f"table {self._table.name!r} has no epoch {epoch}; it has those from 0 to {current}"
+        )
+
+    def _gone(self) -> TableNotFound:
+        return TableNotFound(f"table {self._table.name!r} does not exist any more")
+
+    def _rows(self, name: str, **values: Any) -> list[Any]:
+        given = {**values, "table_id": self._table.table_id}
+        return run_lookup(
+            self._supplier,
+            lambda conn: _STATEMENTS[name].execute(conn, given).fetchall(),
+            operation=f"history: {name}",
+        )
+
+
+_LAST = (1 << 63) - 1
+
+
+def _bounded(epoch: int) -> int:
+    """An epoch as the database can have it: one that none can be stays so."""
+    return max(-1, min(epoch, _LAST))
+
+
+def _aware(time: datetime) -> datetime:
+    if time.tzinfo is None or time.utcoffset() is None:
+        raise InvalidCut(f"{time.isoformat()} is naive: give a time with its time zone")
+    return time
+
+
+def _flat(pages: Iterator[list[T]]) -> Iterator[T]:
+    """What is on pages; the first of them is there, and checked, at once."""
+    first = next(pages)
+
+    def items() -> Iterator[T]:
+        yield from first
+        for page in pages:
+            yield from page
+
+    return items()
+
+
+def _statements(queries: Queries) -> dict[str, Statement]:
+    parts = {name: queries[name] for name in ("overlap", "leaves_then", "epoch_then")}
+    parts["predecessors_of"] = queries["predecessors_of"].including(overlap=parts["overlap"])
+    for end, time in (("first", "from_time"), ("last", "to_time")):
+        part = queries["epoch_then"]
+        parts[f"{end}_epoch"] = Query(
+            part.name, part.description, part.text.replace("%(time)s", f"%({time})s")
+        )
+    names = (
+        "active",
+        "active_at",
+        "epoch_at",
+        "current",
+        "page",
+        "scales",
+        "successors",
+        "predecessors",
+        "lives",
+    )
+    return {name: Statement(queries[name].including(**parts).on()) for name in names}
+
+
+_STATEMENTS = _statements(load(__package__ or "", "epochs"))

@@ -1,0 +1,172 @@
+-- name: leaves_then
+-- Part of a query: the partitions that were leaves at the epoch e.epoch, of the table t; by the interval tree.
+select p.*
+from partition p
+where p.table_id = t.table_id and p.sealed_epoch is null and p.created_epoch <= e.epoch
+union all
+-- those kept at a node at or below the epoch, if they lasted
+select p.*
+from (select 0 as node where e.epoch = 0 union all
+      select ((e.epoch >> bit) | 1) << bit from generate_series(0, 61) as bit where (e.epoch >> bit) & 1 = 1) f
+cross join lateral (
+    select * from partition p where p.table_id = t.table_id and p.fork = f.node and p.sealed_epoch > e.epoch offset 0
+) p
+union all
+-- those kept at a node above it, if they had begun
+select p.*
+from (select ((e.epoch >> bit) | 1) << bit as node from generate_series(0, 61) as bit where (e.epoch >> bit) & 1 = 0) f
+cross join lateral (
+    select * from partition p where p.table_id = t.table_id and p.fork = f.node and p.created_epoch <= e.epoch offset 0
+) p
+where f.node <= t.epoch
+
+-- name: epoch_then
+-- Part of a query: the last epoch that was made by a time; before the first, 0.
+coalesce(
+    (select epoch from epoch where table_id = %(table_id)s and created_at <= %(time)s::timestamptz
+     order by created_at desc limit 1),
+    0
+)
+
+-- name: active
+-- The leaves of an epoch, or of now, by their bounds.
+select p.partition_id, p.parent_id, p.min_keys, p.max_keys
+from tables t
+cross join lateral (select coalesce(%(epoch)s::bigint, t.epoch) as epoch) e
+cross join lateral ({leaves_then}) p
+where t.table_id = %(table_id)s and e.epoch between 0 and t.epoch
+order by array_replace(p.min_keys, null, '');
+
+-- name: active_at
+-- The leaves at a time, by their bounds, or a row of nulls; without those that had ended where the table was truncated.
+select p.partition_id, p.parent_id, p.min_keys, p.max_keys
+from tables t
+left join truncation c on c.table_id = t.table_id
+cross join lateral (select {epoch_then} as epoch) e
+left join lateral ({leaves_then}) p on p.sealed_epoch is null or c.epoch is null or p.sealed_epoch > c.epoch
+where t.table_id = %(table_id)s
+order by array_replace(p.min_keys, null, '');
+
+-- name: epoch_at
+-- The epoch at a time.
+select {epoch_then} from tables where table_id = %(table_id)s;
+
+-- name: current
+-- The table's epoch.
+select epoch from tables where table_id = %(table_id)s;
+
+-- name: page
+-- The table's epoch, and a page of its epochs from one to another.
+select t.epoch, e.epoch, e.created_at, e.sealed, e.created, e.splits, e.merges, e.sealed_rows, e.sealed_bytes
+from tables t
+left join lateral (
+    select * from epoch e
+    where e.table_id = t.table_id and e.epoch between %(first)s and %(last)s
+    order by e.epoch
+    limit %(limit)s
+) e on true
+where t.table_id = %(table_id)s
+order by e.epoch;
+
+-- name: scales
+-- The epochs at two times, and what was done by those after the former up to the latter; from the running totals.
+select min(x.epoch), max(x.epoch), sum(x.sign * (coalesce(c.splits, 0) + s.splits)),
+    sum(x.sign * (coalesce(c.merges, 0) + s.merges)), sum(x.sign * (coalesce(c.sealed_rows, 0) + s.sealed_rows)),
+    sum(x.sign * (coalesce(c.sealed_bytes, 0) + s.sealed_bytes))
+from (
+    select {first_epoch} as epoch, -1 as sign from tables where table_id = %(table_id)s
+    union all
+    select {last_epoch}, 1 from tables where table_id = %(table_id)s
+) x
+left join lateral (
+    select * from history_chunk c
+    where c.table_id = %(table_id)s and c.chunk <= x.epoch / 1000
+    order by c.chunk desc
+    limit 1
+) c on true
+cross join lateral (
+    select coalesce(sum(e.splits), 0) as splits, coalesce(sum(e.merges), 0) as merges,
+        coalesce(sum(e.sealed_rows), 0) as sealed_rows, coalesce(sum(e.sealed_bytes), 0) as sealed_bytes
+    from epoch e
+    where e.table_id = %(table_id)s and e.epoch > coalesce(c.chunk, 0) * 1000 and e.epoch <= x.epoch
+) s;
+
+-- name: overlap
+-- Part of a query: whether the regions of a and b have keys in common.
+not exists (
+    select from unnest(a.min_keys, a.max_keys, b.min_keys, b.max_keys) as k (a_min, a_max, b_min, b_max)
+    where k.a_min >= k.b_max or k.b_min >= k.a_max
+)
+
+-- name: successors
+-- A partition; and those which the epoch that ended it made of its keys, each with all that it was made of.
+select n.partition_id, n.predecessors
+from partition a
+left join lateral (
+    select b.partition_id, b.min_keys, p.predecessors
+    from epoch e
+    cross join lateral unnest(e.created) as made (partition_id)
+    cross join lateral (
+        select * from partition b where b.table_id = e.table_id and b.partition_id = made.partition_id offset 0
+    ) b
+    cross join lateral ({predecessors_of}) p
+    where e.table_id = a.table_id and e.epoch = a.sealed_epoch and a.sealed_epoch > a.created_epoch and {overlap}
+) n on true
+where a.table_id = %(table_id)s and a.partition_id = %(partition_id)s
+order by array_replace(n.min_keys, null, '');
+
+-- name: predecessors
+-- A partition; and those that it was made of, each with all that that one was made of.
+select n.partition_id, n.predecessors
+from partition a
+left join lateral (
+    select b.partition_id, b.min_keys, p.predecessors
+    from epoch e
+    cross join lateral unnest(e.sealed) as ended (partition_id)
+    cross join lateral (
+        select * from partition b where b.table_id = e.table_id and b.partition_id = ended.partition_id offset 0
+    ) b
+    cross join lateral ({predecessors_of}) p
+    where e.table_id = a.table_id and e.epoch = a.created_epoch
+        and (a.sealed_epoch is null or a.sealed_epoch > a.created_epoch) and {overlap}
+) n on true
+where a.table_id = %(table_id)s and a.partition_id = %(partition_id)s
+order by array_replace(n.min_keys, null, '');
+
+-- name: predecessors_of
+-- Part of a query: the ids of the partitions of which b was made, by their bounds.
+select coalesce(array_agg(a.partition_id order by array_replace(a.min_keys, null, '')), '{}') as predecessors
+from epoch e
+cross join lateral unnest(e.sealed) as ended (partition_id)
+cross join lateral (
+    select * from partition a where a.table_id = e.table_id and a.partition_id = ended.partition_id offset 0
+) a
+where e.table_id = b.table_id and e.epoch = b.created_epoch and {overlap}
+
+-- name: lives
+-- The leaves of an epoch, if wanted, and those that came after it up to another: which were leaves, and when.
+select t.epoch, p.partition_id, p.parent_id, p.min_keys, p.max_keys, p.created_epoch, p.sealed_epoch, p.sealed_rows,
+    p.sealed_bytes
+from tables t
+cross join lateral (select %(after)s::bigint as epoch) e
+left join lateral (
+    select * from ({leaves_then}) p where %(with_leaves)s
+    union all
+    select p.*
+    from epoch n
+    cross join lateral unnest(n.created) as made (partition_id)
+    cross join lateral (
+        select * from partition p where p.table_id = n.table_id and p.partition_id = made.partition_id offset 0
+    ) p
+    where n.table_id = t.table_id and n.epoch > e.epoch and n.epoch <= %(till)s
+) p on true
+where t.table_id = %(table_id)s
+order by greatest(p.created_epoch, e.epoch), array_replace(p.min_keys, null, '');
+
+-- name: lives_of
+-- Some partitions: while which epochs they were leaves.
+select p.partition_id, p.parent_id, p.min_keys, p.max_keys, p.created_epoch, p.sealed_epoch, p.sealed_rows, p.sealed_bytes
+from unnest(%(partition_ids)s::text[]) as wanted (partition_id)
+cross join lateral (
+    select * from partition p where p.table_id = %(table_id)s and p.partition_id = wanted.partition_id collate "C" offset 0
+) p;

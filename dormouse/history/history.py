@@ -1,0 +1,97 @@
+"""The history of a table, as users hold it: `table.history`. One call each; the work is done elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime
+
+from dormouse.context import TableContext
+from dormouse.history.changes import ChangedFile, changes_between, references_at
+from dormouse.history.epochs import EpochRecord, Epochs, ScaleMetadata
+from dormouse.history.moments import position_of
+from dormouse.history.retention import RetentionReport, apply_retention, truncate
+from dormouse.history.sizes import Size, size_between
+from dormouse.model.cut import Cut, When
+from dormouse.model.file_reference import FileReference
+from dormouse.model.partition_tree import Partition
+
+
+class History:
+    """What a table was, and what became of its partitions.
+
+    Each method is one round trip, whatever the history's length; what is streamed is one a page. Times are
+    aware: a naive one is `InvalidCut`.
+    """
+
+    def __init__(self, context: TableContext, check_writable: Callable[[], None]) -> None:
+        self._context = context
+        self._check_writable = check_writable
+        self._epochs = Epochs(context.supplier, context.table)
+
+    def active_partitions(self, epoch: int | None = None) -> tuple[Partition, ...]:
+        """The leaves of an epoch, or of now, by their lower bounds, as leaves; `EpochNotFound`."""
+        return self._epochs.active_partitions(epoch)
+
+    def epoch_at(self, time: datetime) -> int:
+        """The last epoch that was made by a time: before the table's first it is 0."""
+        return self._epochs.epoch_at(time)
+
+    def partitions_at(self, time: datetime) -> tuple[Partition, ...]:
+        """The leaves at a time, less those that were truncated."""
+        return self._epochs.partitions_at(time)
+
+    def epochs(self, first: int = 0, last: int | None = None) -> Iterator[EpochRecord]:
+        """The records of the epochs from one to another, or to now; streamed. `EpochNotFound`."""
+        return self._epochs.epochs(first, last)
+
+    def scale_metadata(self, from_time: datetime, to_time: datetime) -> ScaleMetadata:
+        """How the leaves changed between two times: totals, and the records, streamed; `InvalidCut`."""
+        return self._epochs.scale_metadata(from_time, to_time)
+
+    def successors(self, partition_id: str) -> dict[str, list[str]]:
+        """Which partitions were made of one when it ended, each with all it was made of; none of a leaf.
+
+        {partition id: [ids of its predecessors]}. `PartitionNotFound`.
+        """
+        return self._epochs.successors(partition_id)
+
+    def predecessors(self, partition_id: str) -> dict[str, list[str]]:
+        """Which partitions one was made of, each with all that that one was made of; `PartitionNotFound`.
+
+        {partition id: [ids of its predecessors]}.
+        """
+        return self._epochs.predecessors(partition_id)
+
+    def size_between(self, a: When | None = None, b: When | None = None) -> Size:
+        """The rows and bytes that were ingested after one moment and up to another, exact; see `sizes`."""
+        return size_between(self._context, a, b)
+
+    def files_at(self, when: When) -> Iterator[FileReference]:
+        """Exactly the file references of a moment, by partition; streamed. `InvalidCut`, `CutExpired`."""
+        return references_at(self._context, position_of(self._context, when))
+
+    def changed_files(self, after: When | None, till: When | None = None) -> Iterator[ChangedFile]:
+        """The files that `Table.changes` reads, and which rows of each; streamed. As it, `CutExpired`."""
+        return changes_between(self._context, after, till)
+
+    def truncate(self, cut: Cut | str) -> bool:
+        """Makes what lies wholly before a cut unreadable, for good; its files are collected. See `retention`.
+
+        False: it is truncated there. Raises `InvalidCut` when it is truncated later, or a named cut or a
+        consumer stands before it.
+        """
+        self._check_writable()
+        return truncate(self._context, cut)
+
+    def apply_retention(
+        self, byte_count: int | None = None, seconds: float | None = None, *, dry_run: bool = False
+    ) -> RetentionReport:
+        """Lets history go beyond limits: what was ingested last, `byte_count` bytes, and `seconds` of it
+        stay.
+
+        Without limits, by `history_retention_seconds`. Named cuts and consumers keep more: the report tells
+        which. Raises `InvalidInput`.
+        """
+        if not dry_run:
+            self._check_writable()
+        return apply_retention(self._context, byte_count, seconds, dry_run=dry_run)

@@ -1,0 +1,143 @@
+"""Histories of partitions that are written as they are, without the table's rows; and what they say, naively.
+
+Any run of neighbours may be replaced by any others, as in PDP-32. Keys are those of one long.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from dormouse.context import TableContext
+from dormouse.model.keys import encode_value
+from dormouse.model.region import Range, Region
+from dormouse.model.types import LONG
+
+BEGAN = datetime(2026, 11, 1, tzinfo=UTC)
+Bounds = tuple[int | None, int | None]
+
+
+@dataclass
+class Lived:
+    """A partition: while which epochs it was a leaf, and what it held when it ended."""
+
+    bounds: Bounds
+    created: int
+    sealed: int | None = None
+    merged_id: str | None = None
+    row_count: int | None = None
+    byte_count: int | None = None
+
+    def was_leaf(self, first: int, last: int) -> bool:
+        """At some epoch from one to another."""
+        return self.created <= last and (self.sealed is None or self.sealed > max(first, self.created))
+
+    def overlaps(self, other: Lived) -> bool:
+        (a, b), (c, d) = self.bounds, other.bounds
+        return (b is None or c is None or c < b) and (d is None or a is None or a < d)
+
+
+@dataclass(frozen=True)
+class Change:
+    """An epoch."""
+
+    at: datetime
+    sealed: tuple[str, ...]
+    created: tuple[str, ...]
+    splits: int = 0
+    merges: int = 0
+
+
+@dataclass
+class Story:
+    """A history while it is told: begins with partitions that cover the key space."""
+
+    points: Sequence[int] = ()
+    partitions: dict[str, Lived] = field(default_factory=dict)
+    changes: list[Change] = field(default_factory=list)
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        self._add((), self._made((None, *self.points, None)), BEGAN)
+
+    @property
+    def epoch(self) -> int:
+        return len(self.changes) - 1
+
+    def leaves(self, epoch: int | None = None) -> list[str]:
+        """By the deltas alone; in the order of their keys."""
+        found = set[str]()
+        for change in self.changes[: self.epoch + 1 if epoch is None else epoch + 1]:
+            found = (found - {*change.sealed}) | {*change.created}
+        return sorted(found, key=self._lower)
+
+    def scale(self, sealed: Sequence[str], points: Sequence[int] = (), seconds: float = 1) -> list[str]:
+        """Replaces neighbours by those that the points divide their keys into; gives their ids."""
+        whole = [self.partitions[one] for one in sealed]
+        edges = (whole[0].bounds[0], *points, whole[-1].bounds[1])
+        created = self._made(edges)
+        for number, one in enumerate(whole):
+            one.sealed, one.merged_id = self.epoch + 1, created[0]
+            one.row_count, one.byte_count = 10 * self.epoch + number, 1_000 * self.epoch + number
+        self._add(sealed, created, self.changes[-1].at + timedelta(seconds=seconds))
+        return created
+
+    def _lower(self, partition_id: str) -> tuple[bool, int]:
+        low = self.partitions[partition_id].bounds[0]
+        return low is not None, low or 0
+
+    def _made(self, edges: Sequence[int | None]) -> list[str]:
+        ids = []
+        for low, high in itertools.pairwise(edges):
+            ids.append(f"p{self.number}")
+            self.partitions[ids[-1]] = Lived((low, high), len(self.changes))
+            self.number += 1
+        return ids
+
+    def _add(self, sealed: Sequence[str], created: Sequence[str], at: datetime) -> None:
+        both = (len(created) > 1, len(sealed) > 1) if sealed else (False, False)
+        self.changes.append(Change(at, tuple(sealed), tuple(created), *map(int, both)))
+
+
+def write(table: TableContext, story: Story) -> None:
+    """In place of the history that the table has."""
+    table_id = table.table.table_id
+    partitions = [
+        (
+            table_id, partition_id, one.created, one.sealed, *([_key(bound)] for bound in one.bounds),
+            one.sealed, one.merged_id, one.row_count, one.byte_count,
+        )
+        for partition_id, one in story.partitions.items()
+    ]  # fmt: skip
+    epochs = []
+    for epoch, change in enumerate(story.changes):
+        ended = [story.partitions[one] for one in change.sealed]
+        sizes = sum(one.row_count or 0 for one in ended), sum(one.byte_count or 0 for one in ended)
+        ids = list(change.sealed), list(change.created)
+        epochs.append((table_id, epoch, change.at, *ids, change.splits, change.merges, *sizes))
+    with table.supplier.connection() as conn, conn.transaction(), conn.cursor() as cursor:
+        for name in ("partition", "epoch", "history_chunk", "truncation"):
+            cursor.execute(f"delete from {name} where table_id = %s", [table_id])
+        _copy(cursor, "partition (table_id, partition_id, created_epoch, sealed_epoch, min_keys, max_keys,"
+              " merged_epoch, merged_id, sealed_rows, sealed_bytes)", partitions)  # fmt: skip
+        _copy(cursor, "epoch (table_id, epoch, created_at, sealed, created, splits, merges, sealed_rows,"
+              " sealed_bytes)", epochs)  # fmt: skip
+        cursor.execute("update tables set epoch = %s where table_id = %s", [story.epoch, table_id])
+
+
+def region(story: Story, partition_id: str) -> Region:
+    low, high = story.partitions[partition_id].bounds
+    return Region() if low is None and high is None else Region(key=Range(low, high))
+
+
+def _copy(cursor: Any, columns: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    with cursor.copy(f"copy {columns} from stdin") as copy:
+        for row in rows:
+            copy.write_row(row)
+
+
+def _key(bound: int | None) -> bytes | None:
+    return None if bound is None else encode_value(LONG, bound)
