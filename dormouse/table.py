@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from dormouse.context import TableContext
 from dormouse.errors import InvalidProperties
 from dormouse.files.garbage import GarbageReport
-from dormouse.files.last_rounds import LastRound
 from dormouse.files.reads import FileFacts
 from dormouse.files.store import FileReferenceStore
+from dormouse.files.totals import TableStatus
 from dormouse.history.changes import span
 from dormouse.history.consumers import Consumers, ConsumerStatus
 from dormouse.history.moments import position_of
@@ -42,31 +40,6 @@ if TYPE_CHECKING:
     from dormouse.sql.values import Parameters
 
 Engine = Literal["auto", "local", "spark"]
-
-
-@dataclass(frozen=True, slots=True)
-class TableStatus:
-    """What a table consists of now, and how its rounds end. Rows of files that a split divided are estimates.
-
-    `compaction_jobs` wait or are run, `jobs_running` of them are run; `jobs_given_up` were given up in all.
-    `rounds` has one of each kind that there was.
-    """
-
-    name: str
-    partitions: int
-    leaves: int
-    files: int
-    references: int
-    row_count: int
-    rows_exact: bool
-    byte_count: int
-    unreferenced_files: int
-    compaction_jobs: int
-    jobs_running: int = 0
-    jobs_given_up: int = 0
-    given_up_reason: str | None = None
-    given_up_at: datetime | None = None
-    rounds: tuple[LastRound, ...] = ()
 
 
 class Table:

@@ -14,14 +14,14 @@ from functools import partial
 from typing import Any
 
 from dormouse.context import TableContext
-from dormouse.errors import NotWhole, TableNotFound
+from dormouse.errors import InvalidCut, NotWhole, TableNotFound
 from dormouse.history.moments import check_since, position_of
 from dormouse.model.cut import Position, When
 from dormouse.model.file_reference import FileReference
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import Region
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import run_alone
+from dormouse.postgres.transaction import run_alone, run_transaction
 
 _QUERIES = load(__package__ or "", "restore")
 
@@ -50,21 +50,30 @@ def restore(context: TableContext, to: When, *, dry_run: bool = False) -> Restor
     position = position_of(context, to)
 
     def work(conn: Any) -> RestoreReport:
-        if not conn.execute(_QUERIES["lock"].on(), {"table_id": context.table.table_id}).fetchall():
+        lock = _QUERIES["lock"].on()
+        if not dry_run and not conn.execute(lock, {"table_id": context.table.table_id}).fetchall():
             raise TableNotFound(f"table {context.table.name!r} does not exist any more")
         # collection, which would let files go, waits for the row that is locked
         check_since(context, position.at, conn=conn)
         return _restored(context, position, conn, dry_run=dry_run)
 
-    own, supplier = context.store.own, context.supplier
-    return own.following(lambda: run_alone(supplier, work, operation=f"restore {context.table.name}"))
+    own, run = context.store.own, partial(run_transaction, read_only=True) if dry_run else run_alone
+    return own.following(lambda: run(context.supplier, work, operation=f"restore {context.table.name}"))
 
 
-def was_restored_between(context: TableContext, after: Position, till: Position) -> bool:
-    """Whether the table was restored after a position and up to another: its changes are no ingests alone."""
+def check_not_restored(context: TableContext, after: Position, till: Position) -> None:
+    """`InvalidCut` when the table was restored after a position and up to another.
+
+    Its rows went and came back then, so that what was ingested is not how the two differ.
+    """
     values = {"after": after.snapshot, "till": till.snapshot}
-    own = context.store.own
-    return bool(own.rows(_QUERIES["between"], values, operation="look for restores")[0][0])
+    for moment, restored_at in context.store.own.rows(
+        _QUERIES["between"], values, operation="look for restores"
+    ):
+        raise InvalidCut(
+            f"table {context.table.name!r} was restored at {restored_at} to what it was at {moment}: changes "
+            "across that are not told; ask for those after it, and read the table as of then"
+        )
 
 
 def _restored(context: TableContext, position: Position, conn: Any, *, dry_run: bool) -> RestoreReport:
