@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from dormouse.context import TableContext
 from dormouse.errors import InvalidProperties
 from dormouse.files.garbage import GarbageReport
-from dormouse.files.last_rounds import LastRound
 from dormouse.files.reads import FileFacts
 from dormouse.files.store import FileReferenceStore
+from dormouse.files.totals import TableStatus
 from dormouse.history.changes import span
 from dormouse.history.consumers import Consumers, ConsumerStatus
 from dormouse.history.moments import position_of
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dormouse.history.history import History
+    from dormouse.history.restore import RestoreReport
     from dormouse.partitions.leaves import SmallPair
     from dormouse.query import PlanSummary
     from dormouse.query.consumer import Consumer
@@ -41,31 +40,6 @@ if TYPE_CHECKING:
     from dormouse.sql.values import Parameters
 
 Engine = Literal["auto", "local", "spark"]
-
-
-@dataclass(frozen=True, slots=True)
-class TableStatus:
-    """What a table consists of now, and how its rounds end. Rows of files that a split divided are estimates.
-
-    `compaction_jobs` wait or are run, `jobs_running` of them are run; `jobs_given_up` were given up in all.
-    `rounds` has one of each kind that there was.
-    """
-
-    name: str
-    partitions: int
-    leaves: int
-    files: int
-    references: int
-    row_count: int
-    rows_exact: bool
-    byte_count: int
-    unreferenced_files: int
-    compaction_jobs: int
-    jobs_running: int = 0
-    jobs_given_up: int = 0
-    given_up_reason: str | None = None
-    given_up_at: datetime | None = None
-    rounds: tuple[LastRound, ...] = ()
 
 
 class Table:
@@ -298,6 +272,20 @@ class Table:
         self._check_writable()
         self._wait_for_queue(waiting)
         return self._context.garbage.collect()
+
+    def restore(self, to: When, *, dry_run: bool = False) -> RestoreReport:
+        """Makes the rows what they were at a moment, in one commit; the partitions stay as they are.
+
+        What was ingested since is gone from the table, and can be restored in turn. Compactions that run are
+        given up. `dry_run` says what would change. Raises `InvalidCut`, `CutExpired`, `NotWhole` when files
+        of the moment cannot be told from others' rows since a merge, and `TableBusy`; then nothing changed.
+        """
+        from dormouse.history.restore import restore
+
+        if dry_run:
+            return restore(self._context, to, dry_run=True)
+        with self._changing():
+            return restore(self._context, to)
 
     def garbage_ready(self) -> Iterator[str]:
         """The files that `collect_garbage` would delete now, of those that an earlier round saw; streamed."""

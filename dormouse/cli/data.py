@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from textwrap import indent
@@ -92,7 +93,7 @@ def query(
     check_output(session, format, output)
     with session.open(read_only=True) as instance:
         found = instance.table(table)
-        condition, moment = parse_where(found.schema, where or []), parse_moment(as_of)
+        condition, moment = parse_where(found.schema, where or []), moment_of(as_of)
         if explain:
             show_plans(session, {table: found.explain(condition, as_of=moment)})
             return
@@ -131,9 +132,9 @@ def sql(
     text, parameters = read_statement(statement, file), parse_parameters(param or [])
     with session.open(read_only=True) as instance:
         if explain:
-            show_plans(session, instance.explain_sql(text, parameters, as_of=parse_moment(as_of)))
+            show_plans(session, instance.explain_sql(text, parameters, as_of=moment_of(as_of)))
             return
-        reader = instance.sql(text, parameters, as_of=parse_moment(as_of))
+        reader = instance.sql(text, parameters, as_of=moment_of(as_of))
         if is_plan(reader) and output is None and format == "table" and not session.as_json:
             print_plan(reader)
             return
@@ -142,6 +143,10 @@ def sql(
 
             reader = first_rows(reader, limit)
         write(session, reader, format, output, limited=limit is not None)
+
+
+def moment_of(as_of: str | None) -> str | datetime | None:
+    return None if as_of is None else parse_moment(as_of)
 
 
 def read_statement(statement: str | None, file: Path | None) -> str:

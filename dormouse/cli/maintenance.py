@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dormouse.durability.instance_rounds import InstanceRound
     from dormouse.files.holds import Hold
     from dormouse.files.last_rounds import RoundKind
-    from dormouse.table import TableStatus
+    from dormouse.files.totals import TableStatus
 
 _ROUNDS: dict[RoundKind, tuple[str, str, str]] = {
     "compaction": ("compaction", "compact", "Files stay unmerged"),

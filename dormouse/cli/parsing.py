@@ -53,9 +53,9 @@ def parse_duration(text: str) -> timedelta:
     return timedelta(**{unit: int(found[1])})
 
 
-def parse_moment(text: str | None) -> str | datetime | None:
+def parse_moment(text: str) -> str | datetime:
     """A time, which without an offset is one of this machine's time zone; or else a cut's name."""
-    found = None if text is None else when_of_text(text)
+    found = when_of_text(text)
     return found.astimezone() if isinstance(found, datetime) and found.tzinfo is None else found
 
 

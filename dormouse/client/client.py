@@ -11,6 +11,7 @@ from dormouse.client.http import Http
 from dormouse.client.streams import ARROW, AnswerReader
 from dormouse.errors import InvalidName, InvalidQuery, TableNotFound
 from dormouse.files.last_rounds import LastRound
+from dormouse.files.totals import TableStatus
 from dormouse.model.cut import When, text_of_when
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
@@ -21,7 +22,6 @@ from dormouse.query.planner import PlanSummary
 from dormouse.query.where import question
 from dormouse.query.where_json import where_json
 from dormouse.sql.values import Parameters, given
-from dormouse.table import TableStatus
 
 if TYPE_CHECKING:
     import pyarrow as pa

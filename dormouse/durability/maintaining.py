@@ -1,8 +1,8 @@
 """Maintenance of an instance of one's own, as schedules do it for a deployed one.
 
-One table after another: splits, merges, compactions, collection; and once a day what is of the instance, such
-as the backup of its metadata. What fails is remembered with the table or the instance, and holds up nothing
-else.
+One table after another: a cut of its history, splits, merges, compactions, collection; and once a day what
+is of the instance, such as the backup of its metadata. What fails is remembered with the table or the
+instance, and holds up nothing else.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class Maintained(Protocol):
     def name(self) -> str: ...
     @property
     def properties(self) -> TableProperties: ...
+    @property
+    def history(self) -> Any: ...
     def split(self) -> Any: ...
     def merge(self, *, rest_seconds: float) -> Any: ...
     def compact(self) -> Any: ...
@@ -94,6 +96,7 @@ class Maintainer:
                 self._try(kind, lambda kind=kind, work=work: self._rounds.run(kind, work))  # type: ignore[misc]
 
     def _table(self, table: Maintained, *, all_is_due: bool) -> None:
+        self._try(f"{table.name}: cut", table.history.record_if_due)
         if split := self._try(f"{table.name}: split", table.split):
             self.done.partitions_split += len(split.partitions_split)
             self._note(f"{table.name}: split", split.errors)

@@ -18,6 +18,7 @@ from dormouse.context import TableContext
 from dormouse.errors import CutExpired, InvalidCut
 from dormouse.files.own_tables import OwnTables
 from dormouse.history.moments import now, position_of
+from dormouse.history.restore import check_not_restored
 from dormouse.model.cut import Position, When
 from dormouse.model.file_reference import FileReference
 from dormouse.model.region import Region
@@ -83,6 +84,7 @@ def pages_between(context: TableContext, after: Position, till: Position) -> Ite
         raise InvalidCut(
             f"there is nothing after {after.at} and up to {till.at}: give the earlier moment first"
         )
+    check_not_restored(context, after, till)
     found = _ChangePages(context, after, till)
     page = found.next_page()
     if not found.is_over and found.is_collected():

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from typing import Literal
 
 from dormouse.context import TableContext
 from dormouse.history.changes import ChangedFile, changes_between, references_at
+from dormouse.history.cuts import (
+    INTERVAL_SECONDS,
+    compare,
+    cut,
+    cuts,
+    drop_cut,
+    record_cut,
+    record_if_due,
+)
 from dormouse.history.epochs import EpochRecord, Epochs, ScaleMetadata
 from dormouse.history.moments import position_of
 from dormouse.history.retention import RetentionReport, apply_retention, truncate
@@ -27,6 +37,36 @@ class History:
         self._context = context
         self._check_writable = check_writable
         self._epochs = Epochs(context.supplier, context.table)
+
+    def record_cut(self, name: str | None = None) -> Cut:
+        """Records the present. With a name it is kept until it is dropped, else as long as the history.
+
+        `InvalidCut` for a name that is taken, or could be taken for a time.
+        """
+        self._check_writable()
+        return record_cut(self._context, name)
+
+    def record_if_due(self, interval_seconds: float = INTERVAL_SECONDS) -> Cut | None:
+        """Records a cut when the last is so old and the table has changed since, as maintenance does."""
+        self._check_writable()
+        return record_if_due(self._context, interval_seconds)
+
+    def cuts(self) -> Iterator[Cut]:
+        """All cuts, the oldest first; streamed."""
+        return cuts(self._context)
+
+    def cut(self, which: str | int) -> Cut:
+        """The cut of a name or id; `InvalidCut`."""
+        return cut(self._context, which)
+
+    def drop_cut(self, which: Cut | str | int) -> None:
+        """Forgets a cut: what it alone has kept is collected. `InvalidCut`."""
+        self._check_writable()
+        drop_cut(self._context, which)
+
+    def compare(self, a: When, b: When) -> Literal["before", "equal", "after"]:
+        """Where one moment lies, seen from another; `InvalidCut`, `CutExpired`."""
+        return compare(self._context, a, b)
 
     def active_partitions(self, epoch: int | None = None) -> tuple[Partition, ...]:
         """The leaves of an epoch, or of now, by their lower bounds, as leaves; `EpochNotFound`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,10 @@ from dormouse.errors import (
     InstanceReadOnly,
     InvalidCut,
     InvalidInput,
-    InvalidName,
 )
 from dormouse.files.layout import LAYOUTS
 from dormouse.history.cuts import record_cut
 from dormouse.instance import Instance, connect
-from dormouse.postgres import ConnectionSupplier
 from dormouse.query.consumer import Consumer
 from dormouse.table import Table
 

@@ -128,6 +128,15 @@ create table truncation (
     constraint truncation_pkey primary key (table_id)
 );
 
+-- When a table's rows were put back to what they were at a moment: they are not what was ingested since.
+create table restored (
+    table_id integer not null references tables on delete cascade,
+    restored_xid xid8 not null,
+    moment timestamptz not null,
+    restored_at timestamptz not null default clock_timestamp(),
+    constraint restored_pkey primary key (table_id, restored_xid)
+);
+
 -- Merges are looked for, and have rounds, as splits do.
 alter table watermark
     drop constraint watermark_purpose_known,
