@@ -157,23 +157,28 @@ class Table:
         columns: Sequence[str] | None = None,
         *,
         limit: int | None = None,
+        as_of: When | None = None,
         interruption: Interruption | None = None,
     ) -> pa.RecordBatchReader:
         """The rows of a region, in key order, streamed.
 
         `where` maps columns to a value, a `Range` or a list of them; `columns` names what to read. Row keys
-        choose the files that are read; NaN is the largest double. Another thread ends what is read by
-        `interruption.set()`. Raises `InvalidQuery` and `InvalidRange`.
+        choose the files that are read; NaN is the largest double. `as_of` reads the rows of another moment:
+        a cut, a cut's name, or an aware time, which means all that was committed at or before it. Another
+        thread ends what is read by `interruption.set()`. Raises `InvalidQuery`, `InvalidRange`, `InvalidCut`,
+        and `CutExpired` for a moment that cannot be read any more.
         """
         from dormouse.query import query
 
-        return query(self._context, where, columns, limit=limit, interruption=interruption)
+        return query(self._context, where, columns, limit=limit, interruption=interruption, as_of=as_of)
 
-    def explain(self, where: Mapping[str, Any] | Region | None = None) -> PlanSummary:
-        """What a query would read: partitions, files, bytes. Raises `InvalidQuery`."""
+    def explain(
+        self, where: Mapping[str, Any] | Region | None = None, *, as_of: When | None = None
+    ) -> PlanSummary:
+        """What a query would read: partitions, files, bytes. Raises as `query` does."""
         from dormouse.query import explain
 
-        return explain(self._context, where)
+        return explain(self._context, where, as_of)
 
     def changes(
         self,
@@ -227,10 +232,11 @@ class Table:
         statement: str,
         parameters: Parameters | None = None,
         *,
+        as_of: When | None = None,
         interruption: Interruption | None = None,
     ) -> pa.RecordBatchReader:
         """The answer of a SELECT over this and the instance's other tables, by name; see `Instance.sql`."""
-        return self._tables.sql(statement, parameters, interruption)
+        return self._tables.sql(statement, parameters, interruption, as_of=as_of)
 
     def compact(
         self,

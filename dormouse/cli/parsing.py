@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from dormouse.errors import InvalidInput, InvalidProperties, InvalidQuery, InvalidRange, InvalidSchema
+from dormouse.model.cut import when_of_text
 from dormouse.model.keys import KeyValue
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Range
@@ -50,6 +51,12 @@ def parse_duration(text: str) -> timedelta:
         raise InvalidInput(f"duration {text!r}: write 7d, 12h, 30m or 45s")
     unit = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}[found[2]]
     return timedelta(**{unit: int(found[1])})
+
+
+def parse_moment(text: str | None) -> str | datetime | None:
+    """A time, which without an offset is one of this machine's time zone; or else a cut's name."""
+    found = None if text is None else when_of_text(text)
+    return found.astimezone() if isinstance(found, datetime) and found.tzinfo is None else found
 
 
 def parse_field(text: str) -> Field:

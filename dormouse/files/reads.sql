@@ -52,7 +52,14 @@ from (
 
 -- name: plan_at
 -- The references of some partitions as a snapshot had them: those of now that it saw, and those that were removed
--- since. The file of one that was collected is not known any more: its id stands for its name.
+-- since. The file of one that was collected is not known any more: its id stands for its name. First, for bytes, from when
+-- on the log and the files are whole, in microseconds.
+select null as partition_id, null as filename, null::boolean as only_contains_data,
+    (extract(epoch from t.history_since) * 1000000)::bigint as byte_count, null::bytea as min_key, null::bytea as max_key,
+    true as is_known
+from tables t
+where t.table_id = %(table_id)s
+union all
 select r.partition_id, r.filename, r.only_contains_data_for_this_partition, f.byte_count, f.min_key, f.max_key,
     f.file_id is not null
 from {file_reference} r

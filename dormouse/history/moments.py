@@ -94,10 +94,16 @@ def find_cut(context: TableContext, which: Cut | str | int) -> FoundCut:
         check_since(context, which.recorded_at, _named(which))
     names = [repr(row[0]) for row in _rows(context, "names", limit=NAMES_TOLD_MAX + 1)]
     known = ", ".join(names[:NAMES_TOLD_MAX]) + (", …" if len(names) > NAMES_TOLD_MAX else "")
+    told = which if not isinstance(which, Cut) else which.cut_id if which.name is None else which.name
     raise InvalidCut(
-        f"table {table.name!r} has no cut {which.cut_id if isinstance(which, Cut) else which!r}; "
+        f"table {table.name!r} has no cut {told!r}; "
         + (f"its named cuts are {known}" if names else "none of its cuts has a name")
     )
+
+
+def microseconds(at: datetime) -> int:
+    """As the database tells times to plans."""
+    return (at - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
 
 
 def oldest(context: TableContext) -> datetime:

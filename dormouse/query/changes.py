@@ -101,7 +101,7 @@ class _Reading:
                     yield self._marked(batch.to_pyarrow())
         except FileGone as error:
             if is_referenced(self._context, error.filename):
-                raise error.as_lost() from error
+                raise error.lost() from error
             raise expired(self._context.store.own, self._after) from error
 
     def _physical(self, scans: Sequence[Scan]) -> ExecutionPlan:
