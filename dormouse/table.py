@@ -16,7 +16,8 @@ from dormouse.files.reads import FileFacts
 from dormouse.files.store import FileReferenceStore
 from dormouse.history.changes import span
 from dormouse.history.consumers import Consumers, ConsumerStatus
-from dormouse.history.moments import position_of
+from dormouse.history.moments import oldest, position_of
+from dormouse.history.retention import Holder, holders
 from dormouse.model.cut import When
 from dormouse.model.partition_tree import Partition
 from dormouse.model.properties import TableProperties
@@ -46,7 +47,8 @@ class TableStatus:
     """What a table consists of now, and how its rounds end. Rows of files that a split divided are estimates.
 
     `compaction_jobs` wait or are run, `jobs_running` of them are run; `jobs_given_up` were given up in all.
-    `rounds` has one of each kind that there was.
+    `rounds` has one of each kind that there was. The history can be read from `history_since` on, and
+    `history_held_by` are the named cuts and consumers that keep it, whatever its retention.
     """
 
     name: str
@@ -64,6 +66,9 @@ class TableStatus:
     given_up_reason: str | None = None
     given_up_at: datetime | None = None
     rounds: tuple[LastRound, ...] = ()
+    consumers: tuple[ConsumerStatus, ...] = ()
+    history_since: datetime | None = None
+    history_held_by: tuple[Holder, ...] = ()
 
 
 class Table:
@@ -344,6 +349,9 @@ class Table:
             given_up_reason=given_up.reason,
             given_up_at=given_up.at,
             rounds=rounds,
+            consumers=tuple(self.consumers()),
+            history_since=oldest(self._context),
+            history_held_by=holders(self._context),
         )
 
     def _wait_for_queue(self, waiting: Callable[[str], object] | None) -> None:

@@ -1,7 +1,8 @@
 """Maintenance of an instance of one's own, as schedules do it for a deployed one.
 
-One table after another: splits, compactions, collection; and once a day what is of the instance, such as the
-backup of its metadata. What fails is remembered with the table or the instance, and holds up nothing else.
+One table after another: splits, compactions, retention, collection; and once a day what is of the instance,
+such as the backup of its metadata. What fails is remembered with the table or the instance, and holds up
+nothing else.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Maintained(Protocol):
 
     @property
     def name(self) -> str: ...
+    @property
+    def history(self) -> Any: ...
     def split(self) -> Any: ...
     def compact(self) -> Any: ...
     def collect_garbage(self) -> Any: ...
@@ -96,6 +99,7 @@ class Maintainer:
         since = time.monotonic() - self._collected_at.get(table.name, float("-inf"))
         if all_is_due or since >= COLLECTION_SECONDS:
             self._collected_at[table.name] = time.monotonic()
+            self._try(f"{table.name}: retention", table.history.apply_retention)
             if collected := self._try(f"{table.name}: collection", table.collect_garbage):
                 self.done.files_deleted += collected.deleted
                 self._note(f"{table.name}: collection", [f"{name}: {why}" for name, why in collected.failed])

@@ -1,4 +1,4 @@
-"""Garbage collection on a schedule: one table after another, within the time that there is."""
+"""Retention and garbage collection on a schedule: one table after another, within the time that there is."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from datetime import datetime, timedelta
 
 from dormouse.catalog import Catalog
 from dormouse.commits import bodies
+from dormouse.context import TableContext
 from dormouse.errors import TableNotFound
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.garbage import GarbageCollector, GarbageReport
 from dormouse.files.store import FileReferenceStore
+from dormouse.history.retention import apply_retention
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
 from dormouse.postgres.connection import Supplier
@@ -97,6 +99,7 @@ def _collect_table(
 ) -> tuple[GarbageReport | None, tuple[int, int]]:
     store = FileReferenceStore(supplier, table)
     try:
+        apply_retention(TableContext("", supplier, objects, table))
         collector = GarbageCollector(supplier, store, objects, attempts)
         report = collector.collect(lambda: seconds_left() <= 0)
         for name, error in report.failed:

@@ -139,13 +139,15 @@ def test_what_was_collected_is_told_before_the_first_row(
     add(table, 7)
     end = now(table)
     first, *_, last = [file.filename for page in pages_between(table, start, end) for file in page]
-    table.objects.delete([first])
-    with pytest.raises(CutExpired, match="does not reach back"):
-        read(table, start)
     table.objects.delete([last])
     with pytest.raises(ObjectNotFound, match="it is lost, not collected"):
         read(table, middle)
+    reader = changes(table, start, end)
     table.garbage.collect()
     table.garbage.collect()
+    with pytest.raises(ObjectNotFound):
+        table.objects.size(first)
+    with pytest.raises(CutExpired, match="cannot be read any more"):
+        reader.read_all()
     with pytest.raises(CutExpired, match="does not reach back"):
         changes(table, start, end)
