@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import dormouse as dm
 from dormouse.errors import ConsumerOvertaken, InvalidInput
 from dormouse.files.layout import LAYOUTS
 from dormouse.history.cuts import record_cut
+from dormouse.instance import Instance
 from dormouse.model.cut import Cut
 from dormouse.query.consumer import Consumer
 
@@ -29,13 +29,11 @@ EXAMPLES, STEPS = 6, 20
 class ChangesMachine(RuleBasedStateMachine):
     """`ingested` are all rows in their order; a moment is how many there were."""
 
-    dsn: str
+    instance: Instance
     layout: str
 
     @initialize(writing=st.sampled_from(["one_file_per_leaf", "one_reference_per_leaf"]))
     def begin(self, writing: str) -> None:
-        self.folder = tempfile.TemporaryDirectory()
-        self.instance = dm.connect(self.dsn, Path(self.folder.name).as_uri())
         properties: dict[str, Any] = {
             "compaction_strategy": "basic",
             "compaction_batch_files": 2,
@@ -56,10 +54,8 @@ class ChangesMachine(RuleBasedStateMachine):
         self.named = itertools.count()
 
     def teardown(self) -> None:
-        if hasattr(self, "instance"):
+        if hasattr(self, "table"):
             self.instance.drop_table(self.table.name)
-            self.instance.close()
-            self.folder.cleanup()
 
     @rule(keys=KEYS)
     def ingest(self, keys: list[int]) -> None:
@@ -139,14 +135,20 @@ class ChangesMachine(RuleBasedStateMachine):
 _numbers = itertools.count()
 
 
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
+    with dm.connect(dsn, tmp_path.as_uri()) as found:
+        yield found
+
+
 def _rows(reader: pa.RecordBatchReader) -> list[tuple[int, int]]:
     found = reader.read_all()
     return sorted(zip(found["key"].to_pylist(), found["number"].to_pylist(), strict=True))
 
 
-def run(dsn: str, layout: str, examples: int, steps: int) -> None:
+def run(instance: Instance, layout: str, examples: int, steps: int) -> None:
     made: Callable[[], RuleBasedStateMachine] = type(
-        "Machine", (ChangesMachine,), {"dsn": dsn, "layout": layout}
+        "Machine", (ChangesMachine,), {"instance": instance, "layout": layout}
     )
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         made, settings=settings(max_examples=examples, stateful_step_count=steps, deadline=None)
@@ -154,11 +156,11 @@ def run(dsn: str, layout: str, examples: int, steps: int) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_no_change_is_missed_and_none_comes_twice(dsn: str, layout: str) -> None:
-    run(dsn, layout, EXAMPLES // 2, STEPS)
+def test_no_change_is_missed_and_none_comes_twice(instance: Instance, layout: str) -> None:
+    run(instance, layout, EXAMPLES // 2, STEPS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_no_change_is_missed_and_none_comes_twice_in_many_lives(dsn: str, layout: str) -> None:
-    run(dsn, layout, 10 * EXAMPLES, 2 * STEPS)
+def test_no_change_is_missed_and_none_comes_twice_in_many_lives(instance: Instance, layout: str) -> None:
+    run(instance, layout, 10 * EXAMPLES, 2 * STEPS)
