@@ -72,7 +72,7 @@ def test_each_row_comes_once_through_compactions_and_splits(
 ) -> None:
     monkeypatch.setattr(files_of, "PAGE_REFERENCES", 2)
     table = new_table(
-        layout, (10,), compaction_strategy="basic", compaction_batch_files=2, split_threshold_rows=8,
+        layout, (7, 14), compaction_strategy="basic", compaction_batch_files=2, split_threshold_rows=8,
         split_min_rows=2, ingest_file_writing=writing,
     )  # fmt: skip
     start = now(table)
@@ -93,7 +93,7 @@ def test_each_row_comes_once_through_compactions_and_splits(
         assert read(table, start, middle) == first
         assert read(table, start) == sorted(first + later)
         assert read(table, beginning(table)) == sorted(first + later)
-    assert table.partitions.tree().leaf_count > 2
+    assert table.partitions.tree().leaf_count > 3
     assert read(table, now(table)) == []
 
 
