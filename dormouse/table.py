@@ -11,10 +11,11 @@ from dormouse.errors import InvalidProperties
 from dormouse.files.garbage import GarbageReport
 from dormouse.files.reads import FileFacts
 from dormouse.files.store import FileReferenceStore
-from dormouse.files.totals import TableStatus
 from dormouse.history.changes import span
 from dormouse.history.consumers import Consumers, ConsumerStatus
-from dormouse.history.moments import position_of
+from dormouse.history.moments import oldest, position_of
+from dormouse.history.retention import holders
+from dormouse.history.status import TableStatus
 from dormouse.model.cut import When
 from dormouse.model.partition_tree import Partition
 from dormouse.model.properties import TableProperties
@@ -355,6 +356,9 @@ class Table:
             given_up_reason=given_up.reason,
             given_up_at=given_up.at,
             rounds=rounds,
+            consumers=tuple(self.consumers()),
+            history_since=oldest(self._context),
+            history_held_by=holders(self._context),
         )
 
     def _wait_for_queue(self, waiting: Callable[[str], object] | None) -> None:

@@ -15,12 +15,14 @@ import typer
 
 from dormouse.cli import (
     backups,
+    changes,
     checks,
     commits,
     data,
     demo,
     deployed,
     deployment,
+    history,
     maintenance,
     moments,
     serve,
@@ -44,6 +46,8 @@ app = typer.Typer(
 demo.add_to(app)
 tables.add_to(app)
 data.add_to(app)
+changes.add_to(app)
+history.add_to(app)
 maintenance.add_to(app)
 moments.add_to(app)
 backups.add_to(app)

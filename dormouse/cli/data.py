@@ -210,23 +210,30 @@ def check_output(session: Session, file_format: Format, output: Path | None) -> 
 
 
 def write(
-    session: Session, reader: pa.RecordBatchReader, file_format: Format, output: Path | None, *, limited: bool
+    session: Session,
+    reader: pa.RecordBatchReader,
+    file_format: Format,
+    output: Path | None,
+    *,
+    limited: bool,
+    json_lines: bool = False,
 ) -> None:
-    """Rows on stdout, or in a file with a line about it on stdout."""
+    """Rows on stdout, or in a file with a line about it on stdout; `json_lines`: JSON as an object a line."""
     from dormouse.data.export import export
 
+    written = "lines" if json_lines and file_format == "json" else file_format
     if output is not None:
-        rows = _to_file(reader, file_format, output)
+        rows = _to_file(reader, written, output)
         session.show({"file": str(output), "rows": rows}, lambda: f"wrote {plural(rows, 'row')} to {output}")
     elif session.as_json or file_format == "json":
-        export(reader, sys.stdout.buffer, "json")
+        export(reader, sys.stdout.buffer, "json" if session.as_json else written)
     elif file_format == "csv":
         export(reader, sys.stdout.buffer, "csv")
     else:
         _print_table(reader, None if limited else ROWS_SHOWN)
 
 
-def _to_file(reader: pa.RecordBatchReader, file_format: Format, output: Path) -> int:
+def _to_file(reader: pa.RecordBatchReader, file_format: str, output: Path) -> int:
     """Whole, or not at all: under another name until it is; devices and pipes are written to as they are."""
     from dormouse.data.export import export
 
@@ -238,6 +245,7 @@ def _to_file(reader: pa.RecordBatchReader, file_format: Format, output: Path) ->
                 return export(reader, sink, file_format)
         with unfinished.open("wb") as sink:
             rows = export(reader, sink, file_format)
+            os.fsync(sink.fileno())
         unfinished.replace(target)
     except OSError as error:
         raise InvalidInput(f"cannot write {output}: {error.strerror}") from None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dormouse.durability.instance_rounds import InstanceRound
     from dormouse.files.holds import Hold
     from dormouse.files.last_rounds import RoundKind
-    from dormouse.files.totals import TableStatus
+    from dormouse.history.status import TableStatus
 
 _ROUNDS: dict[RoundKind, tuple[str, str, str]] = {
     "compaction": ("compaction", "compact", "Files stay unmerged"),
@@ -188,7 +188,21 @@ def _table(found: Sequence[TableStatus], rounds: Sequence[InstanceRound], held: 
         ],
     )  # fmt: skip
     lines = [line for one in found for line in _attention(one)]
+    lines += [line for one in found for line in _history(one)]
     return Group(tables, *(Text(line) for line in (*lines, *map(_last_of, rounds), *map(_held, held))))
+
+
+def _history(status: TableStatus) -> Iterator[str]:
+    """A line for each named cut and consumer: what it keeps; and for each that is expired."""
+    for holder in status.history_held_by:
+        yield f"{status.name}: {holder} keeps the history from {_minute(holder.since)} on"
+    for consumer in status.consumers:
+        if consumer.is_expired:
+            yield (
+                f"! {status.name}: consumer {consumer.name!r} is expired, and its changes since "
+                f"{_minute(consumer.position_at)} are not kept: 'dormouse changes {status.name} --consumer "
+                f"{consumer.name}' says how to go on"
+            )
 
 
 def _held(one: Hold) -> str:

@@ -1,7 +1,7 @@
 """Maintenance of an instance of one's own, as schedules do it for a deployed one.
 
-One table after another: a cut of its history, splits, merges, compactions, collection; and once a day what
-is of the instance, such as the backup of its metadata. What fails is remembered with the table or the
+One table after another: a cut of its history, splits, merges, compactions, retention, collection; once a day
+what is of the instance, such as the backup of its metadata. What fails is remembered with the table or the
 instance, and holds up nothing else.
 """
 
@@ -109,6 +109,7 @@ class Maintainer:
         since = time.monotonic() - self._collected_at.get(table.name, float("-inf"))
         if all_is_due or since >= COLLECTION_SECONDS:
             self._collected_at[table.name] = time.monotonic()
+            self._try(f"{table.name}: retention", table.history.apply_retention)
             if collected := self._try(f"{table.name}: collection", table.collect_garbage):
                 self.done.files_deleted += collected.deleted
                 self._note(f"{table.name}: collection", [f"{name}: {why}" for name, why in collected.failed])

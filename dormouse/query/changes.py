@@ -14,7 +14,7 @@ from dormouse.data.arrow_schema import arrow_schema, exact
 from dormouse.data.expressions import column, key_order
 from dormouse.data.transform import Transform
 from dormouse.errors import InvalidQuery
-from dormouse.history.changes import ChangedFile, expired, is_referenced, pages_between
+from dormouse.history.changes import ChangedFile, pages_between
 from dormouse.history.moments import kept
 from dormouse.model.cut import Position
 from dormouse.query.failures import named_failures
@@ -24,6 +24,7 @@ from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import Scan
 from dormouse.query.scan_session import FILES_A_SCAN, key_session, planned, stored_rows
 from dormouse.query.streams import one_ahead
+from dormouse.query.table_view import gone_of_moment
 from dormouse.query.where import question
 
 CHANGE = "_change"
@@ -100,9 +101,7 @@ class _Reading:
                     self._interruption.check()
                     yield self._marked(batch.to_pyarrow())
         except FileGone as error:
-            if is_referenced(self._context, error.filename):
-                raise error.lost() from error
-            raise expired(self._context.store.own, self._after) from error
+            raise gone_of_moment(self._context, self._after, error) from error
 
     def _physical(self, scans: Sequence[Scan]) -> ExecutionPlan:
         objects = self._context.objects

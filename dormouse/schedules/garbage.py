@@ -1,6 +1,4 @@
-"""Garbage collection on a schedule: one table after another, within the time that there is.
-
-Before, a cut of the table's history is recorded, if the last is old."""
+"""Retention and garbage collection on a schedule: one table after another, within the time that there is."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from dormouse.errors import TableNotFound
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.garbage import GarbageCollector, GarbageReport
 from dormouse.files.store import FileReferenceStore
-from dormouse.history.cuts import record_if_due
+from dormouse.history.retention import apply_retention
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
 from dormouse.postgres.connection import Supplier
@@ -101,7 +99,7 @@ def _collect_table(
 ) -> tuple[GarbageReport | None, tuple[int, int]]:
     store = FileReferenceStore(supplier, table)
     try:
-        record_if_due(TableContext("", supplier, objects, table))
+        apply_retention(TableContext("", supplier, objects, table))
         collector = GarbageCollector(supplier, store, objects, attempts)
         report = collector.collect(lambda: seconds_left() <= 0)
         for name, error in report.failed:
