@@ -21,6 +21,7 @@ from dormouse.cli import (
     demo,
     deployed,
     deployment,
+    history,
     maintenance,
     serve,
     system,
@@ -44,6 +45,7 @@ demo.add_to(app)
 tables.add_to(app)
 data.add_to(app)
 maintenance.add_to(app)
+history.add_to(app)
 backups.add_to(app)
 checks.add_to(app)
 commits.add_to(app)

@@ -173,14 +173,14 @@ class Epochs:
                 return
 
     def _life_pages(self, first: int, last: int) -> Iterator[list[Life]]:
-        after, last = _bounded(first), _bounded(last)
+        after, end = _bounded(first), _bounded(last)
         while True:
-            till = min(last, after + PAGE_EPOCHS)
+            till = min(end, after + PAGE_EPOCHS)
             rows = self._rows("lives", after=after, till=till, with_leaves=after == first)
             self._checked(rows, first, last)
             yield [self._life(row[1:]) for row in rows if row[1] is not None]
             after = till
-            if after >= last:
+            if after >= end:
                 return
 
     def _checked(self, rows: Sequence[Any], first: int, last: int | None) -> int:

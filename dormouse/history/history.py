@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from dormouse.context import TableContext
-from dormouse.history.epochs import EpochRecord, Epochs, ScaleMetadata
+from dormouse.history.epochs import EpochRecord, Epochs, Life, ScaleMetadata
 from dormouse.model.partition_tree import Partition
 
 
@@ -18,6 +18,7 @@ class History:
     """
 
     def __init__(self, context: TableContext) -> None:
+        self._context = context
         self._epochs = Epochs(context.supplier, context.table)
 
     def active_partitions(self, epoch: int | None = None) -> tuple[Partition, ...]:
@@ -53,3 +54,16 @@ class History:
         {partition id: [ids of its predecessors]}.
         """
         return self._epochs.predecessors(partition_id)
+
+    def lives_of(self, partition_ids: Sequence[str]) -> dict[str, Life]:
+        """While which epochs some partitions were leaves, by their ids; without those that there are none of."""
+        return self._epochs.lives_of(partition_ids)
+
+    def page(self, first: int = 0, last: int | None = None) -> str:
+        """Some epochs drawn as an HTML page that needs nothing else: who became whom; `EpochNotFound`.
+
+        In memory as a whole: about 100 bytes a partition.
+        """
+        from dormouse.history.lineage import page
+
+        return page(self._context, first, last)
