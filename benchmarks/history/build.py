@@ -7,7 +7,7 @@ divided, or its halves are merged again.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -178,9 +178,3 @@ def _flush(conn: psycopg.Connection[Any], writer: _Writer) -> None:
 
 def _joined(lines: Sequence[str]) -> Iterable[str]:
     return ("".join(lines[n : n + 5_000]) for n in range(0, len(lines), 5_000))
-
-
-def times(epochs: int, chosen: random.Random) -> Iterator[datetime]:
-    """Times while a history was made, at random."""
-    while True:
-        yield BEGAN + timedelta(seconds=chosen.uniform(0, epochs))

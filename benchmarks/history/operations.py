@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from tempfile import TemporaryFile
@@ -125,29 +124,17 @@ OPERATIONS: dict[str, Callable[[Asked], Call]] = {
 
 
 def round_trips(supplier: ConnectionSupplier, call: Call) -> int:
-    """How often the call sends something and waits for the answer: libpq's own trace tells."""
-    with traced(supplier) as lines:
-        call()
-    sent = [line.split("\t")[2:3] for line in lines() if line.split("\t")[1:2] == ["F"]]
-    return sum(kind in (["Sync"], ["Query"]) for kind in sent)
+    """How often the call sends something and waits for the answer, by libpq's own trace of what was sent.
 
-
-@contextmanager
-def traced(supplier: ConnectionSupplier) -> Iterator[Callable[[], list[str]]]:
-    """The messages that the supplier's only connection exchanges."""
+    The supplier lends only one connection.
+    """
     with TemporaryFile("w+") as file:
         with supplier.connection() as conn:
             pgconn: Any = conn.pgconn
             pgconn.trace(file.fileno())
-            pgconn.set_trace_flags(Trace.SUPPRESS_TIMESTAMPS | Trace.REGRESS_MODE)
-        try:
-            yield lambda: _read(file)
-        finally:
-            pgconn.untrace()
-
-
-def _read(file: Any) -> list[str]:
-    file.seek(0)
-    return [f"\t{line}" for line in file.read().splitlines()]
-
-
+            pgconn.set_trace_flags(Trace.SUPPRESS_TIMESTAMPS)
+        call()
+        pgconn.untrace()
+        file.seek(0)
+        messages = [line.split("\t") for line in file]
+    return sum(message[0] == "F" and message[2].strip() in ("Sync", "Query") for message in messages)

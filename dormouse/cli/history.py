@@ -144,7 +144,8 @@ def _picture(name: str, records: Sequence[EpochRecord], lives: Mapping[str, Life
         did = [plural(n, what) for n, what in ((record.splits, "split"), (record.merges, "merge")) if n]
         what = ", ".join(did) or ("the table as it was made" if record.epoch == 0 else "a change")
         tree = Tree(
-            f"[bold]epoch {record.epoch:,}[/bold]  {shown_value(record.created_at)}  {what}", guide_style="dim"
+            f"[bold]epoch {record.epoch:,}[/bold]  {shown_value(record.created_at)}  {what}",
+            guide_style="dim",
         )
         ended, came = ([lives[one] for one in ids if one in lives] for ids in (record.sealed, record.created))
         lines = [("[dim]-[/dim]", life) for life in ended] + [("[bold]+[/bold]", life) for life in came]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain
 from typing import Any, TypeVar
 
 from dormouse.errors import EpochNotFound, InvalidCut, MetadataDamaged, PartitionNotFound, TableNotFound
@@ -117,7 +118,7 @@ class Epochs:
         if not found or found[0][0] is None:
             raise self._gone()
         first, last, splits, merges, rows, sizes = map(int, found[0])
-        records = _flat(self._record_pages(first, last))
+        records = chain.from_iterable(self._record_pages(first, last))
         return ScaleMetadata(first, last, splits, merges, rows, sizes, records)
 
     def successors(self, partition_id: str) -> dict[str, list[str]]:
@@ -256,13 +257,7 @@ def _aware(time: datetime) -> datetime:
 def _flat(pages: Iterator[list[T]]) -> Iterator[T]:
     """What is on pages; the first of them is there, and checked, at once."""
     first = next(pages)
-
-    def items() -> Iterator[T]:
-        yield from first
-        for page in pages:
-            yield from page
-
-    return items()
+    return chain(first, chain.from_iterable(pages))
 
 
 def _statements(queries: Queries) -> dict[str, Statement]:

@@ -320,7 +320,7 @@ def test_each_read_is_one_statement_whose_work_does_not_grow_with_the_history(
     for name, read in reads.items():
         with measured(monkeypatch) as work:
             assert read() not in ((), [], {})
-        assert len(work) == 1 + (name == "totals")  # its records are another
+        assert len(work) == 1
         done[name] = work.total()
     assert {name: work for name, work in done.items() if not 0 < work < WORK_MAX} == {}
 
