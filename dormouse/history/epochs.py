@@ -20,7 +20,7 @@ from dormouse.model.table import TableRecord
 from dormouse.model.text import is_text
 from dormouse.partitions.rows import partition_from_row
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.queries import Queries, Query, load
+from dormouse.postgres.queries import Queries, load
 from dormouse.postgres.statements import Statement
 from dormouse.postgres.transaction import run_lookup
 
@@ -263,23 +263,11 @@ def _flat(pages: Iterator[list[T]]) -> Iterator[T]:
 def _statements(queries: Queries) -> dict[str, Statement]:
     parts = {name: queries[name] for name in ("overlap", "leaves_then", "epoch_then")}
     parts["predecessors_of"] = queries["predecessors_of"].including(overlap=parts["overlap"])
-    for end, time in (("first", "from_time"), ("last", "to_time")):
-        part = queries["epoch_then"]
-        parts[f"{end}_epoch"] = Query(
-            part.name, part.description, part.text.replace("%(time)s", f"%({time})s")
-        )
-    names = (
-        "active",
-        "active_at",
-        "epoch_at",
-        "current",
-        "page",
-        "scales",
-        "successors",
-        "predecessors",
-        "lives",
-    )
-    return {name: Statement(queries[name].including(**parts).on()) for name in names}
+    return {
+        name: Statement(query.including(**parts).on())
+        for name, query in queries.items()
+        if not query.description.startswith("Part of a query:")
+    }
 
 
 _STATEMENTS = _statements(load(__package__ or "", "epochs"))

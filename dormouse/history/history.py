@@ -56,7 +56,7 @@ class History:
         return self._epochs.predecessors(partition_id)
 
     def lives_of(self, partition_ids: Sequence[str]) -> dict[str, Life]:
-        """While which epochs some partitions were leaves, by their ids; without ids that there are none of."""
+        """While which epochs some partitions were leaves, by id; without ids that there are none of."""
         return self._epochs.lives_of(partition_ids)
 
     def page(self, first: int = 0, last: int | None = None) -> str:
