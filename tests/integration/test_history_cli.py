@@ -12,8 +12,8 @@ from histories import Story, write
 
 import dormouse as dm
 from dormouse.context import TableContext
-from dormouse.history.history import History
 from dormouse.history.lineage import keys_of
+from dormouse.history.lineage import page as page_of
 from dormouse.model.region import Range, Region
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -75,7 +75,7 @@ def told(table: TableContext) -> Story:
 def test_a_page_needs_nothing_else_and_says_who_was_where(new_table: Callable[..., TableContext]) -> None:
     table = new_table()
     story = told(table)
-    text = History(table).page()
+    text = page_of(table, 0, None)
     page = Page(text)
     assert page.loads == []
     assert not any(word in text for word in ("http:", "https:", "url(", "@import", "fetch(", "import("))
@@ -103,7 +103,7 @@ def test_a_part_of_a_history_is_drawn_from_its_first_leaves_on(
 ) -> None:
     table = new_table()
     story = told(table)
-    page = Page(History(table).page(5, 9))
+    page = Page(page_of(table, 5, 9))
     assert (page.data["first"], len(page.data["times"])) == (5, 5)
     assert {*page.data["ids"]} == {p for p, one in story.partitions.items() if one.was_leaf(5, 9)}
     assert all(covers(page, epoch) for epoch in range(5, 10))
@@ -122,7 +122,7 @@ def test_no_key_or_name_is_taken_for_the_page_s_own_text(new_table: Callable[...
     ):
         leaf = next(p for p in table.partitions.leaves() if p.region.range(field).contains(point))
         table.partitions.split(leaf.partition_id, point, field)
-    text = History(table).page()
+    text = page_of(table, 0, None)
     assert text.count("<script") == 2
     assert text.count("</script>") == 2
     page = Page(text)
