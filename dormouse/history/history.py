@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -17,7 +17,7 @@ from dormouse.history.cuts import (
     record_cut,
     record_if_due,
 )
-from dormouse.history.epochs import EpochRecord, Epochs, ScaleMetadata
+from dormouse.history.epochs import EpochRecord, Epochs, Life, ScaleMetadata
 from dormouse.history.moments import position_of
 from dormouse.history.retention import RetentionReport, apply_retention, truncate
 from dormouse.history.sizes import Size, size_between
@@ -135,3 +135,16 @@ class History:
         if not dry_run:
             self._check_writable()
         return apply_retention(self._context, byte_count, seconds, dry_run=dry_run)
+
+    def lives_of(self, partition_ids: Sequence[str]) -> dict[str, Life]:
+        """While which epochs some partitions were leaves, by id; without ids that there are none of."""
+        return self._epochs.lives_of(partition_ids)
+
+    def page(self, first: int = 0, last: int | None = None) -> str:
+        """Some epochs drawn as an HTML page that needs nothing else: who became whom; `EpochNotFound`.
+
+        In memory as a whole: about 100 bytes a partition.
+        """
+        from dormouse.history.lineage import page
+
+        return page(self._context, first, last)
