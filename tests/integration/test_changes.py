@@ -130,15 +130,20 @@ def test_what_was_collected_is_told_before_the_first_row(
     new_table: NewTable, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files_of, "PAGE_REFERENCES", 2)
-    table = new_table(layout, gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=3)
+    table = new_table(
+        layout, (100,), gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=3
+    )
     start = now(table)
+    add(table, 200)
+    add(table, 201)
+    low = now(table)
     for key in range(3):
         add(table, key)
     compact(table, engine="local")
     middle = now(table)
     add(table, 7)
     end = now(table)
-    first, *_, last = [file.filename for page in pages_between(table, start, end) for file in page]
+    _, _, first, *_, last = [file.filename for page in pages_between(table, start, end) for file in page]
     table.objects.delete([last])
     with pytest.raises(ObjectNotFound, match="it is lost, not collected"):
         read(table, middle)
@@ -149,5 +154,6 @@ def test_what_was_collected_is_told_before_the_first_row(
         table.objects.size(first)
     with pytest.raises(CutExpired, match="cannot be read any more"):
         reader.read_all()
-    with pytest.raises(CutExpired, match="does not reach back"):
-        changes(table, start, end)
+    for after in (start, low):
+        with pytest.raises(CutExpired, match="does not reach back"):
+            changes(table, after, end)
