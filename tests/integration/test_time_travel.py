@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,9 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from served import service
 from state import query
 
 import dormouse as dm
+from dormouse.cli import main
+from dormouse.client import connect as connect_client
 from dormouse.errors import CutExpired, InvalidCut, NotWhole, ObjectNotFound
 from dormouse.files import holds
 from dormouse.files.layout import LAYOUTS
@@ -402,3 +407,67 @@ def test_a_cut_knows_what_was_ingested_till_then_each_file_once(instance: Instan
         cut = table.history.record_cut()
         till = "select rows_till, bytes_till from cut where cut_id = %s"
         assert query(instance._supplier, till, cut.cut_id) == [(rows, sizes)]
+
+
+def test_moments_travel_over_http(instance: Instance) -> None:
+    table = made(instance)
+    add(table, 0)
+    cut, at = table.history.record_cut("monday"), clock(instance)
+    number = table.history.record_cut()
+    add(table, 90)
+    with service(instance) as url, connect_client(url) as client:
+        remote = client.table("t")
+        for when in (cut, "monday", at, number):
+            assert remote.query(as_of=when).read_all().num_rows == 20
+            assert client.sql("select k from t", as_of=when).read_all().num_rows == 20
+            assert (
+                remote.explain(as_of=when).files == client.explain_sql("from t", as_of=when)["t"].files == 1
+            )
+        assert remote.query().read_all().num_rows == 40
+        with pytest.raises(InvalidCut, match="has no zone"):
+            remote.query(as_of=datetime(2026, 1, 1))
+        query(instance._supplier, "update tables set history_since = clock_timestamp()")
+        with pytest.raises(CutExpired, match="cannot be read any more"):
+            remote.query(as_of=at)
+
+
+def test_moments_on_the_command_line(
+    instance: Instance,
+    dsn: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def dormouse(*args: str) -> tuple[int, str]:
+        where = ("--dsn", dsn, "--objects", f"file://{tmp_path}/objects")
+        monkeypatch.setattr(sys, "argv", ["dormouse", *args, *where])
+        code = main()
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    try:
+        table = made(instance)
+        add(table, 0)
+        local = clock(instance).astimezone().replace(tzinfo=None).isoformat(" ")
+        table.history.record_cut("monday")
+        add(table, 90)
+        for when in (local, "monday"):
+            count = "select count(*) as n from t"
+            assert '"n":20' in dormouse("sql", count, "--as-of", when, "--json")[1].replace(" ", "")
+            code, said = dormouse("query", "t", "--as-of", when, "--format", "csv")
+            assert (code, len(said.splitlines())) == (0, 21)
+            assert dormouse("query", "t", "--as-of", when, "--explain")[0] == 0
+        code, said = dormouse("query", "t", "--as-of", "tuesday")
+        assert (code, said.count("\n")) == (2, 1)
+        assert "has no cut 'tuesday'; its named cuts are 'monday'" in said
+        assert "would take out 20 rows" in dormouse("restore-table", "t", "--to", "monday", "--dry-run")[1]
+        assert len(keys(table)) == 40
+        assert "--yes is needed" in dormouse("restore-table", "t", "--to", "monday")[1]
+        assert len(keys(table)) == 40
+        code, said = dormouse("restore-table", "t", "--to", local, "--yes")
+        assert (code, len(keys(table))) == (0, 20), said
+    finally:
+        monkeypatch.delenv("TZ")
+        time.tzset()
