@@ -307,14 +307,17 @@ def _partitions(record: TableRecord, nodes: Sequence[Node]) -> Iterator[str]:
     def bound(leaf: int) -> str:
         return "{NULL}" if leaf in (0, leaves_end) else f'{{"\\\\\\\\x{key_at(leaf).hex()}"}}'
 
+    uppers = {node.children[1] for node in nodes if node.children is not None}
     for node in nodes:
+        is_upper = _NULL if node.parent_id is None else str(node.partition_id in uppers)
         begin = f"{record.table_id}\t{node.partition_id}\t{node.parent_id or _NULL}\t0"
         bounds = f"{bound(node.first)}\t{bound(node.end)}"
         if node.children is None:
-            yield f"{begin}\t{_NULL}\t{bounds}\t{_NULL}\t{_NULL}\t{_NULL}\t{_NULL}\n"
+            yield f"{begin}\t{_NULL}\t{bounds}\t{_NULL}\t{_NULL}\t{_NULL}\t{_NULL}\t{is_upper}\n"
         else:
             point = f"\\\\x{key_at(node.middle).hex()}"
-            yield f"{begin}\t0\t{bounds}\t0\t{point}\t{node.children[0]}\t{node.children[1]}\n"
+            halves = "\t".join(node.children)
+            yield f"{begin}\t0\t{bounds}\t0\t{point}\t{halves}\t{is_upper}\n"
 
 
 def _stock(table: StateTable, nodes: Sequence[Node], wanted: _Wanted) -> Iterator[str]:

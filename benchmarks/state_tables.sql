@@ -8,7 +8,7 @@ returning table_id, table_uuid
 -- The whole tree.
 copy partition (
     table_id, partition_id, parent_id, created_epoch, sealed_epoch, min_keys, max_keys, split_key, split_point,
-    left_id, right_id
+    left_id, right_id, is_upper
 ) from stdin
 
 -- name: add_epoch

@@ -25,7 +25,21 @@ if TYPE_CHECKING:
     from dormouse.model.properties import TableProperties
     from dormouse.model.region import Range, Region
     from dormouse.model.schema import Field, Schema
-    from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, MAP, STRING, TIMESTAMP
+    from dormouse.model.types import (
+        BOOLEAN,
+        BYTES,
+        DATE,
+        DECIMAL,
+        DOUBLE,
+        FLOAT,
+        INT,
+        LIST,
+        LONG,
+        MAP,
+        STRING,
+        STRUCT,
+        TIMESTAMP,
+    )
     from dormouse.table import Table
 
 __version__ = "0.1.0"
@@ -33,12 +47,16 @@ __version__ = "0.1.0"
 __all__ = [
     "BOOLEAN",
     "BYTES",
+    "DATE",
+    "DECIMAL",
     "DOUBLE",
+    "FLOAT",
     "INT",
     "LIST",
     "LONG",
     "MAP",
     "STRING",
+    "STRUCT",
     "TIMESTAMP",
     "DormouseError",
     "Field",

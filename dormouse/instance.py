@@ -19,7 +19,6 @@ from dormouse.durability.ownership import Ownership, check_mark
 from dormouse.errors import (
     InstanceError,
     InstanceReadOnly,
-    InvalidInput,
     InvalidProperties,
     InvalidQuery,
     InvalidSchema,
@@ -27,6 +26,7 @@ from dormouse.errors import (
 )
 from dormouse.files import removal_log
 from dormouse.files.attempts import WriteAttempts
+from dormouse.model.cut import When
 from dormouse.model.keys import KeyValue
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
@@ -224,44 +224,49 @@ class Instance(Durable):
         statement: str,
         parameters: Parameters | None = None,
         *,
+        as_of: When | None = None,
         interruption: Interruption | None = None,
         sessions: Sessions | None = None,
     ) -> pa.RecordBatchReader:
         """The answer of one statement of DuckDB's dialect over the instance's tables, by name, streamed.
 
         SELECT, WITH, VALUES, SHOW TABLES, DESCRIBE, SUMMARIZE, EXPLAIN and EXPLAIN ANALYZE; `parameters` are
-        a list for `$1`, `$2`, … or `?`, or a dict for `$name`. Columns of one name are numbered. Another
-        thread ends it by `interruption.set()`; `sessions` say where it runs, if not in this process.
+        a list for `$1`, `$2`, … or `?`, or a dict for `$name`. Columns of one name are numbered. `as_of`
+        reads every table as it was then: an aware time, or the name of a cut that each has. Another thread
+        ends it by `interruption.set()`; `sessions` say where it runs, if not in this process.
 
-        Raises `InvalidQuery`.
+        Raises `InvalidQuery`, `InvalidCut` and `CutExpired`.
         """
-        return self._tables.sql(statement, parameters, interruption, sessions)
+        return self._tables.sql(statement, parameters, interruption, sessions, as_of)
 
-    def duckdb(self, as_of: None = None, where: Mapping[str, Where] | None = None) -> DuckDBPyConnection:
+    def duckdb(
+        self, as_of: When | None = None, where: Mapping[str, Where] | None = None
+    ) -> DuckDBPyConnection:
         """A DuckDB connection with a view of each table, by name, as all of them are at one moment.
 
-        `where` bounds what is seen of a table: `{table: …}`, each as in `table.query`. The moment stands
-        until files that were replaced since are collected, `gc_delay_seconds` later; then the views miss
-        files, and say so. On S3, it reads with the credentials of now. Close it when it is done with.
+        `as_of` is another moment than now: an aware time, or the name of a cut. `where` bounds what is seen
+        of a table: `{table: …}`, each as in `table.query`. The moment stands until files that were replaced
+        since are collected, `history_retention_seconds` later; then the views miss files, and say so. On S3,
+        it reads with the credentials of now. Close it when it is done with.
 
-        The view of a table that has more than 10,000 files says so when it is used. Raises `InvalidQuery`.
+        The view of a table that has more than 10,000 files, or that could not be read at the moment, says so
+        when it is used. Raises `InvalidQuery`.
         """
-        if as_of is not None:
-            raise InvalidInput("as_of is not there yet: tables keep no history; leave it out for now")
         if where is not None and not isinstance(where, Mapping):
             raise InvalidQuery(f"where must be a dict of tables, like {{'flights': {{…}}}}, not {where!r}")
-        return self._tables.duckdb(where or {})
+        return self._tables.duckdb(where or {}, as_of)
 
     def explain_sql(
         self,
         statement: str,
         parameters: Parameters | None = None,
         *,
+        as_of: When | None = None,
         interruption: Interruption | None = None,
         sessions: Sessions | None = None,
     ) -> dict[str, PlanSummary]:
         """What a statement would read of each table that it reads. Raises `InvalidQuery`."""
-        return self._tables.explain_sql(statement, parameters, interruption, sessions)
+        return self._tables.explain_sql(statement, parameters, interruption, sessions, as_of)
 
     def sql_workers(self, limits: WorkerLimits, ended: Callable[[str], object] = lambda why: None) -> Workers:
         """Processes that run SQL, for `sessions`; what a statement exhausts or crashes is one of them.

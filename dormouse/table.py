@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from dormouse.context import TableContext
 from dormouse.errors import InvalidProperties
 from dormouse.files.garbage import GarbageReport
-from dormouse.files.last_rounds import LastRound
 from dormouse.files.reads import FileFacts
 from dormouse.files.store import FileReferenceStore
+from dormouse.files.totals import TableStatus
+from dormouse.history.changes import span
+from dormouse.history.consumers import Consumers, ConsumerStatus
+from dormouse.history.moments import position_of
+from dormouse.model.cut import When
 from dormouse.model.partition_tree import Partition
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
@@ -25,40 +27,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dormouse.history.history import History
+    from dormouse.history.restore import RestoreReport
+    from dormouse.partitions.leaves import SmallPair
     from dormouse.query import PlanSummary
+    from dormouse.query.consumer import Consumer
     from dormouse.query.interruption import Interruption
     from dormouse.rounds.compaction import CompactionReport
     from dormouse.rounds.compaction_job import CompactionResult
     from dormouse.rounds.ingest_commit import IngestReport
+    from dormouse.rounds.merging import MergeReport
     from dormouse.rounds.splitting import SplitReport
     from dormouse.sql.values import Parameters
 
 Engine = Literal["auto", "local", "spark"]
-
-
-@dataclass(frozen=True, slots=True)
-class TableStatus:
-    """What a table consists of now, and how its rounds end. Rows of files that a split divided are estimates.
-
-    `compaction_jobs` wait or are run, `jobs_running` of them are run; `jobs_given_up` were given up in all.
-    `rounds` has one of each kind that there was.
-    """
-
-    name: str
-    partitions: int
-    leaves: int
-    files: int
-    references: int
-    row_count: int
-    rows_exact: bool
-    byte_count: int
-    unreferenced_files: int
-    compaction_jobs: int
-    jobs_running: int = 0
-    jobs_given_up: int = 0
-    given_up_reason: str | None = None
-    given_up_at: datetime | None = None
-    rounds: tuple[LastRound, ...] = ()
 
 
 class Table:
@@ -115,7 +96,7 @@ class Table:
         """What the table was: its epochs, who became whom."""
         from dormouse.history.history import History
 
-        return History(self._context)
+        return History(self._context, self._check_writable)
 
     def ingest(
         self,
@@ -152,33 +133,86 @@ class Table:
         columns: Sequence[str] | None = None,
         *,
         limit: int | None = None,
+        as_of: When | None = None,
         interruption: Interruption | None = None,
     ) -> pa.RecordBatchReader:
         """The rows of a region, in key order, streamed.
 
         `where` maps columns to a value, a `Range` or a list of them; `columns` names what to read. Row keys
-        choose the files that are read; NaN is the largest double. Another thread ends what is read by
-        `interruption.set()`. Raises `InvalidQuery` and `InvalidRange`.
+        choose the files that are read; NaN is the largest double. `as_of` reads the rows of another moment:
+        a cut, a cut's name, or an aware time, which means all that was committed at or before it. Another
+        thread ends what is read by `interruption.set()`. Raises `InvalidQuery`, `InvalidRange`, `InvalidCut`,
+        and `CutExpired` for a moment that cannot be read any more.
         """
         from dormouse.query import query
 
-        return query(self._context, where, columns, limit=limit, interruption=interruption)
+        return query(self._context, where, columns, limit=limit, interruption=interruption, as_of=as_of)
 
-    def explain(self, where: Mapping[str, Any] | Region | None = None) -> PlanSummary:
-        """What a query would read: partitions, files, bytes. Raises `InvalidQuery`."""
+    def explain(
+        self, where: Mapping[str, Any] | Region | None = None, *, as_of: When | None = None
+    ) -> PlanSummary:
+        """What a query would read: partitions, files, bytes. Raises as `query` does."""
         from dormouse.query import explain
 
-        return explain(self._context, where)
+        return explain(self._context, where, as_of)
+
+    def changes(
+        self,
+        after: When | None,
+        till: When | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        interruption: Interruption | None = None,
+    ) -> pa.RecordBatchReader:
+        """The rows that were ingested after a moment and up to another, by default now: each once, streamed.
+
+        A moment is a Cut, a cut's name, or an aware datetime: all that was committed at or before it; `after`
+        None: from the table's beginning. The columns asked for, and `_change`, "insert". Rows are as they
+        were ingested, without the table's filter and aggregation, in no order. Whatever was split, merged,
+        compacted or collected meanwhile, no row is missed, and none comes twice.
+
+        Raises `InvalidCut` for a moment that cannot be, `CutExpired` before the first row when not all can be
+        served.
+        """
+        from dormouse.query.changes import changes
+
+        start, end = span(self._context, after, till)
+        return changes(self._context, start, end, columns, interruption=interruption)
+
+    def consumer(self, name: str, from_: When | None = None) -> Consumer:
+        """A named position, from which changes are read and acknowledged; it is made when there is none.
+
+        A new one begins now, or at the moment `from_`, which is of no effect on one that is there. It keeps
+        the table's files from its position on, until it acknowledged nothing for `consumer_expiry_seconds`:
+        then it is expired, and says so. Raises `InvalidName`, `InvalidCut` and `CutExpired`.
+        """
+        from dormouse.query.consumer import Consumer
+
+        consumers = Consumers(self._context)
+        if consumers.find(name) is None:
+            self._check_writable()
+            consumers.create(name, None if from_ is None else position_of(self._context, from_))
+        return Consumer(self._context, name, self._check_writable)
+
+    def consumers(self) -> list[ConsumerStatus]:
+        """All by name, and how far each is behind; costs what was ingested since their positions."""
+        return Consumers(self._context).statuses()
+
+    def drop_consumer(self, name: str) -> None:
+        """Forgets a consumer, and keeps nothing for it any more. `InvalidInput` when there is none."""
+        self._check_writable()
+        Consumers(self._context).drop(name)
 
     def sql(
         self,
         statement: str,
         parameters: Parameters | None = None,
         *,
+        as_of: When | None = None,
         interruption: Interruption | None = None,
     ) -> pa.RecordBatchReader:
         """The answer of a SELECT over this and the instance's other tables, by name; see `Instance.sql`."""
-        return self._tables.sql(statement, parameters, interruption)
+        return self._tables.sql(statement, parameters, interruption, as_of=as_of)
 
     def compact(
         self,
@@ -209,6 +243,27 @@ class Table:
             self._wait_for_queue(waiting)
             return split(self._context)
 
+    def merge(
+        self, *, rest_seconds: float = 0.0, waiting: Callable[[str], object] | None = None
+    ) -> MergeReport:
+        """One round of merges: two small leaves that are halves of one partition become one.
+
+        By the property `merge_threshold_rows`; files that they share with others are compacted first. Leaves
+        that were made less than `rest_seconds` ago are left alone. Waits for the commit queue as `compact`
+        does. Raises `InvalidProperties` when the property is not set.
+        """
+        from dormouse.rounds.merging import merge
+
+        with self._changing():
+            self._wait_for_queue(waiting)
+            return merge(self._context, rest_seconds=rest_seconds, on_spark=_compact_on_spark)
+
+    def mergeable(self) -> Iterator[SmallPair]:
+        """The pairs of leaves that `merge` would merge now; streamed. Raises `InvalidProperties`, too."""
+        from dormouse.rounds.merging import mergeable
+
+        return mergeable(self._context)
+
     def collect_garbage(self, *, waiting: Callable[[str], object] | None = None) -> GarbageReport:
         """One round of garbage collection: deletes files a while after their last reference went.
 
@@ -217,6 +272,20 @@ class Table:
         self._check_writable()
         self._wait_for_queue(waiting)
         return self._context.garbage.collect()
+
+    def restore(self, to: When, *, dry_run: bool = False) -> RestoreReport:
+        """Makes the rows what they were at a moment, in one commit; the partitions stay as they are.
+
+        What was ingested since is gone from the table, and can be restored in turn. Compactions that run are
+        given up. `dry_run` says what would change. Raises `InvalidCut`, `CutExpired`, `NotWhole` when files
+        of the moment cannot be told from others' rows since a merge, and `TableBusy`; then nothing changed.
+        """
+        from dormouse.history.restore import restore
+
+        if dry_run:
+            return restore(self._context, to, dry_run=True)
+        with self._changing():
+            return restore(self._context, to)
 
     def garbage_ready(self) -> Iterator[str]:
         """The files that `collect_garbage` would delete now, of those that an earlier round saw; streamed."""

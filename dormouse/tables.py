@@ -13,6 +13,7 @@ from dormouse.catalog import Catalog
 from dormouse.commits.commit_queues import CommitQueues
 from dormouse.context import JobCommits, TableContext
 from dormouse.errors import InstanceError, TableNotFound, not_installed
+from dormouse.model.cut import When
 from dormouse.model.properties import TableProperties
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
@@ -71,20 +72,21 @@ class Tables:
         parameters: Parameters | None = None,
         interruption: Interruption | None = None,
         sessions: Sessions | None = None,
+        as_of: When | None = None,
     ) -> pa.RecordBatchReader:
         _check_installed()
         from dormouse.sql.statements import sql
 
-        return sql(sessions or self._sessions(), self._named, statement, parameters, interruption)
+        return sql(sessions or self._sessions(), self._named, statement, parameters, interruption, as_of)
 
-    def duckdb(self, where: Mapping[str, Where]) -> DuckDBPyConnection:
+    def duckdb(self, where: Mapping[str, Where], as_of: When | None) -> DuckDBPyConnection:
         _check_installed()
         from dormouse.sql.views import opened
 
         while True:
             tables = self.catalog.tables()
             try:
-                return opened(self.objects, self._contexts(tables), where)
+                return opened(self.objects, self._contexts(tables), where, as_of)
             except TableNotFound:
                 if self.catalog.tables() == tables:
                     raise
@@ -96,11 +98,13 @@ class Tables:
         parameters: Parameters | None = None,
         interruption: Interruption | None = None,
         sessions: Sessions | None = None,
+        as_of: When | None = None,
     ) -> dict[str, PlanSummary]:
         _check_installed()
         from dormouse.sql.statements import explain_sql
 
-        return explain_sql(sessions or self._sessions(), self._named, statement, parameters, interruption)
+        sessions = sessions or self._sessions()
+        return explain_sql(sessions, self._named, statement, parameters, interruption, as_of)
 
     def close(self) -> None:
         """Gives back what SQL holds, and refuses more of it."""

@@ -15,16 +15,17 @@ SCHEMA = Schema([Field("key", LONG)])
 
 def balanced_arrays(leaves: int) -> TreeArrays:
     """A balanced tree of epoch 0, split at the keys 1, 2, …; all but the root have ids like p17."""
-    rows, todo, made = list[PartitionRow](), [("root", 0, leaves)], 0
+    rows, made = list[PartitionRow](), 0
+    todo: list[tuple[str, str | None, bool | None, int, int]] = [("root", None, None, 0, leaves)]
     while todo:
-        partition_id, first, end = todo.pop()
+        partition_id, parent_id, is_upper, first, end = todo.pop()
         if end - first == 1:
-            rows.append(PartitionRow(partition_id, 0))
+            rows.append(PartitionRow(partition_id, 0, parent_id, is_upper))
             continue
         middle = (first + end) // 2
         left, right, made = f"p{made}", f"p{made + 1}", made + 2
-        rows.append(PartitionRow(partition_id, 0, 0, 0, encode_value(LONG, middle), left, right))
-        todo += [(right, middle, end), (left, first, middle)]
+        rows.append(PartitionRow(partition_id, 0, parent_id, is_upper, 0, 0, encode_value(LONG, middle)))
+        todo += [(right, partition_id, True, middle, end), (left, partition_id, False, first, middle)]
     arrays = TreeArrays(SCHEMA)
     arrays.load([columns_of(rows, 0)], 0)
     return arrays
@@ -33,7 +34,6 @@ def balanced_arrays(leaves: int) -> TreeArrays:
 def columns_of(rows: Sequence[PartitionRow], epoch: int) -> PartitionColumns:
     """Rows as they were at an epoch."""
     divided = [row.sealed_epoch is not None and row.sealed_epoch <= epoch for row in rows]
-    parents = [row for row, has_split in zip(rows, divided, strict=True) if has_split]
     splits = [row if has_split else _NO_SPLIT for row, has_split in zip(rows, divided, strict=True)]
     return PartitionColumns(
         ids=_joined(row.partition_id.encode() for row in rows),
@@ -41,12 +41,12 @@ def columns_of(rows: Sequence[PartitionRow], epoch: int) -> PartitionColumns:
         sealed_epochs=_packed("q", (split.sealed_epoch for split in splits)),
         split_keys=_packed("h", (split.split_key for split in splits)),
         split_points=_joined(split.split_point or b"" for split in splits),
-        left_ids=_joined((row.left_id or "").encode() for row in parents),
-        right_ids=_joined((row.right_id or "").encode() for row in parents),
+        parent_ids=_joined((row.parent_id or "").encode() for row in rows),
+        are_upper=bytes(bool(row.is_upper) for row in rows),
     )
 
 
-_NO_SPLIT = PartitionRow("", 0, -1, -1, b"")
+_NO_SPLIT = PartitionRow("", 0, None, None, -1, -1, b"")
 
 
 def _joined(items: Iterable[bytes]) -> Joined:

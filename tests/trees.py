@@ -8,7 +8,7 @@ from dormouse.data.quantiles import KeyQuantiles
 from dormouse.data.sketches import FileSketches, merge
 from dormouse.errors import PartitionNotFound
 from dormouse.model.keys import KeyValue, decode_value, encode_value
-from dormouse.model.partition_tree import Partition, PartitionTree
+from dormouse.model.partition_tree import Partition, PartitionTree, Split
 from dormouse.model.region import Range, Region, compare
 from dormouse.model.schema import Schema
 from dormouse.model.tree_arrays import NONE, PartitionRow, TreeArrays
@@ -20,16 +20,24 @@ EVERYTHING = Range()
 def tree_of(schema: Schema, partitions: Iterable[Partition]) -> PartitionTree:
     """A tree of these partitions, at epoch 0."""
     arrays = TreeArrays(schema)
-    arrays.extend((_row(schema, partition) for partition in partitions), 0)
+    listed = list(partitions)
+    uppers = {partition.child_ids[1] for partition in listed if partition.child_ids}
+    arrays.extend((_row(schema, each, each.partition_id in uppers) for each in listed), 0)
     return PartitionTree(arrays, 0)
 
 
-def _row(schema: Schema, partition: Partition) -> PartitionRow:
-    if partition.split is None:
-        return PartitionRow(partition.partition_id, 0)
-    field = schema.field(partition.split.field)
-    point, split_key = encode_value(field.type, partition.split.point), schema.row_key_index(field.name)
-    return PartitionRow(partition.partition_id, 0, 0, split_key, point, *partition.child_ids)
+def _row(schema: Schema, partition: Partition, is_upper: bool) -> PartitionRow:
+    at = (partition.partition_id, 0, partition.parent_id, is_upper)
+    return (
+        PartitionRow(*at)
+        if partition.split is None
+        else PartitionRow(*at, 0, *stored_split(schema, partition.split))
+    )
+
+
+def stored_split(schema: Schema, split: Split) -> tuple[int, bytes]:
+    """The number of the row key, and the point as bytes."""
+    return schema.row_key_index(split.field), encode_value(schema.field(split.field).type, split.point)
 
 
 def partitions_of(tree: PartitionTree) -> list[Partition]:

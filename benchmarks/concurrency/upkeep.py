@@ -42,7 +42,10 @@ class Counts:
 def prepare(target: Target, ledger: Ledger, gc_delay_seconds: float) -> None:
     """Makes the table, with version 1 of every key."""
     properties = dm.TableProperties(
-        gc_delay_seconds=gc_delay_seconds, compaction_strategy="basic", compaction_batch_files=4
+        gc_delay_seconds=gc_delay_seconds,
+        history_retention_seconds=gc_delay_seconds,
+        compaction_strategy="basic",
+        compaction_batch_files=4,
     )
     with dm.connect(target.dsn, target.objects) as instance:
         table = instance.create_table(

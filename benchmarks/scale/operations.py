@@ -44,7 +44,7 @@ def split_leaves(context: TableContext) -> object:
             leaf.partition_id,
             KEYS_PER_LEAF // 2 + (keys.max - KEYS_PER_LEAF if keys.min is None else keys.min),
         )
-        partitions.settle(leaf)
+        partitions.settle(leaf.marks)
         divided += 1
     return divided
 

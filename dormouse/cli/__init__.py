@@ -23,6 +23,7 @@ from dormouse.cli import (
     deployment,
     history,
     maintenance,
+    moments,
     serve,
     system,
     tables,
@@ -46,6 +47,7 @@ tables.add_to(app)
 data.add_to(app)
 maintenance.add_to(app)
 history.add_to(app)
+moments.add_to(app)
 backups.add_to(app)
 checks.add_to(app)
 commits.add_to(app)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from textwrap import indent
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dormouse.cli.parsing import parse_parameters, parse_where
+from dormouse.cli.parsing import parse_moment, parse_parameters, parse_where
 from dormouse.cli.verbs import Session, TableName, plural, verb
 from dormouse.errors import InvalidInput
 
@@ -29,6 +30,14 @@ Format = Literal["table", "csv", "json", "parquet"]
 FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How rows are written.")]
 LimitOption = Annotated[int | None, typer.Option(min=0, help="At most so many rows.")]
 ExplainOption = Annotated[bool, typer.Option("--explain", help="Say what would be read, and read nothing.")]
+AsOfOption = Annotated[
+    str | None,
+    typer.Option(
+        "--as-of",
+        help="The rows of a moment: a time, in this machine's time zone if it names none, or a cut's name.",
+        show_default=False,
+    ),
+]
 OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.")]
 
 
@@ -75,6 +84,7 @@ def query(
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Comma-separated; all when not given.")] = None,
     limit: LimitOption = None,
+    as_of: AsOfOption = None,
     format: FormatOption = "table",
     output: OutputOption = None,
     explain: ExplainOption = False,
@@ -83,14 +93,15 @@ def query(
     check_output(session, format, output)
     with session.open(read_only=True) as instance:
         found = instance.table(table)
-        condition = parse_where(found.schema, where or [])
+        condition, moment = parse_where(found.schema, where or []), moment_of(as_of)
         if explain:
-            show_plans(session, {table: found.explain(condition)})
+            show_plans(session, {table: found.explain(condition, as_of=moment)})
             return
         reader = found.query(
             condition,
             [name.strip() for name in columns.split(",")] if columns else None,
             limit=limit,
+            as_of=moment,
         )
         write(session, reader, format, output, limited=limit is not None)
 
@@ -111,6 +122,7 @@ def sql(
         ),
     ] = None,
     limit: LimitOption = None,
+    as_of: AsOfOption = None,
     format: FormatOption = "table",
     output: OutputOption = None,
     explain: ExplainOption = False,
@@ -120,9 +132,9 @@ def sql(
     text, parameters = read_statement(statement, file), parse_parameters(param or [])
     with session.open(read_only=True) as instance:
         if explain:
-            show_plans(session, instance.explain_sql(text, parameters))
+            show_plans(session, instance.explain_sql(text, parameters, as_of=moment_of(as_of)))
             return
-        reader = instance.sql(text, parameters)
+        reader = instance.sql(text, parameters, as_of=moment_of(as_of))
         if is_plan(reader) and output is None and format == "table" and not session.as_json:
             print_plan(reader)
             return
@@ -131,6 +143,10 @@ def sql(
 
             reader = first_rows(reader, limit)
         write(session, reader, format, output, limited=limit is not None)
+
+
+def moment_of(as_of: str | None) -> str | datetime | None:
+    return None if as_of is None else parse_moment(as_of)
 
 
 def read_statement(statement: str | None, file: Path | None) -> str:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from dormouse.errors import InvalidInput, InvalidProperties, InvalidQuery, InvalidRange, InvalidSchema
-from dormouse.model.keys import KeyValue
+from dormouse.errors import InvalidInput, InvalidProperties, InvalidQuery, InvalidSchema
+from dormouse.model.cut import when_of_text
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
-from dormouse.model.types import LIST, MAP, DataType
+from dormouse.model.types import DECIMAL, LIST, MAP, STRUCT, DataType
 from dormouse.model.values import value_of_text
 
 _DURATION = re.compile(r"(\d{1,6})([dhms])")
+_COMPOUND = re.compile(r"(\w+)\s*(?:<(?=.*>)|\((?=.*\)))(.*)[>)]", re.DOTALL)
 _UNESCAPED_COLON = re.compile(r"(?<!\\):")
 
 
@@ -52,6 +53,12 @@ def parse_duration(text: str) -> timedelta:
     return timedelta(**{unit: int(found[1])})
 
 
+def parse_moment(text: str) -> str | datetime:
+    """A time, which without an offset is one of this machine's time zone; or else a cut's name."""
+    found = when_of_text(text)
+    return found.astimezone() if isinstance(found, datetime) and found.tzinfo is None else found
+
+
 def parse_field(text: str) -> Field:
     """`name:type`, with `?` at the end when it may be null: `delay:long?`, `tags:list<string>`."""
     name, colon, type_text = text.partition(":")
@@ -62,14 +69,35 @@ def parse_field(text: str) -> Field:
 
 
 def parse_type(text: str) -> DataType:
-    """`long`, `list<string>`, `map<string,list<double>>`."""
-    text = text.strip().lower()
-    if text.startswith("list<") and text.endswith(">"):
-        return LIST(parse_type(text[5:-1]))
-    if text.startswith("map<") and text.endswith(">") and "," in text:
-        key, _, value = text[4:-1].partition(",")
-        return MAP(parse_type(key), parse_type(value))
-    return DataType.from_json(text)
+    """`long`, `decimal(15,2)`, `list<string>`, `map<string,list<double>>`, `struct<x:double,y:double?>`."""
+    found = _COMPOUND.fullmatch(text.strip())
+    if found is None:
+        return DataType.from_json(text.strip().lower())
+    parts = _parts(found[2])
+    match found[1].lower(), parts:
+        case "list", [element]:
+            return LIST(parse_type(element))
+        case "map", [key, value]:
+            return MAP(parse_type(key), parse_type(value))
+        case "decimal", [precision, scale] if precision.isdecimal() and scale.isdecimal():
+            return DECIMAL(int(precision), int(scale))
+        case "struct", _:
+            return STRUCT([parse_field(part) for part in parts])
+    raise InvalidSchema(
+        f"type {text!r}: write list<string>, map<string,long>, decimal(15,2) or struct<x:double,y:double?>"
+    )
+
+
+def _parts(text: str) -> list[str]:
+    """What stands between the commas that no bracket encloses."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "<(") - (character in ">)")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
 
 
 def parse_schema(
@@ -122,13 +150,6 @@ def _property_value(text: str) -> Any:
     except ValueError:
         return text
     return value if isinstance(value, int | float | bool) else text
-
-
-def parse_split_points(schema: Schema, texts: Sequence[str]) -> list[KeyValue]:
-    try:
-        return [value_of_text(schema.row_keys[0], text) for text in texts]
-    except InvalidQuery as error:
-        raise InvalidRange(f"split point: {error}") from None
 
 
 def parse_where(schema: Schema, texts: Sequence[str]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from dormouse.client.http import Http
 from dormouse.client.streams import ARROW, AnswerReader
 from dormouse.errors import InvalidName, InvalidQuery, TableNotFound
 from dormouse.files.last_rounds import LastRound
+from dormouse.files.totals import TableStatus
+from dormouse.model.cut import When, text_of_when
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
@@ -20,7 +22,6 @@ from dormouse.query.planner import PlanSummary
 from dormouse.query.where import question
 from dormouse.query.where_json import where_json
 from dormouse.sql.values import Parameters, given
-from dormouse.table import TableStatus
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,16 +77,21 @@ class Client:
         found = self._http.json("GET", "/v1/tables")["tables"]
         return [RemoteTable(self, self._http, each["name"]) for each in found]
 
-    def sql(self, statement: str, parameters: Parameters | None = None) -> pa.RecordBatchReader:
+    def sql(
+        self, statement: str, parameters: Parameters | None = None, *, as_of: When | None = None
+    ) -> pa.RecordBatchReader:
         """The answer of a SELECT over the instance's tables, by name, streamed: as `Instance.sql`.
 
-        Raises `InvalidQuery`.
+        Raises `InvalidQuery`, `InvalidCut` and `CutExpired`.
         """
-        return _answer(self._http, "/v1/sql", _asked(statement, parameters))
+        return _answer(self._http, "/v1/sql", _asked(statement, parameters) | _at(as_of))
 
-    def explain_sql(self, statement: str, parameters: Parameters | None = None) -> dict[str, PlanSummary]:
+    def explain_sql(
+        self, statement: str, parameters: Parameters | None = None, *, as_of: When | None = None
+    ) -> dict[str, PlanSummary]:
         """What a statement would read of each table that it reads. Raises `InvalidQuery`."""
-        plans = self._http.json("POST", "/v1/sql/plan", _asked(statement, parameters))["tables"]
+        asked = _asked(statement, parameters) | _at(as_of)
+        plans = self._http.json("POST", "/v1/sql/plan", asked)["tables"]
         return {name: _summary(plan) for name, plan in plans.items()}
 
 
@@ -122,6 +128,7 @@ class RemoteTable:
         columns: Sequence[str] | None = None,
         *,
         limit: int | None = None,
+        as_of: When | None = None,
     ) -> pa.RecordBatchReader:
         """The rows of a region, in key order, streamed: as `Table.query`, with its arguments and errors.
 
@@ -129,17 +136,21 @@ class RemoteTable:
         ends without an error is whole.
         """
         asked = question(self.schema, where, columns, limit)
-        body = {"where": where_json(asked), "columns": asked.columns, "limit": limit}
+        body = {"where": where_json(asked), "columns": asked.columns, "limit": limit, **_at(as_of)}
         return _answer(self._http, _path(self.name, "query"), body)
 
-    def explain(self, where: Mapping[str, Any] | Region | None = None) -> PlanSummary:
+    def explain(
+        self, where: Mapping[str, Any] | Region | None = None, *, as_of: When | None = None
+    ) -> PlanSummary:
         """What a query would read: partitions, files, bytes. Raises `InvalidQuery`."""
-        asked = question(self.schema, where, None, None)
-        return _summary(self._http.json("POST", _path(self.name, "plan"), {"where": where_json(asked)}))
+        body = {"where": where_json(question(self.schema, where, None, None)), **_at(as_of)}
+        return _summary(self._http.json("POST", _path(self.name, "plan"), body))
 
-    def sql(self, statement: str, parameters: Parameters | None = None) -> pa.RecordBatchReader:
+    def sql(
+        self, statement: str, parameters: Parameters | None = None, *, as_of: When | None = None
+    ) -> pa.RecordBatchReader:
         """The answer of a SELECT over this and the instance's other tables, by name."""
-        return self._client.sql(statement, parameters)
+        return self._client.sql(statement, parameters, as_of=as_of)
 
     def status(self) -> TableStatus:
         """What the table consists of now."""
@@ -173,6 +184,10 @@ def _asked(statement: object, parameters: object) -> dict[str, Any]:
         raise InvalidQuery(f"a statement must be a string, not {statement!r}")
     asked: dict[str, Any] = {"statement": statement}
     return asked if parameters is None else asked | {"parameters": parameters_json(given(parameters))}
+
+
+def _at(as_of: When | None) -> dict[str, Any]:
+    return {} if as_of is None else {"as_of": text_of_when(as_of)}
 
 
 def _summary(plan: Mapping[str, Any]) -> PlanSummary:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import date, datetime
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
@@ -79,12 +79,16 @@ class _Split(_Shape):
         _name_file(self.new_references, self.old_reference.filename)
 
 
-class _Point(_Shape, rename={"whole": "int", "text": "str", "data": "bytes"}):
+class _Point(
+    _Shape, rename={"whole": "int", "text": "str", "data": "bytes", "time": "datetime", "day": "date"}
+):
     """A split point with its type, since JSON has no bytes: {"int": 7}, {"str": "b"} or {"bytes": "YQ=="}."""
 
     whole: int | None = None
     text: str | None = None
     data: bytes | None = None
+    time: datetime | None = None
+    day: date | None = None
 
     def __post_init__(self) -> None:
         if len(self._values()) != 1:
@@ -95,7 +99,9 @@ class _Point(_Shape, rename={"whole": "int", "text": "str", "data": "bytes"}):
         return self._values()[0]
 
     def _values(self) -> list[KeyValue]:
-        return [value for value in (self.whole, self.text, self.data) if value is not None]
+        return [
+            value for value in (self.whole, self.text, self.data, self.time, self.day) if value is not None
+        ]
 
 
 class _Message(_Shape, kw_only=True, tag_field="type"):

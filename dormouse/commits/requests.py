@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import date, datetime
 from typing import Any, ClassVar, TypeAlias, get_args
 
 from dormouse.commits import encoding
@@ -284,8 +285,8 @@ def _all_are(expected: type, what: str, values: Any) -> tuple[Any, ...]:
 
 
 def _check_point(point: Any) -> None:
-    if type(point) not in {int, str, bytes}:
-        raise InvalidInput(f"point must be an int, a str or bytes, not {_shown(point)}")
+    if type(point) not in {int, str, bytes, datetime, date}:
+        raise InvalidInput(f"point must be an int, a str, bytes, a datetime or a date, not {_shown(point)}")
     if isinstance(point, int) and not -_POINT_MAX - 1 <= point <= _POINT_MAX:
         raise InvalidInput("point must fit in 64 bits")
     if isinstance(point, str):

@@ -5,14 +5,33 @@ Strings are `string` and bytes `binary` in what Dormouse hands out; inside DataF
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
 from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.errors import InvalidData, one_line
+from dormouse.model.keys import min_value
 from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, MAP, STRING, TIMESTAMP, DataType
+from dormouse.model.types import (
+    BOOLEAN,
+    BYTES,
+    DATE,
+    DECIMAL,
+    DECIMAL_DIGITS_MAX,
+    DOUBLE,
+    FLOAT,
+    INT,
+    LIST,
+    LONG,
+    MAP,
+    STRING,
+    STRUCT,
+    TIMESTAMP,
+    DataType,
+)
 
 Data = TypeVar("Data", pa.RecordBatch, pa.Table)
 Column: TypeAlias = pa.Array | pa.ChunkedArray
@@ -23,22 +42,37 @@ _ARROW = {
     STRING: pa.string(),
     BYTES: pa.binary(),
     DOUBLE: pa.float64(),
+    FLOAT: pa.float32(),
     BOOLEAN: pa.bool_(),
     TIMESTAMP: pa.timestamp("us", "UTC"),
+    DATE: pa.date32(),
 }
 _is = pa.types
 _LIKE = {
     STRING: (_is.is_string, _is.is_large_string, _is.is_string_view),
     BYTES: (_is.is_binary, _is.is_large_binary, _is.is_binary_view, _is.is_fixed_size_binary),
+    FLOAT: (_is.is_float16, _is.is_float32),
     DOUBLE: (_is.is_floating,),
     BOOLEAN: (_is.is_boolean,),
     TIMESTAMP: (_is.is_timestamp,),
+    DATE: (_is.is_date,),
 }
 _INT_BITS_MAX = 32
+_WIDE_DIGITS = 76
+_YEARS = "the years 1 to 9999"
+_LIMITS = {
+    kind: tuple(pa.scalar(value, _ARROW[kind]).value for value in (min_value(kind), largest))
+    for kind, largest in ((TIMESTAMP, datetime.max.replace(tzinfo=UTC)), (DATE, date.max))
+}
+"""What keys can be, as Arrow counts."""
 
 
 def arrow_type(data_type: DataType) -> pa.DataType:
     """The Arrow type of a field's type; what is inside lists and maps may be null (a map's key may not)."""
+    if data_type.precision is not None:
+        return pa.decimal128(data_type.precision, data_type.scale)
+    if data_type.parts:
+        return pa.struct([pa.field(p.name, arrow_type(p.type), p.nullable) for p in data_type.parts])
     if data_type.element is None:
         return _ARROW[data_type]
     if data_type.key is not None:
@@ -61,19 +95,21 @@ def conform(data: Data, schema: Schema, first_row: int | None = None) -> Data:
 
     Columns may come in any order, chunked, as dictionaries, large or view types. A cast is accepted when it
     loses nothing: whole numbers of another width (also narrower, when every value fits), whole numbers and
-    floats to DOUBLE when exact in it, timestamps of other zones (the same instant) and units (when every
-    value is whole microseconds). Timestamps without a zone are taken as UTC. NaN is a value. No row is lost.
+    floats to DOUBLE or FLOAT when exact in it, decimals of other digits (when every value fits), timestamps
+    of other zones (the same instant) and units (when every value is whole microseconds). Timestamps without
+    a zone are taken as UTC. NaN is a value. No row is lost.
     Errors tell the row: `first_row` is the number of the data's first, None when the caller does not know it.
     """
     names = data.schema.names
     _check_names(names, schema)
     columns = [_fit(data.column(names.index(field.name)), field, first_row) for field in schema.fields]
+    _check_years(columns, schema)
     if isinstance(data, pa.Table):
         return pa.Table.from_arrays(columns, schema=arrow_schema(schema))
     return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(schema))
 
 
-def data_type(found: pa.DataType) -> DataType | None:
+def data_type(found: pa.DataType) -> DataType | None:  # noqa: PLR0911 one a kind
     """The type that holds every value of an Arrow type; None when there is none."""
     if _is_encoded(found):
         return data_type(found.value_type)
@@ -83,6 +119,13 @@ def data_type(found: pa.DataType) -> DataType | None:
     if _is_list(found):
         element = data_type(found.value_type)
         return LIST(element) if element else None
+    if _is.is_struct(found):
+        parts = [(part, data_type(part.type)) for part in found]
+        known = [Field(part.name, kind, part.nullable) for part, kind in parts if kind is not None]
+        return STRUCT(known) if known and len(known) == len(parts) else None
+    if _is.is_decimal(found):
+        fits = found.precision <= DECIMAL_DIGITS_MAX and 0 <= found.scale <= found.precision
+        return DECIMAL(found.precision, found.scale) if fits else None
     if _is.is_integer(found):
         width = found.bit_width + _is.is_unsigned_integer(found)  # an unsigned one needs a bit more
         return INT if width <= _INT_BITS_MAX else LONG
@@ -133,7 +176,7 @@ def _fit(column: Column, field: Field, first_row: int | None) -> Column:
 
 
 def _check_type(found: pa.DataType, field: Field) -> None:
-    if not _can_be(found, field.type):
+    if not (_can_be(found, field.type) or (field.type == FLOAT and _is.is_float64(found))):
         raise _mistyped(found, field)
 
 
@@ -141,7 +184,7 @@ def _mistyped(found: pa.DataType, field: Field) -> InvalidData:
     return InvalidData(f"column {field.name!r} is {found} in the data; the schema says {field.type}")
 
 
-def _can_be(found: pa.DataType, wanted: DataType) -> bool:
+def _can_be(found: pa.DataType, wanted: DataType) -> bool:  # noqa: PLR0911 one a kind
     if _is_encoded(found):
         return _can_be(found.value_type, wanted)
     if _is.is_null(found):
@@ -154,7 +197,19 @@ def _can_be(found: pa.DataType, wanted: DataType) -> bool:
         )
     if wanted.element is not None:
         return _is_list(found) and _can_be(found.value_type, wanted.element)
-    return is_like(found, wanted) or (wanted in (INT, LONG, DOUBLE) and bool(_is.is_integer(found)))
+    if wanted.parts:
+        return bool(_is.is_struct(found)) and _has_parts(found, wanted)
+    if wanted.precision is not None:
+        return bool(_is.is_decimal(found) or _is.is_integer(found))
+    number = wanted in (INT, LONG, DOUBLE, FLOAT) and bool(_is.is_integer(found))
+    return number or is_like(found, wanted)
+
+
+def _has_parts(found: pa.StructType, wanted: DataType) -> bool:
+    """Whether a struct has the parts that are wanted, in any order, and no others."""
+    if sorted(part.name for part in found) != sorted(part.name for part in wanted.parts):
+        return False
+    return all(_can_be(found.field(part.name).type, part.type) for part in wanted.parts)
 
 
 def _is_encoded(found: pa.DataType) -> bool:
@@ -170,7 +225,15 @@ def _cast(column: Column, target: pa.DataType) -> Column:
         column = pc.run_end_decode(column)
     if column.type.equals(target):
         return column
+    if _is.is_integer(column.type) and _is.is_decimal(target):
+        # Arrow asks for as many digits as the widest number of the type would need
+        column = column.cast(pa.decimal256(_WIDE_DIGITS, target.scale))
     fitted: Column = column.cast(target, safe=True)
+    if _is.is_float64(column.type) and _is.is_float32(target):
+        # "safe" says nothing of it
+        lost = pc.and_(pc.not_equal(fitted.cast(column.type), column), pc.invert(pc.is_nan(column)))
+        if pc.any(lost).as_py():
+            raise pa.ArrowInvalid(f"{column.filter(lost)[0].as_py()!r} is not exact in 32 bits")
     return fitted
 
 
@@ -181,6 +244,21 @@ def _check_nulls(column: Column, field: Field, first_row: int | None) -> None:
         raise InvalidData(
             f"column {field.name!r} must not be null, but is in row {row:,}{of} (counted from 0)"
         )
+
+
+def _check_years(columns: Sequence[Column], schema: Schema) -> None:
+    """Refuse keys that Python, in which ranges are compared, has no time for."""
+    for column, field in zip(columns, schema.key_fields, strict=False):
+        limits = _LIMITS.get(field.type)
+        if limits is None or not len(column):
+            continue
+        ends = pc.min_max(column)
+        if not (limits[0] <= _number(ends["min"]) and _number(ends["max"]) <= limits[1]):
+            raise InvalidData(f"column {field.name!r} is a key, and has a {field.type} not of {_YEARS}")
+
+
+def _number(value: pa.Scalar) -> int:
+    return int(value.value)
 
 
 def _check_values(column: Column, field: Field) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from datafusion import ParquetColumnOptions, ParquetWriterOptions
 from dormouse.data.bloom_filters import FALSE_POSITIVES, bloom_filter_columns
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
-from dormouse.model.types import DOUBLE, INT, LONG, TIMESTAMP, DataType
+from dormouse.model.types import DATE, INT, LONG, TIMESTAMP, DataType
 
 SAMPLE_ROWS = 131_072
 _ZSTD_LEVEL = 2
@@ -31,7 +32,7 @@ _PIECES = 8
 _UNSURE_BELOW = 4 / 3
 """Times the column without: a dictionary that costs more in a few rows might be cheaper in more."""
 _DELTAS = "DELTA_BINARY_PACKED"
-_WHOLE_NUMBERS = (INT, LONG, TIMESTAMP)
+_WHOLE_NUMBERS = (INT, LONG, TIMESTAMP, DATE)
 """Types of which differences can be written."""
 _COMPRESSED_SHARE_MAX = 0.7
 """What compression leaves of a column where it is worth its time: each page that is read is decompressed."""
@@ -86,7 +87,8 @@ class FileShape:
             # readers take the types from Parquet: not Arrow's views, which some of them do not know
             skip_arrow_metadata=True,
             statistics_truncate_length=_STATISTICS_BYTES_MAX,
-            column_specific_options={name: self._column(schema, name) for name in schema.names},
+            column_specific_options={name: self._column(schema, name) for name in schema.names}
+            | {path: ParquetColumnOptions(statistics_enabled="none") for path in _floating_parts(schema)},
         )
 
     def _column(self, schema: Schema, name: str) -> ParquetColumnOptions:
@@ -99,7 +101,7 @@ class FileShape:
             # as if all values differed: the writer folds a filter to the size that its values need
             bloom_filter_ndv=self.group_rows if bloom else None,
             bloom_filter_fpp=FALSE_POSITIVES if bloom else None,
-            statistics_enabled="none" if schema.field(name).type == DOUBLE else None,
+            statistics_enabled="none" if schema.field(name).type.is_floating else None,
         )
 
     def of_arrow(self, schema: Schema) -> dict[str, Any]:
@@ -116,18 +118,32 @@ class FileShape:
             "data_page_size": _PAGE_BYTES,
             "max_rows_per_page": _GROUP_ROWS_MAX,
             "write_statistics": [
-                field.name for field in schema.fields if field.type != DOUBLE and not field.type.is_nested
+                field.name for field in schema.fields if not (field.type.is_floating or field.type.is_nested)
             ],
         }
 
 
+def _floating_parts(schema: Schema) -> list[str]:
+    """Of structs: DuckDB prunes by their statistics, in which NaN is not."""
+    structs = [(field.name, field.type) for field in schema.fields if field.type.parts]
+    return [path for name, found in structs for path, kind in _leaves(name, found) if kind.is_floating]
+
+
 def _paths(name: str, found: DataType) -> list[str]:
     """The columns of which Parquet makes a field."""
+    return [path for path, _ in _leaves(name, found)]
+
+
+def _leaves(name: str, found: DataType) -> Iterator[tuple[str, DataType]]:
+    """They with their types."""
+    for part in found.parts:
+        yield from _leaves(f"{name}.{part.name}", part.type)
     if found.element is None:
-        return [name]
-    if found.key is None:
-        return _paths(f"{name}.list.element", found.element)
-    return [f"{name}.key_value.key", *_paths(f"{name}.key_value.value", found.element)]
+        yield from () if found.parts else [(name, found)]
+    elif found.key is None:
+        yield from _leaves(f"{name}.list.element", found.element)
+    else:
+        yield from [(f"{name}.key_value.key", found.key), *_leaves(f"{name}.key_value.value", found.element)]
 
 
 def _pieces(sample: pa.Table) -> pa.Table:

@@ -53,11 +53,16 @@ class _Nodes:
             for column in (arrays.sealed_epoch, arrays.split_key, arrays.left, arrays.right)
         )
         inner = np.flatnonzero((sealed >= 0) & (sealed <= tree.epoch))
+        halves = np.stack([left[inner], right[inner]])
+        if arrays.replaced:
+            # of another epoch, or not in the tree any more
+            inner = np.array([n for n in inner.tolist() if tree.node(tree.node_id(n)) == n], dtype=np.intp)
+            halves = np.array([tree.children(n) for n in inner.tolist()], np.int32).reshape(-1, 2).T
         numbers = np.zeros(count, dtype=np.int32)
         numbers[inner] = np.arange(len(inner))
         numbers[leaves] = ~np.arange(len(leaves))
         self.root = numbers[tree.root_node]
-        self.left, self.right = numbers[left[inner]], numbers[right[inner]]
+        self.left, self.right = (numbers[half] for half in halves)
         self.points: dict[str, list[Any]] = {}
         self.field = np.zeros(len(inner), dtype=np.int32)
         self.rank = np.zeros(len(inner), dtype=np.int32)

@@ -18,14 +18,18 @@ _SAMPLE_ROWS = 4_096
 def rank(column: pa.Array | pa.ChunkedArray, points: Sequence[KeyValue]) -> Ints:
     """For each value, how many of the ascending `points` are at or below it.
 
-    Integers compare as numbers, strings and bytes by unsigned bytes (which for UTF-8 is code point order).
+    Integers, times and dates compare as numbers, strings and bytes by unsigned bytes (which for UTF-8 is code
+    point order).
     """
     if isinstance(column, pa.ChunkedArray):
         ranks = [rank(chunk, points) for chunk in column.chunks]
         return np.concatenate(ranks) if ranks else np.empty(0, dtype=np.int32)
-    if pa.types.is_integer(column.type):
-        values = column.to_numpy(zero_copy_only=False)
-        numbers: Ints = np.searchsorted(np.array(points, np.int64), values, side="right").astype(np.int32)
+    if pa.types.is_primitive(column.type):
+        # times and dates as the numbers that they are
+        number = pa.int32() if column.type.bit_width == 32 else pa.int64()
+        values = column.view(number).to_numpy(zero_copy_only=False)
+        known = pa.array(points, column.type).view(number).to_numpy(zero_copy_only=False)
+        numbers: Ints = np.searchsorted(known, values, side="right").astype(np.int32)
         return numbers
     return _rank_bytes(column, points)
 

@@ -27,7 +27,7 @@ from dormouse.data.quantiles import KeyQuantiles
 from dormouse.errors import InvalidData
 from dormouse.model.keys import encode_value
 from dormouse.model.schema import Field, Schema
-from dormouse.model.types import INT, LONG, DataType
+from dormouse.model.types import DATE, INT, LONG, TIMESTAMP, DataType
 
 SAMPLE_ROWS_MAX = 1 << 16
 SKETCHED_MAX = 1 << 12
@@ -35,6 +35,7 @@ SKETCH_K = 512
 _MAGIC = b"DMSK\x01"
 _COUNT_BYTES = 4
 _SIGN_BITS: dict[DataType, Any] = {INT: np.uint32(1 << 31), LONG: np.uint64(1 << 63)}
+_SIGN_BITS |= {DATE: _SIGN_BITS[INT], TIMESTAMP: _SIGN_BITS[LONG]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +170,10 @@ class _KeyColumn:
 
 def _comparable(data_type: DataType, column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Values as Arrow compares them in the order of keys."""
-    if data_type in _SIGN_BITS:
+    if data_type in (INT, LONG):
         return column
+    if data_type in _SIGN_BITS:
+        return column.cast(pa.int32() if data_type == DATE else pa.int64())
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     return column.cast(pa.binary())

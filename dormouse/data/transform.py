@@ -14,7 +14,7 @@ from dormouse.data.bloom_filters import bloom_filter_columns
 from dormouse.errors import InvalidData, InvalidProperties
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LONG, STRING, TIMESTAMP
+from dormouse.model.types import BOOLEAN, BYTES, DATE, DOUBLE, FLOAT, INT, LONG, STRING, TIMESTAMP, DataType
 
 if TYPE_CHECKING:
     from datafusion import DataFrame, SessionContext
@@ -34,9 +34,11 @@ _DEFAULTS = {
     INT: "CAST(0 AS INT)",
     LONG: "CAST(0 AS BIGINT)",
     DOUBLE: "CAST(0 AS DOUBLE)",
+    FLOAT: "CAST(0 AS FLOAT)",
     STRING: "arrow_cast('', 'Utf8View')",
     BYTES: "arrow_cast('', 'BinaryView')",
     TIMESTAMP: """arrow_cast(0, 'Timestamp(Microsecond, Some("UTC"))')""",
+    DATE: "arrow_cast(0, 'Date32')",
 }
 
 
@@ -188,23 +190,29 @@ def _aggregate_sql(field: Field, function: Function) -> str:
     if function == "sum" and field.type == LONG:
         # sums of LONG would wrap around: as decimals they are exact, and too large a total is an error
         result = f"CAST(sum(CAST({name} AS DECIMAL(38, 0))) AS BIGINT)"
-    if function != "sum" and field.type == DOUBLE:
-        result = _extreme_sql(name, function)
+    if function != "sum" and field.type.is_floating:
+        result = _extreme_sql(name, function, field.type.name.upper())
     if not field.nullable:
         # never null: this tells the planner, and so the file, that it is not
         is_boolean = field.type == BOOLEAN
         # the same type as its default, whether the session reads bytes as views or not
         result = f"arrow_cast({result}, 'BinaryView')" if field.type == BYTES else result
-        result = f"{result} IS TRUE" if is_boolean else f"coalesce({result}, {_DEFAULTS[field.type]})"
+        result = f"{result} IS TRUE" if is_boolean else f"coalesce({result}, {_default(field.type)})"
     return f"{result} AS {name}"
 
 
-def _extreme_sql(name: str, function: Function) -> str:
-    """The minimum or maximum of a DOUBLE, NaN counting as the largest value, as in PostgreSQL and Spark.
+def _default(found: DataType) -> str:
+    if found.precision is not None:
+        return f"CAST(0 AS DECIMAL({found.precision}, {found.scale}))"
+    return _DEFAULTS[found]
+
+
+def _extreme_sql(name: str, function: Function, kind: str) -> str:
+    """The minimum or maximum of a DOUBLE or FLOAT, NaN counting as the largest, as in PostgreSQL and Spark.
 
     DataFusion's own depends on where a NaN stands among the rows, and begins with the largest finite numbers.
     """
-    low, high, nan = (f"CAST('{text}' AS DOUBLE)" for text in ("-Infinity", "Infinity", "NaN"))
+    low, high, nan = (f"CAST('{text}' AS {kind})" for text in ("-Infinity", "Infinity", "NaN"))
     found = [
         f"CASE WHEN bool_or({name} = {low}) THEN {low} END",
         f"{function}(CASE WHEN {name} > {low} AND {name} < {high} THEN {name} END)",

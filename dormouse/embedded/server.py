@@ -190,6 +190,7 @@ class Server:
             "listen_addresses": "",
             "port": "5432",
             "dormouse.folder": str(self.data.parent),  # for those who look at the list of processes
+            "track_commit_timestamp": "on",  # what a table was at a time, also in folders of before
             **options,
         }
         arguments = [f"--{name}={value}" for name, value in settings.items()]

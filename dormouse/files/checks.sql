@@ -22,10 +22,11 @@ cross join lateral (select f.* from ({file_facts}) f where f.file_id = l.file_id
 
 -- name: check_places
 -- Partitions that have files, and are not in the tree.
-select r.partition_id, min(r.filename) as filename, 'it has files, and is not in the tree: its row is lost' as detail
+select r.partition_id, min(r.filename) as filename, 'it has files, and is not in the tree: their rows are missing from queries' as detail
 from {file_reference} r
 where {live} and not exists (
-    select from partition p where p.table_id = %(table_id)s and p.partition_id = r.partition_id
+    select from partition p
+    where p.table_id = %(table_id)s and p.partition_id = r.partition_id and p.merged_epoch is null
 )
 group by r.partition_id
 limit %(limit)s;

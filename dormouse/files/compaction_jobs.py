@@ -111,6 +111,15 @@ class CompactionJobs:
         name = f"create_{properties.compaction_strategy}"
         return int(look(self._own, "jobs", chosen_by, lambda: self._own.layout.queries[name], values))
 
+    def create_of_shared(self, partition_ids: Iterable[str]) -> int:
+        """Makes jobs of the files of leaves that also hold other partitions' rows; gives how many."""
+        values = {
+            "partition_ids": list(partition_ids),
+            "batch_files": self._table.properties.compaction_batch_files,
+            "jobs_max": self._table.properties.compaction_jobs_max,
+        }
+        return int(self._own.rows("create_of_shared", values, operation="create jobs")[0][0])
+
     def take(
         self,
         limit: int,

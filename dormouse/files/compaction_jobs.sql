@@ -48,7 +48,29 @@ with {changed}, sized as (
 -- the criterion.
 due as (
     select distinct partition_id from batch
-), job as materialized (
+), {claimed}, {remembered}
+select {jobs_claimed}
+
+-- name: create_of_shared
+-- Makes jobs of the unassigned files of some leaves that also hold other partitions' rows, so that they hold them no more.
+with batch as materialized (
+    select partition_id, array_agg(place) as places
+    from (
+        select r.partition_id, r.place,
+            (row_number() over (partition by r.partition_id order by r.file_id) - 1) / %(batch_files)s as batch
+        from unnest(%(partition_ids)s::text[]) as l (partition_id)
+        cross join lateral (
+            select r.ctid as place, r.* from {file_reference} r where r.partition_id = l.partition_id offset 0
+        ) r
+        where r.job_id is null and not r.only_contains_data_for_this_partition
+    ) s
+    group by partition_id, batch
+), {claimed}
+select {jobs_claimed};
+
+-- name: claimed
+-- Part of creation: the jobs of each batch, and their claims.
+job as materialized (
     select gen_random_uuid() as job_id, partition_id, places from batch limit %(jobs_max)s
 ), wanted as materialized (
     select job_id, unnest(places) as place from job
@@ -66,8 +88,11 @@ due as (
 ), created as (
     insert into compaction_job (table_id, job_id, partition_id)
     select %(table_id)s, job_id::text, partition_id from job
-), {remembered}
-select (select count(*) from job) as jobs,
+)
+
+-- name: jobs_claimed
+-- Part of creation: how many jobs were made.
+(select count(*) from job) as jobs,
     case when (select count(*) from claimed) < (select count(*) from wanted)
         then lost_race('another transaction assigned some of the files meanwhile') end
 

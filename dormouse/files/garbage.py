@@ -15,7 +15,7 @@ from dormouse.errors import CheckFailed, FileHasReferences, FileNotFound, Invali
 from dormouse.files import removal_log
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.differences import Difference
-from dormouse.files.holds import deletable_before
+from dormouse.files.holds import deletable_before, let_go
 from dormouse.files.last_rounds import LastRounds
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.problem import Problem
@@ -84,7 +84,7 @@ class GarbageCollector:
         self._store.totals.bring_forward(daily=True)
         report = GarbageReport(self._store.stamp_unreferenced(), (), (), 0)
         lost = self._store.differences.remembered()
-        for batch in self._batches(self._due_before()) if not lost else ():
+        for batch in self._batches() if not lost else ():
             if is_over():
                 return replace(report, whole=False)
             report = report.with_more(*self._delete(batch))
@@ -110,15 +110,18 @@ class GarbageCollector:
 
     def _due_before(self) -> datetime:
         # the database's clock stamps removals, so it also tells how long ago they were
-        return deletable_before(self._supplier, self._store.table.properties.gc_delay_seconds)
+        return deletable_before(self._supplier, self._store.table)
 
     def _forget_commits(self) -> None:
         limit = self._store.table.properties.gc_batch_files
         while self._store.forget_expired_commits(limit) == limit:
             pass
 
-    def _batches(self, before: datetime) -> Iterator[list[str]]:
-        ready = self._store.files_ready_for_gc(before)
+    def _batches(self) -> Iterator[list[str]]:
+        if next(self._store.files_ready_for_gc(self._due_before()), None) is None:
+            return
+        before = let_go(self._supplier, self._store.table)
+        ready = self._store.files_ready_for_gc(before) if before is not None else iter(())
         while batch := list(islice(ready, self._store.table.properties.gc_batch_files)):
             yield batch
 

@@ -10,14 +10,18 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
+
+import psycopg
 
 from dormouse.errors import InstanceError
+from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.queries import load
+from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
 LEASE_SECONDS = 900.0
@@ -45,32 +49,63 @@ def held(supplier: Supplier, holder: str) -> Iterator[None]:
 
     Raises `InstanceError` at the end when the hold had ended before, as that of a process that was frozen.
     """
+    begin = rows_of(_QUERIES["hold"], values := _lease(holder, margin_seconds=MARGIN_SECONDS))
+    with _renewed(supplier, holder, values["holder"], begin) as went_on:
+        yield
+    if not went_on():
+        raise InstanceError(
+            f"the {holder} did not go on for {LEASE_SECONDS:,.0f} s, and files that it needs may be gone: "
+            "nothing is made of it; run it again"
+        )
+
+
+@contextmanager
+def moment_held(supplier: Supplier, table_id: int, since: datetime, snapshot: str) -> Iterator[bool]:
+    """Holds what a moment needs of a table until the end; False: some may be gone already."""
+    values = _lease("reader", table_id=table_id, since=since, snapshot=snapshot)
+
+    def begin(conn: psycopg.Connection[Any]) -> list[Any]:
+        return _after_others(conn, "hold_moment", values)
+
+    with _renewed(supplier, "reader", values["holder"], begin) as began:
+        yield began()
+
+
+def _lease(holder: str, **values: Any) -> dict[str, Any]:
+    # of one name there may be two
+    return {"holder": f"{holder} {uuid.uuid4().hex}", "lease_seconds": LEASE_SECONDS, **values}
+
+
+@contextmanager
+def _renewed(
+    supplier: Supplier, holder: str, name: str, begin: Callable[[psycopg.Connection[Any]], list[Any]]
+) -> Iterator[Callable[[], bool]]:
+    """A hold that goes on until the end. What is given tells: inside, whether it began; after, went on."""
     ended = threading.Event()
-    name = f"{holder} {uuid.uuid4().hex}"  # of one name there may be two
-    values = {"holder": name, "margin_seconds": MARGIN_SECONDS, "lease_seconds": LEASE_SECONDS}
 
     def renew() -> None:
+        values = {"holder": name, "lease_seconds": LEASE_SECONDS}
         while not ended.wait(LEASE_SECONDS / 5):
             try:
                 run_transaction(supplier, rows_of(_QUERIES["renew"], values), operation="hold files")
             except Exception:
                 logger.exception("the hold %r was not renewed, and is tried again", holder)
 
-    run_transaction(supplier, rows_of(_QUERIES["hold"], values), operation="hold files")
+    is_held = run_transaction(supplier, begin, operation="hold files") != [(False,)]
     renewing = threading.Thread(target=renew, name="hold", daemon=True)
     renewing.start()
     try:
-        yield
+        yield lambda: is_held
     finally:
         ended.set()
         renewing.join()
-        work = rows_of(_QUERIES["release"], {"holder": name})
-        held_on = run_transaction(supplier, work, operation="release files")[0][0]
-    if not held_on:
-        raise InstanceError(
-            f"the {holder} did not go on for {LEASE_SECONDS:,.0f} s, and files that it needs may be gone: "
-            "nothing is made of it; run it again"
-        )
+        is_held = release(supplier, name)
+
+
+def _after_others(conn: psycopg.Connection[Any], name: str, values: Mapping[str, Any]) -> list[Any]:
+    """A statement that sees what others that let the table's files go, or hold them, did before."""
+    conn.execute(_QUERIES["lock_history"].on(), values)
+    return conn.execute(_whole(name).on(), values).fetchall()
 
 
 @contextmanager
@@ -100,8 +135,40 @@ def release(supplier: Supplier, holder: str) -> bool:
     return bool(run_transaction(supplier, work, operation="release files")[0][0])
 
 
-def deletable_before(supplier: Supplier, delay_seconds: float) -> datetime:
-    """What lost its last reference before can be deleted: so long ago, and held by nobody."""
-    work = rows_of(_QUERIES["before"], {"delay_seconds": delay_seconds})
-    found: datetime = run_lookup(supplier, work, operation="look for holds")[0][0]
+def deletable_before(supplier: Supplier, table: TableRecord) -> datetime:
+    """What of a table lost its last reference before can be deleted: so long ago, and held by nobody."""
+    found: datetime = run_lookup(
+        supplier, rows_of(_whole("before"), _kept(table)), operation="look for holds"
+    )[0][0]
     return found
+
+
+def let_go(supplier: Supplier, table: TableRecord) -> datetime | None:
+    """As `deletable_before`, for who deletes it then: no moment before can be read from here on.
+
+    None: the table was dropped.
+    """
+    rows = run_transaction(
+        supplier, lambda conn: _after_others(conn, "let_go", _kept(table)), operation="let files go"
+    )
+    return rows[0][0] if rows else None
+
+
+def _kept(table: TableRecord) -> dict[str, Any]:
+    properties = table.properties
+    kept_seconds = max(properties.gc_delay_seconds, properties.files_kept_seconds)
+    return {
+        "table_id": table.table_id,
+        "delay_seconds": properties.gc_delay_seconds,
+        "kept_seconds": kept_seconds,
+    }
+
+
+def _whole(name: str) -> Query:
+    return _QUERIES[name].including(deletable=_QUERIES["deletable"])
+
+
+def is_held(supplier: Supplier, table_id: int, snapshot: str, seconds: float) -> bool:
+    """Whether a moment of a table is held for so long, as named cuts are."""
+    values = {"table_id": table_id, "snapshot": snapshot, "seconds": seconds}
+    return bool(run_lookup(supplier, rows_of(_QUERIES["is_held"], values), operation="look for holds")[0][0])

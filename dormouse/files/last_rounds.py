@@ -22,7 +22,7 @@ from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement
 
-RoundKind = Literal["compaction", "split", "collection"]
+RoundKind = Literal["compaction", "split", "merge", "collection"]
 IDLE_SECONDS = 60.0
 
 logger = logging.getLogger(__name__)

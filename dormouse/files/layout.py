@@ -15,7 +15,7 @@ from dormouse.postgres.statements import Statement
 # parts that a layout supplies to the store's statements; all its other queries are whole statements
 _PARTS = (
     "live", "track", "is_tracked", "lock_file", "forget_files", "counts_added", "counts_changed",
-    "forget_all", "file_facts", "create_files", "lock", "count_unreferenced",
+    "forget_all", "file_facts", "create_files", "lock", "count_unreferenced", "mark_referenced",
 )  # fmt: skip
 # names that differ: a writer that does not know of a conversion cannot write into the wrong tables
 _TABLES = {
@@ -25,8 +25,9 @@ _TABLES = {
 }
 _MODULES = (
     "store", "parts", "reads", "compaction_jobs", "layout", "watermarks", "totals", "differences", "checks",
+    "moves",
 )  # fmt: skip
-_STORE, _SHARED_PARTS, _READS, _JOBS, _LAYOUT, _WATERMARKS, _TOTALS, _DIFFERENCES, _CHECKS = (
+_STORE, _SHARED_PARTS, _READS, _JOBS, _LAYOUT, _WATERMARKS, _TOTALS, _DIFFERENCES, _CHECKS, _MOVES = (
     load(__package__ or "", name) for name in _MODULES
 )
 LAYOUTS = tuple(_TABLES)
@@ -48,13 +49,21 @@ class Layout:
         """Likewise, for servers before `WALKS_ARRAYS`."""
         return self._queries("found_one_by_one")
 
+    @cached_property
+    def parts(self) -> dict[str, Query]:
+        """What the layout supplies to statements, also of other rooms."""
+        return {name: self.own[name] for name in _PARTS}
+
     def _queries(self, found: str) -> dict[str, Query]:
-        parts = {name: self.own[name] for name in _PARTS}
-        parts |= {**_SHARED_PARTS, "reference_columns": _READS["reference_columns"]}
-        parts |= {name: _JOBS[name] for name in ("claim", "is_open")}
+        parts = {**self.parts, **_SHARED_PARTS, "reference_columns": _READS["reference_columns"]}
+        parts |= {name: _JOBS[name] for name in ("claim", "claimed", "jobs_claimed", "is_open")}
         parts |= {name: _WATERMARKS[name] for name in ("mark_freed", "remembered")}
         parts["found"] = _SHARED_PARTS[found]
-        whole = {**_STORE, **_READS, **_JOBS, **_LAYOUT, **_TOTALS, **_DIFFERENCES, **_CHECKS, **self.own}
+        merged = _SHARED_PARTS["merged"]
+        parts["merged_of_refs"] = merged.including(named=_SHARED_PARTS["named_by_refs"])
+        parts["merged_of_targets"] = merged.including(named=_SHARED_PARTS["named_by_targets"])
+        whole = {**_STORE, **_READS, **_JOBS, **_LAYOUT, **_TOTALS, **_DIFFERENCES, **_CHECKS, **_MOVES}
+        whole |= self.own
         return {name: query.including(**parts) for name, query in whole.items()}
 
     def tables(self, table_id: int) -> dict[str, str]:

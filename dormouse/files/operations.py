@@ -14,6 +14,7 @@ from dormouse.errors import (
 )
 from dormouse.files import diagnosis
 from dormouse.files.commit import Kind
+from dormouse.files.moves import Places, file_in_place, split_in_place
 from dormouse.files.parameters import (
     Parameters,
     assign_arrays,
@@ -41,7 +42,8 @@ class Operation:
     names the files that it refused, in its last column. `whole_statement`: a quicker one for batches in which
     nothing is refused. `order`: by what items are sorted, where the statement does not sort. `touches` gives
     what an item changes: two items that touch the same cannot be in one statement. `keys` are the references
-    (partition id, filename) whose states explain a refusal, to `diagnose`.
+    (partition id, filename) whose states explain a refusal, to `diagnose`. `in_place`: an item as it is where
+    partitions that it adds references to are merged; the statement tells them after its outcome.
     """
 
     name: Kind
@@ -54,6 +56,7 @@ class Operation:
     names_refused: bool = False
     whole_statement: str | None = None
     order: Callable[[Any], str] | None = None
+    in_place: Callable[[Any, Places], Any] | None = None
     keys: Callable[[Any], Keys] = lambda item: []
     diagnose: Callable[[str, Any, Sequence[diagnosis.State]], DormouseError | None] = lambda *_: None
 
@@ -157,6 +160,7 @@ OPERATIONS: dict[Kind, Operation] = {
         _check_files,
         names_refused=True,
         whole_statement="add_whole",
+        in_place=file_in_place,
     ),
     "assign_job_ids": Operation(
         "assign_job_ids",
@@ -189,6 +193,7 @@ OPERATIONS: dict[Kind, Operation] = {
         _split_fingerprint,
         lambda table, requests: {},
         alone=True,
+        in_place=split_in_place,
         keys=_split_keys,
         diagnose=diagnosis.split,
     ),

@@ -45,10 +45,10 @@ class OwnTables:
         return self._state[1]
 
     def on(self, query: str | Query) -> sql.Composed:
-        """A statement of the layout, by its name, or another query, on the table's own tables."""
+        """A statement of the layout, by its name, or another query with its parts, on the own tables."""
         table, known = self._state
         if isinstance(query, Query):
-            return composed(query, known.names(table.table_id))
+            return composed(query.including(**known.parts), known.names(table.table_id))
         return known.on(query, table.table_id)
 
     def statement(self, name: str) -> Statement:

@@ -21,6 +21,29 @@ before as materialized (
     ) b
 )
 
+-- name: merged
+-- Part of an update: of the partitions that get references those that left the tree by a merge. Most tables have none.
+merged as materialized (
+    select n.partition_id
+    from (
+        select distinct unnest({named}) as partition_id
+        where exists (select from partition where table_id = %(table_id)s and merged_epoch is not null offset 0)
+    ) n
+    where exists (
+        select from partition p
+        where p.table_id = %(table_id)s and p.partition_id = n.partition_id collate "C" and p.merged_epoch is not null
+        offset 0
+    )
+)
+
+-- name: named_by_refs
+-- Part of an update: the partitions of the references that come with files.
+%(ref_partition_ids)s::text[]
+
+-- name: named_by_targets
+-- Part of an update: the partitions of the references that replace others.
+array(select partition_id from target)
+
 -- name: verdict_of_commits
 -- Part of an update: of each commit whether all of its checks are, and no commit was applied before.
 verdict as materialized (

@@ -113,14 +113,17 @@ class FileReferenceReads:
 
     def planned_at(
         self, partition_ids: Sequence[str], snapshot: str, conn: psycopg.Connection[Any]
-    ) -> list[Sequence[Any]]:
+    ) -> tuple[int, list[Sequence[Any]]]:
         """As `planned_on`, as a snapshot had them; last whether the file is still known.
 
-        As long as the log of removals reaches back, and the file of one that was collected meanwhile is told
-        by its id.
+        First from when on the log of removals and the files are whole, in microseconds: of an older snapshot
+        some references may be missing. The file of one that was collected meanwhile is told by its id.
         """
         values = {"partition_ids": partition_ids, "snapshot": snapshot}
-        return self._execute(conn, "plan_at", values).fetchall()
+        head, *rows = self._execute(conn, "plan_at", values).fetchall() or (None,)
+        if head is None:
+            raise TableNotFound(f"table {self.table.name!r} does not exist any more")
+        return head[3], rows
 
     def has_same_rows(self, partition_ids: Sequence[str], snapshot: str) -> bool:
         """Whether some partitions still have the rows that a snapshot had; False when that cannot be told.

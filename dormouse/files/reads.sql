@@ -52,7 +52,14 @@ from (
 
 -- name: plan_at
 -- The references of some partitions as a snapshot had them: those of now that it saw, and those that were removed
--- since. The file of one that was collected is not known any more: its id stands for its name.
+-- since. The file of one that was collected is not known any more: its id stands for its name. First, for bytes, from when
+-- on the log and the files are whole, in microseconds.
+select null as partition_id, null as filename, null::boolean as only_contains_data,
+    (extract(epoch from t.history_since) * 1000000)::bigint as byte_count, null::bytea as min_key, null::bytea as max_key,
+    true as is_known
+from tables t
+where t.table_id = %(table_id)s
+union all
 select r.partition_id, r.filename, r.only_contains_data_for_this_partition, f.byte_count, f.min_key, f.max_key,
     f.file_id is not null
 from {file_reference} r
@@ -170,3 +177,23 @@ from ({file_facts}) f
 where f.file_id > %(after)s
 order by f.file_id
 limit %(limit)s;
+
+-- name: gone_since_snapshot
+-- The references that a snapshot had and that were removed since, and whether their files are still known.
+select f.filename, g.partition_id, r.row_count, null::text as job_id, null::timestamptz as last_updated,
+    r.count_approximate, r.only_contains_data_for_this_partition
+from removal g
+cross join lateral unnest(
+    g.file_ids, g.row_counts, g.counts_approximate, g.only_contain_data_for_this_partition, g.added_xids
+) as r (file_id, row_count, count_approximate, only_contains_data_for_this_partition, added_xid)
+left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
+where g.table_id = %(table_id)s and g.removed_xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot)
+    and not pg_visible_in_snapshot(g.removed_xid, %(snapshot)s::pg_snapshot)
+    and pg_visible_in_snapshot(r.added_xid, %(snapshot)s::pg_snapshot);
+
+-- name: come_since_snapshot
+-- How many references came since a snapshot, their rows, and whether these are all exact.
+select count(*), coalesce(sum(r.row_count), 0)::bigint, not coalesce(bool_or(r.count_approximate), false)
+from {file_reference} r
+where r.partition_id <> '' and r.added_xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot)
+    and not pg_visible_in_snapshot(r.added_xid, %(snapshot)s::pg_snapshot);

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 from psycopg import errors as pg
 
+from dormouse.files.holds import MARGIN_SECONDS
 from dormouse.model.properties import TableProperties
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
@@ -53,10 +54,12 @@ def _date_back(conn: psycopg.Connection[Any], last: date) -> None:
 def _drop_unless_needed(conn: psycopg.Connection[Any], day: date) -> None:
     # first the lock, then the look: what a transaction commits between the two would be lost
     conn.execute(_QUERIES["lock_day"].on(day=_name(day)))
-    retention = {"retention_seconds": TableProperties().history_retention_seconds}
-    if not conn.execute(_QUERIES["still_needed"].on(day=_name(day)), retention).fetchall()[0][0]:
+    margin = {"margin_seconds": MARGIN_SECONDS}
+    values = {"retention_seconds": TableProperties().history_retention_seconds, **margin}
+    if not conn.execute(_QUERIES["still_needed"].on(day=_name(day)), values).fetchall()[0][0]:
         end = _midnight(day + timedelta(days=1))
         conn.execute(_QUERIES["note_dropped"].literally(to_day=end).on(day=_name(day)))
+        conn.execute(_QUERIES["note_history"].on(day=_name(day)), margin)
         conn.execute(_QUERIES["drop_day"].on(day=_name(day)))
 
 

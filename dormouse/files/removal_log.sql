@@ -47,14 +47,20 @@ alter table removal attach partition {day} for values from ({from_day}) to ({to_
 lock table {day} in access exclusive mode;
 
 -- name: still_needed
--- Whether some table keeps removals of a day, for its history, or because they were not collected or counted yet, or all was
--- not counted again since: that finds references which are lost of files that came on that day.
+-- Whether some table keeps removals of a day: for its history, for a moment that is held, or because they were not collected
+-- or counted yet, or all was not counted again since: that finds references which are lost of files that came on that day.
 select exists (
     select from {day} r
     join tables t using (table_id)
     left join watermark w on w.table_id = t.table_id and w.purpose = 'totals' and w.whole_at is not null
     where r.removed_at > clock_timestamp() - make_interval(
             secs => coalesce((t.properties ->> 'history_retention_seconds')::float8, %(retention_seconds)s)
+                + %(margin_seconds)s
+        )
+        or exists (
+            select from hold h
+            where h.until > clock_timestamp() and (h.table_id is null or h.table_id = r.table_id)
+                and not pg_visible_in_snapshot(r.removed_xid, h.snapshot)
         )
         or not pg_visible_in_snapshot(r.removed_xid, t.collected_till)
         or not pg_visible_in_snapshot(r.removed_xid, w.till)
@@ -67,6 +73,17 @@ select exists (
 -- a clock that was set back then may be removed on the day before.
 update instance set removals_since = greatest(removals_since, {to_day}::timestamptz + interval '1 day')
 where exists (select from {day});
+
+-- name: note_history
+-- Of the tables that have removals of a day: what they removed was committed a while later at the latest, and moments
+-- before cannot be read any more; a moment that is held can.
+update tables t
+set history_since = greatest(t.history_since, least(
+    r.last + make_interval(secs => %(margin_seconds)s),
+    (select min(since) from hold h where h.until > clock_timestamp() and (h.table_id is null or h.table_id = t.table_id))
+))
+from (select table_id, max(removed_at) as last from {day} group by table_id) r
+where t.table_id = r.table_id;
 
 -- name: drop_day
 -- Drops the log's partition of one day.

@@ -9,10 +9,14 @@ with {sent}, {before}, file as materialized (
     ) as t (commit, file_id, filename, byte_count, row_count, min_key, max_key, digest, referenced)
 ), refused as materialized (
     select o.commit, o.filename from file o where exists ({is_tracked})
-), checks as (
+), {merged_of_refs}, checks as (
     select generate_series(1, %(count)s::integer) as commit, true as ok
     union all
     select commit, false from refused
+    union all
+    select t.commit, false
+    from merged m, unnest(%(ref_commits)s::integer[], %(ref_partition_ids)s::text[]) as t (commit, partition_id)
+    where t.partition_id = m.partition_id
 ), {verdict_of_commits}, new_file as materialized (
     select * from file where (select ok from verdict)[commit]
 ), tracked as (
@@ -31,7 +35,7 @@ with {sent}, {before}, file as materialized (
     on conflict do nothing
     returning partition_id, file_id
 ), {counts_added}, {recorded}
-select {outcome},
+select {outcome}, array(select partition_id from merged),
     case when (select count(distinct file_id) from tracked) < (select count(*) from new_file)
         then lost_race('another transaction adds the same file') end,
     (select jsonb_agg(jsonb_build_array(commit, filename) order by commit, filename) from refused) as refused;
@@ -172,11 +176,13 @@ with {sent}, new_file as materialized (
         %(ref_row_counts)s::bigint[], %(ref_approximate)s::boolean[], %(ref_only)s::boolean[]
     )
     returning partition_id, file_id
-), {counts_added}, {ended}, recorded as (
+), {counts_added}, {ended}, {merged_of_refs}, recorded as (
     {record}
     order by commit_key
 )
-select case when (select count(*) from ended where ok) < cardinality(%(attempt_ids)s::uuid[]) or {renamed} then not_whole() end;
+select case when (select count(*) from ended where ok) < cardinality(%(attempt_ids)s::uuid[]) or {renamed}
+        or exists (select from merged)
+    then not_whole() end;
 
 -- name: split
 -- Replaces unassigned references by others to the same files, for the requests that are valid.
@@ -193,7 +199,7 @@ with {sent}, {before}, input as materialized (
     cross join lateral unnest(
         i.targets::text[], i.row_counts::bigint[], i.approximate::boolean[], i.only_contains::boolean[]
     ) as t (partition_id, row_count, count_approximate, only_contains_data)
-), locked as materialized (
+), {merged_of_targets}, locked as materialized (
     select i.number, l.place, l.place is not null as ok
     from input i
     left join lateral (
@@ -204,6 +210,8 @@ with {sent}, {before}, input as materialized (
     ) l on true
 ), checks as (
     select number, ok from locked
+    union all
+    select t.number, false from merged m, target t where t.partition_id = m.partition_id
     union all
     select t.number, false
     from target t
@@ -220,7 +228,7 @@ with {sent}, {before}, input as materialized (
     on conflict do nothing
     returning partition_id, file_id
 ), {counts_changed}, {recorded}
-select {outcome},
+select {outcome}, array(select partition_id from merged),
     case when (select count(*) from added) < (select count(*) from target where (select ok from verdict)[number])
         then lost_race('another transaction adds the same reference') end,
     case when (select count(*) from removed) < (select count(*) from taken)
@@ -318,12 +326,46 @@ select count(*) from forgotten;
 -- refer to files that are forgotten. Readers go on.
 lock table {file_reference} in share row exclusive mode;
 
+-- name: restore_remove
+-- Part of a restore, while writers are kept out: removes the references that came since a snapshot.
+with removed as (
+    delete from {file_reference} r
+    where r.partition_id <> '' and r.added_xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot)
+        and not pg_visible_in_snapshot(r.added_xid, %(snapshot)s::pg_snapshot)
+    returning {removed_columns}
+), {logged}, added as (
+    select partition_id, file_id from removed where false
+), {counts_changed}
+select count(*) from removed;
+
+-- name: restore_add
+-- Part of a restore: adds references of before, which make nothing new; releases those that jobs hold, and forgets the jobs.
+with added as (
+    {into_references}
+    select %(table_id)s, *, false
+    from unnest(
+        %(ref_partition_ids)s::text[], %(ref_file_ids)s::uuid[], %(ref_filenames)s::text[],
+        %(ref_row_counts)s::bigint[], %(ref_approximate)s::boolean[], %(ref_only)s::boolean[]
+    )
+    returning partition_id, file_id
+), {counts_added}, freed as (
+    update {file_reference} r set job_id = null, last_updated = clock_timestamp()
+    where r.job_id is not null
+    returning r.partition_id
+), {mark_freed}, jobs_gone as (
+    delete from compaction_job where table_id = %(table_id)s
+), referenced as (
+    {mark_referenced}
+)
+insert into restored (table_id, restored_xid, moment) values (%(table_id)s, pg_current_xact_id(), %(at)s);
+
 -- name: clear
 -- Forgets every file, reference, job and attempt of the table, how its rounds ended, and what was found to be lost; what
 -- was counted is void.
 with references_gone as (delete from {file_reference}),
 jobs_gone as (delete from compaction_job where table_id = %(table_id)s),
 log_gone as (delete from removal where table_id = %(table_id)s),
+history_gone as (update tables set history_since = clock_timestamp() where table_id = %(table_id)s),
 looks_gone as (delete from watermark where table_id = %(table_id)s and purpose <> 'totals'),
 totals_void as (
     -- not deleted: what is being counted is not to be remembered either

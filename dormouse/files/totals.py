@@ -19,6 +19,7 @@ from psycopg.types.json import Jsonb
 
 from dormouse.errors import InstanceForbidden, InstanceReadOnly
 from dormouse.files.differences import Difference, Differences, not_counted
+from dormouse.files.last_rounds import LastRound
 from dormouse.files.own_tables import OwnTables
 from dormouse.postgres.connection import Isolation
 from dormouse.postgres.transaction import allow_scans
@@ -40,6 +41,31 @@ class Totals:
     @property
     def rows_exact(self) -> bool:
         return not self.approximate
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """What a table consists of now, and how its rounds end. Rows of files that a split divided are estimates.
+
+    `compaction_jobs` wait or are run, `jobs_running` of them are run; `jobs_given_up` were given up in all.
+    `rounds` has one of each kind that there was.
+    """
+
+    name: str
+    partitions: int
+    leaves: int
+    files: int
+    references: int
+    row_count: int
+    rows_exact: bool
+    byte_count: int
+    unreferenced_files: int
+    compaction_jobs: int
+    jobs_running: int = 0
+    jobs_given_up: int = 0
+    given_up_reason: str | None = None
+    given_up_at: datetime | None = None
+    rounds: tuple[LastRound, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,9 @@ from (
 ) f, (
     {count_unreferenced}
 ) u, (
-    select count(*), count(*) filter (where sealed_epoch is null) as leaves from partition where table_id = %(table_id)s
+    select count(*), count(*) filter (where sealed_epoch is null) as leaves
+    from partition
+    where table_id = %(table_id)s and merged_epoch is null
 ) p;
 
 -- name: count_since
@@ -99,7 +101,8 @@ select ((b.facts ->> 'references')::bigint + r.count)::bigint as references,
     ((b.facts ->> 'files')::bigint + f.files)::bigint as files,
     (b.facts ->> 'byte_count')::numeric + f.byte_count as byte_count,
     u.count as unreferenced_files,
-    ((b.facts ->> 'partitions')::bigint + e.created)::bigint as partitions,
+    -- each but the leaves has two halves
+    ((b.facts ->> 'partitions')::bigint + 2 * (e.created - e.sealed))::bigint as partitions,
     ((b.facts ->> 'leaves')::bigint + e.created - e.sealed)::bigint as leaves,
     pg_current_snapshot()::text as till, t.epoch, b.version, b.is_fresh, f.unknown, r.changes + e.created as changes,
     statement_timestamp() as looked_at, b.looked_at as counted_at

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -30,6 +30,8 @@ from dormouse.postgres.statements import Statement
 from dormouse.postgres.transaction import run_statement
 
 ROUNDS_MAX = 10
+_MERGED = 5
+"""The column of the partitions that are merged, after those of the outcome."""
 NOT_WHOLE = "DM001"
 """The SQLSTATE that `not_whole` raises."""
 
@@ -273,17 +275,32 @@ class _Batch:
                 )
             return [unit for unit in units if unit.commit not in done]
         self._applied |= {unit.commit for unit, ok in zip(units, verdict, strict=True) if ok}
-        refused = [unit for unit, ok in zip(units, verdict, strict=True) if not ok]
+        late, refused = self._in_place([u for u, ok in zip(units, verdict, strict=True) if not ok], row, conn)
         unsure = {unit.commit for unit in refused if unit.commit in self._ids} - self._asked - self._applied
         if unsure:
             # the one that made this wait may have applied the same commit: a second look will see it
             self._asked |= unsure
-            return refused
+            return late + refused
         if not refused:
-            return []
-        return (
-            self._named(units, row[-1]) if self._operation.names_refused else self._explained(refused, conn)
-        )
+            return late
+        if self._operation.names_refused:
+            return late + self._named(units, row[-1] or (), {unit.commit for unit in late})
+        return late + self._explained(refused, conn)
+
+    def _in_place(
+        self, units: list[_Unit], row: Sequence[Any], conn: psycopg.Connection[Any] | None
+    ) -> tuple[list[_Unit], list[_Unit]]:
+        """Of units that were refused those that came too late, with what took their partitions' places."""
+        in_place = self._operation.in_place
+        if in_place is None or not units or not row[_MERGED]:
+            return [], units
+        places = dict(self._store._rows("places", {"partition_ids": row[_MERGED]}, conn))
+        late, refused = list[_Unit](), list[_Unit]()
+        for unit in units:
+            items = [in_place(item, places) for item in unit.items]
+            is_late = items != list(unit.items)
+            (late if is_late else refused).append(replace(unit, items=items) if is_late else unit)
+        return late, refused
 
     def _values(self, units: list[_Unit], commits: list[int]) -> Parameters:
         numbers = {commit: n for n, commit in enumerate(commits, 1)}
@@ -312,11 +329,13 @@ class _Batch:
             parts.append("")  # no name is empty, and none has a NUL: no two contents look alike
         return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).digest()
 
-    def _named(self, units: list[_Unit], refusals: list[list[Any]]) -> list[_Unit]:
+    def _named(self, units: list[_Unit], refusals: Sequence[list[Any]], late: set[int]) -> list[_Unit]:
         """The statement itself has named the files that it refused, by commit."""
         kind = {(): FileAlreadyExists, (True,): FileHasReferences, (False,): FileNotFound}
         for number, filename, *tracked in refusals:
             unit = units[number - 1]
+            if unit.commit in late:
+                continue
             names = [getattr(item, "filename", item) for item in unit.items]
             error = kind[tuple(tracked)](self._store.table.name, filename)
             self._failed[unit.commit][names.index(filename)] = error

@@ -17,7 +17,7 @@ from dormouse.files.own_tables import OwnTables
 from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import allow_scans, rows_of
 
-Purpose = Literal["jobs", "splits", "pushes"]
+Purpose = Literal["jobs", "splits", "pushes", "merges"]
 _QUERIES = load(__package__ or "", "watermarks")
 ITS_PARTITION = _QUERIES["its_partition"]
 

@@ -26,7 +26,7 @@ changed as materialized (
 -- name: everything
 -- Part of a look that nothing escapes: all partitions.
 changed as (
-    select partition_id from partition where table_id = %(table_id)s
+    select partition_id from partition where table_id = %(table_id)s and merged_epoch is null
 )
 
 -- name: its_partition

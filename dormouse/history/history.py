@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
+from typing import Literal
 
 from dormouse.context import TableContext
+from dormouse.errors import InvalidCut
+from dormouse.history.changes import ChangedFile, changes_between, references_at
+from dormouse.history.cuts import (
+    INTERVAL_SECONDS,
+    compare,
+    cut,
+    cuts,
+    drop_cut,
+    record_cut,
+    record_if_due,
+)
 from dormouse.history.epochs import EpochRecord, Epochs, Life, ScaleMetadata
+from dormouse.history.moments import now, position_of
+from dormouse.history.retention import RetentionReport, apply_retention, truncate
+from dormouse.history.sizes import Size, size_between
+from dormouse.model.cut import Cut, When
+from dormouse.model.file_reference import FileReference
 from dormouse.model.partition_tree import Partition
 
 
@@ -17,9 +34,40 @@ class History:
     aware: a naive one is `InvalidCut`.
     """
 
-    def __init__(self, context: TableContext) -> None:
+    def __init__(self, context: TableContext, check_writable: Callable[[], None]) -> None:
         self._context = context
+        self._check_writable = check_writable
         self._epochs = Epochs(context.supplier, context.table)
+
+    def record_cut(self, name: str | None = None) -> Cut:
+        """Records the present. With a name it is kept until it is dropped, else as long as the history.
+
+        `InvalidCut` for a name that is taken, or could be taken for a time.
+        """
+        self._check_writable()
+        return record_cut(self._context, name)
+
+    def record_if_due(self, interval_seconds: float = INTERVAL_SECONDS) -> Cut | None:
+        """Records a cut when the last is so old and the table has changed since, as maintenance does."""
+        self._check_writable()
+        return record_if_due(self._context, interval_seconds)
+
+    def cuts(self) -> Iterator[Cut]:
+        """All cuts, the oldest first; streamed."""
+        return cuts(self._context)
+
+    def cut(self, which: str | int) -> Cut:
+        """The cut of a name or id; `InvalidCut`."""
+        return cut(self._context, which)
+
+    def drop_cut(self, which: Cut | str | int) -> None:
+        """Forgets a cut: what it alone has kept is collected. `InvalidCut`."""
+        self._check_writable()
+        drop_cut(self._context, which)
+
+    def compare(self, a: When, b: When) -> Literal["before", "equal", "after"]:
+        """Where one moment lies, seen from another; `InvalidCut`, `CutExpired`."""
+        return compare(self._context, a, b)
 
     def active_partitions(self, epoch: int | None = None) -> tuple[Partition, ...]:
         """The leaves of an epoch, or of now, by their lower bounds, as leaves; `EpochNotFound`."""
@@ -55,6 +103,20 @@ class History:
         """
         return self._epochs.predecessors(partition_id)
 
+    def partitions_between(self, a: When | None = None, b: When | None = None) -> Iterator[Partition]:
+        """Every partition that was a leaf at some moment from one to another, both included; streamed.
+
+        `a` None: from where the table was truncated, or its beginning; `b` None: till now. First the leaves of
+        then, then those that came, in their order. `InvalidCut`, when b is before a, too; `CutExpired`.
+        """
+        last = now(self._context) if b is None else position_of(self._context, b)
+        if a is None:
+            return self._epochs.partitions_between(self._epochs.head(), last.epoch)
+        first = position_of(self._context, a)
+        if last.at < first.at:
+            raise InvalidCut(f"{last.at} is before {first.at}: give the earlier moment first")
+        return self._epochs.partitions_between(first.epoch, last.epoch)
+
     def lives_of(self, partition_ids: Sequence[str]) -> dict[str, Life]:
         """While which epochs some partitions were leaves, by id; without ids that there are none of."""
         return self._epochs.lives_of(partition_ids)
@@ -67,3 +129,37 @@ class History:
         from dormouse.history.lineage import page
 
         return page(self._context, first, last)
+
+    def size_between(self, a: When | None = None, b: When | None = None) -> Size:
+        """The rows and bytes that were ingested after one moment and up to another, exact; see `sizes`."""
+        return size_between(self._context, a, b)
+
+    def files_at(self, when: When) -> Iterator[FileReference]:
+        """Exactly the file references of a moment, by partition; streamed. `InvalidCut`, `CutExpired`."""
+        return references_at(self._context, position_of(self._context, when))
+
+    def changed_files(self, after: When | None, till: When | None = None) -> Iterator[ChangedFile]:
+        """The files that `Table.changes` reads, and which rows of each; streamed. As it, `CutExpired`."""
+        return changes_between(self._context, after, till)
+
+    def truncate(self, cut: Cut | str) -> bool:
+        """Makes what lies wholly before a cut unreadable, for good; its files are collected. See `retention`.
+
+        False: it is truncated there. Raises `InvalidCut` when it is truncated later, or a named cut or a
+        consumer stands before it.
+        """
+        self._check_writable()
+        return truncate(self._context, cut)
+
+    def apply_retention(
+        self, byte_count: int | None = None, seconds: float | None = None, *, dry_run: bool = False
+    ) -> RetentionReport:
+        """Lets history go beyond limits: what was ingested last, `byte_count` bytes, and `seconds` of it
+        stay.
+
+        Without limits, by `history_retention_seconds`. Named cuts and consumers keep more: the report tells
+        which. Raises `InvalidInput`.
+        """
+        if not dry_run:
+            self._check_writable()
+        return apply_retention(self._context, byte_count, seconds, dry_run=dry_run)

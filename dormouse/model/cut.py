@@ -32,6 +32,21 @@ When: TypeAlias = Cut | str | datetime
 """A moment: a cut, a cut's name, or an aware datetime: all that was committed at or before it."""
 
 
+def when_of_text(text: str) -> str | datetime:
+    """A moment as it is written: a time in ISO 8601, or else a cut's name. Times may be naive."""
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return text
+
+
+def text_of_when(when: When) -> str | int:
+    """A moment as a service is told it: a time, a name, or the number of a cut that has none."""
+    if isinstance(when, Cut):
+        return when.cut_id if when.name is None else when.name
+    return when.isoformat() if isinstance(when, datetime) else when
+
+
 @dataclass(frozen=True, slots=True)
 class Position:
     """A moment as a table's metadata are read: the tree of `epoch`, what is visible in `snapshot`.

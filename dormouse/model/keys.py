@@ -1,6 +1,7 @@
 """Key values as bytes whose unsigned order is the order of the keys.
 
-One field: integers are big-endian with the sign bit flipped, strings UTF-8 (whose byte order is the order of
+One field: integers are big-endian with the sign bit flipped, times and dates likewise, as microseconds and
+days since 1970, strings UTF-8 (whose byte order is the order of
 code points), bytes themselves. A whole key joins its fields so that byte order is field-by-field order: in
 strings and bytes 0x00 becomes 0x00 0xFF, and 0x00 0x00 ends the field. Source: FoundationDB's tuple layer,
 https://github.com/apple/foundationdb/blob/main/design/tuple.md
@@ -10,24 +11,36 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, cast
 
 from dormouse.errors import InvalidKey
 from dormouse.model.schema import Field
-from dormouse.model.types import BYTES, INT, LONG, STRING, DataType
+from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP, DataType
 
-KeyValue = int | str | bytes
-_INT_LIMITS = {"int": 1 << 31, "long": 1 << 63}
-_STRUCTS = {"int": struct.Struct(">I"), "long": struct.Struct(">Q")}
+KeyValue = int | str | bytes | datetime | date
+_INT_LIMITS = {"int": 1 << 31, "long": 1 << 63, "timestamp": 1 << 63, "date": 1 << 31}
+_STRUCTS = {name: struct.Struct(">I" if limit == 1 << 31 else ">Q") for name, limit in _INT_LIMITS.items()}
+_PYTHON = {INT: int, LONG: int, STRING: str, BYTES: bytes, TIMESTAMP: datetime, DATE: date}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_SMALLEST: dict[DataType, KeyValue] = {
+    INT: -_INT_LIMITS["int"],
+    LONG: -_INT_LIMITS["long"],
+    STRING: "",
+    BYTES: b"",
+    TIMESTAMP: datetime.min.replace(tzinfo=UTC),
+    DATE: date.min,
+}
 _END = b"\x00\x00"
 
 
 def check_key(field: Field, value: Any) -> KeyValue:
     """The value, when it is one of the field's type; else `InvalidKey`."""
-    expected = {INT: int, LONG: int, STRING: str, BYTES: bytes}[field.type]
+    expected = _PYTHON[field.type]
     if isinstance(value, bytearray | memoryview) and expected is bytes:
         return bytes(value)
-    if not isinstance(value, expected) or isinstance(value, bool):
+    if not isinstance(value, expected) or isinstance(value, bool) or _is_time(value, expected):
         raise InvalidKey(f"{field.name!r} is {field.type}, but {value!r} is {type(value).__name__}")
     if isinstance(value, int):
         limit = _INT_LIMITS[field.type.name]
@@ -35,7 +48,20 @@ def check_key(field: Field, value: Any) -> KeyValue:
             raise InvalidKey(f"{field.name!r} is {field.type}; {value} does not fit")
     if isinstance(value, str):
         _check_unicode(field, value)
-    return cast(KeyValue, value)
+    return _in_utc(field, value) if isinstance(value, datetime) else cast(KeyValue, value)
+
+
+def _is_time(value: object, expected: type) -> bool:
+    """Whether it is a time where a date is meant: Python takes one for the other."""
+    return expected is date and isinstance(value, datetime)
+
+
+def _in_utc(field: Field, value: datetime) -> datetime:
+    """A time without a zone is in UTC, as in data."""
+    try:
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    except OverflowError:
+        raise InvalidKey(f"{field.name!r} is {field.type}; {value} is not of the years 1 to 9999") from None
 
 
 def _check_unicode(field: Field, value: str) -> None:
@@ -47,18 +73,16 @@ def _check_unicode(field: Field, value: str) -> None:
 
 def min_value(data_type: DataType) -> KeyValue:
     """The smallest value of a key type."""
-    if data_type.name in _INT_LIMITS:
-        return -_INT_LIMITS[data_type.name]
-    return "" if data_type == STRING else b""
+    return _SMALLEST[data_type]
 
 
 def encode_value(data_type: DataType, value: KeyValue) -> bytes:
-    """One field's value, alone: 4 bytes (int), 8 bytes (long), UTF-8 (string) or the bytes themselves."""
+    """One field's value, alone: 4 bytes (int, date), 8 (long, timestamp), UTF-8 or the bytes themselves."""
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, bytes):
         return value
-    return _STRUCTS[data_type.name].pack(value + _INT_LIMITS[data_type.name])
+    return _STRUCTS[data_type.name].pack(_number(value) + _INT_LIMITS[data_type.name])
 
 
 def decode_value(data_type: DataType, encoded: bytes) -> KeyValue:
@@ -67,8 +91,23 @@ def decode_value(data_type: DataType, encoded: bytes) -> KeyValue:
         return encoded.decode()
     if data_type == BYTES:
         return bytes(encoded)
-    number: int = _STRUCTS[data_type.name].unpack(encoded)[0]
-    return number - _INT_LIMITS[data_type.name]
+    return value_of_number(
+        data_type, _STRUCTS[data_type.name].unpack(encoded)[0] - _INT_LIMITS[data_type.name]
+    )
+
+
+def value_of_number(data_type: DataType, number: int) -> int | datetime | date:
+    """Itself, the time so many microseconds after 1970 began, or the date so many days after."""
+    if data_type == TIMESTAMP:
+        return _EPOCH + number * _MICROSECOND
+    return date.fromordinal(number + _EPOCH.toordinal()) if data_type == DATE else number
+
+
+def _number(value: int | datetime | date) -> int:
+    """Itself, the microseconds since 1970, or the days."""
+    if isinstance(value, datetime):
+        return (value - _EPOCH) // _MICROSECOND
+    return value.toordinal() - _EPOCH.toordinal() if isinstance(value, date) else value
 
 
 def encode_key(fields: Sequence[Field], values: Sequence[KeyValue]) -> bytes:

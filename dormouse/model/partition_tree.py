@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dormouse.errors import InvalidKey, InvalidRange, PartitionNotFound
 from dormouse.model.keys import KeyValue, check_key, encode_value, min_value
@@ -13,6 +13,7 @@ from dormouse.model.schema import Schema
 from dormouse.model.tree_arrays import NONE, TreeArrays
 
 ROOT = "root"
+"""A table's first partition; once its leaves are merged, the root is another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +55,18 @@ class PartitionTree:
 
     @property
     def root_node(self) -> int:
-        return self.arrays.root
+        arrays = self.arrays
+        root = arrays.root
+        return arrays.at(root, self.epoch) if arrays.replaced else root
 
     def node(self, partition_id: str) -> int | None:
         """The node of a partition; None when there is none at this epoch."""
-        node = self.arrays.find(partition_id)
-        return None if node == NONE or self.arrays.created_epoch[node] > self.epoch else node
+        arrays = self.arrays
+        node = arrays.find(partition_id)
+        if node == NONE or arrays.created_epoch[node] > self.epoch:
+            return None
+        gone = arrays.merged_epoch.get(node) if arrays.merged_epoch else None
+        return node if gone is None or gone > self.epoch else None
 
     def node_id(self, node: int) -> str:
         return self.arrays.partition_id(node)
@@ -73,7 +80,10 @@ class PartitionTree:
         arrays = self.arrays
         if not 0 <= arrays.sealed_epoch[node] <= self.epoch:
             return None
-        return arrays.left[node], arrays.right[node]
+        left, right = arrays.left[node], arrays.right[node]
+        if arrays.replaced:  # looked at last: what was merged meanwhile is there by now
+            return arrays.at(left, self.epoch), arrays.at(right, self.epoch)
+        return left, right
 
     def split_of(self, node: int) -> Split:
         """How a node was divided that has children."""
@@ -82,10 +92,10 @@ class PartitionTree:
     def region_of(self, node: int) -> Region:
         """The node's part of the key space, from the splits above it."""
         arrays, mins, maxs = self.arrays, dict[int, int](), dict[int, int]()
-        parent, left, split_key = arrays.parent, arrays.left, arrays.split_key
+        parent, is_upper, split_key = arrays.parent, arrays.is_upper, arrays.split_key
         while (above := parent[node]) != NONE:
             # the nearest split of a key is the narrowest
-            (maxs if left[above] == node else mins).setdefault(split_key[above], above)
+            (mins if is_upper[node] else maxs).setdefault(split_key[above], above)
             node = above
         names, point = self.schema.row_key_names, arrays.split_point
         return Region(
@@ -160,6 +170,36 @@ class PartitionTree:
         return groups
 
 
+class Branch(NamedTuple):
+    """A line of the picture of a tree."""
+
+    above: int | None
+    """The place of its parent among the branches; None for the root."""
+
+    where: str
+    """How it was divided off, or how many leaves there are where no more of them are shown."""
+
+    partition: Partition | None
+
+
+def outline(tree: PartitionTree, leaves_max: int) -> list[Branch]:
+    """How a tree was divided, as a person reads it: parents before children, up to so many leaves."""
+    branches = [Branch(None, "everything", tree.root)]
+    todo, shown = [(tree.root, 0)], 0
+    while todo:
+        partition, above = todo.pop()
+        for child_id, sign in zip(partition.child_ids, "<≥", strict=False):
+            child = tree[child_id]
+            shown += child.is_leaf
+            if shown > leaves_max:
+                return [*branches, Branch(above, f"… {tree.leaf_count} leaves in all", None)]
+            assert partition.split is not None  # noqa: S101 it has children
+            where = f"{partition.split.field} {sign} {partition.split.point!r}"
+            branches.append(Branch(above, where, child))
+            todo.append((child, len(branches) - 1))
+    return branches
+
+
 def split_partition(
     schema: Schema, partition: Partition, split: Split, left_id: str, right_id: str
 ) -> tuple[Partition, Partition, Partition]:
@@ -184,7 +224,7 @@ def tree_from_split_points(
     field = schema.row_keys[0]
     if isinstance(points, str | bytes) or not isinstance(points, Sequence):
         raise InvalidRange(f"split points must be a list, not {points!r}")
-    _check_points(schema, points)
+    points = _checked_points(schema, points)
     done: list[Partition] = []
     todo = [(Partition(ROOT, None, Region()), 0, len(points))]
     while todo:
@@ -200,11 +240,12 @@ def tree_from_split_points(
     return done
 
 
-def _check_points(schema: Schema, points: Sequence[KeyValue]) -> None:
+def _checked_points(schema: Schema, points: Sequence[KeyValue]) -> list[KeyValue]:
     field, previous = schema.row_keys[0], min_value(schema.row_keys[0].type)
-    for point in points:
+    checked = []
+    for given in points:
         try:
-            check_key(field, point)
+            point = check_key(field, given)
         except InvalidKey as error:
             raise InvalidRange(f"split point: {error}") from None
         if compare(point, previous) <= 0:
@@ -213,6 +254,8 @@ def _check_points(schema: Schema, points: Sequence[KeyValue]) -> None:
                 f"{point!r} follows {previous!r}"
             )
         previous = point
+        checked.append(point)
+    return checked
 
 
 def _key_span(schema: Schema, region: Region) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import date
 from typing import Any
 
 from dormouse.errors import InvalidQuery, InvalidRange
@@ -148,6 +149,6 @@ class Region(Mapping[str, Range]):
 def _as_range(name: str, value: Any) -> Range:
     if isinstance(value, Range):
         return value
-    if isinstance(value, int | str | bytes) and not isinstance(value, bool):
+    if isinstance(value, int | str | bytes | date) and not isinstance(value, bool):
         return Range.exactly(value)
     raise InvalidQuery(f"{name!r}: {value!r} is neither a value nor a dm.Range")

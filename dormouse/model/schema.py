@@ -2,49 +2,17 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 from dormouse.errors import InvalidSchema
-from dormouse.model.types import DataType
+from dormouse.model.types import KEY_TYPE_NAMES, Field
 
-FIELD_NAME_LENGTH_MAX = 128
+__all__ = ["FIELDS_MAX", "Field", "Schema"]
+
 FIELDS_MAX = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A named, typed column. Only values may be nullable."""
-
-    name: str
-    type: DataType
-    nullable: bool = False
-
-    def __post_init__(self) -> None:
-        check_field_name(self.name)
-        if not isinstance(self.nullable, bool):
-            raise InvalidSchema(f"field {self.name!r}: nullable is True or False, not {self.nullable!r}")
-        if not isinstance(self.type, DataType):
-            raise InvalidSchema(
-                f"field {self.name!r}: {self.type!r} is not a type; use dm.LONG, dm.STRING, …"
-            )
-
-    def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "type": self.type.to_json(), "nullable": self.nullable}
-
-
-def check_field_name(name: object) -> None:
-    if not isinstance(name, str) or not name.isidentifier() or name.startswith("__"):
-        raise InvalidSchema(
-            f"field name {name!r}: use letters, digits and underscores, first a letter or one underscore"
-        )
-    if len(name) > FIELD_NAME_LENGTH_MAX:
-        raise InvalidSchema(f"field name {name[:20]!r}… is longer than {FIELD_NAME_LENGTH_MAX} characters")
-    if unicodedata.normalize("NFC", name) != name:
-        raise InvalidSchema(f"field name {name!r} is not in Unicode normal form C")
 
 
 @dataclass(frozen=True)
@@ -74,9 +42,7 @@ class Schema:
             raise InvalidSchema(f"a schema has at most {FIELDS_MAX} fields, not {len(self.fields)}")
         for field in self.key_fields:
             if not field.type.is_key_type:
-                raise InvalidSchema(
-                    f"key {field.name!r} is {field.type}; keys are INT, LONG, STRING or BYTES"
-                )
+                raise InvalidSchema(f"key {field.name!r} is {field.type}; keys are {KEY_TYPE_NAMES}")
             if field.nullable:
                 raise InvalidSchema(f"key {field.name!r} must not be nullable")
         _check_names_differ(self.fields)
@@ -149,14 +115,7 @@ def _fields(what: str, given: Iterable[Field]) -> tuple[Field, ...]:
 def _fields_from_json(items: Any) -> list[Field]:
     if not isinstance(items, list):
         raise InvalidSchema(f"a list of fields was expected, not {items!r}")
-    return [_field_from_json(item) for item in items]
-
-
-def _field_from_json(item: Any) -> Field:
-    match item:
-        case {"name": name, "type": type_, **rest} if set(rest) <= {"nullable"}:
-            return Field(name, DataType.from_json(type_), cast(bool, rest.get("nullable", False)))
-    raise InvalidSchema(f"a field is an object with name, type and optionally nullable, not {item!r}")
+    return [Field.from_json(item) for item in items]
 
 
 def _check_names_differ(fields: Iterable[Field]) -> None:

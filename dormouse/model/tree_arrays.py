@@ -2,6 +2,9 @@
 
 A node is a row number. Rows are only appended, and a split fills in its partition's row, so that readers at
 an older epoch may go on meanwhile: what is newer than that tells so by its epochs, which are written last.
+
+Where leaves are merged, the new one takes the place of the node above them in its parent's row. It knows the
+node that it replaced, so that readers at an older epoch go back from it.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import sys
 import threading
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -23,19 +26,21 @@ NONE = -1
 
 _SLOTS_MIN = 16
 _MOMENTS_MAX = 1_000
+_GONE_MIN = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionRow:
-    """A partition as it is stored; the last five are None together, for one that was never divided."""
+    """A partition as it is stored; the split's key and point are None for one that was never divided."""
 
     partition_id: str
     created_epoch: int
+    parent_id: str | None = None
+    is_upper: bool | None = None
     sealed_epoch: int | None = None
     split_key: int | None = None
     split_point: bytes | None = None
-    left_id: str | None = None
-    right_id: str | None = None
+    merged_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ class PartitionColumns:
     """Many stored partitions, by column; numbers are signed and big-endian.
 
     Without a split, `sealed_epochs` (8 bytes each) and `split_keys` (2 bytes) are -1, and the point is empty.
-    Ids of children are only those of the divided partitions, in their order.
+    The root's parent is the empty string; `are_upper` is a byte each, 0 or 1.
     """
 
     ids: Joined
@@ -59,26 +64,35 @@ class PartitionColumns:
     sealed_epochs: bytes
     split_keys: bytes
     split_points: Joined
-    left_ids: Joined
-    right_ids: Joined
+    parent_ids: Joined
+    are_upper: bytes
 
 
 class TreeArrays:
-    """Every partition that a table has had up to `epoch`. One writer at a time; any number of readers."""
+    """The partitions that a table had from `first_epoch` to `epoch`. One writer; any number of readers."""
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
         self.epoch = NONE
         """The newest epoch that is known; NONE when nothing is."""
+        self.first_epoch = 0
+        """The oldest: what was merged before it is not here."""
         self.made_at: dict[int, int] = {}
         """When epochs were made, in microseconds since 1970: of the last that were found to be current."""
         self.root = NONE
+        """That of the newest epoch; an older one may have been another, which it replaced."""
+        self.merged_epoch: dict[int, int] = {}
+        """When nodes left the tree: those few that did."""
+        self.replaced: dict[int, int] = {}
+        """The nodes that others took the place of, as merged leaves."""
         self.parent = array("i")
         self.left = array("i")
         self.right = array("i")
         self.split_key = array("h")
         self.created_epoch = array("q")
         self.sealed_epoch = array("q")
+        self.is_upper = bytearray()
+        """Which half of its parent a node is: 1 for the upper."""
         self._ids, self._id_starts = bytearray(), array("Q", [0])
         self._points, self._point_starts = bytearray(), array("Q")
         self._point_lengths = array("I")
@@ -86,6 +100,7 @@ class TreeArrays:
         # the rows that were loaded by columns are in no order; those after them ascend by epoch
         self._loaded_rows, self._loaded_epoch = 0, NONE
         self._missing = 0
+        self._merged_epochs = array("q")
         self._decoders = [partial(decode_value, field.type) for field in schema.row_keys]
         self._lock = threading.Lock()
 
@@ -98,7 +113,17 @@ class TreeArrays:
     def byte_size(self) -> int:
         """The memory that it takes, in bytes, without the schema's."""
         parts = [part for part in vars(self).values() if isinstance(part, array | bytearray)]
-        return sum(map(sys.getsizeof, parts))
+        numbers = 32 * 2 * (len(self.merged_epoch) + len(self.replaced))
+        return sum(map(sys.getsizeof, (*parts, self.merged_epoch, self.replaced))) + numbers
+
+    @property
+    def is_mostly_gone(self) -> bool:
+        """Whether it holds more that left the tree than is in it, and had better be read anew."""
+        return len(self.merged_epoch) > max(_GONE_MIN, len(self.created_epoch) // 2)
+
+    def knows(self, epoch: int) -> bool:
+        """Whether it has the tree of an epoch."""
+        return self.first_epoch <= epoch <= self.epoch
 
     def agrees(self, epoch: int, made_at: int | None) -> bool:
         """Whether an epoch of that moment can be the one that is known.
@@ -129,73 +154,98 @@ class TreeArrays:
         return self._decoders[self.split_key[node]](bytes(point))
 
     def count_at(self, epoch: int) -> int:
-        """How many partitions there were at an epoch: leaves, and those that had been divided."""
+        """How many partitions were in the tree at an epoch: leaves, and those that had been divided."""
         if epoch < self._loaded_epoch:
             return sum(created <= epoch for created in self.created_epoch)
-        return bisect_right(self.created_epoch, epoch, lo=self._loaded_rows)
+        return bisect_right(self.created_epoch, epoch, lo=self._loaded_rows) - bisect_right(
+            self._merged_epochs, epoch
+        )
+
+    def at(self, node: int, epoch: int) -> int:
+        """Of a node, or NONE, and those that it and others replaced, the one of an epoch."""
+        created = self.created_epoch
+        while node != NONE and created[node] > epoch:
+            node = self.replaced.get(node, NONE)
+        return node
 
     def extend(self, rows: Iterable[PartitionRow], epoch: int) -> None:
-        """Brings it forward to an epoch by the partitions that came or were divided since the one known.
+        """Brings it forward to an epoch by the partitions that came, were divided or left since.
 
         What is known already, or is newer than the epoch, does no harm. A child that is not there is NONE.
         """
         with self._lock:
             old = {row.partition_id: row for row in rows if row.created_epoch <= epoch}
-            for row in sorted(old.values(), key=lambda row: row.created_epoch):
+            for row in _parents_first(old):
                 if self.find(row.partition_id) == NONE:
                     self._append(row)
             for row in old.values():
-                if row.sealed_epoch is not None and row.sealed_epoch <= epoch:
-                    self._seal(row)
+                if row.split_point is not None and row.sealed_epoch is not None and row.sealed_epoch <= epoch:
+                    self._seal(row, row.sealed_epoch)
+            gone = [
+                (row.merged_epoch, row.partition_id) for row in old.values() if row.merged_epoch is not None
+            ]
+            for merged_epoch, partition_id in sorted(gone):
+                if merged_epoch <= epoch:
+                    self._merge(partition_id, merged_epoch)
             self._know(epoch)
 
     def load(self, pages: Iterable[PartitionColumns], epoch: int) -> None:
-        """Takes in all partitions of an epoch, before anybody reads."""
+        """Takes in the partitions of an epoch's tree, before anybody reads; `first_epoch` is the caller's."""
         with self._lock:
-            linked = []
-            for page in pages:
-                linked.append((self._append_columns(page), page.left_ids, page.right_ids))
-            for new, left_ids, right_ids in linked:
-                divided = [node for node in new if self.sealed_epoch[node] != NONE]
-                self._link(divided, self.left, left_ids)
-                self._link(divided, self.right, right_ids)
+            linked = [(self._append_columns(page), page.parent_ids) for page in pages]
+            for new, parent_ids in linked:
+                self._link(new, parent_ids)
             self._loaded_rows, self._loaded_epoch = len(self.created_epoch), epoch
+            divided = sum(sealed != NONE for sealed in self.sealed_epoch)
+            self._missing = self.left.count(NONE) + self.right.count(NONE) - 2 * (self._loaded_rows - divided)
             self._know(epoch)
 
     def _know(self, epoch: int) -> None:
-        if self.root == NONE and self.parent:
-            self.root = self.parent.index(NONE)
         self.epoch = max(self.epoch, epoch)
 
     def _append(self, row: PartitionRow) -> None:
-        encoded = row.partition_id.encode()
+        node, encoded = len(self.created_epoch), row.partition_id.encode()
         self._ids += encoded
         self._id_starts.append(len(self._ids))
         for links in (self.parent, self.left, self.right, self.split_key, self.sealed_epoch):
             links.append(NONE)
+        self.is_upper.append(bool(row.is_upper))
         self._point_starts.append(0)
         self._point_lengths.append(0)
         self.created_epoch.append(row.created_epoch)
-        self._index(len(self.created_epoch) - 1)
+        self._index(node)
+        if row.parent_id is None:
+            self._put_in_place(node, self.root)
+            self.root = node
+        elif (above := self.find(row.parent_id)) != NONE:
+            self.parent[node] = above
+            halves = self.right if row.is_upper else self.left
+            self._put_in_place(node, halves[above])
+            # last: until here, readers find the one before
+            halves[above] = node
 
-    def _seal(self, row: PartitionRow) -> None:
-        node = self.find(row.partition_id)
+    def _put_in_place(self, node: int, before: int) -> None:
+        if before != NONE:
+            self.replaced[node] = before
+
+    def _seal(self, row: PartitionRow, sealed_epoch: int) -> None:
+        node, point = self.find(row.partition_id), row.split_point
         if self.sealed_epoch[node] != NONE:
             return
-        assert row.split_key is not None and row.split_point is not None  # noqa: S101 it was divided
-        assert row.left_id is not None and row.right_id is not None  # noqa: S101
-        for links, child_id in ((self.left, row.left_id), (self.right, row.right_id)):
-            links[node] = child = self.find(child_id)
-            if child == NONE:
-                self._missing += 1
-            else:
-                self.parent[child] = node
+        assert row.split_key is not None and point is not None  # noqa: S101 it was divided
+        self._missing += (self.left[node] == NONE) + (self.right[node] == NONE)
         self.split_key[node] = row.split_key
         self._point_starts[node] = len(self._points)
-        self._point_lengths[node] = len(row.split_point)
-        self._points += row.split_point
+        self._point_lengths[node] = len(point)
+        self._points += point
         # last: from here on, readers at that epoch take it for divided
-        self.sealed_epoch[node] = row.sealed_epoch or 0
+        self.sealed_epoch[node] = sealed_epoch
+
+    def _merge(self, partition_id: str, merged_epoch: int) -> None:
+        node = self.find(partition_id)
+        if node not in self.merged_epoch:
+            self.merged_epoch[node] = merged_epoch
+            self._merged_epochs.append(merged_epoch)
 
     def _append_columns(self, page: PartitionColumns) -> range:
         """Gives the new nodes, which know neither parent nor children yet."""
@@ -205,6 +255,7 @@ class TreeArrays:
             links.extend(unknown)
         self.split_key.extend(_numbers("h", page.split_keys))
         self.sealed_epoch.extend(_numbers("q", page.sealed_epochs))
+        self.is_upper += page.are_upper
         lengths = _numbers("I", page.split_points.lengths)
         self._point_starts.extend(accumulate(lengths[:-1], initial=len(self._points)))
         self._point_lengths.extend(lengths)
@@ -215,16 +266,20 @@ class TreeArrays:
         self._index(first)
         return range(first, len(self.created_epoch))
 
-    def _link(self, nodes: Iterable[int], links: array[int], ids: Joined) -> None:
-        """Tells divided nodes one child each, and these their parent."""
-        find, parent, joined, start = self._find, self.parent, ids.joined, 0
-        for node, length in zip(nodes, _numbers("I", ids.lengths), strict=True):
+    def _link(self, nodes: Iterable[int], parent_ids: Joined) -> None:
+        """Tells nodes their parents, and these their halves."""
+        find, parent, halves, is_upper = self._find, self.parent, (self.left, self.right), self.is_upper
+        joined, start, last, above = parent_ids.joined, 0, b"", NONE
+        for node, length in zip(nodes, _numbers("I", parent_ids.lengths), strict=True):
+            if not length:
+                self.root = node
+                continue
             end = start + length
-            links[node] = child = find(joined[start:end])
-            if child == NONE:
-                self._missing += 1
-            else:
-                parent[child] = node
+            if (encoded := joined[start:end]) != last:  # two halves often come one after the other
+                last, above = encoded, find(encoded)
+            if above != NONE:
+                parent[node] = above
+                halves[is_upper[node]][above] = node
             start = end
 
     def _index(self, first: int) -> None:
@@ -253,6 +308,19 @@ class TreeArrays:
                 return node
             slot = (slot + 1) & mask
         return NONE
+
+
+def _parents_first(rows: Mapping[str, PartitionRow]) -> Iterator[PartitionRow]:
+    """Rows by epoch; of those of one epoch each after its parent, however they come."""
+    done: set[str] = set()
+    for row in sorted(rows.values(), key=lambda row: row.created_epoch):
+        chain = []
+        above: PartitionRow | None = row
+        while above is not None and above.partition_id not in done:
+            done.add(above.partition_id)
+            chain.append(above)
+            above = rows.get(above.parent_id or "")
+        yield from reversed(chain)
 
 
 def _numbers(typecode: str, encoded: bytes) -> array[int]:

@@ -10,8 +10,8 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from datetime import UTC, datetime
-from decimal import Decimal
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from dormouse.errors import InvalidQuery
@@ -65,19 +65,21 @@ def value_of_json(field: Field, value: Any) -> Any:
     parse, what = parser
     try:
         return parse(value)
-    except (ValueError, TypeError, KeyError, OverflowError):
+    except (ValueError, TypeError, KeyError, OverflowError, InvalidOperation):
         text = repr(value)
         shown = text if len(text) <= 100 else f"{text[:100]}…"
         raise InvalidQuery(f"{field.name!r} is {field.type}: {shown} is not {what}") from None
 
 
 def value_of_text(field: Field, text: str) -> Any:
-    """A number, text, bytes as text or 0x and hexadecimal digits, true or false, or a time in ISO 8601, in
-    UTC when it names no zone."""
+    """A number, text, bytes as text or 0x and hexadecimal digits, true or false, a date, or a time.
+
+    Dates and times in ISO 8601, in UTC when it names no zone.
+    """
     parse, what = _OF_TEXT.get(field.type.name, (str, "text"))
     try:
         return parse(text)
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, InvalidOperation):
         raise InvalidQuery(f"{field.name!r} is {field.type}; {text!r} is not {what}") from None
 
 
@@ -124,6 +126,13 @@ def _double_of_json(value: Any) -> float:
     return _NOT_FINITE[value.lower()] if isinstance(value, str) else float(value)
 
 
+def _decimal_of_json(value: Any) -> Decimal:
+    """JSON's numbers are not all exact: text is."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise TypeError
+    return Decimal(value)
+
+
 def _bytes_of_text(text: str) -> bytes:
     return bytes.fromhex(text[2:]) if text.startswith("0x") else text.encode()
 
@@ -136,12 +145,18 @@ def _truth(text: str) -> bool:
 _OF_JSON: dict[str, tuple[Callable[[Any], Any], str]] = {
     "bytes": (_bytes_of_json, "base64"),
     "timestamp": (time_of_text, "a time in ISO 8601, like 2026-01-31T12:00:00Z"),
+    "date": (date.fromisoformat, "a date, like 2026-01-31"),
+    "decimal": (_decimal_of_json, 'a decimal number in quotes, like "0.10"'),
     "double": (_double_of_json, 'a number, "NaN", "Infinity" or "-Infinity"'),
+    "float": (_double_of_json, 'a number, "NaN", "Infinity" or "-Infinity"'),
 }
 _OF_TEXT: dict[str, tuple[Callable[[str], Any], str]] = {
     "int": (int, "a whole number"),
     "long": (int, "a whole number"),
     "double": (float, "a number"),
+    "float": (float, "a number"),
+    "date": (date.fromisoformat, "a date, like 2026-01-31"),
+    "decimal": (Decimal, "a decimal number, like 0.10"),
     "bytes": (_bytes_of_text, "hexadecimal after 0x"),
     "boolean": (_truth, "true or false"),
     "timestamp": (time_of_text, "a time like 2026-01-31T12:00"),

@@ -1,41 +1,63 @@
 -- name: check_tree
--- Partitions of a tree with gaps or overlaps: each but the root is one half of its parent, whose halves are both there.
+-- Partitions of a tree with gaps or overlaps, at any epoch: each but a root is one half of its parent. What was that half is
+-- one partition after another: the first came when the parent was divided, each other when the one before it left, and the
+-- last one, which the parent names, leaves with the parent.
 with p as materialized (
-    select * from partition where table_id = %(table_id)s
-), child as (
-    select a.partition_id as parent_id, a.sealed_epoch, h.id, h.min_keys, h.max_keys
+    select *, lag(merged_epoch) over halves as before, lag(partition_id) over halves is null as is_first,
+        lead(partition_id) over halves is null as is_last
+    from partition
+    where table_id = %(table_id)s
+    window halves as (partition by parent_id, is_upper order by created_epoch, partition_id)
+), half as (
+    select a.partition_id as parent_id, a.sealed_epoch, a.merged_epoch, h.*
     from p a
     cross join lateral (
         values
-        (a.left_id, a.min_keys, a.max_keys[: a.split_key] || array[a.split_point] || a.max_keys[a.split_key + 2 :]),
-        (a.right_id, a.min_keys[: a.split_key] || array[a.split_point] || a.min_keys[a.split_key + 2 :], a.max_keys)
-    ) as h (id, min_keys, max_keys)
-    where a.sealed_epoch is not null
+        (
+            false, a.left_id, a.min_keys,
+            a.max_keys[: a.split_key] || array[a.split_point] || a.max_keys[a.split_key + 2 :]
+        ),
+        (
+            true, a.right_id,
+            a.min_keys[: a.split_key] || array[a.split_point] || a.min_keys[a.split_key + 2 :], a.max_keys
+        )
+    ) as h (is_upper, id, min_keys, max_keys)
+    where a.split_point is not null
 )
 select %(root)s::text as partition_id, 'the root is lost' as detail
-where not exists (select from p where partition_id = %(root)s)
+where not exists (select from p where parent_id is null and merged_epoch is null)
     and exists (select from tables where table_id = %(table_id)s)
 union all
 select partition_id, 'its bounds are not those of the whole key space'
 from p
-where partition_id = %(root)s
-    and (parent_id is not null or num_nonnulls(variadic min_keys) > 0 or num_nonnulls(variadic max_keys) > 0)
+where parent_id is null and (num_nonnulls(variadic min_keys) > 0 or num_nonnulls(variadic max_keys) > 0)
+union all
+select partition_id, 'it is a root, and not from when the one before it left the tree'
+from p
+where parent_id is null and created_epoch is distinct from case when is_first then 0 else before end
 union all
 select p.partition_id, format('its parent %s is lost, or was not divided into it', p.parent_id)
 from p
-where p.partition_id <> %(root)s and not exists (
-    select from child c where c.id = p.partition_id and c.parent_id = p.parent_id
+where p.parent_id is not null and not exists (
+    select from half h where h.parent_id = p.parent_id and h.is_upper = p.is_upper
 )
 union all
-select c.id, format('it is lost: %s was divided into it', c.parent_id)
-from child c
-where not exists (select from p where p.partition_id = c.id)
+select h.id, format('it is lost: %s was divided into it', h.parent_id)
+from half h
+where not exists (select from p where p.partition_id = h.id)
 union all
-select c.id, format('it is not the half of %s that it was made as: there is a gap, or an overlap', c.parent_id)
-from child c
-join p on p.partition_id = c.id
-where p.min_keys is distinct from c.min_keys or p.max_keys is distinct from c.max_keys
-    or p.created_epoch <> c.sealed_epoch
+select p.partition_id, format('it is not the half of %s that it was made as: there is a gap, or an overlap', h.parent_id)
+from half h
+join p on p.parent_id = h.parent_id and p.is_upper = h.is_upper
+where p.min_keys is distinct from h.min_keys or p.max_keys is distinct from h.max_keys
+    or p.created_epoch is distinct from case when p.is_first then h.sealed_epoch else p.before end
+    or p.is_last and (p.partition_id <> h.id or p.merged_epoch is distinct from h.merged_epoch)
+union all
+select partition_id, format('%s, which took its place, is lost, or is of another epoch', merged_id)
+from p
+where merged_epoch is not null and not exists (
+    select from p m where m.partition_id = p.merged_id and m.created_epoch = p.merged_epoch
+)
 union all
 select partition_id, 'it was divided at a point that is not inside it'
 from p
@@ -60,10 +82,16 @@ with e as materialized (
     union all
     select epoch, unnest(sealed), false from e
 ), done as (
-    -- those that were divided when the table was made are not told of
-    select created_epoch as epoch, partition_id, true as made from p where created_epoch > 0 or sealed_epoch is distinct from 0
+    -- those that were divided when they were made are not told of
+    select created_epoch as epoch, partition_id, true as made from p where sealed_epoch is distinct from created_epoch
     union all
-    select sealed_epoch, partition_id, false from p where sealed_epoch > 0
+    select sealed_epoch, partition_id, false from p where sealed_epoch > created_epoch
+), summed as (
+    select epoch, sum(splits) over epochs as splits, sum(merges) over epochs as merges,
+        sum(sealed_rows) over epochs as sealed_rows, sum(sealed_bytes) over epochs as sealed_bytes
+    from epoch
+    where table_id = %(table_id)s
+    window epochs as (order by epoch)
 )
 select null::text as partition_id,
     format('epoch %s is lost: its row is not there', case when first = last then first::text else first || ' to ' || last end) as detail
@@ -78,4 +106,9 @@ where (l.partition_id is null or d.partition_id is null)
     -- of an epoch that is lost this was said
     and exists (select from e where e.epoch = coalesce(l.epoch, d.epoch))
     and exists (select from p where p.partition_id = coalesce(l.partition_id, d.partition_id))
+union all
+select null, format('the running totals up to epoch %s do not add up', s.epoch)
+from summed s
+join history_chunk c on c.table_id = %(table_id)s and c.chunk * 1000 = s.epoch
+where (c.splits, c.merges, c.sealed_rows, c.sealed_bytes) is distinct from (s.splits, s.merges, s.sealed_rows, s.sealed_bytes)
 limit %(limit)s;

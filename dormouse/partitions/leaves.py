@@ -20,10 +20,13 @@ from dormouse.model.table import TableRecord
 from dormouse.model.text import is_text
 from dormouse.partitions.rows import partition_from_row
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.queries import load
+from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import rows_of, run_transaction
 
 PAGE_ROWS = 10_000
+REST_SECONDS = 900.0
+"""How long maintenance does not merge leaves that were just made: they may be about to be filled."""
+
 _QUERIES = load(__package__ or "", "leaves")
 
 
@@ -45,9 +48,30 @@ class FullLeaf:
     marks: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SmallPair:
+    """Two leaves, the halves of a partition, that have few rows together, as their references tell.
+
+    `rested_seconds` is how long both have been leaves.
+    """
+
+    partition_id: str
+    left_id: str
+    right_id: str
+    row_count: int
+    rested_seconds: float
+    marks: tuple[int, ...]
+
+
 def rows_to_split(properties: TableProperties) -> int:
     """How many rows a leaf has that is to be split."""
     return max(properties.split_threshold_rows, properties.split_min_rows)
+
+
+def rows_to_merge(properties: TableProperties) -> int | None:
+    """Leaves with fewer rows together are merged: so few that they are not soon split again. None: never."""
+    wanted = properties.merge_threshold_rows
+    return None if wanted is None else min(wanted, rows_to_split(properties) * 3 // 4)
 
 
 class Leaves:
@@ -95,9 +119,43 @@ class Leaves:
                     yield FullLeaf(partition_id, int(row_count), tuple(marks))
             after = page[-1][0]
 
-    def settle(self, leaf: FullLeaf) -> None:
-        """The leaf is divided, or cannot be: it is full again only when it changes, or after a day."""
-        work = rows_of(_QUERIES["settle"], {"marks": list(leaf.marks)})
+    def look_for_small_pairs(self) -> int:
+        """Marks the partitions of which both halves are leaves, to be merged; gives how many.
+
+        Looks as `look_for_full_leaves` does.
+        """
+        values = {"row_count_max": rows_to_merge(self._table.properties) or 0}
+        return int(look(self._own, "merges", values, lambda: self._of_pairs("look_for_small_pairs")))
+
+    def small_pairs(self) -> Iterator[SmallPair]:
+        """The pairs of leaves that are marked to be merged, by the partition above; streamed."""
+        return self._pairs("small_pairs")
+
+    def all_small_pairs(self) -> Iterator[SmallPair]:
+        """Likewise, whether they are marked or not: reads all partitions and references."""
+        return self._pairs("all_small_pairs")
+
+    def _pairs(self, name: str) -> Iterator[SmallPair]:
+        row_count_max = rows_to_merge(self._table.properties) or 0
+        after: str | None = ""
+        while after is not None:
+            values = {"after": after, "limit": PAGE_ROWS, "row_count_max": row_count_max}
+            page = self._own.rows(self._of_pairs(name), values, operation=name)
+            for _, partition_id, left_id, right_id, row_count, seconds, marks in page:
+                if partition_id is not None:
+                    rested = float(seconds)
+                    yield SmallPair(partition_id, left_id, right_id, int(row_count), rested, tuple(marks))
+            after = page[-1][0] if page else None
+
+    def _of_pairs(self, name: str) -> Query:
+        # in this order: one is a part of the other
+        return _QUERIES[name].including(
+            found_pairs=_QUERIES["found_pairs"], its_halves=_QUERIES["its_halves"]
+        )
+
+    def settle(self, marks: Iterable[int]) -> None:
+        """What has these marks is dealt with: it is due again only when it changes, or after a day."""
+        work = rows_of(_QUERIES["settle"], {"marks": list(marks)})
         run_transaction(self._supplier, work, operation="settle a leaf")
 
     def count_above_leaves(self) -> int:

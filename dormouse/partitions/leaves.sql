@@ -55,8 +55,81 @@ left join lateral (
 ) s on true
 order by d.partition_id;
 
+-- name: look_for_small_pairs
+-- Marks the partitions whose halves are leaves with few rows together, among those to look at and above them; gives how
+-- many.
+with {changed}, above as materialized (
+    select distinct case when p.sealed_epoch is null then p.parent_id else p.partition_id end as partition_id
+    from changed c
+    {its_partition}
+    where p.merged_epoch is null
+), due as materialized (
+    select n.partition_id
+    from above a
+    {its_halves}
+    where s.row_count < %(row_count_max)s
+), {remembered}
+select count(*) from due;
+
+-- name: its_halves
+-- Part of a query: of the partition of each a, n, when both of its halves are leaves, and the rows s of all three.
+cross join lateral (
+    select * from partition p where p.table_id = %(table_id)s and p.partition_id = a.partition_id offset 0
+) n
+cross join lateral (
+    select count(*) as leaves, max(p.created_epoch) as created_epoch
+    from partition p
+    where p.table_id = %(table_id)s and p.partition_id = any(array[n.left_id, n.right_id]) and p.sealed_epoch is null
+    having count(*) = 2
+    offset 0
+) h
+cross join lateral (
+    select coalesce(sum(r.row_count), 0) as row_count
+    from {file_reference} r
+    where r.partition_id = any(array[n.partition_id, n.left_id, n.right_id])
+    offset 0
+) s
+
+-- name: found_pairs
+-- Part of a query: of each a the pair of small leaves, if it is one; the last row has the last a.
+select a.partition_id, f.*, a.marks
+from a
+left join lateral (
+    select n.partition_id, n.left_id, n.right_id, s.row_count,
+        extract(epoch from clock_timestamp() - e.created_at)::float8 as rested_seconds
+    from (select a.partition_id) a
+    {its_halves}
+    left join epoch e on e.table_id = %(table_id)s and e.epoch = h.created_epoch
+    where s.row_count < %(row_count_max)s
+    offset 0
+) f on true
+order by a.partition_id
+
+-- name: small_pairs
+-- A page of the partitions that are marked, with their halves, rows, rest and marks; null: to be merged no more.
+with a as materialized (
+    select partition_id, array_agg(mark_id) as marks
+    from dirty_partition
+    where table_id = %(table_id)s and purpose = 'merges' and partition_id > %(after)s
+    group by partition_id
+    order by partition_id
+    limit %(limit)s
+)
+{found_pairs};
+
+-- name: all_small_pairs
+-- Likewise of all partitions that were divided.
+with a as materialized (
+    select partition_id, '{}'::bigint[] as marks
+    from partition
+    where table_id = %(table_id)s and partition_id > %(after)s and merged_epoch is null and sealed_epoch is not null
+    order by partition_id
+    limit %(limit)s
+)
+{found_pairs};
+
 -- name: settle
--- Removes marks of a partition that is dealt with.
+-- Removes marks of what is dealt with.
 delete from dirty_partition where mark_id = any(%(marks)s);
 
 -- name: look_for_references_above
@@ -103,6 +176,6 @@ where p.sealed_epoch is not null;
 -- The partitions after one, by id: all, or the leaves alone.
 select partition_id, parent_id, min_keys, max_keys, split_key, split_point, left_id, right_id
 from partition
-where table_id = %(table_id)s and partition_id > %(after)s and (sealed_epoch is null or not %(leaves)s)
+where table_id = %(table_id)s and partition_id > %(after)s and merged_epoch is null and (sealed_epoch is null or not %(leaves)s)
 order by partition_id
 limit %(limit)s;

@@ -13,7 +13,11 @@ from dormouse.model.table import TableRecord
 
 
 def partition_values(
-    table: TableRecord, partition: Partition, created: int | None, sealed: int | None
+    table: TableRecord,
+    partition: Partition,
+    created: int | None,
+    sealed: int | None,
+    is_upper: bool | None,
 ) -> dict[str, Any]:
     """The parameters of the queries `add_partitions` and `seal`."""
     schema = table.schema
@@ -26,6 +30,7 @@ def partition_values(
         "sealed_epoch": sealed,
         "partition_id": partition.partition_id,
         "parent_id": partition.parent_id,
+        "is_upper": is_upper,
         "min_keys": [_encoded(field, item.min) for field, item in ranges],
         "max_keys": [_encoded(field, item.max) for field, item in ranges],
         "split_key": schema.row_key_index(split.field) if split else None,
@@ -38,15 +43,19 @@ def partition_values(
 def partition_from_row(schema: Schema, row: Sequence[Any]) -> Partition:
     """The columns of the query `partitions`."""
     partition_id, parent_id, mins, maxs, split_key, split_point, left_id, right_id = row
-    bounds = zip(schema.row_keys, mins, maxs, strict=True)
-    ranges = {f.name: Range(_decoded(f, low), _decoded(f, high)) for f, low, high in bounds}
-    bounded = {name: item for name, item in ranges.items() if item != Range()}
     split = None
     if split_key is not None:
         field = schema.row_keys[split_key]
         split = Split(field.name, decode_value(field.type, split_point))
     children = () if left_id is None else (left_id, right_id)
-    return Partition(partition_id, parent_id, Region(bounded), children, split)
+    return Partition(partition_id, parent_id, region_from_row(schema, mins, maxs), children, split)
+
+
+def region_from_row(schema: Schema, mins: Sequence[bytes | None], maxs: Sequence[bytes | None]) -> Region:
+    """The region of the columns `min_keys` and `max_keys`."""
+    bounds = zip(schema.row_keys, mins, maxs, strict=True)
+    ranges = {f.name: Range(_decoded(f, low), _decoded(f, high)) for f, low, high in bounds}
+    return Region({name: item for name, item in ranges.items() if item != Range()})
 
 
 def _encoded(field: Field, value: KeyValue | None) -> bytes | None:

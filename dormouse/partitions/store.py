@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
 import psycopg
 
-from dormouse.errors import InvalidKey, InvalidRange, PartitionNotActive, PartitionNotFound, TableNotFound
+from dormouse.errors import PartitionNotFound
 from dormouse.files.own_tables import dropped_tables
 from dormouse.model.keys import KeyValue
-from dormouse.model.partition_tree import (
-    Partition,
-    PartitionTree,
-    Split,
-    split_partition,
-    tree_from_split_points,
-)
+from dormouse.model.partition_tree import Partition, PartitionTree, tree_from_split_points
 from dormouse.model.region import Range
 from dormouse.model.table import TableRecord
 from dormouse.model.text import is_text
 from dormouse.model.tree_arrays import PartitionRow, TreeArrays
 from dormouse.partitions.leaves import Leaves
-from dormouse.partitions.rows import partition_from_row, partition_values
+from dormouse.partitions.rows import partition_from_row
+from dormouse.partitions.scaling import Scaling
 from dormouse.partitions.tree_cache import TreeCache
 from dormouse.partitions.trees import CHANGES_MAX, TreeReader
 from dormouse.postgres.connection import Supplier
@@ -42,16 +37,13 @@ class PartitionStore(Leaves):
         self._schema = table.schema
         self._trees = TreeCache() if trees is None else trees
         self._reader = TreeReader(table)
+        self._scaling = Scaling(supplier, self._own)
 
     def create(self, conn: psycopg.Connection[Any], split_points: Sequence[KeyValue] = ()) -> None:
         """Makes the tree of epoch 0; part of creating the table."""
         numbers = count()
         partitions = tree_from_split_points(self._schema, split_points, lambda: f"0-{next(numbers)}")
-        rows = [partition_values(self._table, p, 0, None if p.is_leaf else 0) for p in partitions]
-        with conn.cursor() as cursor:
-            cursor.executemany(_QUERIES["add_partitions"].on(), rows)
-        created = [p.partition_id for p in partitions if p.is_leaf]
-        self._execute(conn, "add_epoch", epoch=0, sealed=[], created=created)
+        self._scaling.create(conn, partitions)
 
     def tree(self) -> PartitionTree:
         """The tree at the current epoch; of one that is known, only what has changed is read."""
@@ -76,25 +68,33 @@ class PartitionStore(Leaves):
     ) -> PartitionTree:
         """The tree at an epoch, which the connection sees if it is given one; `TableNotFound`.
 
-        Of a tree that is known only what has changed is read, else all of it. What several threads need at
-        once one of them reads. ValueError when the table is not at the epoch yet. With `made_at`, when the
-        epoch was made, as the database tells: a known tree that has another past is read anew.
+        Of a tree that is known only what has changed is read, else all of it; one of before the last merge
+        is read for itself. What several threads need at once one of them reads. ValueError when the table is
+        not at the epoch yet. With `made_at`, when the epoch was made, as the database tells: a known tree
+        that has another past is read anew.
         """
-        arrays = self._trees.get(self._table.table_id)
-        if arrays is not None and epoch <= arrays.epoch and arrays.agrees(epoch, made_at):
-            return PartitionTree(arrays, epoch)
+        table_id = self._table.table_id
+        for key in (table_id, (table_id, epoch)):
+            arrays = self._trees.get(key)
+            if arrays is not None and arrays.knows(epoch) and arrays.agrees(epoch, made_at):
+                return PartitionTree(arrays, epoch)
         if conn is not None:
             return self._read(conn, epoch, made_at)
         return self._reading(lambda conn: self._read(conn, epoch, made_at))
 
     def walk(
-        self, conn: psycopg.Connection[Any], ranges: Mapping[str, Range], nodes_max: int = WALK_NODES_MAX
+        self,
+        conn: psycopg.Connection[Any],
+        ranges: Mapping[str, Range],
+        nodes_max: int = WALK_NODES_MAX,
+        *,
+        epoch: int | None = None,
     ) -> PartitionTree | None:
-        """A partial tree at the current epoch: the partitions that overlap a range of each key named.
+        """A partial tree at the current epoch, or an older one: what overlaps a range of each key named.
 
         One statement, which looks up each of them by key. None when there are more than `nodes_max`.
         """
-        return self._reader.walk(conn, ranges, nodes_max)
+        return self._reader.walk(conn, ranges, nodes_max, epoch)
 
     def _reading(self, work: Callable[[psycopg.Connection[Any]], PartitionTree]) -> PartitionTree:
         return run_transaction(self._supplier, work, read_only=True, operation="tree")
@@ -103,19 +103,35 @@ class PartitionStore(Leaves):
         table_id = self._table.table_id
         # with a connection in hand, so that the reader never waits for one of those that wait here
         with self._trees.loading(table_id):
-            arrays = self._trees.get(table_id)
-            if arrays is None or epoch > arrays.epoch + CHANGES_MAX or not arrays.agrees(epoch, made_at):
-                arrays = self._reader.whole(conn)
-            if epoch > arrays.epoch:
-                changes = self._reader.changes(conn, arrays, epoch)
-                if changes is None:
-                    arrays = self._reader.whole(conn)
-                else:
-                    self._extend(arrays, changes, epoch)
+            arrays = self._brought_to(conn, self._trees.get(table_id), epoch, made_at)
+            self._trees.put(table_id, arrays)
+            if not arrays.knows(epoch):
+                older = self._trees.get((table_id, epoch))
+                if older is None or not older.agrees(epoch, made_at):
+                    older = self._reader.whole_at(conn, epoch)
+                    self._trees.put((table_id, epoch), older)
+                arrays = older
             if made_at is not None:
                 arrays.note(epoch, made_at)
-            self._trees.put(table_id, arrays)
         return PartitionTree(arrays, epoch)
+
+    def _brought_to(
+        self, conn: psycopg.Connection[Any], arrays: TreeArrays | None, epoch: int, made_at: int | None
+    ) -> TreeArrays:
+        """The tree of now, or of an epoch that is not older than the one known."""
+        if (
+            arrays is None
+            or epoch > arrays.epoch + CHANGES_MAX
+            or not arrays.agrees(epoch, made_at)
+            or arrays.is_mostly_gone
+        ):
+            arrays = self._reader.whole(conn)
+        if epoch > arrays.epoch:
+            changes = self._reader.changes(conn, arrays, epoch)
+            if changes is None:
+                return self._reader.whole(conn)
+            self._extend(arrays, changes, epoch)
+        return arrays
 
     def _extend(self, arrays: TreeArrays, changes: list[PartitionRow], epoch: int) -> None:
         try:
@@ -151,39 +167,40 @@ class PartitionStore(Leaves):
         """Divides a leaf: keys whose `field` (default: the first row key) is below `point` go left.
 
         `conn` is inside a transaction that the split becomes part of.
-        Raises `PartitionNotFound`, `PartitionNotActive` when it was divided already, and `InvalidRange` when
-        the point is not one of the field's values inside the partition, above its minimum.
+        Raises `PartitionNotFound`, `PartitionNotActive` when it was divided or merged already,
+        `ConcurrentScale` when that happened meanwhile, and `InvalidRange` when the point is not one of the
+        field's values inside the partition, above its minimum.
         """
-        split = Split(field or self._schema.row_keys[0].name, point)
+        split = field or self._schema.row_keys[0].name, point
+        left, right = self._scaling.scale([partition_id], [split], None, conn)
+        return left, right
 
-        def work(conn: psycopg.Connection[Any]) -> tuple[Partition, Partition]:
-            epoch = self._next_epoch(conn)
-            parent, left, right = self._divided(conn, partition_id, split, epoch)
-            conn.execute(_QUERIES["seal"].on(), partition_values(self._table, parent, None, epoch))
-            for child in (left, right):
-                conn.execute(
-                    _QUERIES["add_partitions"].on(), partition_values(self._table, child, epoch, None)
-                )
-            created = [left.partition_id, right.partition_id]
-            self._execute(conn, "add_epoch", epoch=epoch, sealed=[partition_id], created=created)
-            return left, right
+    def merge(self, partition_ids: Iterable[str]) -> Partition:
+        """Merges leaves, which must be all that lie below one partition; gives the new leaf in its place.
 
-        if conn is not None:
-            return work(conn)
-        return run_transaction(self._supplier, work, operation="split partition")
+        Their references move to it. Raises what `scale` does.
+        """
+        [leaf] = self.scale(partition_ids, [])
+        return leaf
 
-    def _divided(
-        self, conn: psycopg.Connection[Any], partition_id: str, split: Split, epoch: int
-    ) -> tuple[Partition, Partition, Partition]:
-        partition = self._partition(conn, partition_id)
-        if not partition.is_leaf:
-            raise PartitionNotActive(
-                f"partition {partition_id!r} of table {self._table.name!r} was divided already"
-            )
-        try:
-            return split_partition(self._schema, partition, split, f"{epoch}-0", f"{epoch}-1")
-        except InvalidKey as error:
-            raise InvalidRange(f"split point: {error}") from None
+    def scale(
+        self,
+        sealed_ids: Iterable[str],
+        splits: Iterable[tuple[str, KeyValue]],
+        request_id: str | None = None,
+    ) -> list[Partition]:
+        """Divides a leaf, or merges leaves and divides what that makes, as one epoch; gives the new leaves.
+
+        `sealed_ids` are one leaf, or all that lie below one partition. `splits` are (field, point), applied
+        in order: each divides every new leaf that the point lies strictly inside of. The same `request_id`
+        again gives the same answer. After an error nothing is changed.
+
+        Raises `PartitionNotFound`; `PartitionNotActive` when one was divided or merged already,
+        `ConcurrentScale` when that happened meanwhile; `InvalidRange` when they are no list of leaves below
+        one partition, or a split divides nothing. Of merges: `FileReferenceAssignedToJob` when a job holds
+        files of theirs, `NotWhole` when a file also holds other partitions' rows, and `TableBusy`.
+        """
+        return self._scaling.scale(sealed_ids, splits, request_id)
 
     def _partition(self, conn: psycopg.Connection[Any], partition_id: str) -> Partition:
         possible = partition_id if is_text(partition_id) else ""
@@ -191,12 +208,6 @@ class PartitionStore(Leaves):
         if row is None:
             raise PartitionNotFound(f"table {self._table.name!r} has no partition {partition_id!r}")
         return partition_from_row(self._schema, row)
-
-    def _next_epoch(self, conn: psycopg.Connection[Any]) -> int:
-        row = self._execute(conn, "next_epoch").fetchone()
-        if row is None:
-            raise TableNotFound(f"table {self._table.name!r} does not exist any more")
-        return int(row[0])
 
     def _execute(self, conn: psycopg.Connection[Any], name: str, **values: Any) -> psycopg.Cursor[Any]:
         with dropped_tables(self._table):

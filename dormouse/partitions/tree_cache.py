@@ -23,6 +23,10 @@ class _Entry:
     byte_size: int
 
 
+Key = int | tuple[int, int]
+"""Of a table's tree of now; with an epoch, of an older one."""
+
+
 class TreeCache:
     """Trees by table id, of at most `bytes_max` in all. Safe to share between threads; a fork begins anew."""
 
@@ -33,7 +37,7 @@ class TreeCache:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._entries: OrderedDict[int, _Entry] = OrderedDict()
+        self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self._byte_size = 0
         self._asked: OrderedDict[int, None] = OrderedDict()
         self._too_large: set[int] = set()
@@ -47,12 +51,12 @@ class TreeCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, table_id: int) -> TreeArrays | None:
+    def get(self, key: Key) -> TreeArrays | None:
         with self._lock:
-            entry = self._entries.get(table_id)
+            entry = self._entries.get(key)
             if entry is None:
                 return None
-            self._entries.move_to_end(table_id)
+            self._entries.move_to_end(key)
             return entry.arrays
 
     def is_asked_again(self, table_id: int) -> bool:
@@ -66,15 +70,16 @@ class TreeCache:
                 self._asked.popitem(last=False)
             return again
 
-    def put(self, table_id: int, arrays: TreeArrays) -> None:
+    def put(self, key: Key, arrays: TreeArrays) -> None:
         """Remembers a table's tree, or how large it is now; one larger than the cache is not kept."""
         with self._lock:
-            self._remove(table_id)
+            self._remove(key)
             entry = _Entry(arrays, arrays.byte_size)
             if entry.byte_size > self.bytes_max:
-                self._too_large.add(table_id)
+                if isinstance(key, int):
+                    self._too_large.add(key)
                 return
-            self._entries[table_id] = entry
+            self._entries[key] = entry
             self._byte_size += entry.byte_size
             while self._byte_size > self.bytes_max:
                 self._remove(next(iter(self._entries)))
@@ -92,8 +97,8 @@ class TreeCache:
         with self._lock:
             return self._loading.setdefault(table_id, threading.Lock())
 
-    def _remove(self, table_id: int) -> None:
-        entry = self._entries.pop(table_id, None)
+    def _remove(self, key: Key) -> None:
+        entry = self._entries.pop(key, None)
         if entry is not None:
             self._byte_size -= entry.byte_size
 

@@ -1,15 +1,18 @@
-"""Reading the tree of a table: as a whole, what changed since an epoch, or only where some ranges lie."""
+"""Reading the tree of a table: as a whole, what changed since an epoch, or only where some ranges lie.
+
+Of an older epoch, too: its leaves are found by their intervals of epochs, and lead to all above them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import psycopg
 
 from dormouse.errors import MetadataDamaged, TableNotFound
 from dormouse.model.keys import KeyValue, encode_value
-from dormouse.model.partition_tree import ROOT, PartitionTree
+from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import Range
 from dormouse.model.schema import Field
 from dormouse.model.table import TableRecord
@@ -21,7 +24,13 @@ PAGE_ROWS = 20_000
 CHANGES_MAX = 10_000
 """A tree that is further behind, in epochs, is read anew."""
 
-_STATEMENTS = {name: Statement(query.on()) for name, query in load(__package__ or "", "trees").items()}
+_PARTS = ("columns", "leaves_at", "wanted_halves")
+_QUERIES = load(__package__ or "", "trees")
+_STATEMENTS = {
+    name: Statement(query.including(**{part: _QUERIES[part] for part in _PARTS}).on())
+    for name, query in _QUERIES.items()
+    if name not in _PARTS
+}
 
 
 class TreeReader:
@@ -43,39 +52,62 @@ class TreeReader:
         return int(row[0]), int(row[1])
 
     def whole(self, conn: psycopg.Connection[Any]) -> TreeArrays:
-        """All partitions that there are; `TableNotFound`."""
+        """The tree of the current epoch; `TableNotFound`."""
         arrays, (epoch, made_at) = TreeArrays(self._table.schema), self.epoch(conn)
         arrays.note(epoch, made_at)
         arrays.load(self._pages(conn, epoch), epoch)
         self.epoch(conn)  # a table that was dropped meanwhile lost its partitions between two pages
+        [(last_merge,)] = self._execute(conn, "last_merge").fetchall()
+        if last_merge > epoch:  # between two pages, perhaps
+            arrays = self.whole_at(conn, epoch)
+            arrays.note(epoch, made_at)
+        else:
+            arrays.first_epoch = last_merge
+        return arrays
+
+    def whole_at(self, conn: psycopg.Connection[Any], epoch: int) -> TreeArrays:
+        """The tree of an older epoch, and of no other; `TableNotFound`."""
+        rows = self._execute(conn, "columns_at", epoch=epoch, limit=PAGE_ROWS).fetchall()
+        if not rows:
+            raise self._not_there(conn, epoch)
+        arrays = TreeArrays(self._table.schema)
+        arrays.load(map(_columns, rows), epoch)
+        arrays.first_epoch = epoch
         return arrays
 
     def changes(
         self, conn: psycopg.Connection[Any], known: TreeArrays, epoch: int
     ) -> list[PartitionRow] | None:
-        """The partitions that came or were divided since what is known, looked up by keys; `TableNotFound`.
+        """The partitions that came, were divided or left since what is known, by keys; `TableNotFound`.
 
         None when the table has another past than that.
         """
         rows = self._execute(conn, "changed_partitions", after=known.epoch, epoch=epoch).fetchall()
         changed = [PartitionRow(*row[:-1]) for row in rows]
-        if epoch not in (row.created_epoch for row in changed):
+        if all(row.created_epoch != epoch for row in changed):
             raise self._not_there(conn, epoch)
         return changed if known.agrees(known.epoch, rows[0][-1]) else None
 
     def walk(
-        self, conn: psycopg.Connection[Any], ranges: Mapping[str, Range], nodes_max: int
+        self,
+        conn: psycopg.Connection[Any],
+        ranges: Mapping[str, Range],
+        nodes_max: int,
+        epoch: int | None = None,
     ) -> PartitionTree | None:
-        """The partitions that overlap a range of each row key that is named; None when there are more."""
+        """The partitions that overlap a range of each row key that is named; None when there are more.
+
+        Those of now, or of an older epoch.
+        """
         wanted = [(field, ranges.get(field.name, Range())) for field in self._table.schema.row_keys]
         rows = self._execute(
             conn,
-            "walk",
-            root=ROOT,
+            "walk" if epoch is None else "walk_at",
             mins=[_encoded(field, item.min) for field, item in wanted],
             maxs=[_encoded(field, item.max) for field, item in wanted],
             maxs_inclusive=[item.max_inclusive for _, item in wanted],
             limit=nodes_max + 1,
+            epoch=epoch,
         ).fetchall()
         if not rows:
             raise TableNotFound(f"table {self._table.name!r} does not exist any more")
@@ -89,15 +121,11 @@ class TreeReader:
         after = ""
         while True:
             found = self._execute(conn, "partition_columns", epoch=epoch, after=after, limit=PAGE_ROWS)
-            last, *columns = found.fetchone() or (None,)
-            if last is None:
+            row = found.fetchone()
+            if row is None or row[0] is None:
                 return
-            id_lengths, ids, created, sealed, split_keys, *texts = columns
-            points, lefts, rights = (Joined(*texts[at : at + 2]) for at in (0, 2, 4))
-            yield PartitionColumns(
-                Joined(id_lengths, ids), created, sealed, split_keys, points, lefts, rights
-            )
-            after = last
+            yield _columns(row)
+            after = row[0]
 
     def _not_there(self, conn: psycopg.Connection[Any], epoch: int) -> Exception:
         """Why an epoch is not found: `TableNotFound`, or it is still to come."""
@@ -110,3 +138,9 @@ class TreeReader:
 
 def _encoded(field: Field, value: KeyValue | None) -> bytes | None:
     return None if value is None else encode_value(field.type, value)
+
+
+def _columns(row: Sequence[Any]) -> PartitionColumns:
+    _, id_lengths, ids, created, sealed, split_keys, *texts, are_upper = row
+    points, parents = Joined(*texts[:2]), Joined(*texts[2:])
+    return PartitionColumns(Joined(id_lengths, ids), created, sealed, split_keys, points, parents, are_upper)

@@ -5,55 +5,161 @@ from tables t
 left join epoch e on e.table_id = t.table_id and e.epoch = t.epoch
 where t.table_id = %(table_id)s;
 
+-- name: columns
+-- Part of a query: the partitions of a page as columns of bytes; all of its aggregates go in one order.
+max(partition_id), string_agg(int4send(octet_length(partition_id)), ''),
+string_agg(convert_to(partition_id, 'UTF8'), ''), string_agg(int8send(created_epoch), ''),
+string_agg(int8send(case when divided then sealed_epoch else -1 end), ''),
+string_agg(int2send(case when divided then split_key else -1::smallint end), ''),
+string_agg(int4send(case when divided then octet_length(split_point) else 0 end), ''),
+coalesce(string_agg(split_point, '') filter (where divided), ''),
+string_agg(int4send(coalesce(octet_length(parent_id), 0)), ''),
+coalesce(string_agg(convert_to(parent_id, 'UTF8'), ''), ''),
+string_agg(case when is_upper then '\x01'::bytea else '\x00'::bytea end, '')
+
 -- name: partition_columns
--- A page of the partitions of an epoch, by id, as columns of bytes; all of its aggregates go in one order.
-select max(partition_id), string_agg(int4send(octet_length(partition_id)), ''),
-    string_agg(convert_to(partition_id, 'UTF8'), ''), string_agg(int8send(created_epoch), ''),
-    string_agg(int8send(case when divided then sealed_epoch else -1 end), ''),
-    string_agg(int2send(case when divided then split_key else -1::smallint end), ''),
-    string_agg(int4send(case when divided then octet_length(split_point) else 0 end), ''),
-    coalesce(string_agg(split_point, '') filter (where divided), ''),
-    coalesce(string_agg(int4send(octet_length(left_id)), '') filter (where divided), ''),
-    coalesce(string_agg(convert_to(left_id, 'UTF8'), '') filter (where divided), ''),
-    coalesce(string_agg(int4send(octet_length(right_id)), '') filter (where divided), ''),
-    coalesce(string_agg(convert_to(right_id, 'UTF8'), '') filter (where divided), '')
+-- A page of the partitions of the tree, by id; of those that were there at an epoch, as they were then.
+select {columns}
 from (
     select *, coalesce(sealed_epoch <= %(epoch)s, false) as divided
     from partition
-    where table_id = %(table_id)s and partition_id > %(after)s and created_epoch <= %(epoch)s
+    where table_id = %(table_id)s and partition_id > %(after)s and created_epoch <= %(epoch)s and merged_epoch is null
     order by partition_id
     limit %(limit)s
 ) page;
 
+-- name: last_merge
+-- The last epoch in which partitions were merged; 0: there was none.
+select coalesce(max(merged_epoch), 0) from partition where table_id = %(table_id)s and merged_epoch is not null;
+
+-- name: leaves_at
+-- Part of a query: the leaves of an epoch. Those that were sealed since are found by the nodes of the tree over all
+-- epochs on the way to it: an interval that holds it is kept at one of them.
+leaf_at as materialized (
+    select l.*
+    from tables t
+    cross join lateral (
+        select %(epoch)s::bigint >> bit + 1 << bit + 1 | (1::bigint << bit) as node
+        from generate_series(0, 62) as bit
+        where 1::bigint << bit <= t.epoch
+        union
+        select %(epoch)s::bigint
+    ) n
+    cross join lateral (
+        select p.*
+        from partition p
+        where n.node <= %(epoch)s and p.table_id = %(table_id)s and p.fork = n.node and p.sealed_epoch > %(epoch)s
+        union all
+        select p.*
+        from partition p
+        where n.node > %(epoch)s and p.table_id = %(table_id)s and p.fork = n.node and p.created_epoch <= %(epoch)s
+        offset 0
+    ) l
+    where t.table_id = %(table_id)s
+    union all
+    select * from partition where table_id = %(table_id)s and sealed_epoch is null and created_epoch <= %(epoch)s
+)
+
+-- name: columns_at
+-- The tree of an epoch: its leaves and all above them, in pages.
+with recursive {leaves_at}, tree as (
+    select partition_id, parent_id, is_upper, created_epoch, sealed_epoch, split_key, split_point from leaf_at
+    union
+    select p.partition_id, p.parent_id, p.is_upper, p.created_epoch, p.sealed_epoch, p.split_key, p.split_point
+    from tree c
+    cross join lateral (
+        select * from partition p where p.table_id = %(table_id)s and p.partition_id = c.parent_id offset 0
+    ) p
+)
+select {columns}
+from (
+    select *, coalesce(sealed_epoch <= %(epoch)s, false) as divided, (row_number() over () - 1) / %(limit)s as page
+    from tree
+) pages
+group by page;
+
 -- name: changed_partitions
--- The partitions that came, or were divided, after an epoch and up to another; and when the former was made.
-select p.partition_id, p.created_epoch, p.sealed_epoch, p.split_key, p.split_point, p.left_id, p.right_id,
+-- The partitions that came, were divided or left the tree after an epoch and up to another; and when the former was made.
+with recursive listed as (
+    select unnest(e.sealed || e.created) collate "C" as partition_id
+    from epoch e
+    where e.table_id = %(table_id)s and e.epoch > %(after)s and e.epoch <= %(epoch)s
+    union
+    select partition_id
+    from partition
+    where table_id = %(table_id)s and merged_epoch > %(after)s and merged_epoch <= %(epoch)s
+), changed as (
+    select p.*
+    from listed l
+    cross join lateral (
+        select * from partition p where p.table_id = %(table_id)s and p.partition_id = l.partition_id offset 0
+    ) p
+    union
+    -- a scale makes partitions that it divides itself
+    select a.*
+    from changed c
+    cross join lateral (
+        select * from partition p where p.table_id = %(table_id)s and p.partition_id = c.parent_id offset 0
+    ) a
+    where a.created_epoch > %(after)s and a.created_epoch = a.sealed_epoch
+)
+select partition_id, created_epoch, parent_id, is_upper, sealed_epoch, split_key, split_point, merged_epoch,
     (select (extract(epoch from e.created_at) * 1000000)::bigint from epoch e where e.table_id = %(table_id)s and e.epoch = %(after)s)
-from epoch e
-cross join lateral unnest(e.sealed || e.created) as changed (partition_id)
-join partition p on p.table_id = %(table_id)s and p.partition_id = changed.partition_id
-where e.table_id = %(table_id)s and e.epoch > %(after)s and e.epoch <= %(epoch)s;
+from changed;
 
 -- name: walk
 -- The partitions, from the root down, that overlap a range of each row key; and the current epoch.
 with recursive walk as (
-    select partition_id, created_epoch, sealed_epoch, split_key, split_point, left_id, right_id
+    select partition_id, created_epoch, parent_id, is_upper, sealed_epoch, split_key, split_point, merged_epoch, left_id, right_id
     from partition
-    where table_id = %(table_id)s and partition_id = %(root)s
+    where table_id = %(table_id)s and parent_id is null and is_upper is null and merged_epoch is null
     union all
-    select p.partition_id, p.created_epoch, p.sealed_epoch, p.split_key, p.split_point, p.left_id, p.right_id
+    select p.partition_id, p.created_epoch, p.parent_id, p.is_upper, p.sealed_epoch, p.split_key, p.split_point,
+        p.merged_epoch, p.left_id, p.right_id
     from walk w
-    cross join lateral (
-        values
-        (w.left_id, (%(mins)s::bytea[])[w.split_key + 1] < w.split_point),
-        (w.right_id, (%(maxs)s::bytea[])[w.split_key + 1] > w.split_point
-            or ((%(maxs)s::bytea[])[w.split_key + 1] = w.split_point
-                and (%(maxs_inclusive)s::boolean[])[w.split_key + 1]))
-    ) as child (partition_id, wanted)
-    join partition p on p.table_id = %(table_id)s and p.partition_id = child.partition_id
+    {wanted_halves}
+    join partition p on p.table_id = %(table_id)s and p.partition_id = case when child.is_upper then w.right_id else w.left_id end
     -- an open end overlaps: null
-    where child.wanted is not false and child.partition_id is not null
+    where child.wanted is not false and w.left_id is not null
 )
-select w.*, (select epoch from tables where table_id = %(table_id)s)
-from walk w
+select partition_id, created_epoch, parent_id, is_upper, sealed_epoch, split_key, split_point, merged_epoch,
+    (select epoch from tables where table_id = %(table_id)s)
+from walk
 limit %(limit)s;
+
+-- name: walk_at
+-- Likewise at an epoch: of those that were one half of a partition the last that was made by then.
+with recursive walk as (
+    (
+        select partition_id, created_epoch, parent_id, is_upper, sealed_epoch, split_key, split_point, merged_epoch
+        from partition
+        where table_id = %(table_id)s and parent_id is null and is_upper is null and created_epoch <= %(epoch)s
+        order by created_epoch desc
+        limit 1
+    )
+    union all
+    select p.*
+    from walk w
+    {wanted_halves}
+    cross join lateral (
+        select p.partition_id, p.created_epoch, p.parent_id, p.is_upper, p.sealed_epoch, p.split_key, p.split_point,
+            p.merged_epoch
+        from partition p
+        where p.table_id = %(table_id)s and p.parent_id = w.partition_id and p.is_upper = child.is_upper
+            and p.created_epoch <= %(epoch)s
+        order by p.created_epoch desc
+        limit 1
+    ) p
+    where child.wanted is not false and w.sealed_epoch <= %(epoch)s
+)
+select w.*, %(epoch)s::bigint from walk w limit %(limit)s;
+
+-- name: wanted_halves
+-- Part of a walk: the halves of a partition w, and whether they overlap what is wanted.
+cross join lateral (
+    values
+    (false, (%(mins)s::bytea[])[w.split_key + 1] < w.split_point),
+    (true, (%(maxs)s::bytea[])[w.split_key + 1] > w.split_point
+        or ((%(maxs)s::bytea[])[w.split_key + 1] = w.split_point
+            and (%(maxs_inclusive)s::boolean[])[w.split_key + 1]))
+) as child (is_upper, wanted)

@@ -30,6 +30,23 @@ where t.table_id = r.table_id;
 -- What was removed before this transaction is collected.
 update tables set collected_till = concat(pg_current_xact_id(), ':', pg_current_xact_id(), ':')::pg_snapshot;
 
+-- name: forget_history
+-- Moments of the other cluster cannot be told here: those that have names are refused by them.
+update cut set snapshot = null;
+update consumer set snapshot = null;
+update truncation set snapshot = null;
+update epoch set added_xid = '3' where added_xid >= pg_snapshot_xmin(pg_current_snapshot());
+update restored set restored_xid = '3' where restored_xid >= pg_snapshot_xmin(pg_current_snapshot());
+delete from hold;
+
+-- name: begin_history
+-- The history begins here and now; what is there is of before.
+update tables set history_from = pg_current_snapshot(), history_since = clock_timestamp();
+
+-- name: knows_history
+-- Whether a database has the tables of the history, which come with a migration.
+select to_regclass('cut') is not null;
+
 -- name: forget_looks
 -- Everything is to be looked at, and counted.
 delete from watermark;

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import reduce
+from functools import partial, reduce
 from itertools import takewhile
 from operator import and_
 
@@ -19,22 +18,23 @@ from dormouse.data.arrow_schema import arrow_schema, exact
 from dormouse.data.expressions import column, key_order
 from dormouse.data.transform import Transform
 from dormouse.errors import ObjectNotFound
+from dormouse.history.moments import kept, position_of
+from dormouse.model.cut import Position, When
 from dormouse.model.region import Range
 from dormouse.query.failures import named_failures
-from dormouse.query.file_checks import FileGone, check_there, checked_sizes
+from dormouse.query.file_checks import FileGone
 from dormouse.query.held_back import HeldBack, Reached
 from dormouse.query.interruptible import interruptible
 from dormouse.query.interruption import Interruption
 from dormouse.query.planner import Scan
 from dormouse.query.predicates import from_key, meets
-from dormouse.query.scan_session import key_session, rows
+from dormouse.query.scan_session import key_session, planned, rows
 from dormouse.query.streams import one_ahead
-from dormouse.query.table_view import Moment, plan_query
+from dormouse.query.table_view import Moment, gone_of_moment, plan_query
 from dormouse.query.where import Question, Where, question
 
 Groups = Iterator[tuple[Scan, ...]]
 REPLANS_MAX = 10
-_FILES = re.compile(r"file_groups=\{(\d+) group")
 
 
 def query(
@@ -44,26 +44,27 @@ def query(
     limit: int | None = None,
     *,
     interruption: Interruption | None = None,
+    as_of: When | None = None,
 ) -> pa.RecordBatchReader:
     """The rows that `where` asks for, ordered by the row keys, then the sort keys.
 
     `where` gives for a column a value, a `dm.Range`, or a list of them; row keys choose the files that are
     read. The reader has exactly the columns asked for, also when there are no rows. It sees the rows that the
     table has now, whatever is committed while it is read; also when a file that it has not read yet is
-    compacted and collected meanwhile.
+    compacted and collected meanwhile. `as_of` asks for those of another moment.
 
-    Raises `InvalidQuery` or `InvalidRange`; while it is read, `ObjectNotFound` for a file that is lost,
-    `QueryOvertaken` when one was collected and rows were added or removed meanwhile, `ObjectDamaged` for
-    one that is not what was written. A reader that is dropped stops; so does one that waits for its
-    next batch in another thread, when `interruption` is set, and raises `DormouseError`.
+    Raises `InvalidQuery`, `InvalidRange`, `InvalidCut` or `CutExpired`; while it is read, `ObjectNotFound`
+    for a file that is lost, `QueryOvertaken` when one was collected and rows were added or removed meanwhile,
+    `ObjectDamaged` for one that is not what was written. A reader that is dropped stops; so does one that
+    waits for its next batch in another thread, when `interruption` is set, and raises `DormouseError`.
     """
     asked = question(context.schema, where, columns, limit)
-    moment = Moment()
-    groups = plan_query(context, asked.ranges, moment)
+    moment, at = Moment(), None if as_of is None else position_of(context, as_of)
+    groups = plan_query(context, asked.ranges, moment, at=at)
     whole = arrow_schema(context.schema)
     schema = pa.schema([whole.field(name) for name in asked.columns])
     interruption = interruption or Interruption()
-    found = one_ahead(_Execution(context, asked, moment, interruption).rows(groups), interruption.set)
+    found = one_ahead(_Execution(context, asked, moment, interruption, at).rows(groups), interruption.set)
     batches = (exact(batch.select(asked.columns), schema) for batch in found)
     return pa.RecordBatchReader.from_batches(schema, batches)
 
@@ -72,8 +73,14 @@ class _Execution:
     """One query while it is read; it plans again when a file of its plan is gone."""
 
     def __init__(
-        self, context: TableContext, asked: Question, moment: Moment, interruption: Interruption
+        self,
+        context: TableContext,
+        asked: Question,
+        moment: Moment,
+        interruption: Interruption,
+        at: Position | None,
     ) -> None:
+        self._at = at
         self._context = context
         self._asked = asked
         self._moment = moment
@@ -83,8 +90,18 @@ class _Execution:
         self._remaining = asked.limit
         self._held = HeldBack(context.schema.key_names)
 
-    def rows(self, groups: Groups | None) -> Iterator[pa.RecordBatch]:
+    def rows(self, groups: Groups) -> Iterator[pa.RecordBatch]:
         """The rows, with the keys among the columns."""
+        if self._at is None:
+            yield from self._rows(groups)
+            return
+        with kept(self._context, self._at):
+            try:
+                yield from self._limited(self._planned(groups, None))
+            except FileGone as error:
+                raise gone_of_moment(self._context, self._at, error) from error
+
+    def _rows(self, groups: Groups | None) -> Iterator[pa.RecordBatch]:
         gone: set[str] = set()
         futile = 0
         while groups is not None and self._remaining != 0:
@@ -153,11 +170,7 @@ class _Execution:
         """The groups, each with DataFusion's plan of it."""
         for scans in groups:
             with self._naming(scans):
-                with checked_sizes(self._context, scans):
-                    plan = self._physical(scans, start)
-                # DataFusion takes a file that is not there for one without rows, and plans no scan of it
-                if sum(map(int, _FILES.findall(plan.display_indent()))) != len(scans):
-                    check_there(self._context, scans)
+                plan = planned(self._context, scans, partial(self._physical, scans, start))
             yield scans, plan
 
     def _naming(self, scans: Sequence[Scan]) -> AbstractContextManager[None]:
@@ -186,14 +199,10 @@ class _Execution:
                 return
 
     def _check_can_resume(self, missing: FileGone, gone: set[str]) -> None:
-        filename, table = missing.filename, self._context.table.name
+        filename = missing.filename
         if filename in gone:
             # a plan that was made after the file was gone refers to it
-            raise ObjectNotFound(
-                f"table {table!r} refers to the object {filename!r}, which does not exist: it is lost, not "
-                "collected; 'dormouse check' lists what is; bring it back: from a backup, or, of a deployed "
-                "instance, with 'dormouse restore-objects'"
-            ) from missing
+            raise missing.lost() from missing
         if self._held.is_in_part:
             raise ObjectNotFound(
                 f"file {filename!r} is gone: it was collected amidst rows of equal key that are too many to "

@@ -29,11 +29,19 @@ class FileGone(ObjectNotFound):
 
     def __init__(self, filename: str, table: str) -> None:
         super().__init__(
-            f"file {filename!r} of table {table!r} is gone: it was collected while the query ran; "
-            "run the query again"
+            f"file {filename!r} of table {table!r} is gone: it was collected while the query ran; run the "
+            "query again"
         )
         self.filename = filename
         self.table = table
+
+    def lost(self) -> ObjectNotFound:
+        """What it is when a plan that was made after the file was gone refers to it."""
+        return ObjectNotFound(
+            f"table {self.table!r} refers to the object {self.filename!r}, which does not exist: it is lost, "
+            "not collected; 'dormouse check' lists what is; bring it back: from a backup, or, of a deployed "
+            "instance, with 'dormouse restore-objects'"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.filename, self.table)

@@ -13,7 +13,6 @@ from dormouse.data.expressions import between, column, joined, value
 from dormouse.model.keys import KeyValue
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
-from dormouse.model.types import DOUBLE
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.where import Condition, is_nan
 
@@ -55,7 +54,7 @@ def _in_ranges(field: Field, ranges: Bounds) -> Expr | None:
     if not ranges:
         return literal(False)
     exact: list[Any] = [item.min for item in ranges if item.is_exact]
-    if len(exact) > 1 and field.type == DOUBLE and 0.0 in exact:
+    if len(exact) > 1 and field.type.is_floating and 0.0 in exact:
         # a long list is looked up by its bits, in which one zero is not the other
         exact += [0.0, -0.0]
     others = [_in_range(field, item) for item in ranges if not item.is_exact]
@@ -72,7 +71,7 @@ def _in_ranges(field: Field, ranges: Bounds) -> Expr | None:
 
 def _in_range(field: Field, item: Range) -> Expr | None:
     found = between(field, item)
-    if field.type != DOUBLE or found is None:
+    if not field.type.is_floating or found is None:
         return found
     # NaN is the largest value, but the statistics that row groups are pruned by do not know of it
     nan = functions.isnan(column(field.name))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Lock
 
-from datafusion import DataFrame, RuntimeEnvBuilder, SessionContext
+from datafusion import DataFrame, ExecutionPlan, RuntimeEnvBuilder, SessionContext
 
+from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.data.datafusion_session import check_not_forked, open_session
 from dormouse.data.expressions import key_order, union
@@ -16,6 +18,7 @@ from dormouse.data.transform import Transform
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
 from dormouse.query.failures import MEMORY_BYTES_MAX
+from dormouse.query.file_checks import check_there, checked_sizes
 from dormouse.query.file_lists import scan_of
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import Scan
@@ -23,6 +26,7 @@ from dormouse.query.predicates import in_slices
 
 KEY_SESSIONS_MAX = 8
 FILES_A_SCAN = 64
+_FILES = re.compile(r"file_groups=\{(\d+) group")
 _lock = Lock()
 _key_sessions: dict[tuple[object, ...], _KeySession] = {}
 _OPTIONS = {
@@ -90,8 +94,22 @@ def rows(
 
     Each file is a sorted stream of its own.
     """
-    found = union(list(_scans(ctx, store, transform.schema, scans)))
-    return transform.of(found, ctx, now_ms)
+    return transform.of(stored_rows(ctx, store, transform.schema, scans), ctx, now_ms)
+
+
+def stored_rows(ctx: SessionContext, store: ObjectStore, schema: Schema, scans: Sequence[Scan]) -> DataFrame:
+    """The wanted rows of some files as they were written; in no order."""
+    return union(list(_scans(ctx, store, schema, scans)))
+
+
+def planned(context: TableContext, scans: Sequence[Scan], plan: Callable[[], ExecutionPlan]) -> ExecutionPlan:
+    """DataFusion's plan over some files, which are there; `FileGone` or `ObjectDamaged`."""
+    with checked_sizes(context, scans):
+        found = plan()
+    # DataFusion takes a file that is not there for one without rows, and plans no scan of it
+    if sum(map(int, _FILES.findall(found.display_indent()))) != len(scans):
+        check_there(context, scans)
+    return found
 
 
 def _scans(

@@ -14,7 +14,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dormouse.context import TableContext
-from dormouse.errors import InvalidQuery, QueryOvertaken
+from dormouse.errors import CutExpired, DormouseError, InvalidQuery, QueryOvertaken
+from dormouse.history.moments import check_since, microseconds, position_of
+from dormouse.model.cut import Position, When
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.postgres import Isolation, run_lookup, run_transaction
 from dormouse.query.file_checks import FileGone
@@ -74,17 +76,19 @@ def plan_query(
     moment: Moment | None = None,
     *,
     filtered_again: bool = False,
+    at: Position | None = None,
 ) -> Iterator[tuple[Scan, ...]]:
     """The groups of a query's plan; the first leaves are planned now, the others when they are come to.
 
-    All of it has the rows of the moment at which it began. When half of the table's `gc_delay_seconds` has
-    passed, what is left is planned as of a later moment that has the same rows, since files may be collected.
+    All of it has the rows of the moment at which it began, or of the position `at`. When half of the table's
+    `gc_delay_seconds` has passed since it began, what is left is planned as of a later moment that has the
+    same rows, since files may be collected.
     Raises `TableNotFound`; the iterator also `FileGone`. A query that is planned again gives its moment:
     `QueryOvertaken` when the rows are others now.
     """
-    view = _View(context, filtered_again=filtered_again)
-    first = view.now(ranges, PAGE_LEAVES)
-    if moment is not None:
+    view = _View(context, filtered_again=filtered_again, at=at)
+    first = view.first(ranges, PAGE_LEAVES)
+    if moment is not None and at is None:
         if moment.snapshot is not None and not view.has_same_rows(ranges, moment.snapshot):
             raise QueryOvertaken(
                 f"files of table {context.table.name!r} were collected while the query ran, and rows were "
@@ -95,19 +99,34 @@ def plan_query(
     return (group for planned in view.pages(first) for group in planned.plan.groups)
 
 
+def gone_of_moment(context: TableContext, at: Position, error: FileGone) -> DormouseError:
+    """Why a file of a moment is gone: `CutExpired`, or it is lost."""
+    try:
+        check_since(context, at.at)
+    except CutExpired as expired:
+        return expired
+    return error.lost()
+
+
 def plan_tables(
     wanted: Sequence[tuple[TableContext, KeyRanges]],
     *,
     files_max: int | None = None,
     filtered_again: bool = False,
+    at: Sequence[Position] | None = None,
 ) -> list[QueryPlan]:
-    """A plan in one group for each table of one instance; all of them see the same moment.
+    """A plan in one group for each table of one instance; all of them see the same moment, or each its own.
 
     `InvalidQuery`, at once, when many leaves of a table have more than `files_max` files.
     """
     if files_max is not None:
         for context, ranges in wanted:
             check_files(context, ranges, files_max)
+    if at is not None:
+        return [
+            _View(context, filtered_again=filtered_again, at=position).first(ranges, None).plan
+            for (context, ranges), position in zip(wanted, at, strict=True)
+        ]
     if len(wanted) == 1:
         [(context, ranges)] = wanted
         return [_View(context, filtered_again=filtered_again).now(ranges, None).plan]
@@ -133,32 +152,42 @@ def check_files(context: TableContext, ranges: KeyRanges, files_max: int) -> Non
         )
 
 
-def explain(context: TableContext, where: Where = None) -> PlanSummary:
+def explain(context: TableContext, where: Where = None, as_of: When | None = None) -> PlanSummary:
     """What a query would read."""
-    return summary(context, question(context.schema, where, None, None).ranges)
+    ranges = question(context.schema, where, None, None).ranges
+    return summary(context, ranges, None if as_of is None else position_of(context, as_of))
 
 
-def summary(context: TableContext, ranges: KeyRanges) -> PlanSummary:
+def summary(context: TableContext, ranges: KeyRanges, at: Position | None = None) -> PlanSummary:
     """What a query of some ranges would read; in memory it has a page of the plan at a time."""
-    view = _View(context)
+    view = _View(context, at=at)
     leaves = context.partitions.tree().leaf_count
-    if not ranges and leaves > PAGE_LEAVES_MAX:
+    if at is None and not ranges and leaves > PAGE_LEAVES_MAX:
         # all of a large table: its totals are known
         totals = context.store.totals.read()
         return PlanSummary(leaves, leaves, totals.files, 0, totals.byte_count)
-    first = view.now(ranges, PAGE_LEAVES_MAX, whole_tree=True)
+    first = view.first(ranges, PAGE_LEAVES_MAX, whole_tree=True)
     return added_up(planned.plan for planned in view.pages(first, PAGE_LEAVES_MAX))
 
 
 class _View:
     """One table as its plans see it."""
 
-    def __init__(self, context: TableContext, *, filtered_again: bool = False) -> None:
+    def __init__(
+        self, context: TableContext, *, filtered_again: bool = False, at: Position | None = None
+    ) -> None:
         self._context = context
+        self._at = at
         self._filtered_again = filtered_again
         self._store = context.store
         self._partitions = context.partitions
         self._seen_at = time.monotonic()
+
+    def first(self, ranges: KeyRanges, leaves_max: int | None, *, whole_tree: bool = False) -> _PlannedPage:
+        """The first page of what is wanted, as it is at the view's moment; without `leaves_max` all."""
+        if self._at is None:
+            return self.now(ranges, leaves_max, whole_tree=whole_tree)
+        return self._as_of(self._partitions.at(self._at.epoch), self._at.snapshot, ranges, leaves_max)
 
     def now(self, ranges: KeyRanges, leaves_max: int | None, *, whole_tree: bool = False) -> _PlannedPage:
         """The first page of what is wanted, as it is now; without `leaves_max` all, as one group."""
@@ -197,10 +226,10 @@ class _View:
                 return
             leaves_max = min(leaves_max * PAGE_GROWTH, PAGE_LEAVES_MAX)
             # files that the snapshot shows may be collected soon: later ones may show the same rows
-            is_old = time.monotonic() - self._seen_at > cut_seconds_max
+            is_old = self._at is None and time.monotonic() - self._seen_at > cut_seconds_max
             later = self.now(rest, leaves_max) if is_old else None
             if later is None or not self.has_same_rows(rest, planned.snapshot):
-                later = self._later(planned, rest, leaves_max)
+                later = self._as_of(planned.page.tree, planned.snapshot, rest, leaves_max)
             planned = later
 
     def has_same_rows(self, ranges: KeyRanges, snapshot: str) -> bool:
@@ -208,15 +237,19 @@ class _View:
         page = self._page(self._partitions.tree(), ranges, None)
         return self._store.has_same_rows(page.partition_ids, snapshot)
 
-    def _later(self, before: _PlannedPage, rest: KeyRanges, leaves_max: int) -> _PlannedPage:
-        """The first page of what is left, as of the moment that the page before saw."""
-        page = self._page(before.page.tree, rest, leaves_max)
-        rows = self._alone(partial(self._store.planned_at, page.partition_ids, before.snapshot))
+    def _as_of(
+        self, tree: PartitionTree, snapshot: str, ranges: KeyRanges, leaves_max: int | None
+    ) -> _PlannedPage:
+        """The first page of what is wanted, as a snapshot saw it, of whose epoch the tree is."""
+        page = self._page(tree, ranges, leaves_max)
+        since, rows = self._alone(partial(self._store.planned_at, page.partition_ids, snapshot))
+        if self._at is not None and since > microseconds(self._at.at):
+            check_since(self._context, self._at.at)
         for _, filename, *_, is_there in rows:
             # compacted after that moment, and collected: only a later plan can do without it
             if not is_there:
                 raise FileGone(filename, self._context.table.name)
-        return _PlannedPage.of(page, (row[:-1] for row in rows), before.snapshot)
+        return _PlannedPage.of(page, (row[:-1] for row in rows), snapshot)
 
     def tree(self, ranges: KeyRanges, *, whole: bool = False) -> PartitionTree:
         """What is known of the tree; a process that asks once reads only the part that has the ranges."""

@@ -14,6 +14,7 @@ from itertools import islice
 
 from dormouse.context import TableContext
 from dormouse.errors import (
+    ConcurrentScale,
     FileNotFound,
     FileReferenceAssignedToJob,
     FileReferenceNotFound,
@@ -83,7 +84,7 @@ def _divide_full_leaves(
             logger.warning("partition %s is not divided in this round: %s", leaf.partition_id, error)
             errors.append(f"partition {leaf.partition_id} is not divided: {error}")
         else:
-            partitions.settle(leaf)
+            partitions.settle(leaf.marks)
             if divided is not None:
                 yield divided
         progress(done, max(done, full))
@@ -96,8 +97,8 @@ def _divide(context: TableContext, partition_id: str) -> DividedPartition | None
         return None
     try:
         left, right = context.partitions.split(partition_id, found.point, found.field)
-    except PartitionNotActive:
-        logger.debug("partition %s was divided by another", partition_id)
+    except (PartitionNotActive, ConcurrentScale):
+        logger.debug("partition %s was divided or merged by another", partition_id)
         return None
     return DividedPartition(partition_id, found.field, found.point, left.partition_id, right.partition_id)
 

@@ -27,14 +27,25 @@ class _Answer(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-class PlanRequest(_Request):
+class _OfMoment(_Request):
+    as_of: str | int | None = Field(
+        default=None,
+        description="the moment whose rows are wanted: a time in ISO 8601 with its offset (all that was "
+        "committed at or before it), the name of a cut that each of the tables has, or a cut's number; now "
+        "when left out",
+        examples=["2026-11-20T14:00:00+01:00"],
+    )
+
+
+class PlanRequest(_OfMoment):
     """Which rows are wanted."""
 
     where: dict[str, Any] | None = Field(
         default=None,
         description="for each column a value, a list of values, a range (an object with min, max, or both), "
         "or null; rows must meet all. Row keys choose the files that are read. BYTES are base64, TIMESTAMP "
-        'ISO 8601 (in UTC when it names no zone), DOUBLE also "NaN", "Infinity" and "-Infinity".',
+        "ISO 8601 (in UTC when it names no zone), DATE and DECIMAL text, DOUBLE and FLOAT also "
+        '"NaN", "Infinity" and "-Infinity".',
         examples=[_WHERE],
     )
 
@@ -52,7 +63,7 @@ class QueryRequest(PlanRequest):
     )
 
 
-class StatementRequest(_Request):
+class StatementRequest(_OfMoment):
     """A statement, and the values of its parameters."""
 
     statement: str = Field(

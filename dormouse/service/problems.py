@@ -16,6 +16,7 @@ from starlette.responses import Response
 from dormouse.errors import (
     CommitOutcomeUnknown,
     ConnectionsExhausted,
+    CutExpired,
     DormouseError,
     InstanceError,
     InvalidInput,
@@ -37,6 +38,7 @@ _STATUSES: tuple[tuple[type[DormouseError], int], ...] = (
     (InvalidInput, 400),
     (TableNotFound, 404),
     (PartitionNotFound, 404),
+    (CutExpired, 410),
     (QueryTooLarge, 413),
     (InstanceError, 503),
     (ConnectionsExhausted, 503),

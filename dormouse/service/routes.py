@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from dormouse.instance import Instance
+from dormouse.model.cut import when_of_text
 from dormouse.query.interruption import Interruption
 from dormouse.query.parameters_json import parse_parameters
 from dormouse.query.where_json import parse_where
@@ -141,7 +142,7 @@ async def plan(here: Here, table: TableNamed, body: documents.PlanRequest) -> Re
 
     def make() -> Any:
         found = here.instance.table(table)
-        return found.explain(parse_where(found.schema, body.where))
+        return found.explain(parse_where(found.schema, body.where), as_of=_moment(body.as_of))
 
     return Answer(here.lookups, "plan", DocumentWork(make))
 
@@ -164,7 +165,8 @@ async def query(here: Here, table: TableNamed, body: documents.QueryRequest, req
     def rows() -> Any:
         found = here.instance.table(table)
         where = parse_where(found.schema, body.where)
-        return found.query(where, body.columns, limit=body.limit, interruption=interruption)
+        as_of = _moment(body.as_of)
+        return found.query(where, body.columns, limit=body.limit, as_of=as_of, interruption=interruption)
 
     return _streamed(here, here.lookups, request, "query", rows, interruption.set)
 
@@ -177,7 +179,11 @@ async def sql(here: Here, body: documents.StatementRequest, request: Request) ->
     def rows() -> Any:
         parameters = parse_parameters(body.parameters)
         return here.instance.sql(
-            body.statement, parameters, interruption=interruption, sessions=here.sessions
+            body.statement,
+            parameters,
+            as_of=_moment(body.as_of),
+            interruption=interruption,
+            sessions=here.sessions,
         )
 
     return _streamed(here, here.statements, request, "sql", rows, interruption.set)
@@ -195,11 +201,19 @@ async def plan_sql(here: Here, body: documents.StatementRequest) -> Response:
         parameters = parse_parameters(body.parameters)
         return {
             "tables": here.instance.explain_sql(
-                body.statement, parameters, interruption=interruption, sessions=here.sessions
+                body.statement,
+                parameters,
+                as_of=_moment(body.as_of),
+                interruption=interruption,
+                sessions=here.sessions,
             )
         }
 
     return Answer(here.statements, "sql_plan", DocumentWork(make, interruption.set))
+
+
+def _moment(as_of: str | int | None) -> Any:
+    return when_of_text(as_of) if isinstance(as_of, str) else as_of
 
 
 def _streamed(

@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 JOBS_AT_ONCE_MIN = 32  # enough for executors that a cluster has not granted yet
 CANCEL_AGAIN_SECONDS = 0.2
-_OURS = re.compile(r"^\s*dormouse\.errors\.(\w+): (.+?)\s*$", re.MULTILINE)
+_OURS = re.compile(r"^\s*dormouse\.errors(?:\.\w+)?\.(\w+): (.+?)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)

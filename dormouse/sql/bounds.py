@@ -14,10 +14,10 @@ from functools import reduce
 from typing import Any
 
 from dormouse.errors import InvalidKey
-from dormouse.model.keys import check_key, min_value
+from dormouse.model.keys import KeyValue, check_key, min_value, value_of_number
 from dormouse.model.region import Range
 from dormouse.model.schema import Field
-from dormouse.model.types import INT, LONG, STRING
+from dormouse.model.types import DATE, INT, LONG, STRING, TIMESTAMP
 from dormouse.query.key_ranges import KeyRanges, united
 
 Node = dict[str, Any]
@@ -34,6 +34,7 @@ _OPERATORS = {
     "COMPARE_GREATERTHAN": ">",
     "COMPARE_GREATERTHANOREQUALTO": ">=",
 }
+_TIMES = {"TIMESTAMP WITH TIME ZONE": TIMESTAMP, "DATE": DATE}
 _FLIPPED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _LISTS = {"list_contains", "list_has", "array_contains", "array_has", "contains"}
 _PREFIXES = {"prefix": "", "starts_with": "", "^@": "", "~~": "%_\\", "like_escape": "%_\\", "~~~": "*?[\\"}
@@ -131,7 +132,7 @@ def is_whole(cast: str | None) -> bool:
 
 
 def value_of(constant: Node) -> Any:  # noqa: PLR0911 one a type
-    """A constant in Python: None, int, float, Fraction, str, bytes, tuple or list; else `UNKNOWN`."""
+    """A constant in Python: None, a number, str, bytes, datetime, date, tuple or list; else `UNKNOWN`."""
     match constant:
         case {"is_null": True}:
             return None
@@ -144,6 +145,8 @@ def value_of(constant: Node) -> Any:  # noqa: PLR0911 one a type
             return Fraction(number, 10**scale)
         case {"type": {"id": "DOUBLE" | "FLOAT"}, "value": float() | int() as value}:
             return float(value)
+        case {"type": {"id": name}, "value": int(value)} if name in _TIMES:
+            return _time(name, value)
         case {"type": {"id": "VARCHAR"}, "value": str(value)}:
             return value
         case {"type": {"id": "BLOB"}, "value": str(value)}:
@@ -153,6 +156,14 @@ def value_of(constant: Node) -> Any:  # noqa: PLR0911 one a type
         case {"type": {"id": "LIST" | "ARRAY"}, "value": {"children": list(children)}}:
             return list(map(value_of, children))
     return UNKNOWN
+
+
+def _time(name: str, number: int) -> KeyValue | _Unknown:
+    try:
+        return value_of_number(_TIMES[name], number)
+    except (ValueError, OverflowError):
+        # infinity, or of a year that no key has
+        return UNKNOWN
 
 
 def constant(expression: Node) -> Any:

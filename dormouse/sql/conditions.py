@@ -10,7 +10,18 @@ from typing import Any
 from dormouse.data.transform import quoted
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LONG, STRING, TIMESTAMP, DataType
+from dormouse.model.types import (
+    BOOLEAN,
+    BYTES,
+    DATE,
+    DOUBLE,
+    FLOAT,
+    INT,
+    LONG,
+    STRING,
+    TIMESTAMP,
+    DataType,
+)
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.where import Condition
 
@@ -20,14 +31,20 @@ _TYPES = {
     STRING: "VARCHAR",
     BYTES: "BLOB",
     DOUBLE: "DOUBLE",
+    FLOAT: "FLOAT",
     BOOLEAN: "BOOLEAN",
     TIMESTAMP: "TIMESTAMPTZ",
+    DATE: "DATE",
 }
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def type_name(found: DataType) -> str:
     """A type as DuckDB calls it."""
+    if found.precision is not None:
+        return f"DECIMAL({found.precision}, {found.scale})"
+    if found.parts:
+        return f"STRUCT({', '.join(f'{quoted(part.name)} {type_name(part.type)}' for part in found.parts)})"
     if found.element is None:
         return _TYPES[found]
     if found.key is None:
@@ -43,9 +60,12 @@ def literal(field: Field, value: Any) -> str:
         return f"from_hex('{value.hex()}')"
     if field.type == TIMESTAMP:
         return f"make_timestamptz({(value - _EPOCH) // timedelta(microseconds=1)})"
-    if field.type == DOUBLE and not math.isfinite(value):
-        return f"'{value}'::DOUBLE"
-    return f"{str(value).lower()}::{_TYPES[field.type]}" if value >= 0 else f"({value})::{_TYPES[field.type]}"
+    kind = type_name(field.type)
+    if field.type == DATE:
+        return f"'{value.isoformat()}'::DATE"
+    if field.type.precision is not None or (field.type.is_floating and not math.isfinite(value)):
+        return f"'{value}'::{kind}"
+    return f"{str(value).lower()}::{kind}" if value >= 0 else f"({value})::{kind}"
 
 
 def in_slices(schema: Schema, slices: Iterable[KeyRanges]) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dormouse.context import TableContext
 from dormouse.data.transform import AgeOff, Function, Transform, quoted
 from dormouse.model.schema import Field
-from dormouse.model.types import DOUBLE, LONG, TIMESTAMP
+from dormouse.model.types import LONG, TIMESTAMP
 from dormouse.objects.names import PARQUET_SUFFIX
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import Scan
@@ -79,8 +79,8 @@ class Select:
         Of a file in which a column is all NULL it skips every row for `x IS DISTINCT FROM 1 OR x < 0`.
         """
         name = quoted(field.name)
-        if field.type == DOUBLE and not unbounded:
-            return f"{name} * 1.0::DOUBLE AS {name}"
+        if field.type.is_floating and not unbounded:
+            return f"{name} * 1.0::{type_name(field.type)} AS {name}"
         if field.nullable and self._compares_null and not field.type.is_nested:
             return f"CASE WHEN {name} IS NULL THEN NULL ELSE {name} END AS {name}"
         return name

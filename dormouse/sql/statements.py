@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from dormouse.context import TableContext
 from dormouse.data.transform import Transform, quoted
-from dormouse.errors import InvalidQuery, ObjectNotFound, ObjectStoreError
+from dormouse.errors import InvalidQuery, ObjectStoreError
+from dormouse.model.cut import When
 from dormouse.model.region import Range
 from dormouse.query.file_checks import FileGone, check_bytes, check_columns, checked_sizes
 from dormouse.query.interruption import Interruption
@@ -27,6 +28,7 @@ from dormouse.query.planner import PlanSummary, QueryPlan, Scan
 from dormouse.query.streams import heeding_signals, in_thread
 from dormouse.query.table_view import plan_query, plan_tables, summary
 from dormouse.query.where import question, unknown
+from dormouse.sql.as_of import Moments
 from dormouse.sql.engine import Session, Sessions
 from dormouse.sql.explained import explanation
 from dormouse.sql.failures import ReadFailed
@@ -72,19 +74,21 @@ def sql(
     statement: str,
     parameters: Parameters | None = None,
     interruption: Interruption | None = None,
+    as_of: When | None = None,
 ) -> pa.RecordBatchReader:
     """The answer of one statement that reads tables by name, streamed.
 
-    All tables are of one instance, and are seen as they are at one moment. EXPLAIN gives rows `plan_type` and
-    `plan`, of which the first says what is read of each table. A file that is collected before the first rows
-    come makes the statement start anew. Columns of one name are numbered.
+    All tables are of one instance, and are seen as they are at one moment: now, or `as_of`. EXPLAIN gives
+    rows `plan_type` and `plan`, of which the first says what is read of each table. A file that is collected
+    before the first rows come makes the statement start anew. Columns of one name are numbered.
 
-    Raises `InvalidQuery`; also while it is read, `ObjectNotFound` for a file that was collected,
-    `ObjectStoreError` for one that is damaged, and `DormouseError` when another thread sets `interruption`.
-    A reader that is dropped stops.
+    Raises `InvalidQuery`, `InvalidCut` and `CutExpired`; also while it is read, `ObjectNotFound` for a file
+    that was collected, `ObjectStoreError` for one that is damaged, and `DormouseError` when another thread
+    sets `interruption`. A reader that is dropped stops.
     """
     interruption = interruption or Interruption()
-    return _Statement(sessions(interruption), tables, statement, given(parameters), interruption).reader()
+    session = sessions(interruption)
+    return _Statement(session, tables, statement, given(parameters), interruption, as_of).reader()
 
 
 def explain_sql(
@@ -93,10 +97,12 @@ def explain_sql(
     statement: str,
     parameters: Parameters | None = None,
     interruption: Interruption | None = None,
+    as_of: When | None = None,
 ) -> dict[str, PlanSummary]:
     """What a statement would read of each table that it reads."""
     interruption = interruption or Interruption()
-    return _Statement(sessions(interruption), tables, statement, given(parameters), interruption).summaries()
+    session = sessions(interruption)
+    return _Statement(session, tables, statement, given(parameters), interruption, as_of).summaries()
 
 
 class _Statement:
@@ -107,6 +113,7 @@ class _Statement:
         statement: str,
         parameters: Parameters,
         interruption: Interruption,
+        as_of: When | None,
     ) -> None:
         self.session = session
         self.text = statement
@@ -120,6 +127,7 @@ class _Statement:
             self.contexts = _meant(found, tables)
             schemas = {name: context.schema for name, context in self.contexts.items()}
             self.wanted = session.wanted(schemas, found, parameters)
+            self.moments = Moments({name: self.contexts[name] for name in self.wanted.ranges}, as_of)
         except BaseException:
             session.close()
             raise
@@ -139,12 +147,13 @@ class _Statement:
 
     def _read(self, rows: Rows) -> Iterator[pa.RecordBatch]:
         """The batches; when there are many, in a thread, so that Ctrl-C need not wait for one."""
-        found = self._again_if_gone(rows)
-        first = heeding_signals(lambda: next(found, None), self.interruption.set)
-        if first is None:
-            return
-        yield first
-        yield from found if first.num_rows < BATCH_ROWS else in_thread(found, self.interruption.set)
+        with self.moments.kept():
+            found = self._again_if_gone(rows)
+            first = heeding_signals(lambda: next(found, None), self.interruption.set)
+            if first is None:
+                return
+            yield first
+            yield from found if first.num_rows < BATCH_ROWS else in_thread(found, self.interruption.set)
 
     def _again_if_gone(self, rows: Rows) -> Iterator[pa.RecordBatch]:
         """Plans and runs anew when a file is gone, as long as no row was handed out."""
@@ -157,7 +166,7 @@ class _Statement:
                         yield batch
                     break
                 except FileGone as error:
-                    if given:
+                    if given and not self.moments:
                         raise
                     self._note_gone(error)
                     rows = self._opened()
@@ -173,13 +182,11 @@ class _Statement:
                 self._note_gone(error)
 
     def _note_gone(self, error: FileGone) -> None:
+        if self.moments:
+            raise self.moments.why_gone(error) from error
         if error.filename in self.gone:
             # a plan that was made after it was gone refers to it
-            raise ObjectNotFound(
-                f"table {error.table!r} refers to the object {error.filename!r}, which does not exist: it is "
-                "lost, not collected; 'dormouse check' lists what is; bring it back: from a backup, or, of a "
-                "deployed instance, with 'dormouse restore-objects'"
-            ) from error
+            raise error.lost() from error
         if len(self.gone) == REPLANS_MAX:
             raise error
         self.gone.add(error.filename)
@@ -211,7 +218,8 @@ class _Statement:
 
     def _on_all(self) -> Rows:
         asked = [(self.contexts[name], ranges) for name, ranges in self.wanted.ranges.items()]
-        plans: list[QueryPlan] = plan_tables(asked, files_max=FILES_MAX, filtered_again=True)
+        at = self.moments.all(list(self.wanted.ranges))
+        plans: list[QueryPlan] = plan_tables(asked, files_max=FILES_MAX, filtered_again=True, at=at)
         return self._on(
             {
                 name: [scan for group in plan.groups for scan in group]
@@ -224,7 +232,8 @@ class _Statement:
         [(name, ranges)] = self.wanted.ranges.items()
         scans: list[Scan] = []
         files = 1 if enough.in_key_order else FIRST_FILES
-        for group in plan_query(self.contexts[name], ranges, filtered_again=True):
+        at = self.moments.of(name)
+        for group in plan_query(self.contexts[name], ranges, filtered_again=True, at=at):
             if len(scans) + len(group) > files and scans:
                 found = self._first_of(name, scans, enough) or self._filled({name: scans}, enough)
                 if found is not None:
@@ -284,7 +293,10 @@ class _Statement:
         return Select(context, asked, self.now_ms, compares_null=self.compares_null)
 
     def _summaries(self) -> dict[str, PlanSummary]:
-        return {name: summary(self.contexts[name], ranges) for name, ranges in self.wanted.ranges.items()}
+        return {
+            name: summary(self.contexts[name], ranges, self.moments.of(name))
+            for name, ranges in self.wanted.ranges.items()
+        }
 
     @contextmanager
     def _naming_files(self, reads: Reads) -> Iterator[None]:

@@ -10,12 +10,15 @@ import duckdb
 from dormouse.context import TableContext
 from dormouse.data.transform import quoted
 from dormouse.errors import InvalidQuery, ObjectNotFound, ObjectStoreError
+from dormouse.model.cut import When
 from dormouse.objects import ObjectStore
 from dormouse.query.file_checks import check_columns, checked_sizes
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import Scan
 from dormouse.query.table_view import check_files, plan_tables
 from dormouse.query.where import Question, Where, question, unknown
+from dormouse.sql.as_of import Moments
+from dormouse.sql.as_of import refused as not_then
 from dormouse.sql.conditions import text, type_name
 from dormouse.sql.connection import connection
 from dormouse.sql.selects import Select, ways
@@ -28,9 +31,12 @@ REPLANS_MAX = 10
 
 
 def opened(
-    objects: ObjectStore, contexts: Mapping[str, TableContext], where: Mapping[str, Where]
+    objects: ObjectStore,
+    contexts: Mapping[str, TableContext],
+    where: Mapping[str, Where],
+    as_of: When | None = None,
 ) -> duckdb.DuckDBPyConnection:
-    """A connection with a view of each table, by name, as all of them are at one moment.
+    """A connection with a view of each table, by name, as all of them are, or were, at one moment.
 
     `where` bounds what is seen of a table. The view of a table that has more than `FILES_MAX` files, or parts
     of files in more than `PARTS_MAX` ways, says so when it is used. Raises `InvalidQuery` for a condition
@@ -41,12 +47,16 @@ def opened(
     asked = {
         name: question(context.schema, where.get(name), None, None) for name, context in contexts.items()
     }
-    refused = {name: why for name in asked if (why := _refusal(contexts[name], asked[name].ranges))}
+    refused = not_then(contexts, as_of)
+    for name, one in asked.items():
+        if name not in refused and (why := _refusal(contexts[name], one.ranges)):
+            refused[name] = why
     planned = {name: one for name, one in asked.items() if name not in refused}
+    moments = Moments({name: contexts[name] for name in planned}, as_of)
     failed: dict[str, str] = {}
     for _ in range(REPLANS_MAX):
         before = failed
-        made, failed = _with_views(objects, contexts, planned)
+        made, failed = _with_views(objects, contexts, planned, moments)
         if failed == before:
             for name, why in (refused | failed).items():
                 made.execute(f"CREATE VIEW {quoted(name)} AS {_refusing(contexts[name], why)}")
@@ -59,10 +69,14 @@ def opened(
 
 
 def _with_views(
-    objects: ObjectStore, contexts: Mapping[str, TableContext], asked: Mapping[str, Question]
+    objects: ObjectStore,
+    contexts: Mapping[str, TableContext],
+    asked: Mapping[str, Question],
+    moments: Moments,
 ) -> tuple[duckdb.DuckDBPyConnection, dict[str, str]]:
     """A connection with views of tables at one moment; and of which the files cannot be read, and why."""
-    plans = plan_tables([(contexts[name], one.ranges) for name, one in asked.items()])
+    wanted = [(contexts[name], one.ranges) for name, one in asked.items()]
+    plans = plan_tables(wanted, at=moments.all(list(asked)))
     now_ms, failed = time.time_ns() // 1_000_000, {}
     made = connection(objects)
     try:

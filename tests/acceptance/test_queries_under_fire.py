@@ -52,7 +52,7 @@ def storm(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> Storm:
         catalog.create(
             f"t{n}",
             SCHEMA,
-            TableProperties(**SMALL, gc_delay_seconds=delay),
+            TableProperties(**SMALL, gc_delay_seconds=delay, history_retention_seconds=delay),
             layout,
             POINTS,
         )

@@ -80,7 +80,7 @@ def test_in_batches(table: TableContext) -> None:
 
 
 def test_what_went_within_the_delay_stays(new_table: Callable[..., TableContext]) -> None:
-    table = new_table(gc_delay_seconds=600)
+    table = new_table(gc_delay_seconds=600, history_retention_seconds=600)
     add(table, "old", "new")
     remove(table.store, "old")
     assert (table.garbage.collect().deleted_files, list(table.garbage.ready())) == ((), [])

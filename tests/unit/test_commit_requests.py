@@ -355,7 +355,7 @@ def test_a_pointer_whose_object_is_gone_says_so() -> None:
         ),
         (
             lambda: SplitPartition(commit_id="c1", table="t", partition_id="p", point=True),
-            "point must be an int, a str or bytes",
+            "point must be an int, a str, bytes, a datetime or a date",
         ),
         (
             lambda: SplitPartition(commit_id="c1", table="t", partition_id="p", point="\ud800"),

@@ -5,16 +5,16 @@ from __future__ import annotations
 import io
 import itertools
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from trees import ancestors, leaf_of, leaves_in, overlap, partitions_of, tree_of
+from trees import ancestors, leaf_of, leaves_in, overlap, partitions_of, stored_split, tree_of
 
 from dormouse.cli.console import partition_tree
 from dormouse.errors import InvalidRange, PartitionNotFound
@@ -106,34 +106,73 @@ class History:
 
 @st.composite
 def histories(draw: st.DrawFn) -> History:
+    """Leaves are divided, and all leaves below a partition merged, perhaps to be divided again at once."""
     epochs = [{ROOT: Partition(ROOT, None, Region())}]
+    rows = {ROOT: PartitionRow(ROOT, 0)}
     for epoch in range(1, draw(st.integers(1, 12))):
         now = dict(epochs[-1])
-        leaf = draw(st.sampled_from([p for p in now.values() if p.is_leaf]))
-        split = Split(draw(st.sampled_from("xy")), draw(st.integers(0, 5)))
-        with suppress(InvalidRange):
-            made = split_partition(SCHEMA, leaf, split, f"{epoch}-0", f"{epoch}-1")
-            now |= {partition.partition_id: partition for partition in made}
+        new_id = (f"{epoch}-{n}" for n in itertools.count()).__next__
+        at = now[draw(st.sampled_from(sorted(now)))]
+        if not at.is_leaf:
+            at = merged(now, rows, at, new_id(), epoch)
+        for _ in range(draw(st.integers(0, 2))):
+            at = divided(draw, now, rows, at, new_id, epoch)
         epochs.append(now)
-    return History(epochs, [stored(epochs, p) for p in draw(st.permutations(list(epochs[-1].values())))])
+    return History(epochs, draw(st.permutations(list(rows.values()))))
 
 
-def stored(epochs: list[dict[str, Partition]], partition: Partition) -> PartitionRow:
-    created = next(e for e, now in enumerate(epochs) if partition.partition_id in now)
-    if partition.split is None:
-        return PartitionRow(partition.partition_id, created)
-    sealed = next(e for e, now in enumerate(epochs) if now.get(partition.partition_id) == partition)
-    point = encode_value(LONG, partition.split.point)
-    key = SCHEMA.row_key_index(partition.split.field)
-    return PartitionRow(partition.partition_id, created, sealed, key, point, *partition.child_ids)
+def merged(
+    now: dict[str, Partition], rows: dict[str, PartitionRow], at: Partition, new_id: str, epoch: int
+) -> Partition:
+    """The leaf that takes the place of a partition and of all below it."""
+    todo = [at.partition_id]
+    while todo:
+        gone = now.pop(todo.pop())
+        todo += gone.child_ids
+        row = replace(rows[gone.partition_id], merged_epoch=epoch)
+        rows[gone.partition_id] = replace(row, sealed_epoch=epoch) if row.sealed_epoch is None else row
+    now[new_id] = new = Partition(new_id, at.parent_id, at.region)
+    rows[new_id] = PartitionRow(new_id, epoch, at.parent_id, rows[at.partition_id].is_upper)
+    if at.parent_id is not None:
+        above = now[at.parent_id]
+        halves = [new_id if half == at.partition_id else half for half in above.child_ids]
+        now[at.parent_id] = replace(above, child_ids=tuple(halves))
+    return new
+
+
+def divided(
+    draw: st.DrawFn,
+    now: dict[str, Partition],
+    rows: dict[str, PartitionRow],
+    at: Partition,
+    new_id: Callable[[], str],
+    epoch: int,
+) -> Partition:
+    """One half of a leaf; the leaf itself when it cannot be divided."""
+    split = Split(draw(st.sampled_from("xy")), draw(st.integers(0, 5)))
+    try:
+        parent, left, right = split_partition(SCHEMA, at, split, new_id(), new_id())
+    except InvalidRange:
+        return at
+    now |= {partition.partition_id: partition for partition in (parent, left, right)}
+    key, point = stored_split(SCHEMA, split)
+    rows[at.partition_id] = replace(
+        rows[at.partition_id], sealed_epoch=epoch, split_key=key, split_point=point
+    )
+    for half, is_upper in ((left, False), (right, True)):
+        rows[half.partition_id] = PartitionRow(half.partition_id, epoch, at.partition_id, is_upper)
+    return draw(st.sampled_from([left, right]))
 
 
 def loaded(history: History, epoch: int) -> TreeArrays:
-    """As the database gives all partitions of an epoch at once."""
-    rows = [row for row in history.rows if row.created_epoch <= epoch]
+    """As the database gives the tree of an epoch at once: without what was merged before."""
+    rows = [row for row in history.rows if row.created_epoch <= epoch and (row.merged_epoch or 99) > epoch]
     arrays = TreeArrays(SCHEMA)
     middle = len(rows) // 2
     arrays.load((columns_of(part, epoch) for part in (rows[:middle], rows[middle:]) if part), epoch)
+    arrays.first_epoch = max(
+        (r.merged_epoch or 0 for r in history.rows if (r.merged_epoch or 99) <= epoch), default=0
+    )
     return arrays
 
 
@@ -142,7 +181,8 @@ def check_is(tree: PartitionTree, partitions: dict[str, Partition]) -> None:
     leaves = [p for p in partitions.values() if p.is_leaf]
     assert {p.partition_id: p for p in partitions_of(tree)} == partitions
     assert (len(tree), tree.leaf_count) == (len(partitions), len(leaves))
-    assert (tree.root, set(tree.leaves)) == (partitions[ROOT], set(leaves))
+    root = next(p for p in partitions.values() if p.parent_id is None)
+    assert (tree.root, set(tree.leaves)) == (root, set(leaves))
     for partition in partitions.values():
         node = tree.node(partition.partition_id)
         assert node is not None and tree.node_id(node) == partition.partition_id
@@ -165,15 +205,19 @@ def test_at_every_epoch_the_tree_is_what_it_was_then(history: History, data: st.
     newest = len(history.epochs) - 1
     base = data.draw(st.integers(0, newest))
     arrays = loaded(history, base)
-    views = [PartitionTree(arrays, epoch) for epoch in range(base + 1)]
+    first = arrays.first_epoch
+    views = [PartitionTree(arrays, epoch) for epoch in range(first, base + 1)]
     while arrays.epoch < newest:
         after, epoch = arrays.epoch, data.draw(st.integers(arrays.epoch + 1, newest))
-        arrays.extend([r for r in history.rows if max(r.created_epoch, r.sealed_epoch or 0) > after], epoch)
+        changed = [
+            r for r in history.rows if max(r.created_epoch, r.sealed_epoch or 0, r.merged_epoch or 0) > after
+        ]
+        arrays.extend(changed, epoch)
         views += [PartitionTree(arrays, e) for e in range(after + 1, epoch + 1)]
-    for view, partitions in zip(views, history.epochs, strict=True):
+    everything = {row.partition_id for row in history.rows}
+    for view, partitions in zip(views, history.epochs[first:], strict=True):
         check_is(view, partitions)
-        unborn = history.epochs[-1].keys() - partitions.keys()
-        assert all(view.node(partition_id) is None for partition_id in unborn)
+        assert all(view.node(partition_id) is None for partition_id in everything - partitions.keys())
 
 
 @settings(deadline=None)
@@ -182,9 +226,13 @@ def test_a_partial_tree_answers_like_the_whole_one_within_its_ranges(
     history: History, x: int, y: int, width: int
 ) -> None:
     epoch, whole = len(history.epochs) - 1, history.epochs[-1]
+    regions = {p.partition_id: p.region for now in history.epochs for p in now.values()}
     region = Region(x=Range(x, x + width, max_inclusive=True), y=Range(y))
     arrays = TreeArrays(SCHEMA)
-    arrays.extend([r for r in history.rows if overlap(whole[r.partition_id].region, region)], epoch)
+    arrays.extend(
+        [r for r in history.rows if r.merged_epoch is None and overlap(regions[r.partition_id], region)],
+        epoch,
+    )
     tree, model = PartitionTree(arrays, epoch), tree_of(SCHEMA, whole.values())
     assert list(tree.leaves) == leaves_in(model, region)
     assert tree.leaf_count == len(leaves_in(model, region))
@@ -222,10 +270,47 @@ def test_readers_of_an_epoch_do_not_see_what_is_added_meanwhile() -> None:
         readers = [pool.submit(read) for _ in range(3)]
         try:
             for epoch in range(1, 600):
-                children, parent = (f"{epoch}-0", f"{epoch}-1"), f"{epoch - 1}-1" if epoch > 1 else ROOT
-                point = encode_value(LONG, epoch)
-                sealed = PartitionRow(parent, epoch - 1, epoch, 1, point, *children)
-                arrays.extend([sealed, *(PartitionRow(child, epoch) for child in children)], epoch)
+                parent = f"{epoch - 1}-1" if epoch > 1 else ROOT
+                sealed = PartitionRow(parent, epoch - 1, None, None, epoch, 1, encode_value(LONG, epoch))
+                halves = [PartitionRow(f"{epoch}-{n}", epoch, parent, bool(n)) for n in (0, 1)]
+                arrays.extend([sealed, *halves], epoch)
+        finally:
+            done.set()
+        assert all(reader.result() > 0 for reader in readers)
+
+
+def test_readers_of_an_epoch_do_not_see_what_is_merged_meanwhile() -> None:
+    """The upper half is divided and merged, again and again: each epoch's readers see what was there then."""
+    arrays = TreeArrays(SCHEMA)
+    point = encode_value(LONG, 3)
+    root = PartitionRow(ROOT, 0, None, None, 0, 0, point)
+    arrays.extend([root, PartitionRow("0-0", 0, ROOT, False), PartitionRow("0-1", 0, ROOT, True)], 0)
+    done = threading.Event()
+
+    def read() -> int:
+        rounds = 0
+        while not done.is_set() or not rounds:
+            tree = PartitionTree(arrays, arrays.epoch)
+            last = tree.epoch // 2 * 2
+            halves = [f"{tree.epoch}-0", f"{tree.epoch}-1"] if tree.epoch % 2 else [f"{last}-{int(not last)}"]
+            for _ in range(3):
+                assert [leaf.partition_id for leaf in tree.leaves] == ["0-0", *halves]
+                assert (len(tree), tree.leaf_count) == (2 * len(halves) + 1, len(halves) + 1)
+                assert leaf_of(tree, key(5, 9)).partition_id == halves[-1]
+            rounds += 1
+        return rounds
+
+    with ThreadPoolExecutor(3) as pool:
+        readers = [pool.submit(read) for _ in range(3)]
+        try:
+            upper = PartitionRow("0-1", 0, ROOT, True)
+            for epoch in range(1, 600, 2):
+                upper = replace(upper, sealed_epoch=epoch, split_key=1, split_point=point)
+                below = [PartitionRow(f"{epoch}-{n}", epoch, upper.partition_id, bool(n)) for n in (0, 1)]
+                arrays.extend([upper, *below], epoch)
+                gone = [replace(row, merged_epoch=epoch + 1) for row in (upper, *below)]
+                upper = PartitionRow(f"{epoch + 1}-0", epoch + 1, ROOT, True)
+                arrays.extend([*gone, upper], epoch + 1)
         finally:
             done.set()
         assert all(reader.result() > 0 for reader in readers)

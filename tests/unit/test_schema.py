@@ -10,7 +10,7 @@ import pytest
 
 from dormouse.errors import InvalidSchema
 from dormouse.model.schema import FIELDS_MAX, Field, Schema
-from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, MAP, STRING, TIMESTAMP
+from dormouse.model.types import BOOLEAN, BYTES, DECIMAL, DOUBLE, FLOAT, INT, LIST, LONG, MAP, STRING, STRUCT
 
 SCHEMA = Schema(
     row_keys=[Field("carrier", STRING), Field("flight", LONG)],
@@ -42,7 +42,9 @@ def test_schemas_that_differ_are_not_equal() -> None:
     assert Schema([Field("a", INT)], [Field("b", INT)]) != Schema([Field("a", INT), Field("b", INT)])
 
 
-@pytest.mark.parametrize("type_", [DOUBLE, BOOLEAN, TIMESTAMP, LIST(INT), MAP(INT, INT)])
+@pytest.mark.parametrize(
+    "type_", [DOUBLE, FLOAT, BOOLEAN, DECIMAL(9, 2), LIST(INT), MAP(INT, INT), STRUCT([Field("a", INT)])]
+)
 def test_keys_of_other_types_are_refused(type_: Any) -> None:
     with pytest.raises(InvalidSchema, match="'k' is"):
         Schema([Field("k", type_)])

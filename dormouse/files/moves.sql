@@ -1,0 +1,62 @@
+-- name: sealed_sizes
+-- The rows of some partitions as their references tell, and their bytes, by their share of each file's rows.
+select l.partition_id, least(coalesce(s.row_count, 0), 9223372036854775807)::bigint,
+    least(coalesce(s.byte_count, 0), 9223372036854775807)::bigint
+from unnest(%(partition_ids)s::text[]) as l (partition_id)
+cross join lateral (
+    select sum(r.row_count) as row_count, round(sum(r.row_count::numeric * f.byte_count / nullif(f.row_count, 0))) as byte_count
+    from {file_reference} r
+    left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
+    where r.partition_id = l.partition_id
+    offset 0
+) s;
+
+-- name: first_that_stays
+-- Of the references of some partitions one that cannot be moved: a job holds it, or it is to a file with others' rows.
+select r.partition_id, r.filename, r.job_id
+from {file_reference} r
+where r.partition_id = any(%(partition_ids)s)
+    and (r.job_id is not null or not r.only_contains_data_for_this_partition and r.partition_id <> %(same_region)s)
+order by r.job_id is null, r.partition_id, r.filename
+limit 1;
+
+-- name: move
+-- Moves all references of some partitions to the one that takes their place.
+with removed as (
+    delete from {file_reference} r
+    where r.partition_id = any(%(partition_ids)s)
+    returning {removed_columns}, r.filename
+), {logged}, added as (
+    {into_references}
+    select %(table_id)s, %(place)s, file_id, filename, least(sum(row_count), 9223372036854775807)::bigint,
+        bool_or(count_approximate), bool_and(only_contains_data_for_this_partition) and count(*) = 1, false
+    from removed
+    group by file_id, filename
+    returning partition_id, file_id
+), {counts_changed}
+select count(*) from removed;
+
+-- name: places
+-- The partitions that took the places of some that left the tree.
+with recursive taken as (
+    select partition_id, merged_id
+    from partition
+    where table_id = %(table_id)s and partition_id = any(%(partition_ids)s) and merged_epoch is not null
+    union all
+    select t.partition_id, p.merged_id
+    from taken t
+    cross join lateral (
+        select merged_id
+        from partition p
+        where p.table_id = %(table_id)s and p.partition_id = t.merged_id and p.merged_epoch is not null
+        offset 0
+    ) p
+)
+-- the last one is in the tree
+select t.partition_id, t.merged_id
+from taken t
+where not exists (
+    select from partition p
+    where p.table_id = %(table_id)s and p.partition_id = t.merged_id and p.merged_epoch is not null
+    offset 0
+);

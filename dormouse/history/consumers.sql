@@ -1,0 +1,75 @@
+-- name: lock
+-- Who lets a table's files go, and who holds those of a moment, come one after the other.
+select from tables where table_id = %(table_id)s for no key update;
+
+-- name: create
+-- Adds a consumer at a moment that can be read still, or, without one, now; and holds its files; gives nothing when the
+-- name is taken or it cannot.
+with made as (
+    insert into consumer (table_id, name, position_at, epoch, snapshot)
+    select t.table_id, %(name)s, coalesce(%(at)s, clock_timestamp()), coalesce(%(epoch)s, t.epoch),
+        coalesce(%(snapshot)s::pg_snapshot, pg_current_snapshot())
+    from tables t
+    where t.table_id = %(table_id)s and (t.history_since > %(at)s::timestamptz) is not true
+    on conflict do nothing
+    returning *
+)
+insert into hold (holder, table_id, since, snapshot, until)
+select %(holder)s, table_id, position_at - make_interval(secs => %(margin_seconds)s), snapshot,
+    acknowledged_at + make_interval(secs => %(expiry_seconds)s)
+from made
+-- a consumer of the name was dropped without it
+on conflict (holder) do update set since = excluded.since, snapshot = excluded.snapshot, until = excluded.until
+returning holder;
+
+-- name: consumer
+-- One consumer, and whether its files are held.
+select c.name, c.version, c.created_at, c.acknowledged_at, c.position_at, c.epoch, c.snapshot::text, h.until,
+    coalesce(h.until > clock_timestamp() and t.history_since <= c.position_at, false),
+    extract(epoch from clock_timestamp() - c.position_at)::float8
+from consumer c
+join tables t using (table_id)
+left join hold h on h.holder = %(holder)s
+where c.table_id = %(table_id)s and c.name = %(name)s;
+
+-- name: consumers
+-- A table's consumers by name, and whether their files are held.
+select c.name, c.version, c.created_at, c.acknowledged_at, c.position_at, c.epoch, c.snapshot::text, h.until,
+    coalesce(h.until > clock_timestamp() and t.history_since <= c.position_at, false),
+    extract(epoch from clock_timestamp() - c.position_at)::float8
+from consumer c
+join tables t using (table_id)
+left join hold h on h.holder = %(prefix)s || c.name
+where c.table_id = %(table_id)s
+order by c.name;
+
+-- name: acknowledge
+-- Moves a consumer that stands where it was read, and holds its files for so long again; gives nothing when it does not
+-- stand there, or its files are not held any more.
+with held as materialized (
+    select h.holder
+    from hold h
+    join tables t on t.table_id = %(table_id)s
+    where h.holder = %(holder)s and h.until > clock_timestamp() and t.history_since <= %(at)s
+    for update of h
+), moved as (
+    update consumer c
+    set version = c.version + 1, acknowledged_at = clock_timestamp(), position_at = %(at)s, epoch = %(epoch)s,
+        snapshot = %(snapshot)s::pg_snapshot
+    where c.table_id = %(table_id)s and c.name = %(name)s and c.version = %(version)s and c.created_at = %(created_at)s
+        and c.snapshot is not null and exists (select from held)
+    returning acknowledged_at
+)
+update hold h
+set since = %(at)s::timestamptz - make_interval(secs => %(margin_seconds)s), snapshot = %(snapshot)s::pg_snapshot,
+    until = m.acknowledged_at + make_interval(secs => %(expiry_seconds)s)
+from moved m
+where h.holder = %(holder)s
+returning h.holder;
+
+-- name: drop
+-- Forgets a consumer, and what it holds; gives nothing when there is none.
+with released as (
+    delete from hold where holder = %(holder)s
+)
+delete from consumer where table_id = %(table_id)s and name = %(name)s returning name;

@@ -1,0 +1,119 @@
+"""Cuts: recorded, exact positions in a table's life, which hold what a read of them needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from dormouse.context import TableContext
+from dormouse.errors import InvalidCut, InvalidInput, TableNotFound
+from dormouse.files.layout import composed
+from dormouse.history.moments import find_cut, position_of
+from dormouse.model.cut import Cut, When
+from dormouse.model.text import check_text
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import rows_of
+
+INTERVAL_SECONDS = 1_800.0
+PAGE_CUTS = 1_000
+_QUERIES = load(__package__ or "", "cuts")
+
+
+def record_cut(context: TableContext, name: str | None = None) -> Cut:
+    """Records the present of a table; without a name it is kept for as long as the table's history.
+
+    `InvalidCut` for a name that is taken, or looks like a time.
+    """
+    if name is not None:
+        _check_name(name)
+    values = {"name": name, "kept_seconds": context.properties.history_retention_seconds}
+
+    def work(conn: Any) -> list[Any] | None:
+        if not _execute(context, conn, "lock", {}):
+            return None
+        return _execute(context, conn, "record", values)
+
+    made = context.store.own.run(work, operation="record a cut")
+    if made is None:
+        raise TableNotFound(f"table {context.table.name!r} does not exist any more")
+    if not made:
+        raise InvalidCut(
+            f"table {context.table.name!r} has a cut {name!r} already; drop it first, or take another name"
+        )
+    return _cut(made[0])
+
+
+def record_if_due(context: TableContext, interval_seconds: float = INTERVAL_SECONDS) -> Cut | None:
+    """Records a cut when the last is so old and the table has changed since; forgets those that ended."""
+    rows = _run(context, "is_due", {"interval_seconds": interval_seconds})
+    if not rows or not rows[0][0]:
+        return None
+    _run(context, "forget", {})
+    return record_cut(context)
+
+
+def cuts(context: TableContext) -> Iterator[Cut]:
+    """All cuts of a table, the oldest first; in pages, and bounded in memory."""
+    after = 0
+    while page := _run(context, "cuts", {"after": after, "limit": PAGE_CUTS}):
+        yield from map(_cut, page)
+        after = page[-1][0]
+
+
+def cut(context: TableContext, which: str | int) -> Cut:
+    """The cut of a name or id. `InvalidCut`."""
+    return find_cut(context, which).cut
+
+
+def drop_cut(context: TableContext, which: Cut | str | int) -> None:
+    """Forgets a cut; what it alone has kept is collected. `InvalidCut`."""
+    found = find_cut(context, which).cut
+    if not _run(context, "drop", {"cut_id": found.cut_id})[0][0]:
+        raise InvalidCut(f"table {context.table.name!r} has no cut {found.name or found.cut_id!r} any more")
+
+
+def compare(context: TableContext, a: When, b: When) -> Literal["before", "equal", "after"]:
+    """Where a moment of a table lies, seen from another. `InvalidCut`, and `CutExpired`."""
+    first, second = (_place(context, when) for when in (a, b))
+    return "before" if first < second else "equal" if first == second else "after"
+
+
+def _place(context: TableContext, when: When) -> tuple[datetime, int]:
+    if isinstance(when, datetime):
+        return position_of(context, when).at, 0
+    found = find_cut(context, when).cut
+    return found.recorded_at, found.cut_id
+
+
+def _check_name(name: object) -> None:
+    try:
+        check_text("the name of a cut", name)
+    except InvalidInput as error:
+        raise InvalidCut(str(error)) from None
+    text = str(name)
+    if text != text.strip() or not text.isprintable():
+        raise InvalidCut(f"the name of a cut has no blanks at its ends and is printable, unlike {name!r}")
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return
+    raise InvalidCut(f"a cut named {name!r} could not be told from a time; take another name")
+
+
+def _cut(row: list[Any]) -> Cut:
+    cut_id, name, recorded_at, epoch, table_id = row
+    return Cut(cut_id, name, recorded_at.astimezone(UTC), epoch, table_id)
+
+
+def _run(context: TableContext, name: str, values: dict[str, Any]) -> list[Any]:
+    own = context.store.own
+    found: list[Any] = own.run(lambda conn: _execute(context, conn, name, values), operation="cuts")
+    return found
+
+
+def _execute(context: TableContext, conn: Any, name: str, values: dict[str, Any]) -> list[Any]:
+    own = context.store.own
+    query = _QUERIES[name].including(file_facts=own.layout.own["file_facts"])
+    statement = composed(query, own.layout.names(context.table.table_id))
+    return rows_of(statement, {**values, "table_id": context.table.table_id})(conn)

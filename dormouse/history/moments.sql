@@ -1,0 +1,119 @@
+-- name: now
+-- The present of a table.
+select epoch, pg_current_snapshot()::text, clock_timestamp() from tables where table_id = %(table_id)s;
+
+-- name: range
+-- From when on a table can be read, and what the database says of times. Transactions that write to it and may have the
+-- time of their commit already, one up to this, are unfinished: one that waits for its client has not.
+select t.created_at, greatest(t.history_since, u.recorded_at), clock_timestamp(),
+    current_setting('track_commit_timestamp') = 'on',
+    exists (
+        select from pg_locks l
+        left join pg_stat_activity a on a.pid = l.pid
+        where l.locktype = 'relation' and l.relation in ('{file_reference}'::regclass, 'epoch'::regclass)
+            and l.database = (select d.oid from pg_database d where d.datname = current_database())
+            and l.mode in ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+            and l.granted and l.pid <> pg_backend_pid()
+            and coalesce(a.xact_start <= %(at)s, true) and coalesce(a.state not like 'idle in transaction%', true)
+    )
+from tables t
+left join truncation u using (table_id)
+where t.table_id = %(table_id)s;
+
+-- name: as_of
+-- The epoch and snapshot of all that was committed at or before a time, from when on the table can be read, and whether all
+-- the times of commits that this takes are known. The newest cut of before tells most of it; to this come the transactions
+-- since then that changed the table. Those that still run are as little of the moment as those that came later.
+with base as materialized (
+    select coalesce(c.snapshot, t.history_from) as snapshot, greatest(t.history_since, u.recorded_at) as since
+    from tables t
+    left join truncation u using (table_id)
+    left join lateral (
+        select c.snapshot
+        from cut c
+        where c.table_id = t.table_id and c.recorded_at <= %(at)s and c.snapshot is not null
+        order by c.recorded_at desc
+        limit 1
+    ) c on true
+    where t.table_id = %(table_id)s
+), added as materialized (
+    select l.xid
+    from base b
+    cross join lateral (
+        select distinct r.added_xid as xid
+        from {file_reference} r
+        where r.partition_id <> '' and r.added_xid >= pg_snapshot_xmin(b.snapshot)
+            and not pg_visible_in_snapshot(r.added_xid, b.snapshot)
+        offset 0
+    ) l
+), removed as materialized (
+    select l.removed_xid, l.added_xids
+    from base b
+    cross join lateral (
+        select g.removed_xid, g.added_xids
+        from removal g
+        where g.table_id = %(table_id)s and g.removed_xid >= pg_snapshot_xmin(b.snapshot)
+            and not pg_visible_in_snapshot(g.removed_xid, b.snapshot)
+        offset 0
+    ) l
+), change as materialized (
+    select xid, pg_xact_commit_timestamp(xid::xid) as committed_at
+    from (
+        select xid from added
+        union
+        select removed_xid from removed
+        union
+        select x.xid
+        from base b, removed r, unnest(r.added_xids) as x (xid)
+        where not pg_visible_in_snapshot(x.xid, b.snapshot)
+    ) changed
+), reach as materialized (
+    select greatest(
+        pg_snapshot_xmax(b.snapshot)::text::numeric,
+        (select max(xid::text::numeric) + 1 from change where committed_at <= %(at)s)
+    ) as xmax
+    from base b
+), hidden as (
+    select xid::text::numeric from change where (committed_at <= %(at)s) is not true
+    union
+    select pg_snapshot_xip(pg_current_snapshot())::text::numeric
+), snapshot as (
+    select concat(coalesce(min(h.xid), r.xmax), ':', r.xmax, ':', string_agg(h.xid::text, ',' order by h.xid)) as text
+    from reach r
+    left join hidden h on h.xid < r.xmax
+    group by r.xmax
+)
+select e.epoch, s.text, b.since, not exists (select from change where committed_at is null)
+from base b
+cross join snapshot s
+left join lateral (
+    -- a split takes its time for a moment only
+    select e.epoch
+    from epoch e
+    where e.table_id = %(table_id)s and e.created_at <= %(at)s + interval '1 minute'
+        and (
+            pg_visible_in_snapshot(e.added_xid, b.snapshot)
+            or pg_xact_commit_timestamp(e.added_xid::xid) <= %(at)s
+        )
+    order by e.created_at desc
+    limit 1
+) e on true;
+
+-- name: cut
+-- Where a cut is, and from when on its table can be read.
+select c.cut_id, c.name, c.recorded_at, c.epoch, c.table_id, c.snapshot::text, greatest(t.history_since, u.recorded_at)
+from cut c
+join tables t using (table_id)
+left join truncation u using (table_id)
+where c.table_id = %(table_id)s and case
+    when %(name)s::text is null then c.cut_id = %(cut_id)s
+    else c.name = %(name)s
+end;
+
+-- name: since
+-- From when on a table can be read.
+select greatest(t.history_since, u.recorded_at) from tables t left join truncation u using (table_id) where t.table_id = %(table_id)s;
+
+-- name: names
+-- The first names of a table's cuts, the newest first.
+select name from cut where table_id = %(table_id)s and name is not null order by cut_id desc limit %(limit)s;

@@ -1,0 +1,139 @@
+"""The rows that were ingested between two moments, streamed: files are read as they were written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
+
+import pyarrow as pa
+from datafusion import ExecutionPlan
+
+from dormouse.context import TableContext
+from dormouse.data.arrow_schema import arrow_schema, exact
+from dormouse.data.expressions import column, key_order
+from dormouse.data.transform import Transform
+from dormouse.errors import InvalidQuery
+from dormouse.history.changes import ChangedFile, expired, is_referenced, pages_between
+from dormouse.history.moments import kept
+from dormouse.model.cut import Position
+from dormouse.query.failures import named_failures
+from dormouse.query.file_checks import FileGone
+from dormouse.query.interruption import Interruption
+from dormouse.query.key_ranges import KeyRanges
+from dormouse.query.planner import Scan
+from dormouse.query.scan_session import FILES_A_SCAN, key_session, planned, stored_rows
+from dormouse.query.streams import one_ahead
+from dormouse.query.where import question
+
+CHANGE = "_change"
+"""The column that says what became of a row: "insert"."""
+INSERT = "insert"
+
+
+def changes(
+    context: TableContext,
+    after: Position,
+    till: Position,
+    columns: Sequence[str] | None = None,
+    *,
+    interruption: Interruption | None = None,
+    at_end: Callable[[], object] = lambda: None,
+) -> pa.RecordBatchReader:
+    """The rows that were ingested after one moment and up to another, each once, as they were ingested.
+
+    The columns asked for, and `_change`; in no order, but for the files that are read side by side. `at_end`
+    is called when the last row was given. Raises what `pages_between` does and `InvalidQuery`; while it is
+    read `CutExpired` when a file is collected meanwhile, `ObjectNotFound` and `ObjectDamaged` as queries do.
+    """
+    if CHANGE in context.schema:
+        raise InvalidQuery(
+            f"table {context.table.name!r} has a column {CHANGE!r} of its own: changes need the name"
+        )
+    named = (
+        None if columns is None or isinstance(columns, str) else [name for name in columns if name != CHANGE]
+    )
+    names = question(context.schema, None, columns if named is None else named, None).columns
+    whole = arrow_schema(context.schema)
+    schema = pa.schema(
+        [*(whole.field(name) for name in names), pa.field(CHANGE, pa.string(), nullable=False)]
+    )
+    interruption = interruption or Interruption()
+    reading = _Reading(context, names, schema, after, interruption)
+    found = one_ahead(reading.rows(pages_between(context, after, till)), interruption.set)
+    return pa.RecordBatchReader.from_batches(schema, _followed(found, at_end))
+
+
+def _followed(batches: Iterator[pa.RecordBatch], at_end: Callable[[], object]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+    at_end()
+
+
+class _Reading:
+    def __init__(
+        self,
+        context: TableContext,
+        names: Sequence[str],
+        schema: pa.Schema,
+        after: Position,
+        interruption: Interruption,
+    ) -> None:
+        self._context = context
+        self._names = names
+        self._schema = schema
+        self._after = after
+        self._interruption = interruption
+        self._transform = Transform.parse(context.schema, context.properties)
+
+    def rows(self, pages: Iterable[Sequence[ChangedFile]]) -> Iterator[pa.RecordBatch]:
+        with kept(self._context, self._after):
+            for page in pages:
+                scans = list(_scans(page))
+                for start in range(0, len(scans), FILES_A_SCAN):
+                    yield from self._rows_of(scans[start:][:FILES_A_SCAN])
+
+    def _rows_of(self, scans: Sequence[Scan]) -> Iterator[pa.RecordBatch]:
+        try:
+            with named_failures(self._context, scans, self._transform):
+                plan = planned(self._context, scans, lambda: self._physical(scans))
+                for batch in key_session(self._context.objects).execute(plan, 0):
+                    self._interruption.check()
+                    yield self._marked(batch.to_pyarrow())
+        except FileGone as error:
+            if is_referenced(self._context, error.filename):
+                raise error.lost() from error
+            raise expired(self._context.store.own, self._after) from error
+
+    def _physical(self, scans: Sequence[Scan]) -> ExecutionPlan:
+        objects = self._context.objects
+        frame = stored_rows(key_session(objects), objects, self._context.schema, scans)
+        # merged, as each file is sorted: one stream, while the files are read side by side
+        return (
+            frame.sort(*key_order(self._context.schema.key_names))
+            .select(*map(column, self._names))
+            .execution_plan()
+        )
+
+    def _marked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        kinds = pa.repeat(pa.scalar(INSERT), batch.num_rows)
+        columns = [*batch.columns, kinds]
+        return exact(pa.RecordBatch.from_arrays(columns, names=self._schema.names), self._schema)
+
+
+def _scans(files: Iterable[ChangedFile]) -> Iterator[Scan]:
+    """A scan for each file; the references of one come together."""
+    for filename, found in groupby(files, key=attrgetter("filename")):
+        parts = list(found)
+        slices = () if _is_whole(parts) else tuple(_slice(part) for part in parts)
+        yield Scan(filename, slices or (KeyRanges(),), parts[0].partition_id, parts[0].byte_count)
+
+
+def _is_whole(parts: Sequence[ChangedFile]) -> bool:
+    """Whether some references tell of all rows of their file, so that none need be looked at."""
+    if any(part.count_approximate for part in parts):
+        return False
+    return sum(part.row_count for part in parts) == parts[0].file_row_count
+
+
+def _slice(part: ChangedFile) -> KeyRanges:
+    return KeyRanges({name: (item,) for name, item in (part.region or {}).items()})

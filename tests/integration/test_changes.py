@@ -1,0 +1,151 @@
+"""What was ingested between two moments: each row once, whatever became of its files meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dormouse.catalog import Catalog
+from dormouse.context import TableContext
+from dormouse.errors import CutExpired, InvalidCut, InvalidQuery, ObjectNotFound
+from dormouse.files.attempts import WriteAttempts
+from dormouse.files.layout import LAYOUTS
+from dormouse.history import changes as files_of
+from dormouse.history.changes import beginning, pages_between
+from dormouse.model.cut import Position
+from dormouse.model.properties import TableProperties
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import LONG
+from dormouse.objects import open_store
+from dormouse.postgres import ConnectionSupplier
+from dormouse.query.changes import changes
+from dormouse.rounds.compaction import compact
+from dormouse.rounds.ingest import ingest
+from dormouse.rounds.splitting import split
+
+SCHEMA = Schema([Field("key", LONG)], values=[Field("value", LONG)])
+NewTable = Callable[..., TableContext]
+
+
+@pytest.fixture
+def new_table(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> NewTable:
+    objects = open_store(tmp_path / "objects")
+
+    def make(
+        layout: str = "file_table", split_points: tuple[int, ...] = (), **properties: Any
+    ) -> TableContext:
+        record = Catalog(supplier, WriteAttempts(supplier, objects)).create(
+            "t", SCHEMA, TableProperties(**properties), layout, split_points
+        )
+        return TableContext(dsn, supplier, objects, record)
+
+    return make
+
+
+def now(table: TableContext) -> Position:
+    with table.supplier.connection() as conn:
+        query = (
+            "select t.epoch, pg_current_snapshot()::text, clock_timestamp() from tables t where table_id = %s"
+        )
+        return Position(*conn.execute(query, [table.table.table_id]).fetchall()[0])
+
+
+def add(table: TableContext, *keys: int, value: int = 0) -> None:
+    rows = pa.table({"key": list(keys), "value": [value] * len(keys)})
+    ingest(table, rows, ingest_id=None, engine="local", progress=None)
+
+
+def read(table: TableContext, after: Position, till: Position | None = None) -> list[tuple[int, int]]:
+    found = changes(table, after, till or now(table)).read_all()
+    assert set(found["_change"].to_pylist()) <= {"insert"}
+    return sorted(zip(found["key"].to_pylist(), found["value"].to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("writing", ["one_file_per_leaf", "one_reference_per_leaf"])
+def test_each_row_comes_once_through_compactions_and_splits(
+    new_table: NewTable, layout: str, writing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files_of, "PAGE_REFERENCES", 2)
+    table = new_table(
+        layout, (10,), compaction_strategy="basic", compaction_batch_files=2, split_threshold_rows=8,
+        split_min_rows=2, ingest_file_writing=writing,
+    )  # fmt: skip
+    start = now(table)
+    add(table, *range(20))
+    middle = now(table)
+    add(table, *range(0, 20, 2), value=1)
+    add(table, 5, 5, 15, value=2)
+    first = [(key, 0) for key in range(20)]
+    later = sorted([*((key, 1) for key in range(0, 20, 2)), (5, 2), (5, 2), (15, 2)])
+    for step in (
+        lambda: None,
+        lambda: compact(table, engine="local"),
+        lambda: split(table),
+        lambda: split(table),
+    ):
+        step()
+        assert read(table, middle) == later
+        assert read(table, start, middle) == first
+        assert read(table, start) == sorted(first + later)
+        assert read(table, beginning(table)) == sorted(first + later)
+    assert table.partitions.tree().leaf_count > 2
+    assert read(table, now(table)) == []
+
+
+def test_rows_are_as_they_were_ingested(new_table: NewTable) -> None:
+    table = new_table(aggregate="sum(value)")
+    start = now(table)
+    add(table, 1, value=1)
+    add(table, 1, value=2)
+    assert read(table, start) == [(1, 1), (1, 2)]
+
+
+def test_only_some_columns(new_table: NewTable) -> None:
+    table = new_table()
+    start = now(table)
+    add(table, 1, 2)
+    found = changes(table, start, now(table), ["value"])
+    assert found.schema.names == ["value", "_change"]
+    assert found.read_all().num_rows == 2
+    again = changes(table, start, now(table), found.schema.names).read_all()
+    assert again.schema.names == ["value", "_change"]
+    with pytest.raises(InvalidQuery, match="did you mean 'value'"):
+        changes(table, start, now(table), ["vallue"])
+
+
+def test_the_later_moment_comes_second(new_table: NewTable) -> None:
+    table = new_table()
+    start, later = now(table), now(table)
+    with pytest.raises(InvalidCut, match="give the earlier moment first"):
+        changes(table, later, start)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_was_collected_is_told_before_the_first_row(
+    new_table: NewTable, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files_of, "PAGE_REFERENCES", 2)
+    table = new_table(layout, gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=3)
+    start = now(table)
+    for key in range(3):
+        add(table, key)
+    compact(table, engine="local")
+    middle = now(table)
+    add(table, 7)
+    end = now(table)
+    first, *_, last = [file.filename for page in pages_between(table, start, end) for file in page]
+    table.objects.delete([first])
+    with pytest.raises(CutExpired, match="does not reach back"):
+        read(table, start)
+    table.objects.delete([last])
+    with pytest.raises(ObjectNotFound, match="it is lost, not collected"):
+        read(table, middle)
+    table.garbage.collect()
+    table.garbage.collect()
+    with pytest.raises(CutExpired, match="does not reach back"):
+        changes(table, start, end)

@@ -1,0 +1,298 @@
+"""Consumers: no gap, no row twice; two readers, readers that die, and what expires."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.errors import (
+    ConsumerExpired,
+    ConsumerOvertaken,
+    CutExpired,
+    InstanceReadOnly,
+    InvalidCut,
+    InvalidInput,
+)
+from dormouse.files.layout import LAYOUTS
+from dormouse.history.cuts import record_cut
+from dormouse.instance import Instance, connect
+from dormouse.query.consumer import Consumer
+from dormouse.table import Table
+
+SCHEMA = dm.Schema([dm.Field("key", dm.LONG)])
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
+    with connect(dsn, (tmp_path / "objects").as_uri()) as found:
+        yield found
+
+
+def new_table(instance: Instance, **properties: Any) -> Table:
+    given = {"compaction_strategy": "basic", "compaction_batch_files": 2, **properties}
+    return instance.create_table("t", SCHEMA, properties=dm.TableProperties(**given))
+
+
+def add(table: Table, *keys: int) -> None:
+    table.ingest(pa.table({"key": list(keys)}), engine="local")
+
+
+def rows(consumer: Consumer) -> list[int]:
+    return sorted(consumer.read().read_all()["key"].to_pylist())
+
+
+def test_a_new_consumer_begins_now(instance: Instance) -> None:
+    table = new_table(instance)
+    add(table, 1)
+    consumer = table.consumer("etl")
+    assert rows(consumer) == []
+    add(table, 2)
+    assert rows(consumer) == [2]
+
+
+def test_a_new_consumer_begins_at_a_cut_and_one_that_is_there_stays_where_it_is(instance: Instance) -> None:
+    table = new_table(instance)
+    add(table, 1)
+    cut = record_cut(table._context, "start")
+    add(table, 2)
+    assert rows(table.consumer("etl", from_="start")) == [2]
+    table.consumer("etl").read()
+    add(table, 3)
+    later = record_cut(table._context)
+    assert rows(table.consumer("etl", from_=later)) == [2, 3]
+    assert cut < later
+
+
+def test_what_is_not_acknowledged_comes_again_with_what_came_since(instance: Instance) -> None:
+    table = new_table(instance)
+    consumer = table.consumer("etl")
+    add(table, 1)
+    assert rows(consumer) == [1]
+    add(table, 2)
+    table.compact(engine="local")
+    assert rows(consumer) == [1, 2]
+    consumer.acknowledge()
+    assert rows(consumer) == []
+    consumer.acknowledge()
+    add(table, 3)
+    assert rows(table.consumer("etl")) == [3]
+
+
+def test_acknowledging_moves_to_the_moment_of_the_read(instance: Instance) -> None:
+    table = new_table(instance)
+    consumer = table.consumer("etl")
+    add(table, 1)
+    reader = consumer.read()
+    add(table, 2)
+    assert reader.read_all()["key"].to_pylist() == [1]
+    consumer.acknowledge()
+    assert rows(consumer) == [2]
+
+
+def test_rows_that_were_not_taken_are_not_acknowledged(instance: Instance) -> None:
+    table = new_table(instance)
+    consumer = table.consumer("etl")
+    with pytest.raises(InvalidInput, match="nothing was read"):
+        consumer.acknowledge()
+    add(table, 1)
+    reader = consumer.read()
+    with pytest.raises(InvalidInput, match="not all rows of the last read were taken"):
+        consumer.acknowledge()
+    reader.read_all()
+    consumer.acknowledge()
+    with pytest.raises(InvalidInput, match="nothing was read"):
+        consumer.acknowledge()
+    assert rows(consumer) == []
+
+
+def test_of_two_readers_one_is_overtaken(instance: Instance) -> None:
+    table = new_table(instance)
+    one, other = table.consumer("etl"), table.consumer("etl")
+    add(table, 1)
+    assert rows(one) == rows(other) == [1]
+    one.acknowledge()
+    with pytest.raises(ConsumerOvertaken, match="another reader of consumer 'etl' of table 't'"):
+        other.acknowledge()
+    assert rows(other) == []
+    other.acknowledge()
+    add(table, 2)
+    assert rows(one) == [2]
+
+
+def test_an_acknowledge_whose_answer_was_lost_can_be_given_again(instance: Instance) -> None:
+    table = new_table(instance)
+    consumer = table.consumer("etl")
+    add(table, 1)
+    rows(consumer)
+    read = consumer._read
+    consumer.acknowledge()
+    consumer._read = read
+    consumer.acknowledge()
+    assert rows(consumer) == []
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_consumer_keeps_its_files_through_collection(instance: Instance, layout: str) -> None:
+    properties = dm.TableProperties(gc_delay_seconds=0, compaction_batch_files=2, compaction_strategy="basic")
+    table = instance.create_table("t", SCHEMA, layout=layout, properties=properties)
+    consumer = table.consumer("etl")
+    for key in range(4):
+        add(table, key)
+        table.compact(engine="local")
+        table.collect_garbage()
+        table.collect_garbage()
+    assert rows(consumer) == [0, 1, 2, 3]
+    consumer.acknowledge()
+    let_margin_pass(instance)
+    table.collect_garbage()
+    assert table.collect_garbage().deleted or not list(table.garbage_ready())
+    add(table, 9)
+    assert rows(consumer) == [9]
+    table.drop_consumer("etl")
+    table.compact(engine="local")
+    table.collect_garbage()
+    assert table.status().unreferenced_files == 0
+
+
+def let_margin_pass(instance: Instance) -> None:
+    """As if what consumers hold began when they were made: a while before is kept, too."""
+    execute(instance, "update hold set since = since + interval '10 minutes'")
+
+
+def execute(instance: Instance, statement: str) -> None:
+    with instance._supplier.connection() as conn:
+        conn.execute(statement)  # type: ignore[call-overload]
+
+
+def expire(instance: Instance) -> None:
+    execute(instance, "update hold set until = clock_timestamp()")
+
+
+def test_a_consumer_that_expired_says_so_and_skips_nothing(instance: Instance) -> None:
+    table = new_table(instance)
+    consumer = table.consumer("etl")
+    add(table, 1)
+    rows(consumer)
+    expire(instance)
+    said = r"consumer 'etl' of table 't' is expired.*To go on: table.drop_consumer\('etl'\)"
+    with pytest.raises(ConsumerExpired, match=said):
+        consumer.acknowledge()
+    with pytest.raises(ConsumerExpired, match=said):
+        consumer.read()
+    with pytest.raises(ConsumerExpired, match=said):
+        table.consumer("etl").read()
+    [status] = table.consumers()
+    assert (status.is_expired, status.rows_behind, status.expires_at) == (True, None, None)
+    table.drop_consumer("etl")
+    assert rows(table.consumer("etl")) == []
+
+
+def test_longer_expiry_does_not_revive_what_may_be_gone(instance: Instance) -> None:
+    table = new_table(instance, consumer_expiry_seconds=0)
+    consumer = table.consumer("etl")
+    table.set_properties(consumer_expiry_seconds=1_000)
+    with pytest.raises(ConsumerExpired):
+        table.consumer("etl").read()
+    table.drop_consumer("etl")
+    assert rows(table.consumer("etl")) == []
+    with pytest.raises(InvalidInput, match="nothing was read"):
+        consumer.acknowledge()
+
+
+def test_acknowledging_holds_for_as_long_again(instance: Instance) -> None:
+    table = new_table(instance, consumer_expiry_seconds=1_000)
+    consumer = table.consumer("etl")
+    execute(instance, "update hold set until = clock_timestamp() + interval '100 seconds'")
+    rows(consumer)
+    [before] = table.consumers()
+    consumer.acknowledge()
+    [after] = table.consumers()
+    assert before.expires_at and after.expires_at
+    assert (after.expires_at - before.expires_at).total_seconds() > 800
+    assert (after.expires_at - after.acknowledged_at).total_seconds() == 1_000
+
+
+def test_a_consumer_that_was_made_anew_is_another(instance: Instance) -> None:
+    table = new_table(instance)
+    consumer = table.consumer("etl")
+    add(table, 1)
+    rows(consumer)
+    table.drop_consumer("etl")
+    table.consumer("etl")
+    with pytest.raises(InvalidInput, match="no consumer 'etl'"):
+        consumer.acknowledge()
+    table.drop_consumer("etl")
+    with pytest.raises(InvalidInput, match="it has none"):
+        consumer.read()
+    with pytest.raises(InvalidInput, match="no consumer 'etl'"):
+        table.drop_consumer("etl")
+
+
+def test_lag_is_told_in_rows_and_seconds(instance: Instance) -> None:
+    table = new_table(instance)
+    consumer = table.consumer("etl")
+    [status] = table.consumers()
+    assert (status.rows_behind, status.seconds_behind) == (0, 0)
+    add(table, 1, 2)
+    add(table, 3)
+    table.compact(engine="local")
+    [status] = table.consumers()
+    assert status.rows_behind == 3
+    assert status.seconds_behind and 0 < status.seconds_behind < 600
+    rows(consumer)
+    consumer.acknowledge()
+    assert table.consumers()[0].rows_behind == 0
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", 7, None, "x" * 256])
+def test_names_that_cannot_be(instance: Instance, name: Any) -> None:
+    with pytest.raises(InvalidInput):
+        new_table(instance).consumer(name)
+
+
+def test_a_read_only_instance_reads_but_acknowledges_nothing(
+    instance: Instance, dsn: str, tmp_path: Path
+) -> None:
+    table = new_table(instance)
+    table.consumer("etl")
+    add(table, 1)
+    with connect(dsn, (tmp_path / "objects").as_uri(), read_only=True) as reading:
+        consumer = reading.table("t").consumer("etl")
+        assert rows(consumer) == [1]
+        with pytest.raises(InstanceReadOnly):
+            consumer.acknowledge()
+        with pytest.raises(InstanceReadOnly):
+            reading.table("t").consumer("other")
+
+
+def test_a_cleared_table_has_nothing_to_go_on_from(instance: Instance) -> None:
+    table = new_table(instance)
+    consumer = table.consumer("etl")
+    add(table, 1)
+    table.files.clear()
+    with pytest.raises(ConsumerExpired):
+        consumer.read()
+
+
+def test_a_moment_that_cannot_be_read_is_no_beginning(instance: Instance) -> None:
+    table = new_table(instance, gc_delay_seconds=0)
+    with pytest.raises(InvalidCut, match="no cut 'never'"):
+        table.consumer("etl", from_="never")
+    cut = record_cut(table._context)
+    add(table, 1)
+    add(table, 2)
+    expire(instance)
+    table.compact(engine="local")
+    assert table.collect_garbage().deleted == 2
+    with pytest.raises(CutExpired):
+        table.consumer("etl", from_=cut)
+    assert table.consumers() == []
+    with pytest.raises(CutExpired):
+        table.changes(after=cut)
+    with pytest.raises(CutExpired, match="does not reach back"):
+        table.changes(after=None)

@@ -1,0 +1,202 @@
+"""Commits that were planned before leaves were merged, and come after: once, where the rows are now."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from state import file, live, ref, split
+from test_scaling import below
+from trees import partitions_of
+
+from dormouse.context import TableContext
+from dormouse.errors import DormouseError, FileAlreadyExists, SplitRequestsFailed
+from dormouse.files.checks import FileChecks
+from dormouse.files.commit import Commit
+from dormouse.files.layout import LAYOUTS
+from dormouse.files.moves import Moves
+from dormouse.partitions.checks import tree_problems
+from dormouse.partitions.store import PartitionStore
+from dormouse.postgres.transaction import run_transaction
+from dormouse.query import query as rows_of
+from dormouse.rounds.ingest import ingest
+from dormouse.rounds.splitting import split as split_round
+
+NewTable = Callable[..., TableContext]
+SHARED: dict[str, Any] = {"only_contains_data_for_this_partition": False}
+
+
+@pytest.fixture(
+    params=[(layout, level) for layout in LAYOUTS for level in ("read committed", "serializable")]
+)
+def table(request: Any, new_table: NewTable) -> TableContext:
+    """Of every layout and isolation level."""
+    layout, isolation = request.param
+    return new_table(split_points=[10, 20, 30], layout=layout, isolation=isolation)
+
+
+def leaves(table: TableContext) -> list[str]:
+    return [leaf.partition_id for leaf in table.partitions.leaves()]
+
+
+def references(table: TableContext) -> list[tuple[str, str, int, bool, bool]]:
+    return sorted(
+        (
+            r.partition_id,
+            r.filename,
+            r.row_count,
+            r.count_approximate,
+            r.only_contains_data_for_this_partition,
+        )
+        for r in table.store.file_references()
+    )
+
+
+def test_files_go_to_what_took_their_partitions_places(table: TableContext) -> None:
+    """One after another merged and divided; of two references that became one the counts are added up."""
+    a, b, c, d = leaves(table)
+    first = table.partitions.merge([a, b])
+    table.partitions.split(first.partition_id, 5)
+    root = table.partitions.merge(leaves(table)).partition_id
+    table.partitions.split(root, 15)
+    files = [
+        file("whole", ref("whole", a, rows=3)),
+        file(
+            "shared",
+            ref("shared", a, rows=1, **SHARED),
+            ref("shared", d, rows=2, count_approximate=True, **SHARED),
+        ),
+        file("gone, too", ref("gone, too", first.partition_id)),
+    ]
+    assert table.store.add_files_with_references(files, commit_id="x")
+    assert not table.store.add_files_with_references(files, commit_id="x")
+    assert references(table) == [
+        (root, "gone, too", 100, False, True),
+        (root, "shared", 3, True, False),
+        (root, "whole", 3, False, True),
+    ]
+    with pytest.raises(FileAlreadyExists, match="'whole'"):
+        table.store.add_files_with_references([file("new", ref("new", c)), files[0]])
+    assert FileChecks(table.store.own).problems() == []
+
+
+def test_of_a_batch_each_commit_succeeds_alone(table: TableContext) -> None:
+    a, b, c, d = leaves(table)
+    table.store.add_files([ref("old", c)])
+    new = table.partitions.merge([a, b]).partition_id
+    commits = [
+        Commit([file("1", ref("1", a))], "1"),
+        Commit([file("old", ref("old", b))], "2"),
+        Commit([file("3", ref("3", d))], "3"),
+        Commit([file("4", ref("4", b))], "4"),
+    ]
+    results = table.store.apply("add_files", commits)
+    assert [result.state for result in results] == ["applied", "refused", "applied", "applied"]
+    assert isinstance(results[1].error, FileAlreadyExists)
+    assert live(table.store) == sorted(
+        [(new, "1", 100, None), (new, "4", 100, None), (c, "old", 100, None), (d, "3", 100, None)]
+    )
+    assert {result.state for result in table.store.apply("add_files", [commits[0], commits[3]])} == {
+        "applied_before"
+    }
+
+
+def test_a_push_down_follows_a_merge_of_its_targets_or_is_refused(table: TableContext) -> None:
+    tree = table.partitions.tree()
+    left, right = tree.root.child_ids
+    table.store.add_files([ref("above", "root", rows=7), ref("inside", left)])
+    late = [
+        split(ref("above", "root", rows=7), left, right),
+        split(ref("inside", left), *tree[left].child_ids),
+    ]
+    new = table.partitions.merge(below(tree, left)).partition_id
+    with pytest.raises(SplitRequestsFailed) as raised:
+        table.store.split_file_references(late)
+    assert raised.value.succeeded == (late[0],)
+    assert "'inside'" in str(raised.value)
+    assert live(table.store) == sorted(
+        [(new, "above", 3, None), (right, "above", 4, None), (new, "inside", 100, None)]
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ingests_that_race_with_merges_lose_no_row_and_give_none_twice(
+    new_table: NewTable, layout: str
+) -> None:
+    """Each plans on the tree that it knows, which others divide, merge and push files down in."""
+    table = new_table(split_points=[100, 200, 300], layout=layout)
+    done = threading.Event()
+    merged = [0]
+
+    def load(number: int) -> list[int]:
+        mine = TableContext(table.dsn, table.supplier, table.objects, table.table)
+        mine.partitions.tree()
+        keys = []
+        for n in range(12):
+            some = [1_000 * k + number * 20 + n for k in range(-2, 3)] + [number * 20 + n]
+            if n % 3:  # on a tree that may be old
+                tree = mine.partitions.cached()
+                mine.partitions.tree = lambda tree=tree: tree  # type: ignore[method-assign]
+            else:
+                mine.partitions.__dict__.pop("tree", None)
+            ingest(mine, pa.table({"key": some}), ingest_id=None, engine="local", progress=None)
+            keys += some
+        return keys
+
+    def scale() -> None:
+        rng, store = random.Random(3), PartitionStore(table.supplier, table.table)
+        while not done.is_set():
+            tree = store.tree()
+            inner = [partition for partition in partitions_of(tree) if not partition.is_leaf]
+            with suppress(DormouseError):
+                if inner and rng.random() < 0.6:
+                    store.merge(below(tree, rng.choice(inner).partition_id))
+                    merged[0] += 1
+                else:
+                    store.split(rng.choice(tree.leaves).partition_id, rng.randrange(-2_000, 2_000))
+            split_round(table)
+
+    with ThreadPoolExecutor(5) as pool:
+        scaler = pool.submit(scale)
+        try:
+            expected = sorted(key for keys in pool.map(load, range(4)) for key in keys)
+        finally:
+            done.set()
+        scaler.result()
+    while split_round(table).references_pushed:
+        pass
+    assert merged[0] > 0
+    assert sorted(rows_of(table).read_all()["key"].to_pylist()) == expected
+    assert FileChecks(table.store.own).problems() == []
+    assert tree_problems(table.supplier, table.table) == []
+
+
+def test_a_merge_waits_for_who_is_adding_files(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is added, and not committed yet when a merge begins, is moved by it."""
+    a, b, *_ = leaves(table)
+    tried = threading.Event()
+    keep_writers_out = Moves.keep_writers_out
+
+    def telling(moves: Moves, conn: Any) -> None:
+        tried.set()
+        keep_writers_out(moves, conn)
+
+    monkeypatch.setattr(Moves, "keep_writers_out", telling)
+    with ThreadPoolExecutor(1) as pool:
+
+        def add(conn: Any) -> Any:
+            table.store.add_files([ref("late", a)], conn=conn)
+            merging = pool.submit(PartitionStore(table.supplier, table.table).merge, [a, b])
+            while not (tried.is_set() or merging.done()):
+                tried.wait(0.01)
+            return merging
+
+        new = run_transaction(table.supplier, add).result()
+    assert live(table.store) == [(new.partition_id, "late", 100, None)]
+    assert FileChecks(table.store.own).problems() == []

@@ -1,0 +1,404 @@
+"""Tables as they were: by the API, in SQL, whatever is ingested, compacted, split and collected since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from state import query
+
+import dormouse as dm
+from dormouse.errors import CutExpired, InvalidCut, NotWhole, ObjectNotFound
+from dormouse.files import holds
+from dormouse.files.layout import LAYOUTS
+from dormouse.history import moments
+from dormouse.instance import Instance, connect
+from dormouse.model.cut import Cut
+from dormouse.rounds import compaction_job
+from dormouse.table import Table
+
+SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])
+SMALL = {"compaction_strategy": "basic", "compaction_batch_files": 2, "split_threshold_rows": 60}
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
+    with connect(dsn, f"file://{tmp_path}/objects") as opened:
+        yield opened
+
+
+def made(instance: Instance, name: str = "t", layout: str = "file_table", **properties: Any) -> Table:
+    given = dm.TableProperties(**{**SMALL, "split_min_rows": 2, **properties})
+    return instance.create_table(name, SCHEMA, layout=layout, properties=given)
+
+
+def add(table: Table, first: int, rows: int = 20, v: int = 0) -> None:
+    keys = range(first, first + rows)
+    table.ingest(pa.table({"k": keys, "v": [v] * rows}))
+
+
+def keys(table: Table, as_of: Any = None) -> list[int]:
+    return [row["k"] for batch in table.query(columns=["k"], as_of=as_of) for row in batch.to_pylist()]
+
+
+def summed(instance: Instance, statement: str, as_of: Any = None) -> Any:
+    return instance.sql(statement, as_of=as_of).read_all().to_pylist()
+
+
+def clock(instance: Instance) -> datetime:
+    found: datetime = query(instance._supplier, "select clock_timestamp()")[0][0]
+    return found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_moment_has_the_same_rows_whatever_comes_later(instance: Instance, layout: str) -> None:
+    table = made(instance, layout=layout)
+    seen: list[tuple[Any, list[int]]] = []
+    for round_ in range(6):
+        add(table, 7 * round_)
+        table.split()
+        table.compact()
+        table.collect_garbage()
+        seen += [(table.history.record_cut(), keys(table)), (clock(instance), keys(table))]
+        for when, rows in seen:
+            assert keys(table, when) == rows
+            assert summed(instance, "select count(*) as n from t", when) == [{"n": len(rows)}]
+            assert table.explain(as_of=when).files > 0
+    assert table.partitions.tree().epoch > 0, "there were splits"
+    assert len(list(table.query({"k": 3}, as_of=seen[0][0]).read_all().to_pylist())) == 1
+    with instance.duckdb(as_of=seen[1][0]) as opened:
+        assert opened.execute("select count(*) from t").fetchall() == [(20,)]
+
+
+def test_tables_are_read_as_of_one_moment(instance: Instance) -> None:
+    flights, other = made(instance, "flights"), made(instance, "other")
+    add(flights, 0)
+    add(other, 0)
+    cut = flights.history.record_cut("monday")
+    at = clock(instance)
+    add(flights, 100)
+    add(other, 100)
+    both = "select (select count(*) from flights) as a, (select count(*) from other) as b"
+    assert summed(instance, both, at) == [{"a": 20, "b": 20}]
+    assert summed(instance, "select count(*) as a from flights", cut) == [{"a": 20}]
+    with pytest.raises(InvalidCut, match=r"a cut is of one table, .*'flights', 'other'.*"):
+        summed(instance, both, cut)
+    with pytest.raises(InvalidCut, match="table 'other' has no cut 'monday'; none of its cuts has a name"):
+        summed(instance, both, "monday")
+    other.history.record_cut("monday")
+    assert summed(instance, both, "monday") == [{"a": 20, "b": 40}]
+    made(instance, "young")
+    with pytest.raises(InvalidCut, match=r"table 'young' was made at .*, after"):
+        summed(instance, "select * from young", at)
+    with instance.duckdb(as_of=at) as opened, pytest.raises(Exception, match="table 'young' was made at"):
+        opened.execute("select * from young")
+
+
+def test_what_is_collected_cannot_be_read_and_says_so_before_the_first_row(instance: Instance) -> None:
+    table = made(instance, gc_delay_seconds=0, history_retention_seconds=0)
+    add(table, 0)
+    kept, lost = table.history.record_cut("kept"), table.history.record_cut()
+    at = clock(instance)
+    add(table, 10)
+    table.compact()
+    table.collect_garbage()
+    assert keys(table, "kept") == keys(table, lost) == keys(table, at) == list(range(20)), "kept holds all"
+    table.history.drop_cut("kept")
+    table.collect_garbage()
+    for when in (lost, at):
+        with pytest.raises(
+            CutExpired, match="cannot be read any more; the oldest moment that can is"
+        ) as error:
+            table.query(as_of=when)
+        assert error.value.oldest is not None and error.value.oldest > at
+        with pytest.raises(CutExpired):
+            instance.sql("select * from t", as_of=when)
+    with pytest.raises(InvalidCut, match="'t' has no cut 'kept'"):
+        table.query(as_of=kept)
+    assert keys(table) == sorted([*range(20), *range(10, 30)])
+
+
+def test_a_reader_holds_the_files_of_a_moment_that_may_end_meanwhile(instance: Instance) -> None:
+    table = made(instance, gc_delay_seconds=0, history_retention_seconds=0)
+    add(table, 0)
+    at = clock(instance)
+    add(table, 10)
+    reader = table.query(as_of=at)
+    batches = [reader.read_next_batch()]
+    table.compact()
+    table.collect_garbage()
+    [hold] = holds.holds(instance._supplier)
+    assert (hold.holder.split()[0], hold.since) == ("reader", at)
+    batches += list(reader)
+    assert sum(batch.num_rows for batch in batches) == 20
+    assert holds.holds(instance._supplier) == []
+    table.collect_garbage()
+    with pytest.raises(CutExpired):
+        table.query(as_of=at)
+
+
+def test_a_collection_between_plan_and_read_is_told(instance: Instance) -> None:
+    """It comes before the reader holds what it reads."""
+    table = made(instance, gc_delay_seconds=0, history_retention_seconds=0)
+    add(table, 0)
+    at = clock(instance)
+    add(table, 10)
+    context = table._context
+    position = moments.position_of(context, at)
+    table.compact()
+    table.collect_garbage()
+    with pytest.raises(CutExpired), moments.kept(context, position):
+        pass
+
+
+def test_a_file_that_is_lost_is_no_matter_of_time(instance: Instance, tmp_path: Path) -> None:
+    table = made(instance)
+    add(table, 0)
+    cut = table.history.record_cut()
+    [name] = [one.filename for one in table.files.file_references()]
+    (tmp_path / "objects" / name).unlink()
+    for read in (lambda: keys(table, cut), lambda: summed(instance, "select * from t", cut)):
+        with pytest.raises(ObjectNotFound, match="it is lost, not collected"):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("when", "said"),
+    [
+        (datetime(2026, 1, 1), "has no zone"),
+        (datetime(1970, 1, 1, tzinfo=UTC), "table 't' was made at"),
+        (datetime.now(UTC) + timedelta(days=1), "in the future"),
+        ("nothing", "table 't' has no cut 'nothing'; its named cuts are 'a'"),
+        ("", "has no cut ''"),
+        ("nul\0", "is a cut, a cut's name, or a time"),
+        (7.5, "is a cut, a cut's name, or a time"),
+        (-1, "has no cut -1"),
+        (1 << 70, "has no cut"),
+        (Cut(1, None, datetime.now(UTC), 0, 10**6), "the cut 1 is of another table"),
+    ],
+)
+def test_a_moment_that_cannot_be_is_refused_in_one_line(instance: Instance, when: Any, said: str) -> None:
+    table = made(instance)
+    table.history.record_cut("a")
+    for read in (
+        lambda: table.query(as_of=when),
+        lambda: table.explain(as_of=when),
+        lambda: instance.sql("select * from t", as_of=when),
+    ):
+        with pytest.raises(InvalidCut) as error:
+            read()
+        assert said in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["", " a", "a\n", "a\0", "x" * 300, "2026-11-20", "20261120", "2026-11-20 14:00", 5, "\ud800"]
+)
+def test_a_cut_needs_a_name_that_can_be_told(instance: Instance, name: Any) -> None:
+    table = made(instance)
+    with pytest.raises(InvalidCut) as error:
+        table.history.record_cut(name)
+    assert "\n" not in str(error.value)
+    assert list(table.history.cuts()) == []
+
+
+def test_a_name_is_taken_once_and_free_when_its_cut_is_dropped(instance: Instance) -> None:
+    history = made(instance).history
+    first = history.record_cut("a")
+    with pytest.raises(InvalidCut, match="has a cut 'a' already"):
+        history.record_cut("a")
+    assert list(history.cuts()) == [first]
+    assert history.cut("a") == history.cut(first.cut_id) == first
+    assert len(holds.holds(instance._supplier)) == 1
+    history.drop_cut("a")
+    assert holds.holds(instance._supplier) == []
+    second = history.record_cut("a")
+    third = history.record_cut()
+    compared = [history.compare(*pair) for pair in ((second, second), (second, third), (third, "a"))]
+    assert compared == ["equal", "before", "after"]
+    assert history.compare(clock(instance), third) == "after"
+    instance.drop_table("t")
+    again = made(instance)
+    with pytest.raises(InvalidCut, match="of another table"):
+        again.history.compare(third, third)
+    assert holds.holds(instance._supplier) == []
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_restore_puts_back_the_rows_of_a_moment(instance: Instance, layout: str) -> None:
+    table = made(instance, layout=layout)
+    add(table, 0, 40)
+    add(table, 20, 40)
+    good, rows = table.history.record_cut("good"), keys(table)
+    add(table, 30, 40)
+    table.compact()
+    table.split()
+    table.compact()
+    add(table, 0, 100)
+    table.collect_garbage()
+    bad = clock(instance)
+    bad_rows, epoch = keys(table), table.partitions.tree().epoch
+    assert epoch > 0
+    told = table.restore(good, dry_run=True)
+    assert keys(table) == bad_rows, "nothing is done yet"
+    done = table.restore("good")
+    assert done == told and done.at == good.recorded_at
+    assert (keys(table), table.partitions.tree().epoch) == (rows, epoch)
+    assert keys(table, bad) == bad_rows, "what it was before can be read"
+    again = table.restore("good")
+    assert (again.rows_removed, keys(table)) == (again.rows_restored, rows)
+    table.restore(bad)
+    assert keys(table) == bad_rows, "and be restored from"
+    table.restore(good)
+    for _ in range(3):
+        table.split()
+        table.compact()
+        table.collect_garbage()
+    assert keys(table) == rows
+    assert instance.check().problems == ()
+    add(table, 0, 5)
+    assert keys(table) == sorted([*rows, *range(5)])
+
+
+def test_files_that_come_back_are_collected_when_they_go_again(instance: Instance) -> None:
+    for layout in LAYOUTS:
+        table = made(instance, f"t_{layout}", layout=layout, gc_delay_seconds=0, history_retention_seconds=0)
+        add(table, 0)
+        table.history.record_cut("a")
+        before = {one.filename for one in table.files.file_references()}
+        add(table, 5)
+        table.compact()
+        table.collect_garbage()
+        table.restore("a")
+        table.history.drop_cut("a")
+        table.collect_garbage()
+        table.collect_garbage()
+        assert keys(table) == list(range(20)), "they are not what was free once"
+        assert {one.filename for one in table.file_page()} == before
+        add(table, 5)
+        table.compact()
+        table.collect_garbage()
+        assert before.isdisjoint(one.filename for one in table.file_page())
+        assert keys(table) == sorted([*range(20), *range(5, 25)])
+
+
+def test_a_compaction_that_runs_while_its_table_is_restored_is_given_up(instance: Instance) -> None:
+    table = made(instance)
+    add(table, 0)
+    table.history.record_cut("a")
+    add(table, 5)
+    assert table._context.jobs.create() == 1
+    [job] = table._context.jobs.take(1)
+    table.restore("a")
+    assert keys(table) == list(range(20))
+    assert [one.job_id for one in table.files.file_references()] == [None]
+    assert table._context.jobs.count() == (0, 0)
+    assert compaction_job.run_compaction(table._context, job, 0).outcome != "committed"
+    assert keys(table) == list(range(20))
+
+
+def merged_whole(table: Table) -> str:
+    """Has the two leaves of now merged, each with whole files alone."""
+    table.compact()
+    leaves = [one.partition_id for one in table.partitions.leaves()]
+    return table.partitions.merge(leaves).partition_id
+
+
+def test_a_restore_across_a_merge_puts_files_into_the_partition_of_now(instance: Instance) -> None:
+    table = made(instance, compaction_batch_files=2, split_threshold_rows=10**6)
+    table.partitions.split("root", 20)
+    add(table, 0, 40)
+    add(table, 10, 20)
+    cut, rows = table.history.record_cut(), keys(table)
+    at = clock(instance)
+    halves = table.partitions.split(merged_whole(table), 5)
+    add(table, 0, 7)
+    table.split()
+    assert table.partitions.tree().epoch == 3
+    assert keys(table, cut) == keys(table, at) == rows
+    table.restore(cut)
+    assert keys(table) == rows
+    for _ in range(3):
+        table.split()
+        table.compact()
+    assert keys(table) == rows
+    assert {one.partition_id for one in table.files.file_references()} <= {one.partition_id for one in halves}
+    assert instance.check().problems == ()
+
+
+def test_a_restore_that_would_show_other_rows_is_refused(instance: Instance) -> None:
+    """A file of both leaves, whose rows of one were compacted away before the moment."""
+    table = made(instance, compaction_batch_files=2, split_threshold_rows=10**6)
+    add(table, 0, 40)
+    table.partitions.split("root", 20)
+    table.split()
+    add(table, 0, 5)
+    table.compact()
+    cut, rows = table.history.record_cut(), keys(table)
+    assert not all(one.only_contains_data_for_this_partition for one in table.files.file_references())
+    add(table, 30, 5)
+    merged_whole(table)
+    now = keys(table)
+    with pytest.raises(NotWhole, match=r"the rows cannot be put back: partition .* was merged since"):
+        table.restore(cut)
+    assert (keys(table), keys(table, cut)) == (now, rows)
+
+
+def test_changes_across_a_restore_are_refused_and_those_after_it_are_told(instance: Instance) -> None:
+    table = made(instance)
+    add(table, 0)
+    before = table.history.record_cut()
+    add(table, 50)
+    table.restore(before)
+    after = table.history.record_cut()
+    add(table, 90, 3)
+    with pytest.raises(InvalidCut, match=r"was restored at .*: changes across that are not told"):
+        table.changes(after=before)
+    assert [row["k"] for row in table.changes(after=after).read_all().to_pylist()] == [90, 91, 92]
+
+
+def age(instance: Instance, minutes: int = 31) -> None:
+    query(instance._supplier, f"update cut set recorded_at = recorded_at - interval '{minutes} minutes'")
+
+
+def test_maintenance_records_a_cut_when_the_last_is_old_and_something_has_changed(instance: Instance) -> None:
+    table = made(instance)
+    add(table, 0)
+    instance.maintain(once=True)
+    [first] = table.history.cuts()
+    add(table, 50)
+    instance.maintain(once=True)
+    assert list(table.history.cuts()) == [first], "it is young"
+    age(instance)
+    instance.maintain(once=True)
+    assert [one.cut_id > first.cut_id for one in table.history.cuts()] == [False, True]
+    age(instance)
+    instance.maintain(once=True)
+    assert len(list(table.history.cuts())) == 2, "nothing has changed"
+    add(table, 90)
+    query(instance._supplier, "update tables set history_since = clock_timestamp()")
+    instance.maintain(once=True)
+    assert len(list(table.history.cuts())) == 2, "the first can be read no more, and is forgotten"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_cut_knows_what_was_ingested_till_then_each_file_once(instance: Instance, layout: str) -> None:
+    more = {"split_threshold_rows": 30, "ingest_file_writing": "one_reference_per_leaf"}
+    table = made(instance, layout=layout, **more)
+    add(table, 0)
+    table.history.record_cut()
+    sizes = rows = 0
+    for round_ in range(4):
+        known = {one.filename for one in table.file_page()}
+        add(table, 10 * round_, 40)
+        new = [one for one in table.file_page() if one.filename not in known]
+        sizes, rows = sizes + sum(one.byte_count or 0 for one in new), rows + 40
+        table.split()
+        table.compact()
+        table.collect_garbage()
+        cut = table.history.record_cut()
+        till = "select rows_till, bytes_till from cut where cut_id = %s"
+        assert query(instance._supplier, till, cut.cut_id) == [(rows, sizes)]
