@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 EPOCHS_SHOWN, EPOCHS_DRAWN = 20, 100_000
 LINES_AN_EPOCH_MAX = 20
+_LATEST = datetime.max.replace(tzinfo=UTC)
 
 app = typer.Typer(
     help="See what a table was: its partitions over time, its epochs; and how much of it is kept.",
@@ -28,9 +30,11 @@ app = typer.Typer(
 )
 FromOption = Annotated[
     str | None,
-    typer.Option("--from", help="From the epoch at this time on, like '2026-11-20 14:00'."),
+    typer.Option(
+        "--from", help="From the epoch at this moment on: a time, like 2026-11-20T14:00, or a cut's name."
+    ),
 ]
-ToOption = Annotated[str | None, typer.Option("--to", help="Up to the epoch at this time.")]
+ToOption = Annotated[str | None, typer.Option("--to", help="Up to the epoch at this moment.")]
 LimitOption = Annotated[
     int | None,
     typer.Option(
@@ -93,19 +97,17 @@ def epochs(
 
 def _range(table: Table, from_: str | None, to: str | None, limit: int) -> tuple[int, int]:
     """The first and the last epoch that are wanted."""
-    history, now = table.history, "9999-12-31T23:59:59Z"
-    last = history.epoch_at(_time("--to", to or now))
-    first = 0 if from_ is None else history.epoch_at(_time("--from", from_))
+    first = 0 if from_ is None else _epoch(table, from_)
+    last = table.history.epoch_at(_LATEST) if to is None else _epoch(table, to)
     if first > last:
         raise InvalidInput(f"--from {from_} is after --to {to or 'now'}")
     return max(first, last - limit + 1), last
 
 
-def _time(option: str, text: str) -> Any:
-    found = parse_moment(text)
-    if isinstance(found, str):
-        raise InvalidInput(f"{option} {text!r} is no time: write it like 2026-11-20T14:00")
-    return found
+def _epoch(table: Table, text: str) -> int:
+    """That of a time, or of a cut's name."""
+    moment = parse_moment(text)
+    return table.history.cut(moment).epoch if isinstance(moment, str) else table.history.epoch_at(moment)
 
 
 def _write(path: Path, text: str) -> None:

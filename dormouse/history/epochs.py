@@ -135,6 +135,13 @@ class Epochs:
         """
         return self._related("predecessors", partition_id)
 
+    def head(self) -> int:
+        """The first epoch that is not truncated."""
+        rows = self._rows("head")
+        if not rows:
+            raise self._gone()
+        return int(rows[0][0])
+
     def partitions_between(self, first: int, last: int) -> Iterator[Partition]:
         """Every partition that was a leaf at some epoch from one to another, both included; streamed.
 

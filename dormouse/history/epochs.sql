@@ -59,6 +59,10 @@ where t.table_id = %(table_id)s;
 -- The table's epoch.
 select epoch from tables where table_id = %(table_id)s;
 
+-- name: head
+-- The first epoch that is not truncated.
+select coalesce(c.epoch, 0) from tables t left join truncation c on c.table_id = t.table_id where t.table_id = %(table_id)s;
+
 -- name: page
 -- The table's epoch, and a page of its epochs from one to another.
 select t.epoch, e.epoch, e.created_at, e.sealed, e.created, e.splits, e.merges, e.sealed_rows, e.sealed_bytes

