@@ -40,7 +40,8 @@ def restore_table(
         about = "" if would.exact else "about "
         what = (
             f"{about}{plural(would.rows_removed, 'row')}, and put back "
-            f"{about}{plural(would.rows_restored, 'row')}"
+            f"{about}{plural(would.rows_restored, 'row')} ({would.references_removed:,} file references for "
+            f"{would.references_restored:,})"
         )
         if dry_run:
             session.show(would, lambda: f"would take out {what}")
