@@ -181,6 +181,7 @@ def test_a_process_is_gone_when_it_surely_is(tmp_path: Path) -> None:
     assert not me.is_gone()
     assert replace(me, started="1").is_gone(), "another has its id"
     assert not replace(me, boot="another", pid=2**22 + 1).is_gone()
+    assert not replace(me, host="its clone", pid=2**22 + 1).is_gone()
     assert not replace(me, namespace="pid:[1]", pid=2**22 + 1).is_gone()
     assert not Process().is_gone()
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
