@@ -106,8 +106,8 @@ class History:
     def partitions_between(self, a: When | None = None, b: When | None = None) -> Iterator[Partition]:
         """Every partition that was a leaf at some moment from one to another, both included; streamed.
 
-        `a` None: from where the table was truncated, or its beginning; `b` None: till now. First the leaves of
-        then, then those that came, in their order. `InvalidCut`, when b is before a, too; `CutExpired`.
+        `a` None: from where the table was truncated, or its beginning; `b` None: till now. First the leaves
+        of then, then those that came, in order. `InvalidCut`, when b is before a, too; `CutExpired`.
         """
         last = now(self._context) if b is None else position_of(self._context, b)
         if a is None:
