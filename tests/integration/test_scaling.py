@@ -307,8 +307,8 @@ def test_of_scales_that_race_one_wins_and_the_others_leave_nothing(halves: Table
         pair = below(tree, above) if above else leaves
         race: list[Callable[[], Any]] = [
             lambda pair=pair: halves.partitions.merge(pair),
-            lambda pair=pair, n=n: halves.partitions.scale(pair, [("key", -1_000 - n)]),
-            lambda leaf=leaves[0], n=n: halves.partitions.split(leaf, -100 - n),
+            lambda pair=pair, n=n: halves.partitions.scale(pair, [("key", -100 * n - 150)]),
+            lambda leaf=leaves[0], n=n: halves.partitions.split(leaf, -100 * n - 100),
         ]
         if len(pair) == 1:
             race = race[2:] * 3
