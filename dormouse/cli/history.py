@@ -118,13 +118,12 @@ def _write(path: Path, text: str) -> None:
 
 def _described(record: EpochRecord, lives: Mapping[str, Life]) -> dict[str, Any]:
     """An epoch with its partitions, as JSON has it."""
-    from dormouse.cli.tables import repr_region
 
     def partitions(ids: Sequence[str]) -> list[dict[str, Any]]:
         return [
             {
                 "partition_id": one,
-                "region": repr_region(lives[one].partition.region),
+                "region": {n: {"min": r.min, "max": r.max} for n, r in lives[one].partition.region.items()},
                 "row_count": lives[one].row_count,
                 "byte_count": lives[one].byte_count,
             }
