@@ -1,4 +1,4 @@
-"""The history that a user's table has: between moments, under another name, of a table that was made again."""
+"""The history that a table has: between moments, under another name, of one that was made again."""
 
 from __future__ import annotations
 
