@@ -95,8 +95,7 @@ def test_readers_of_cuts_get_the_same_answer_each_time(instance: Instance) -> No
         return run
 
     answers: list[tuple[Any, list[tuple[int, int]]]] = []
-    threads = [threading.Thread(target=noting(work)) for work in (ingesting, reading)]
-    tidying = threading.Thread(target=noting(upkeep))
+    *threads, tidying = [threading.Thread(target=noting(work)) for work in (ingesting, reading, upkeep)]
     for thread in (*threads, tidying):
         thread.start()
     for thread in threads:
@@ -104,7 +103,6 @@ def test_readers_of_cuts_get_the_same_answer_each_time(instance: Instance) -> No
     over.set()
     tidying.join()
     assert failed == []
-    table.collect_garbage()
     for cut, first in answers:
         assert read(table, cut) == first
     assert instance.check().problems == ()
