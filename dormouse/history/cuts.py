@@ -46,12 +46,7 @@ def record_cut(context: TableContext, name: str | None = None, *, kept_seconds: 
 
 
 def record_if_due(context: TableContext, interval_seconds: float = INTERVAL_SECONDS) -> Cut | None:
-    """Records a cut when the last is so old and the table has changed since; forgets those that ended.
-
-    Not of a table whose files go at once (`gc_delay_seconds` is 0): of that only who asks keeps any.
-    """
-    if context.properties.files_kept_seconds == 0:
-        return None
+    """Records a cut when the last is so old and the table has changed since; forgets those that ended."""
     rows = _run(context, "is_due", {"interval_seconds": interval_seconds})
     if not rows or not rows[0][0]:
         return None
