@@ -328,6 +328,6 @@ class DeploymentSettings(Section):
         for name, arn in named.items():
             if region and arn and (there := arn.split(":")[3]) != region:
                 yield name, f"it is of {there}, and must be of {region}, the instance's own region"
-        if self.account and (boundary := self.iam.permissions_boundary):
-            if (there := boundary.split(":")[4]) not in {self.account, "aws"}:
-                yield "iam.permissions_boundary", f"it must be of the account {self.account}, not {there}"
+        there = (self.iam.permissions_boundary or "::::aws").split(":")[4]
+        if self.account and there not in {self.account, "aws"}:
+            yield "iam.permissions_boundary", f"it must be of the account {self.account}, not {there}"
