@@ -10,7 +10,7 @@ from dormouse.settings.deployment import DeploymentSettings
 from stacks.constructs.copy_names import CopyNames
 from stacks.constructs.key import key_of
 from stacks.constructs.vault import vault
-from stacks.instance_stack import InstanceStack
+from stacks.instance_stack import KEPT, InstanceStack
 
 
 class CopyStack(InstanceStack):
@@ -20,7 +20,7 @@ class CopyStack(InstanceStack):
     not end its copy.
     """
 
-    removal_policy = cdk.RemovalPolicy.RETAIN
+    removal_policy = KEPT
 
     def __init__(self, scope: Construct, settings: DeploymentSettings, names: CopyNames) -> None:
         super().__init__(

@@ -20,7 +20,7 @@ from stacks.constructs.database_proxy import DatabaseProxy, user_arns
 from stacks.constructs.key import key_of
 from stacks.constructs.log_group import log_group
 from stacks.constructs.security_group import closed_group
-from stacks.instance_stack import InstanceStack
+from stacks.instance_stack import KEPT, InstanceStack
 from stacks.network import NetworkStack
 
 PORT = 5433
@@ -172,9 +172,21 @@ class DatabaseStack(InstanceStack):
         )
         if settings.snapshot is not None:
             self._restore(cluster, settings.snapshot)
-        if not self.settings.protected:
+        if self.settings.protected:
+            self._keep_with(cluster)
+        else:
             acknowledge(cluster, "AwsSolutions-RDS10", "the settings say that it may be destroyed")
         return cluster
+
+    @staticmethod
+    def _keep_with(cluster: rds.DatabaseCluster) -> None:
+        """What it is used by. A reader goes, as it holds nothing, and would cost on when the settings have
+        fewer of them."""
+        for child in cluster.node.find_all():
+            is_writer = isinstance(child, rds.CfnDBInstance) and "/Writer/" in child.node.path
+            if is_writer or isinstance(child, rds.CfnDBSubnetGroup):
+                assert isinstance(child, cdk.CfnResource)  # noqa: S101
+                child.apply_removal_policy(KEPT)
 
     @staticmethod
     def _restore(cluster: rds.DatabaseCluster, snapshot: str) -> None:

@@ -13,6 +13,9 @@ from dormouse.settings.resources import Described, resources_parameter, stack_na
 from stacks.constructs.role_names import RoleNames
 
 INSTANCE_TAG = "dormouse:instance"
+KEPT = cdk.RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE
+"""Kept, but when the deploy that made it fails: it would cost from then on, in no stack, and its name, where
+it has one, would be taken at the next try."""
 
 
 class InstanceStack(cdk.Stack):
@@ -58,8 +61,8 @@ class InstanceStack(cdk.Stack):
 
     @property
     def removal_policy(self) -> cdk.RemovalPolicy:
-        """What becomes of stateful resources that leave their stack."""
-        return cdk.RemovalPolicy.RETAIN if self.settings.protected else cdk.RemovalPolicy.DESTROY
+        """What becomes of stateful resources that leave their stack; see KEPT."""
+        return KEPT if self.settings.protected else cdk.RemovalPolicy.DESTROY
 
     def describe(self, resources: Described) -> None:
         """Writes the SSM parameter from which commands learn what this stack deployed."""

@@ -54,8 +54,9 @@ class MonitoringStack(InstanceStack):
                 actions_enabled=True,
                 action=_telling(self.topic),
             ),
+            # An account has its dashboards in common to all regions.
             dashboard_factory=monitors.DefaultDashboardFactory(
-                self, "Dashboards", dashboard_name_prefix=name
+                self, "Dashboards", dashboard_name_prefix=f"{name}-{self.region}"
             ),
         )
         self._monitors = Monitors(

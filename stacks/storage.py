@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3 as s3
+from aws_cdk.region_info import RegionInfo
 from constructs import Construct
 
 from dormouse.settings.deployment import DeploymentSettings
@@ -101,7 +102,7 @@ class StorageStack(InstanceStack):
         bucket.add_to_resource_policy(
             iam.PolicyStatement(
                 sid="LoadBalancers",
-                principals=[iam.ServicePrincipal("logdelivery.elasticloadbalancing.amazonaws.com")],
+                principals=_balancers(self.region),
                 actions=["s3:PutObject"],
                 resources=[bucket.arn_for_objects(f"{BALANCER_LOGS}/AWSLogs/{self.account}/*")],
             )
@@ -143,3 +144,10 @@ class StorageStack(InstanceStack):
                 restore_days=self.settings.version_days - 1,
             )
         )
+
+
+def _balancers(region: str) -> list[iam.IPrincipal]:
+    """Who writes the logs of load balancers: older regions have had an account for it, and may still."""
+    service = iam.ServicePrincipal("logdelivery.elasticloadbalancing.amazonaws.com")
+    known = None if cdk.Token.is_unresolved(region) else RegionInfo.get(region).elbv2_account
+    return [service, iam.AccountPrincipal(known)] if known else [service]

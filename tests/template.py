@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.assembly import Assembly
+from tests.assembly import Assembly, Resource
+
+KEPT = ("RetainExceptOnCreate", "Retain")
+DELETED = ("Delete", "Delete")
+
+
+def policies(resource: Resource) -> tuple[str, str]:
+    """What becomes of a resource that leaves its stack, and of one that another takes the place of."""
+    return resource.body["DeletionPolicy"], resource.body["UpdateReplacePolicy"]
 
 
 def flat(value: Any) -> str:

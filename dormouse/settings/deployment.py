@@ -284,6 +284,7 @@ class DeploymentSettings(Section):
             yield "region" if self.region else "network.availability_zones", trouble
         if others := [zone for zone in zones if zone[:-1] != region]:
             yield "network.availability_zones", f"{others[0]} is not of the region {region}"
+        yield from self._elsewhere(region)
         for name, part in (("query", self.query), ("access", self.access)):
             if part and self.network.vpc_id and part.endpoints is None:
                 why = 'it must be "create" or "existing" in the VPC that network.vpc_id names'
@@ -316,3 +317,21 @@ class DeploymentSettings(Section):
                     f"{self.commit.visibility_seconds} s, {VISIBILITY_FACTOR} × commit.timeout_seconds and "
                     f"the window, and a database wakes in {CONNECT_SECONDS_MAX} s",
                 )
+
+    def _elsewhere(self, region: str | None) -> Iterator[tuple[str, str]]:
+        """What is named by its ARN, and AWS takes from the instance's own region or account only."""
+        storage, database, monitoring, query = self.storage, self.database, self.monitoring, self.query
+        named = {
+            "storage.key_arn": storage.key_arn,
+            "database.key_arn": database.key_arn,
+            "database.snapshot": database.snapshot,
+            "monitoring.topic_arn": monitoring and monitoring.topic_arn,
+            "monitoring.warning_topic_arn": monitoring and monitoring.warning_topic_arn,
+            "query.certificate_arn": query and query.certificate_arn,
+        }
+        for name, arn in named.items():
+            if region and arn and (there := arn.split(":")[3]) != region:
+                yield name, f"it is of {there}, and must be of {region}, the instance's own region"
+        there = (self.iam.permissions_boundary or "::::aws").split(":")[4]
+        if self.account and there not in {self.account, "aws"}:
+            yield "iam.permissions_boundary", f"it must be of the account {self.account}, not {there}"

@@ -182,6 +182,8 @@ class _Account:
             yield "bootstrap bucket", self._bucket
         if isinstance(compaction, EmrServerlessCompaction):
             yield "quota of EMR Serverless", partial(self._quota, EMR_VCPU, compaction.vcpu_max)
+        if settings.backup:
+            yield "backups", self._backups
         if query := settings.query:
             yield "clients", self._clients
             vcpus = -(-query.tasks_max * query.cpu // 1_024)
@@ -228,6 +230,17 @@ class _Account:
         fine = f"{bucket} has no key of its own"
         yield Check.of("bootstrap bucket", fine, trouble, mend, "warning")
 
+    def _backups(self) -> Iterator[Check]:
+        """AWS Backup leaves out, in silence, what it was not let at; Aurora also when a plan names it."""
+        wanted = ["Aurora", *(["S3"] if self.settings.backup and self.settings.backup.objects else [])]
+        found = self.aws.call("backup", "describe_region_settings")["ResourceTypeOptInPreference"]
+        lacking = [one for one in wanted if not found.get(one)]
+        given = ",".join(f"{one}=true" for one in lacking)
+        mend = f"run aws backup update-region-settings --resource-type-opt-in-preference {given}"
+        trouble = f"AWS Backup is not let at {' and '.join(lacking)} here, and backs up nothing of it"
+        fine = f"AWS Backup is let at {' and '.join(wanted)}"
+        yield Check.of("backups", fine, trouble if lacking else None, mend)
+
     def _state(self) -> Iterator[Check]:
         if (state := self.aws.parameter(state_parameter(self.settings.id))) is not None:
             said = "the instance is paused: a deploy leaves it so, but one with migrations is refused"
@@ -246,6 +259,10 @@ class _Account:
             default = [{"Name": "default-for-az", "Values": ["true"]}]
             subnets = self.aws.all("ec2", "describe_subnets", "Subnets", Filters=default)
             names = sorted({one["AvailabilityZone"] for one in subnets} or ids)[: network.zones]
+            if len(names) < network.zones:  # where Fn::Select would fail
+                what = f"{network.zones} wanted, and {self.aws.region} gives this account {len(names)}"
+                mend = "lower network.zones, or name those there are in network.availability_zones"
+                yield Check("zones", "wrong", what, mend)
         for name in names:
             if (zone := ids.get(name)) is None:
                 what = f"{name} is no zone of {self.aws.region} for this account"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import aws_cdk as cdk
 from aws_cdk import aws_backup as backup
 from aws_cdk import aws_kms as kms
 
-from stacks.instance_stack import InstanceStack
+from stacks.instance_stack import KEPT, InstanceStack
 
 
 def vault(stack: InstanceStack, *, key: kms.IKey, name: str) -> backup.BackupVault:
@@ -18,5 +17,5 @@ def vault(stack: InstanceStack, *, key: kms.IKey, name: str) -> backup.BackupVau
         backup_vault_name=name,
         encryption_key=key,
         block_recovery_point_deletion=stack.settings.protected,
-        removal_policy=cdk.RemovalPolicy.RETAIN,
+        removal_policy=KEPT,
     )

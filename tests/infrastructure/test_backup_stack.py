@@ -13,7 +13,7 @@ from syrupy.extensions.json import JSONSnapshotExtension
 
 from tests.assembly import CONFIGURATIONS, Assembly, settings, synthesize
 from tests.infrastructure.test_templates import reviewable
-from tests.template import allowed, flat
+from tests.template import DELETED, KEPT, allowed, flat, policies
 
 ACCOUNT = {"account": "123456789012", "region": "eu-central-1"}
 COPY = "dormouse-copied-copy-123456789012-eu-west-1"
@@ -80,14 +80,14 @@ def test_vaults_outlive_their_stacks_and_those_of_a_protected_instance_keep_all(
     vaults = list(found.resources("AWS::Backup::BackupVault"))
     assert {one.stack for one in vaults} == {"backup", "copy"}
     for one in vaults:
-        assert (one.body["DeletionPolicy"], one.body["UpdateReplacePolicy"]) == ("Retain", "Retain")
+        assert policies(one) == KEPT
         policy = one.properties.get("AccessPolicy", {"Statement": []})
         denied = {action for each in policy["Statement"] for action in each["Action"]}
         wanted = {"backup:DeleteRecoveryPoint", "backup:UpdateRecoveryPointLifecycle"}
         assert denied == (wanted if is_protected else set())
     for one in found.resources("AWS::S3::Bucket", "AWS::KMS::Key"):
-        wanted = "Retain" if is_protected or one.stack == "copy" else "Delete"
-        assert one.body["DeletionPolicy"] == wanted, str(one)
+        wanted = KEPT if is_protected or one.stack == "copy" else DELETED
+        assert policies(one) == wanted, str(one)
 
 
 def test_a_vault_has_a_name_that_none_had_before(copied: Assembly) -> None:

@@ -174,6 +174,12 @@ def test_the_dashboard_shows_metrics_that_there_are(name: str, synthesized: All)
     assert body.count(f'"{metrics.NAMESPACE}","') == len(shown)
 
 
+def test_an_instance_of_the_same_id_in_another_region_has_a_dashboard_of_its_own(synthesized: All) -> None:
+    """As one that is restored there: an account has its dashboards in common to all regions."""
+    [dashboard] = synthesized("prod").resources("AWS::CloudWatch::Dashboard")
+    assert flat(dashboard.properties["DashboardName"]) == "dormouse-prod-Region"
+
+
 def test_an_alarm_rings_days_before_messages_are_lost_also_while_paused(synthesized: All) -> None:
     """By their age alone: that of waiting for too long is silent while the database tells of nothing."""
     alarm = alarms(synthesized("prod"))["Commits-1-loss-Alarm"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.assembly import CONFIGURATIONS, Assembly, settings, synthesize
-from tests.template import flat
+from tests.template import DELETED, KEPT, flat, policies
 
 NOT_TELLING = {"ec2.amazonaws.com", "lambda.amazonaws.com", "rds.amazonaws.com"}
 """Services that do not say for which account they assume a role, as far as AWS documents it."""
@@ -17,11 +17,11 @@ NOT_TELLING = {"ec2.amazonaws.com", "lambda.amazonaws.com", "rds.amazonaws.com"}
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_logs_are_kept_as_what_they_tell_of(name: str, synthesized: Callable[[str], Assembly]) -> None:
-    wanted = "Retain" if CONFIGURATIONS[name]().protected else "Delete"
+    wanted = KEPT if CONFIGURATIONS[name]().protected else DELETED
     groups = list(synthesized(name).resources("AWS::Logs::LogGroup"))
     assert groups
     for one in groups:
-        assert (one.body["DeletionPolicy"], one.body["UpdateReplacePolicy"]) == (wanted, wanted), str(one)
+        assert policies(one) == wanted, str(one)
 
 
 def test_roles_trust_services_for_this_account_only(assembly: Assembly) -> None:

@@ -217,6 +217,38 @@ def test_an_account_with_default_subnets_has_their_zones(session: Any) -> None:
     assert zones("us-east-1", "us-east-1c", "us-east-1a") == [("us-east-1a", "ok"), ("us-east-1c", "ok")]
 
 
+def test_a_region_with_too_few_zones_is_wrong(session: Any) -> None:
+    """CloudFormation would fail to choose the third."""
+    subject = account(session, network={"zones": 3})
+    zones = [{"ZoneName": f"{REGION}{letter}", "ZoneId": f"euw1-az{letter}"} for letter in "ab"]
+    stubber = stubbed(subject, "ec2", "describe_availability_zones", {"AvailabilityZones": zones})
+    stubber.add_response("describe_subnets", {"Subnets": []})
+    few, *others = subject._zones()
+    assert (few.result, few.found) == ("wrong", f"3 wanted, and {REGION} gives this account 2")
+    assert results(others) == [("zone", "ok")] * 2
+
+
+@pytest.mark.parametrize(
+    ("backup", "let", "lacking"),
+    [
+        ({}, {"Aurora": True, "S3": True}, None),
+        ({}, {"Aurora": False, "S3": True}, "Aurora=true"),
+        ({}, {}, "Aurora=true,S3=true"),
+        ({"objects": False, "retention_days": 3}, {"Aurora": True, "S3": False}, None),
+    ],
+)
+def test_aws_backup_must_be_let_at_what_it_is_to_back_up(
+    session: Any, backup: dict[str, Any], let: dict[str, bool], lacking: str | None
+) -> None:
+    """It says nothing of what it leaves out."""
+    subject = account(session, backup=backup)
+    stubbed(subject, "backup", "describe_region_settings", {"ResourceTypeOptInPreference": let})
+    (check,) = dict(subject._looks())["backups"]()
+    assert check.result == ("wrong" if lacking else "ok")
+    command = f"run aws backup update-region-settings --resource-type-opt-in-preference {lacking}"
+    assert check.mend == (command if lacking else "")
+
+
 @pytest.mark.parametrize(("state", "result"), [("paused", "warning"), ("running", "ok"), (None, None)])
 def test_a_paused_instance_whose_migrations_a_deploy_refuses_is_a_warning(
     session: Any, state: str | None, result: str | None

@@ -1,0 +1,55 @@
+"""What a deployment's settings name by its ARN, and AWS takes from the instance's own region or account."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+
+from dormouse.errors import InvalidInput
+from dormouse.settings.config_file import parse
+
+UUID = "12345678-1234-1234-1234-123456789012"
+HERE = 'account = "123456789012"\nregion = "eu-west-1"\n'
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(InvalidInput) as caught:
+        parse(tomllib.loads(f'id = "dev"\n{text}'), "f")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "arn"),
+    [
+        ("storage", "key_arn", "arn:aws:kms:{}:123456789012:key/" + UUID),
+        ("database", "key_arn", "arn:aws:kms:{}:123456789012:key/" + UUID),
+        ("database", "snapshot", "arn:aws:rds:{}:123456789012:cluster-snapshot:prod"),
+        ("monitoring", "topic_arn", "arn:aws:sns:{}:123456789012:alarms"),
+        ("monitoring", "warning_topic_arn", "arn:aws:sns:{}:123456789012:later"),
+        ("query", "certificate_arn", "arn:aws:acm:{}:123456789012:certificate/" + UUID),
+    ],
+)
+def test_what_is_of_another_region_is_refused_before_a_deploy_fails_at_it(
+    table: str, key: str, arn: str
+) -> None:
+    """As in the file of an instance that is restored in another region."""
+    beside = {"database": 'kind = "serverless"\n', "query": 'host = "q.example.org"\n'}.get(table, "")
+
+    def text(region: str) -> str:
+        return f'{HERE}[{table}]\n{beside}{key} = "{arn.format(region)}"\n'
+
+    parse(tomllib.loads(f'id = "dev"\n{text("eu-west-1")}'))
+    line = refusal(text("us-east-1"))
+    assert line.startswith(f"f: {table}.{key} = ")
+    assert line.endswith(": it is of us-east-1, and must be of eu-west-1, the instance's own region")
+
+
+def test_a_boundary_of_another_account_is_refused() -> None:
+    def text(account: str) -> str:
+        return f'{HERE}[iam]\npermissions_boundary = "arn:aws:iam::{account}:policy/bound"\n'
+
+    for ours in ("123456789012", "aws"):
+        parse(tomllib.loads(f'id = "dev"\n{text(ours)}'))
+    line = refusal(text("999999999999"))
+    assert line.endswith(": it must be of the account 123456789012, not 999999999999")
