@@ -91,7 +91,7 @@ def status(
 
     if table is not None:
         raise typer.BadParameter("'dormouse table show' shows a deployed instance's tables")
-    deployed = _found(session)
+    deployed = _found(session, makes=False)
     found = look(deployed)
     session.show(found, lambda: _picture(found))
 
@@ -109,7 +109,7 @@ def deployed(session: Session, *, makes: bool = False) -> DeployedInstance | Non
         if not has_credentials():
             say(f"{session.instance} is taken for a new folder: there are no AWS credentials here")
             return None
-    return _found(session)
+    return _found(session, makes=makes)
 
 
 def _is_deployed(session: Session) -> bool:
@@ -127,14 +127,15 @@ def _is_deployed(session: Session) -> bool:
     return folderless and bool(ID.fullmatch(str(given))) and not Path(str(given)).exists()
 
 
-def _found(session: Session) -> DeployedInstance:
+def _found(session: Session, *, makes: bool) -> DeployedInstance:
     try:
         return find(str(session.instance), session.region, session.profile)
     except (InstanceError, InvalidInput) as error:
         if session.region or session.profile:
             raise
+        folder = f"; to make a folder, say --instance ./{session.instance}" if makes else ""
         raise NotAnInstance(
-            f"{session.instance} is no folder, and as for a deployed instance: {error}"
+            f"{session.instance} is no folder, and as for a deployed instance: {error}{folder}"
         ) from error
 
 

@@ -76,7 +76,8 @@ class Session:
         if not create and not folder.exists():
             raise NotAnInstance(
                 f"there is no instance in {folder}: name one with --instance, or make one with "
-                "'dormouse table create' or 'dormouse demo'"
+                "'dormouse table create' or 'dormouse demo'; for a deployed one run first "
+                'eval "$(dormouse env --instance ID)"'
             )
         if not create:
             prepare(folder, read_only=True)

@@ -81,7 +81,8 @@ def examine(
         aws = Aws(session)
         account, here = aws.account, aws.region
     except DormouseError as error:
-        return [*checks, Check("credentials", "wrong", str(error), "log in, then run this again")]
+        mend = "do so, and run this again: then it looks at the account, too"
+        return [*checks, Check("credentials", "wrong", str(error), mend)]
     checks.append(Check("credentials", "ok", f"account {account}, {here}"))
     if settings.account and (settings.account, settings.region) != (account, here):
         wanted = f"the settings are for account {settings.account}, {settings.region}"
@@ -188,6 +189,8 @@ class _Account:
             yield "clients", self._clients
             vcpus = -(-query.tasks_max * query.cpu // 1_024)
             yield "quota of Fargate", partial(self._quota, FARGATE_VCPU, vcpus)
+        if settings.monitoring:
+            yield "alarms", self._alarms
 
     def _bootstrap(self) -> Iterator[Check]:
         qualifier = self.settings.qualifier
@@ -344,6 +347,12 @@ class _Account:
         if query and not (query.client_cidrs or query.client_security_groups):
             mend = "name them in query.client_cidrs or query.client_security_groups"
             yield Check("clients", "warning", "nobody may call the query service", mend)
+
+    def _alarms(self) -> Iterator[Check]:
+        told = self.settings.monitoring
+        if told and not (told.email or told.topic_arn or told.slack_channel):
+            mend = "say who in monitoring.email, topic_arn or slack_channel, or subscribe to the topic later"
+            yield Check("alarms", "warning", "nobody hears of alarms", mend)
 
     def _ways(self, part: str, is_made: bool, endpoints: list[Any]) -> Check:
         """Whether the interface endpoints that a part needs are there, or can be made."""

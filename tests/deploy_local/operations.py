@@ -36,6 +36,25 @@ def ingest(instance: Instance) -> None:
         raise RunFailed(f"table events has {rows} rows, and {found} of one key: not those ingested")
 
 
+def ask_for_tables(cloud: Cloud, instance: Instance) -> str:
+    """By the command and two lambdas: who asks needs no way to the database."""
+
+    def table(verb: str, *more: str) -> str:
+        return cloud.dormouse("table", verb, "asked", *more, "--instance", "local")
+
+    table("create", "--row-key", "carrier:string", "--value", "delay:long?", "--split-point", "M")
+    table("set", "gc_delay_seconds=60")
+    told, made = json.loads(table("show", "--json")), instance.table("asked")
+    if (leaves := len(told["leaf_partitions"])) != 2 or told["schema"] != made.schema.to_json():
+        raise RunFailed(f"the table that was made is shown with {leaves} partitions and {told['schema']}")
+    if {told["properties"]["gc_delay_seconds"], made.properties.gc_delay_seconds} != {60.0}:
+        raise RunFailed(f"gc_delay_seconds was set to 60, and is shown with {told['properties']}")
+    table("drop", "--yes")
+    if "asked" in (names := [one.name for one in instance.tables()]):
+        raise RunFailed(f"the table that was dropped is among {', '.join(names)}")
+    return "made, shown, set, dropped"
+
+
 def compact_by_state_machine(cloud: Cloud, instance: Instance, resources: Resources) -> str:
     """The schedule makes jobs, EMR gets one run of them, and what no Spark did is released."""
     told = resources.compaction

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lambdas.build import NO_PYTHON
 from packages import LAMBDA, interpreter
-from tests.deploy_local.cloud import EMULATOR_PYTHON, ROOT, node
+from tests.deploy_local.cloud import EMULATOR_PYTHON, ROOT, SECONDS_MAX, node
 from tests.deploy_local.processes import RunFailed, run
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
@@ -37,7 +37,7 @@ def install_emulator(logs: Path) -> None:
         ("venv", [sys.executable, "-m", "venv", str(folder)]),
         ("pip", [str(EMULATOR_PYTHON), "-m", "pip", "install", "-qq", "--no-deps", "-r", str(REQUIREMENTS)]),
     ):
-        run(name, command, environment, logs, cwd=ROOT, seconds_max=300)
+        run(name, command, environment, logs, cwd=ROOT, seconds_max=SECONDS_MAX)
     INSTALLED.write_text(REQUIREMENTS.read_text())
 
 
@@ -54,14 +54,14 @@ def install_cdk(logs: Path) -> None:
         "PATH": f"{node().parent}{os.pathsep}{os.environ['PATH']}",
         "NODE_DISABLE_COMPILE_CACHE": "1",  # which it would leave among the temporary files
     }
-    run("npm", command, environment, logs, cwd=ROOT, seconds_max=300)
+    run("npm", command, environment, logs, cwd=ROOT, seconds_max=SECONDS_MAX)
     installed.write_bytes(pinned.read_bytes())
 
 
 def build_lambdas(logs: Path) -> None:
     """For this machine; what is built already stays."""
     command = [sys.executable, "-m", "lambdas.build", "--architecture", "native"]
-    run("lambdas", command, dict(os.environ), logs, cwd=ROOT, seconds_max=300)
+    run("lambdas", command, dict(os.environ), logs, cwd=ROOT, seconds_max=SECONDS_MAX)
 
 
 def copy_packages(target: Path, certificates: Path) -> None:

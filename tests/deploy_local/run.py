@@ -101,6 +101,7 @@ class Run:
         with _opened(cloud, deployed) as instance:
             self.step("strangers are refused", lambda: check_refused(cloud, deployed))
             self.step("make tables", lambda: _make_tables(instance))
+            self.step("dormouse table", lambda: operations.ask_for_tables(cloud, instance))
             self._commits(cloud, instance, deployed.resources)
             self._schedules(cloud, instance, deployed.resources)
             self.step("a migration fails", lambda: operations.fail_to_migrate(cloud, *_app(cloud)))

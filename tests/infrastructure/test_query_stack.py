@@ -188,7 +188,7 @@ def test_the_load_balancer_is_internal_and_logs_and_can_go(name: str, synthesize
     [writes] = [
         one for one in policy.properties["PolicyDocument"]["Statement"] if one.get("Sid") == "LoadBalancers"
     ]
-    assert writes["Principal"] == {"Service": "logdelivery.elasticloadbalancing.amazonaws.com"}
+    assert writes["Principal"]["Service"] == "logdelivery.elasticloadbalancing.amazonaws.com"
     where = flat(writes["Resource"])
     account = CONFIGURATIONS[name]().account or "AccountId"
     assert where.endswith(f"/{has['access_logs.s3.prefix']}/AWSLogs/{account}/*")

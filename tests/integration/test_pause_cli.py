@@ -113,6 +113,8 @@ def test_mistakes_are_one_line(deployed: Deployed, cli: Cli, monkeypatch: pytest
     code, line = failed("status", "--instance", "lake")
     assert code == 1 and line.startswith("lake is no folder, and as for a deployed instance: no AWS region")
     assert failed("status", "--region", REGION)[0] == 2
+    code, line = failed("query", "flights", "--instance", "dev")
+    assert code == 1 and line.endswith('for a deployed one run first eval "$(dormouse env --instance ID)"')
     assert deployed.state() == RUNNING
 
 

@@ -188,7 +188,9 @@ def test_a_name_is_a_folder_where_there_are_no_credentials(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
-    assert "lake is no folder, and as for a deployed instance: no AWS region" in cli(*create)[2]
+    refused = cli(*create)[2]
+    assert "lake is no folder, and as for a deployed instance: no AWS region" in refused
+    assert "to make a folder, say --instance ./lake" in refused and refused.count("\n") == 1
     (tmp_path / "lake").mkdir()
     cli(*create)
     assert len(made) == 2
