@@ -11,6 +11,7 @@ from dormouse.cli.history import app as history
 from dormouse.cli.parsing import parse_duration, parse_moment
 from dormouse.cli.verbs import Session, TableName, plural, verb
 from dormouse.errors import InvalidInput
+from dormouse.model.cut import BEGINNING
 
 if TYPE_CHECKING:
     from dormouse.history.retention import RetentionReport
@@ -23,7 +24,6 @@ AfterOption = Annotated[
         "'beginning'.",
     ),
 ]
-BEGINNING = "beginning"
 
 
 def add_to(parent: typer.Typer) -> None:

@@ -54,7 +54,8 @@ def create(
         str, typer.Option(help="How files are tracked: file_table, salted_counts or dummy_reference.")
     ] = "file_table",
 ) -> None:
-    """Make a table. Types: int long string bytes; values also double boolean timestamp list<t> map<k,v>."""
+    """Make a table. Types: int long string bytes timestamp date; values also double float boolean
+    decimal(p,s) list<t> map<k,v> struct<name:t,…>; with ? at the end where nulls are allowed."""
     fields = parse_schema(schema, like, row_key or [], sort_key or [], value or [])
     given = {key: item for key, item in parse_properties(property or []).items() if item is not None}
     points = split_point or []

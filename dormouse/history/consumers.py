@@ -15,6 +15,7 @@ from typing import Any
 from dormouse.context import TableContext
 from dormouse.errors import ConsumerExpired, ConsumerOvertaken, CutExpired, InvalidInput, InvalidName
 from dormouse.files.holds import MARGIN_SECONDS
+from dormouse.history.moments import oldest
 from dormouse.history.sizes import size_since
 from dormouse.model.cut import Position
 from dormouse.model.text import check_text
@@ -98,8 +99,11 @@ class Consumers:
         return found
 
     def all(self) -> list[ConsumerState]:
-        """By name."""
-        return [ConsumerState(*row) for row in self._look_up("consumers", {"prefix": self._holder("")})]
+        """By name. Raises `TableNotFound`."""
+        rows = self._look_up("consumers", {"prefix": self._holder("")})
+        if not rows:
+            oldest(self._context)  # which refuses a table that is gone
+        return [ConsumerState(*row) for row in rows]
 
     def statuses(self) -> list[ConsumerStatus]:
         """By name, with how far each is behind; costs what was ingested since their positions."""
@@ -162,16 +166,18 @@ class Consumers:
         return ConsumerExpired(
             f"consumer {state.name!r} of table {self._table.name!r} is expired: it acknowledged last at "
             f"{state.acknowledged_at}, longer ago than consumer_expiry_seconds, and what came since "
-            f"{state.position_at} may not be all there any more. {self._how_to_go_on(state.name)}"
+            f"{state.position_at} may not be all there any more. {self.how_to_go_on(state.name)}"
         )
 
     def _of_another_cluster(self, state: ConsumerState) -> ConsumerExpired:
         return ConsumerExpired(
             f"consumer {state.name!r} of table {self._table.name!r} is from before the database was copied "
-            f"by pg_dump, which keeps no positions. {self._how_to_go_on(state.name)}"
+            f"by pg_dump, which keeps no positions. {self.how_to_go_on(state.name)}"
         )
 
-    def _how_to_go_on(self, name: str) -> str:
+    @staticmethod
+    def how_to_go_on(name: str) -> str:
+        """What to do with a consumer whose changes are not all to be had."""
         return (
             f"To go on: table.drop_consumer({name!r}), record a cut, read the table as of it, and make the "
             f"consumer anew from it: table.consumer({name!r}, from_=cut)"

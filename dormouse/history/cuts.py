@@ -9,8 +9,8 @@ from typing import Any, Literal
 from dormouse.context import TableContext
 from dormouse.errors import InvalidCut, InvalidInput, TableNotFound
 from dormouse.files.layout import composed
-from dormouse.history.moments import find_cut, position_of
-from dormouse.model.cut import Cut, When
+from dormouse.history.moments import find_cut, oldest, position_of
+from dormouse.model.cut import BEGINNING, Cut, When, when_of_text
 from dormouse.model.text import check_text
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of
@@ -56,11 +56,13 @@ def record_if_due(context: TableContext, interval_seconds: float = INTERVAL_SECO
 
 
 def cuts(context: TableContext) -> Iterator[Cut]:
-    """All cuts of a table, the oldest first; in pages, and bounded in memory."""
+    """All cuts of a table, the oldest first; in pages, and bounded in memory. Raises `TableNotFound`."""
     after = 0
     while page := _run(context, "cuts", {"after": after, "limit": PAGE_CUTS}):
         yield from map(_cut, page)
         after = page[-1][0]
+    if after == 0:
+        oldest(context)  # which refuses a table that is gone
 
 
 def cut(context: TableContext, which: str | int) -> Cut:
@@ -96,11 +98,8 @@ def _check_name(name: object) -> None:
     text = str(name)
     if text != text.strip() or not text.isprintable():
         raise InvalidCut(f"the name of a cut has no blanks at its ends and is printable, unlike {name!r}")
-    try:
-        datetime.fromisoformat(text)
-    except ValueError:
-        return
-    raise InvalidCut(f"a cut named {name!r} could not be told from a time; take another name")
+    if text == BEGINNING or isinstance(when_of_text(text), datetime):
+        raise InvalidCut(f"a cut named {name!r} could not be told from a time; take another name")
 
 
 def _cut(row: list[Any]) -> Cut:

@@ -256,6 +256,8 @@ def _bounded(epoch: int) -> int:
 
 
 def _aware(time: datetime) -> datetime:
+    if not isinstance(time, datetime):
+        raise InvalidCut(f"a time is wanted, an aware datetime, not {time!r}")
     if time.tzinfo is None or time.utcoffset() is None:
         raise InvalidCut(f"{time.isoformat()} is naive: give a time with its time zone")
     return time

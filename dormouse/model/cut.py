@@ -30,6 +30,8 @@ class Cut:
 
 When: TypeAlias = Cut | str | datetime
 """A moment: a cut, a cut's name, or an aware datetime: all that was committed at or before it."""
+BEGINNING = "beginning"
+"""How the command line says "from the table's beginning"; no cut has the name."""
 
 
 def when_of_text(text: str) -> str | datetime:

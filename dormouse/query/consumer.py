@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from dormouse.context import TableContext
-from dormouse.errors import InvalidInput
+from dormouse.errors import InvalidCut, InvalidInput
 from dormouse.history.consumers import Consumers, ConsumerState
 from dormouse.history.moments import now
 from dormouse.model.cut import Position
@@ -47,14 +47,19 @@ class Consumer:
         """The changes since the position, up to now, as `Table.changes` gives them.
 
         Until they are acknowledged, the next `read` gives them again, and what came since. Raises
-        `ConsumerExpired`, `InvalidInput` when the consumer was dropped, and what `Table.changes` raises.
+        `ConsumerExpired`, `InvalidInput` when the consumer was dropped, `InvalidCut` when the table was
+        restored since, and what `Table.changes` raises.
         """
         start = self._consumers.get(self.name)
         self._read = read = _Read(start, now(self._context))
         position = self._consumers.checked(start)
-        return changes(
-            self._context, position, read.till, columns, interruption=interruption, at_end=read.end
-        )
+        try:
+            return changes(
+                self._context, position, read.till, columns, interruption=interruption, at_end=read.end
+            )
+        except InvalidCut as error:
+            how = self._consumers.how_to_go_on(self.name)
+            raise InvalidCut(f"consumer {self.name!r} cannot go on: {error}. {how}") from None
 
     def acknowledge(self) -> None:
         """Moves the position to the moment up to which was read last: once its rows are safe where they go.

@@ -21,6 +21,7 @@ from dormouse.history.cuts import record_cut
 from dormouse.table import Table
 
 DORMOUSE = str(Path(sys.executable).with_name("dormouse"))
+Cli = Callable[..., tuple[int, str, str]]
 Shell = Callable[[str], subprocess.CompletedProcess[str]]
 
 
@@ -109,6 +110,26 @@ def test_history_of_consumers_and_retention(table: Table, shell: Shell) -> None:
     assert "shorter than the gc_delay_seconds" in done.stderr
     assert shell("dormouse history drop-consumer t etl").returncode == 0
     assert shell("dormouse history consumers t").stdout == "table t has no consumers\n"
+
+
+def test_a_cut_is_recorded_read_listed_and_dropped(table: Table, cli: Cli) -> None:
+    assert cli("history", "cut", "t", "release-4")[1].startswith(
+        "recorded the cut release-4 of table t at 20"
+    )
+    code, out, err = cli("history", "cut", "t", "release-4")
+    assert (code, out) == (2, "")
+    assert "has a cut 'release-4' already" in err
+    assert json.loads(cli("history", "cut", "t", "--json")[1])["name"] is None
+    table.ingest(pa.table({"key": [3]}))
+    assert cli("query", "t", "--as-of", "release-4", "-f", "csv")[1] == '"key"\n1\n2\n'
+    told = json.loads(cli("history", "cuts", "t", "--json")[1])
+    assert [one["name"] for one in told] == [None, "release-4", "start"]
+    assert "release-4" in cli("history", "cuts", "t")[1]
+    done = cli("history", "drop-cut", "t", "release-4")
+    assert done == (0, "cut release-4 of table t is dropped\n", "")
+    code, out, err = cli("history", "drop-cut", "t", "release-4")
+    assert (code, out) == (2, "")
+    assert "no cut 'release-4'; its named cuts are 'start'" in err
 
 
 def test_changes_over_http(table: Table, dsn: str, tmp_path: Path) -> None:

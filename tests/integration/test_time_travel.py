@@ -17,7 +17,7 @@ from state import query
 import dormouse as dm
 from dormouse.cli import main
 from dormouse.client import connect as connect_client
-from dormouse.errors import CutExpired, InvalidCut, ObjectNotFound
+from dormouse.errors import CutExpired, InvalidCut, ObjectNotFound, TableNotFound
 from dormouse.files import holds
 from dormouse.files.layout import LAYOUTS
 from dormouse.history import moments
@@ -177,6 +177,7 @@ def test_a_file_that_is_lost_is_no_matter_of_time(instance: Instance, tmp_path: 
         (datetime(1970, 1, 1, tzinfo=UTC), "table 't' was made at"),
         (datetime.now(UTC) + timedelta(days=1), "in the future"),
         ("nothing", "table 't' has no cut 'nothing'; its named cuts are 'a'"),
+        ("2026-11-20 14:00", "a time is written 2026-11-20T14:00, and is an aware datetime in Python"),
         ("", "has no cut ''"),
         ("nul\0", "is a cut, a cut's name, or a time"),
         (7.5, "is a cut, a cut's name, or a time"),
@@ -199,7 +200,8 @@ def test_a_moment_that_cannot_be_is_refused_in_one_line(instance: Instance, when
 
 
 @pytest.mark.parametrize(
-    "name", ["", " a", "a\n", "a\0", "x" * 300, "2026-11-20", "20261120", "2026-11-20 14:00", 5, "\ud800"]
+    "name",
+    ["", " a", "a\n", "a\0", "x" * 300, "2026-11-20", "20261120", "2026-11-20T14", "beginning", 5, "\ud800"],
 )
 def test_a_cut_needs_a_name_that_can_be_told(instance: Instance, name: Any) -> None:
     table = made(instance)
@@ -229,6 +231,15 @@ def test_a_name_is_taken_once_and_free_when_its_cut_is_dropped(instance: Instanc
     with pytest.raises(InvalidCut, match="of another table"):
         again.history.compare(third, third)
     assert holds.holds(instance._supplier) == []
+
+
+def test_a_table_that_was_dropped_says_so(instance: Instance) -> None:
+    table = made(instance)
+    etl = table.consumer("etl")
+    instance.drop_table("t")
+    for ask in (lambda: list(table.history.cuts()), table.consumers, etl.read, table.history.record_cut):
+        with pytest.raises(TableNotFound, match="table 't' does not exist any more"):
+            ask()
 
 
 def age(instance: Instance, minutes: int = 31) -> None:
