@@ -52,6 +52,7 @@ with last as materialized (
             else 'infinity'
         end
     from made
+    where name is not null or %(kept_seconds)s > 0
 )
 select cut_id, name, recorded_at, epoch, table_id from made;
 
