@@ -17,7 +17,7 @@ from dormouse.errors import InvalidInput, NotAnInstance
 if TYPE_CHECKING:
     from dormouse.settings.deployment import DeploymentSettings
     from dormouse.system.destroy import Doomed
-    from dormouse.system.doctor import Check
+    from dormouse.system.machine_checks import Check
     from dormouse.system.month import Estimate
 
 BAR_CHARACTERS = 30

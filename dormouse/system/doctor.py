@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import re
-import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from dormouse.errors import DormouseError
 from dormouse.settings.certificates import no_certificates
@@ -18,8 +14,8 @@ from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.engines import EmrServerlessCompaction
 from dormouse.settings.resources import state_parameter
 from dormouse.system.aws import Aws, AwsRefused, open_session
+from dormouse.system.machine_checks import Check, image, machine, packages
 
-NODE_LEAST = 20
 BOOTSTRAP_LEAST = 6
 QUALIFIER = "hnb659fds"
 """Of the CDK's bootstrap, unless the settings have another."""
@@ -32,9 +28,6 @@ POOR_ZONES = frozenset({"use1-az3"})
 """Ids of zones that lack services an instance needs; their names differ from account to account."""
 
 BOOTSTRAP = "/cdk-bootstrap/{qualifier}/version"
-COMMAND_SECONDS_MAX = 60
-INSTALL_NODE = "install Node 20 or later from https://nodejs.org, or put .venv/bin, which has it, on PATH"
-LAMBDAS = ("migrate", "commit", "garbage", "compaction", "runs", "maintenance", "pause")
 
 # service, code, what it is → quotas that a deploy may meet
 LAMBDA_CONCURRENCY = ("lambda", "L-B99A9384", "lambdas at once")
@@ -49,22 +42,6 @@ ENDPOINTS = {
 }
 """What tasks on Fargate call, and the agent of Session Manager."""
 
-Result = Literal["ok", "warning", "wrong"]
-
-
-@dataclass(frozen=True)
-class Check:
-    name: str
-    result: Result
-    found: str
-    mend: str = ""
-    """What to do; empty when it is ok."""
-
-    @classmethod
-    def of(cls, name: str, fine: str, trouble: str | None, mend: str, result: Result = "wrong") -> Check:
-        """`result` where there is trouble."""
-        return cls(name, result, trouble, mend) if trouble else cls(name, "ok", fine)
-
 
 def examine(
     settings: DeploymentSettings,
@@ -75,7 +52,7 @@ def examine(
     session: Any = None,
 ) -> list[Check]:
     """Every check, in order; those of the account are left out when there are no credentials."""
-    checks = [*_machine(root), *_packages(settings, root), *_image(settings, root)]
+    checks = [*machine(root), *packages(settings, root), *image(settings, root)]
     try:
         session = session or open_session(region or settings.region, profile)
         aws = Aws(session)
@@ -90,59 +67,6 @@ def examine(
     if trouble := no_certificates(here):
         return [*checks, Check("certificates", "wrong", trouble, "choose a region that has them, or do so")]
     return [*checks, *_Account(settings, aws).checks()]
-
-
-def _machine(root: Path) -> Iterator[Check]:
-    node = _output(["node", "--version"])
-    number = re.match(r"v(\d+)", node or "")
-    old = f"Node {node}, which is too old for the CDK" if number and int(number[1]) < NODE_LEAST else None
-    yield Check.of("node", f"Node {node}", old if number else "there is no Node", INSTALL_NODE)
-    yield _cdk(root)
-
-
-def _cdk(root: Path) -> Check:
-    try:
-        package = json.loads((root / "package.json").read_text("utf-8"))
-        pin = str(package["devDependencies"]["aws-cdk"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return Check(
-            "cdk", "wrong", "there is no package.json that pins it", "run this in Dormouse's checkout"
-        )
-    command = root / "node_modules/.bin/cdk"
-    found = (_output([str(command), "--version"], root) or "").split(" ")[0]
-    other = f"the CDK {found or 'that does not start'}, not {pin}" if found != pin else None
-    trouble = other if command.exists() else f"the CDK {pin} is not installed"
-    return Check.of("cdk", f"the CDK {pin}", trouble, "run npm ci")
-
-
-def _packages(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
-    parts = {"migrate", "tables", *(name for name in LAMBDAS if getattr(settings, name, None) is not None)}
-    if settings.compaction or settings.maintenance:
-        parts.add("runs")
-    if settings.query or settings.access:
-        parts.add("pause")
-    folders = [root / f"build/lambdas/{name}-{settings.architecture}" for name in sorted(parts)]
-    missing = ", ".join(folder.name for folder in folders if not folder.is_dir())
-    trouble = f"not built: {missing}" if missing else None
-    yield Check.of("lambdas", f"{len(folders)} packages are built", trouble, "run make lambdas")
-    if settings.compaction:
-        archive = root / f"build/emr/dormouse-{settings.architecture}.tgz"
-        trouble = None if archive.exists() else f"{archive.name} is not built"
-        mend = f"run make emr-package ARCHITECTURE={settings.architecture}"
-        yield Check.of("emr package", f"{archive.name} is built", trouble, mend)
-
-
-def _image(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
-    """What a deploy needs to build the image of the query service."""
-    if settings.query is None or settings.query.image is not None:
-        return
-    is_made = (root / "build/query-image/Dockerfile").exists()
-    trouble = None if is_made else "build/query-image is not made"
-    yield Check.of("query image", "build/query-image is made", trouble, "run make query-image")
-    version = _output(["docker", "version", "--format", "{{.Server.Version}}"])
-    mend = "install and start Docker, or name an image in ECR in query.image"
-    trouble = "there is no Docker that runs, to build the query image with" if version is None else None
-    yield Check.of("docker", f"Docker {version}", trouble, mend)
 
 
 class _Account:
@@ -390,14 +314,3 @@ class _Account:
         counted = f"{what}: {needed:,} needed{f', {used:,} in use' if used else ''}, {limit:,} allowed"
         mend = f"ask for more in Service Quotas ({service}, {code}), or lower the settings"
         yield Check.of("quota", counted, None if used + needed <= limit else counted, mend)
-
-
-def _output(command: list[str], folder: Path | None = None) -> str | None:
-    """What a command prints, or None when it cannot be started or fails."""
-    try:
-        done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, check=True, timeout=COMMAND_SECONDS_MAX
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
