@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from dormouse.context import TableContext
 from dormouse.errors import InvalidProperties
+from dormouse.files.deletions import RecordedDeletion
 from dormouse.files.garbage import GarbageReport
 from dormouse.files.last_rounds import LastRound
 from dormouse.files.reads import FileFacts
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from dormouse.partitions.leaves import SmallPair
     from dormouse.query import PlanSummary
     from dormouse.query.consumer import Consumer
+    from dormouse.query.deleting import DeleteReport, DeleteWhere
     from dormouse.query.interruption import Interruption
     from dormouse.rounds.compaction import CompactionReport
     from dormouse.rounds.compaction_job import CompactionResult
@@ -228,6 +230,28 @@ class Table:
         """Forgets a consumer, and keeps nothing for it any more. `InvalidInput` when there is none."""
         self._check_writable()
         Consumers(self._context).drop(name)
+
+    def delete(self, where: DeleteWhere, dry_run: bool = False) -> DeleteReport:
+        """Deletes the rows that match, at once, for every reader: whatever they are, one row in the database.
+
+        `where` is as for `query`; `dm.ALL` for all rows. Rows that were committed before it are deleted, also
+        those that a `filter` hides; what is committed later stays, also when it is equal. A row whose value is
+        null only goes where the condition asks for null. Moments before it still have the rows. Compaction
+        leaves them out of the files. `dry_run` counts the rows that `query` would give, and changes nothing.
+
+        Raises `InvalidQuery` for a condition that is none, or does not fit the schema; for one on values where
+        the property `aggregate` merges rows; `TableBusy` when others change the table all the time.
+        """
+        from dormouse.query.deleting import delete
+
+        if dry_run:
+            return delete(self._context, where, dry_run=True)
+        with self._changing():
+            return delete(self._context, where)
+
+    def deletions(self, *, pending_only: bool = True) -> list[RecordedDeletion]:
+        """The deletions by their numbers: those that readers apply, or all that the history has."""
+        return self._context.deletions.list(pending_only=pending_only)
 
     def sql(
         self,

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, takewhile
 from operator import attrgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dormouse.errors import MetadataDamaged
 from dormouse.model.keys import KeyValue, decode_key, encode_key
@@ -23,12 +23,18 @@ from dormouse.model.region import Range, compare
 from dormouse.model.schema import Schema
 from dormouse.query.key_ranges import KeyRanges
 
+if TYPE_CHECKING:
+    from dormouse.query.deletions import Deletion
+
 NO_NODE = -1
 _FILENAME = attrgetter("filename")
 
 
 class PlannedReference(NamedTuple):
-    """A reference with what is known of its file; `only`: the file has rows of this partition alone."""
+    """A reference with what is known of its file; `only`: the file has rows of this partition alone.
+
+    Deletions up to the number `deletions_till` are not to be applied to it.
+    """
 
     partition_id: str
     filename: str
@@ -36,19 +42,22 @@ class PlannedReference(NamedTuple):
     byte_count: int | None = None
     min_key: bytes | None = None
     max_key: bytes | None = None
+    deletions_till: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
     """A file, and the rows of it that are wanted: those in any of `slices`, which are disjoint.
 
-    `partition_id` is one that refers to it, `byte_count` its size, None or 0 where it is not known.
+    `partition_id` is one that refers to it, `byte_count` its size, None or 0 where it is not known. Rows that
+    the `deletions` match are gone.
     """
 
     filename: str
     slices: tuple[KeyRanges, ...]
     partition_id: str
     byte_count: int | None
+    deletions: tuple[Deletion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +143,18 @@ def first_page(tree: PartitionTree, ranges: KeyRanges, leaves_max: int) -> Page:
     return Page(tree, found)
 
 
-def plan(page: Page, references: Iterable[PlannedReference]) -> QueryPlan:
-    """Plans a page; `references` are those on its partitions."""
+def plan(page: Page, references: Iterable[PlannedReference], deletions: Sequence[Deletion] = ()) -> QueryPlan:
+    """Plans a page; `references` are those on its partitions, `deletions` those that may be of its rows."""
     planner = _Planner(page)
+    reach = Deletions(page.tree.schema, deletions)
     scans: dict[int, list[Scan]] = defaultdict(list)
     shared: dict[str, SharedFile] = {}
     files = pruned = byte_count = 0
     for found in _by_file(references):
         is_read = False
+        gone = reach.of(found[0])
         for group, scan in planner.scans(found):
-            scans[group].append(scan)
+            scans[group].append(replace(scan, deletions=gone) if gone else scan)
             is_read = True
         files, pruned = files + is_read, pruned + (not is_read)
         size = found[0].byte_count or 0
@@ -291,6 +302,23 @@ class _Planner:
 
 def _scan(file: PlannedReference, slices: tuple[KeyRanges, ...]) -> Scan:
     return Scan(file.filename, slices, file.partition_id, file.byte_count)
+
+
+class Deletions:
+    """Deletions by number, and of which files each may be."""
+
+    def __init__(self, schema: Schema, deletions: Sequence[Deletion]) -> None:
+        self._schema = schema
+        self._known = [(one, _corners(schema, one.ranges)) for one in deletions]
+
+    def of(self, file: PlannedReference) -> tuple[Deletion, ...]:
+        """Those that are to be applied to a file."""
+        return tuple(
+            one
+            for one, corners in self._known
+            if one.deletion_id > file.deletions_till
+            and may_hold(self._schema, file.min_key, file.max_key, one.ranges, corners)
+        )
 
 
 def may_hold(

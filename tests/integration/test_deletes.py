@@ -1,0 +1,146 @@
+"""Deletes: one row in the database, after which every reader sees exactly the rows that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.errors import InvalidQuery
+from dormouse.files.layout import LAYOUTS
+from dormouse.instance import Instance, connect
+from dormouse.table import Table
+
+NAN = float("nan")
+SCHEMA = dm.Schema(
+    [dm.Field("k", dm.LONG), dm.Field("s", dm.STRING)],
+    [dm.Field("t", dm.LONG)],
+    [dm.Field("v", dm.LONG, nullable=True), dm.Field("d", dm.DOUBLE, nullable=True)],
+)
+BATCHES_OF_TWO = {"compaction_strategy": "basic", "compaction_batch_files": 2}
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
+    with connect(dsn, f"file://{tmp_path}/objects") as opened:
+        yield opened
+
+
+def made(instance: Instance, layout: str = "file_table", name: str = "t", **properties: Any) -> Table:
+    given = dm.TableProperties(**{**BATCHES_OF_TWO, **properties})
+    return instance.create_table(name, SCHEMA, layout=layout, properties=given)
+
+
+def row(k: int, s: str = "a", t: int = 0, v: int | None = 0, d: float | None = 0.0) -> dict[str, Any]:
+    return {"k": k, "s": s, "t": t, "v": v, "d": d}
+
+
+def add(table: Table, *rows: dict[str, Any]) -> None:
+    types = [pa.int64(), pa.string(), pa.int64(), pa.int64(), pa.float64()]
+    schema = pa.schema(
+        [pa.field(f.name, kind, f.nullable) for f, kind in zip(SCHEMA.fields, types, strict=True)]
+    )
+    table.ingest(pa.Table.from_pylist(list(rows), schema=schema))
+
+
+def plain(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Comparable, NaN too."""
+    return sorted(tuple(map(repr, one.values())) for one in rows)
+
+
+def seen(table: Table, instance: Instance) -> list[tuple[Any, ...]]:
+    """The table's rows, which are the same for all readers."""
+    found = plain(table.query().read_all().to_pylist())
+    assert plain(instance.sql(f"select * from {table.name}").read_all().to_pylist()) == found
+    with instance.duckdb() as opened:
+        assert plain(opened.execute(f"select * from {table.name}").to_arrow_table().to_pylist()) == found
+    return found
+
+
+def keys(table: Table, where: Any = None) -> list[int]:
+    return [row["k"] for row in table.query(where, ["k"]).read_all().to_pylist()]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_was_there_is_deleted_and_what_comes_later_stays(instance: Instance, layout: str) -> None:
+    table = made(instance, layout)
+    add(table, *(row(k) for k in range(10)))
+    report = table.delete({"k": dm.Range(2, 5)})
+    assert (report.deletion_id, report.rows) == (1, None)
+    assert keys(table) == [0, 1, 5, 6, 7, 8, 9]
+    add(table, row(3), row(4, v=7))
+    assert keys(table) == [0, 1, 3, 4, 5, 6, 7, 8, 9]
+    assert table.delete({"k": 4}).deletion_id == 2
+    left = seen(table, instance)
+    assert len(left) == 8
+    table.compact()
+    assert seen(table, instance) == left, "compaction applied each deletion to the rows that it is of"
+    assert table.status().row_count == 8, "physically"
+    add(table, row(3), row(4))
+    table.convert_layout(LAYOUTS[(LAYOUTS.index(layout) + 1) % len(LAYOUTS)])
+    assert keys(table) == [0, 1, 3, 3, 4, 5, 6, 7, 8, 9]
+
+
+CONDITIONS: list[tuple[Any, Callable[[dict[str, Any]], bool]]] = [
+    (dm.ALL, lambda r: True),
+    ({"v": 1}, lambda r: r["v"] == 1),
+    ({"v": None}, lambda r: r["v"] is None),
+    ({"v": [None, 2]}, lambda r: r["v"] in (None, 2)),
+    ({"v": dm.Range(1, 3)}, lambda r: r["v"] in (1, 2)),
+    ({"v": dm.Range()}, lambda r: True),
+    ({"v": []}, lambda r: False),
+    ({"d": dm.Range(min=1.0)}, lambda r: r["d"] is not None and not r["d"] < 1.0),
+    ({"d": NAN}, lambda r: r["d"] is not None and r["d"] != r["d"]),
+    ({"d": [NAN, 5.0, None]}, lambda r: r["d"] is None or r["d"] == 5.0 or r["d"] != r["d"]),
+    ({"d": dm.Range(max=5.0)}, lambda r: r["d"] is not None and r["d"] < 5.0),
+    ({"s": "a\0'\"", "v": 1}, lambda r: r["s"] == "a\0'\"" and r["v"] == 1),
+    ({"k": [1, dm.Range(4, 6)], "t": 1}, lambda r: r["k"] in (1, 4, 5) and r["t"] == 1),
+]
+
+
+def test_conditions_have_the_meaning_that_they_have_in_queries(instance: Instance) -> None:
+    strings, values = ["a", "a\0'\"", "é"], [None, 1, 2, 3]
+    doubles = [None, 0.0, 1.0, 5.0, NAN, float("inf")]
+    rows = [row(n % 7, strings[n % 3], n % 2, values[n % 4], doubles[n % 6]) for n in range(84)]
+    rows += [row(9, d=-0.0, v=None), row(9, d=None, v=None)]
+    for number, (where, gone) in enumerate(CONDITIONS):
+        table = made(instance, name=f"t{number}")
+        add(table, *rows[:50])
+        add(table, *rows[50:])
+        found = table.query(None if where is dm.ALL else where).read_all().to_pylist()
+        assert table.delete(where, dry_run=True).rows == len(found), where
+        table.delete(where)
+        left = [one for one in rows if not gone(one)]
+        assert plain(left + found) == plain(rows), where
+        assert seen(table, instance) == plain(left), where
+        table.compact()
+        assert seen(table, instance) == plain(left), where
+
+
+def test_a_condition_that_is_none_must_be_said(instance: Instance) -> None:
+    table = made(instance)
+    add(table, row(1))
+    for where in ({}, None, dm.Region()):
+        with pytest.raises(InvalidQuery, match="is no condition; say which rows, or dm.ALL"):
+            table.delete(where)  # type: ignore[arg-type]
+    with pytest.raises(InvalidQuery, match="unknown column 'w'"):
+        table.delete({"w": 1})
+    with pytest.raises(InvalidQuery, match="more than 65,536"):
+        table.delete({"k": list(range(20_000))})
+    assert keys(table) == [1]
+    assert table.deletions() == []
+
+
+def test_where_rows_are_merged_only_keys_tell_them(instance: Instance) -> None:
+    table = made(instance, aggregate="sum(v), max(d)")
+    add(table, row(1, v=1), row(1, v=2), row(2, v=3))
+    with pytest.raises(InvalidQuery, match="delete by row keys and sort keys"):
+        table.delete({"v": 1})
+    table.delete({"k": 1, "t": 0})
+    add(table, row(1, v=5))
+    assert [r["v"] for r in table.query().read_all().to_pylist()] == [5, 3]
+    assert len(seen(table, instance)) == 2
