@@ -49,6 +49,8 @@ Engine = Literal["auto", "local", "spark"]
 class TableStatus:
     """What a table consists of now, and how its rounds end. Rows of files that a split divided are estimates.
 
+    Rows of pending `deletions` count until compaction has left them out.
+
     `compaction_jobs` wait or are run, `jobs_running` of them are run; `jobs_given_up` were given up in all.
     `rounds` has one of each kind that there was.
     """
@@ -68,6 +70,7 @@ class TableStatus:
     given_up_reason: str | None = None
     given_up_at: datetime | None = None
     rounds: tuple[LastRound, ...] = ()
+    deletions: int = 0
 
 
 class Table:
@@ -192,12 +195,13 @@ class Table:
         *,
         interruption: Interruption | None = None,
     ) -> pa.RecordBatchReader:
-        """The rows that were ingested after a moment and up to another, by default now: each once, streamed.
+        """The rows that came and went after a moment and up to another, by default now: each once, streamed.
 
         A moment is a Cut, a cut's name, or an aware datetime: all that was committed at or before it; `after`
-        None: from the table's beginning. The columns asked for, and `_change`, "insert". Rows are as they
-        were ingested, without the table's filter and aggregation, in no order. Whatever was split, merged,
-        compacted or collected meanwhile, no row is missed, and none comes twice.
+        None: from the table's beginning. The columns asked for, and `_change`: "insert" of rows that were
+        ingested, "delete" of those that a deletion is of, as they were just before it. Rows are as they were
+        ingested, without the table's filter and aggregation; between two deletions in no order. Whatever was
+        split, merged, compacted or collected meanwhile, no row is missed, and none comes twice.
 
         Raises `InvalidCut` for a moment that cannot be, `CutExpired` before the first row when not all can be
         served.
@@ -234,13 +238,13 @@ class Table:
     def delete(self, where: DeleteWhere, dry_run: bool = False) -> DeleteReport:
         """Deletes the rows that match, at once, for every reader: whatever they are, one row in the database.
 
-        `where` is as for `query`; `dm.ALL` for all rows. Rows that were committed before it are deleted, also
-        those that a `filter` hides; what is committed later stays, also when it is equal. A row whose value is
-        null only goes where the condition asks for null. Moments before it still have the rows. Compaction
-        leaves them out of the files. `dry_run` counts the rows that `query` would give, and changes nothing.
+        `where` is as for `query`; `dm.ALL` for all rows. Rows that were committed before it are deleted, and
+        those that a `filter` hides, too; what is committed later stays, also when it is equal. A row whose
+        value is null only goes where the condition asks for null. Moments before it still have the rows.
+        Compaction leaves them out of the files. `dry_run` counts what `query` would give, and changes nothing.
 
-        Raises `InvalidQuery` for a condition that is none, or does not fit the schema; for one on values where
-        the property `aggregate` merges rows; `TableBusy` when others change the table all the time.
+        Raises `InvalidQuery` for a condition that is none, or does not fit the schema, and for one on values
+        where the property `aggregate` merges rows; `TableBusy` when others change the table all the time.
         """
         from dormouse.query.deleting import delete
 
@@ -375,6 +379,7 @@ class Table:
         found = totals.read() if self._read_only else totals.bring_forward()
         jobs, jobs_running = self._context.jobs.count()
         rounds, given_up = self._context.last_rounds.read()
+        deletions = self._context.deletions.count_pending()
         return TableStatus(
             name=self.name,
             partitions=found.partitions,
@@ -382,7 +387,7 @@ class Table:
             files=found.files,
             references=found.references,
             row_count=found.row_count,
-            rows_exact=found.rows_exact,
+            rows_exact=found.rows_exact and not deletions,
             byte_count=found.byte_count,
             unreferenced_files=found.unreferenced_files,
             compaction_jobs=jobs,
@@ -391,6 +396,7 @@ class Table:
             given_up_reason=given_up.reason,
             given_up_at=given_up.at,
             rounds=rounds,
+            deletions=deletions,
         )
 
     def _wait_for_queue(self, waiting: Callable[[str], object] | None) -> None:

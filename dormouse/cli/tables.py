@@ -12,7 +12,7 @@ from dormouse.cli.parsing import parse_properties, parse_schema, parse_split_poi
 from dormouse.cli.verbs import Session, TableName, agreed, plural, verb
 from dormouse.errors import InvalidInput
 from dormouse.model.properties import TableProperties, allowed_values
-from dormouse.model.values import json_value
+from dormouse.model.values import json_value, shown_value
 
 if TYPE_CHECKING:
     from dormouse.table import Table
@@ -114,6 +114,29 @@ def drop(
             raise InvalidInput("nothing was dropped")
         instance.drop_table(name)
         session.show(answer, lambda: f"dropped {what}")
+
+
+@verb(app, "deletions", example="dormouse table deletions flights")
+def deletions(
+    session: Session,
+    name: TableName,
+    all: Annotated[bool, typer.Option("--all", help="Those that no file needs any more, too.")] = False,
+) -> None:
+    """The deletions of a table that readers apply, as compaction has not left out all of their rows yet."""
+    with session.open(read_only=True) as instance:
+        found = instance.table(name).deletions(pending_only=not all)
+
+    def shown() -> Any:
+        from dormouse.cli.console import grid
+
+        rows = [
+            (d.deletion_id, shown_value(d.deleted_at), "" if d.pending else "no", d.condition) for d in found
+        ]
+        return (
+            grid(("deletion", "deleted at", "pending", "where"), rows) if rows else "no deletion is pending"
+        )
+
+    session.show(found, shown)
 
 
 @verb(app, "rename", example="dormouse table rename flights flights_2013")

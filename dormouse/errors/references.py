@@ -60,7 +60,7 @@ class FileReferenceNotAssignedToJob(FileReferenceError):
 
 
 class DeletionsNotApplied(FileReferenceError):
-    """A deletion from the file is pending, and the job, of an older Dormouse, does not say that it applied it."""
+    """A deletion from the file is pending, and the job, of an older Dormouse, does not know it."""
 
 
 class NewReferenceSameAsInput(FileReferenceError):

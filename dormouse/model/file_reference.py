@@ -92,9 +92,9 @@ class CheckAssignmentRequest(_JobFiles):
 class ReplaceFileReferencesRequest:
     """Replace a job's inputs on one partition by its output; None when no rows are left.
 
-    `new_file` may give the output's facts (bytes, smallest and largest key). `deletions_till` is the number of
-    the last deletion that the table had when the job looked, before it read: all up to it are applied. A job
-    that does not know is refused while a deletion of its inputs is pending.
+    `new_file` may give the output's facts (bytes, smallest and largest key). `deletions_till` is the number
+    of the last deletion that the table had when the job looked, before it read: all up to it are applied. A
+    job that does not know is refused while a deletion of its inputs is pending.
     """
 
     job_id: str

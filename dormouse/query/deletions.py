@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from json import dumps, loads
@@ -47,8 +46,8 @@ def condition_of(asked: Question) -> str:
     text = dumps(where_json(asked))
     if len(text) > CONDITION_BYTES_MAX:
         raise InvalidQuery(
-            f"the condition has {len(text):,} bytes as JSON, more than {CONDITION_BYTES_MAX:,}: delete by ranges "
-            "of keys, or by parts of the list one after the other"
+            f"the condition has {len(text):,} bytes as JSON, more than {CONDITION_BYTES_MAX:,}: delete by "
+            "ranges of keys, or by parts of the list one after the other"
         )
     return text
 
@@ -60,11 +59,6 @@ def key_bounds(schema: Schema, ranges: KeyRanges) -> KeyBounds:
         [None if hull.min is None else encode_value(kind, hull.min) for kind, hull in hulls],
         [None if hull.max is None else encode_value(kind, hull.max) for kind, hull in hulls],
     )
-
-
-def columns_of(deletions: Iterable[Deletion]) -> set[str]:
-    """The columns that deletions look at, but for row keys."""
-    return {condition.field.name for deletion in deletions for condition in deletion.conditions}
 
 
 @lru_cache(maxsize=PARSED_MAX)

@@ -37,11 +37,11 @@ def meets(condition: Condition) -> Expr:
 
 def remains(schema: Schema, deletions: Sequence[Deletion]) -> Expr:
     """Whether a row is none that a deletion is of, of which there is at least one."""
-    gone = joined([_is_of(schema, deletion) for deletion in deletions], or_)
+    gone = joined([is_of(schema, deletion) for deletion in deletions], or_)
     return ~functions.coalesce(gone, literal(False))
 
 
-def _is_of(schema: Schema, deletion: Deletion) -> Expr:
+def is_of(schema: Schema, deletion: Deletion) -> Expr:
     """Whether a deletion is of a row; null where that is not known."""
     inside = in_slices(schema, [deletion.ranges])
     parts = [*([] if inside is None else [inside]), *map(meets, deletion.conditions)]

@@ -116,7 +116,7 @@ def planned(context: TableContext, scans: Sequence[Scan], plan: Callable[[], Exe
 def _scans(
     ctx: SessionContext, store: ObjectStore, schema: Schema, scans: Iterable[Scan]
 ) -> Iterator[DataFrame]:
-    """Scans for files of which the same is wanted, and gone, each of so many as are sorted streams at once."""
+    """Scans for files of which the same is wanted and gone, each of so many as are sorted streams at once."""
     urls: dict[tuple[tuple[KeyRanges, ...], tuple[Deletion, ...]], list[str]] = defaultdict(list)
     for scan in scans:
         urls[scan.slices, scan.deletions].append(_url(store, scan.filename))

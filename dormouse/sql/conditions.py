@@ -83,7 +83,7 @@ def meets(condition: Condition, value: str | None = None) -> str | None:
 
 
 def remains(schema: Schema, deletions: Iterable[Deletion], value: Callable[[Field], str]) -> str | None:
-    """Whether a row is none that a deletion is of; None when there is no deletion. `value` computes columns."""
+    """Whether a row is none that a deletion is of; None without deletions. `value` computes columns."""
     gone = [_is_of(schema, one, value) for one in deletions]
     return f"NOT coalesce({' OR '.join(f'({one})' for one in gone)}, false)" if gone else None
 

@@ -18,6 +18,7 @@ from dormouse.commits.queue import Message, TablesRenamed
 from dormouse.context import TableContext
 from dormouse.errors import ReplaceRequestsFailed
 from dormouse.files.layout import LAYOUTS
+from dormouse.files.reads import KeyBounds
 from dormouse.postgres import ConnectionSupplier, run_transaction, statements
 from tests.work_of import measured
 
@@ -80,8 +81,8 @@ def steps(table: TableContext, files: int) -> Iterator[Step]:
     rest = requests[half:]
     yield "replace checked", checked(lambda c: store.replace_file_references(rest, conn=c))
     yield "totals after", store.totals.read
-    yield "plan of before", checked(lambda c: store.planned_at(leaves, before, c))
-    yield "same rows", lambda: store.has_same_rows(leaves, before)
+    yield "plan of before", checked(lambda c: store.planned_at(leaves, KeyBounds(), before, c))
+    yield "same rows", lambda: store.has_same_rows(leaves, KeyBounds(), before)
     yield "page", lambda: store.page(None, files)
     yield "stamp", store.stamp_unreferenced
     yield "unreferenced", store.orphaned
@@ -108,7 +109,7 @@ def looks(table: TableContext, leaves: list[str]) -> Iterator[Step]:
     store, partitions = table.store, table.partitions
     yield "totals", store.totals.read
     yield "totals remembered", store.totals.bring_forward
-    yield "plan", lambda: run_transaction(table.supplier, lambda c: store.planned_on(leaves, c))
+    yield "plan", lambda: run_transaction(table.supplier, lambda c: store.planned_on(leaves, KeyBounds(), c))
     yield "files of leaves", lambda: store.files_in(leaves)
     yield "rows of leaves", lambda: partitions.leaf_rows_in(leaves)
     yield "look for full leaves", partitions.look_for_full_leaves
