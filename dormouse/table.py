@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from dormouse.context import TableContext
 from dormouse.errors import InvalidProperties
 from dormouse.files.deletions import RecordedDeletion
 from dormouse.files.garbage import GarbageReport
-from dormouse.files.last_rounds import LastRound
 from dormouse.files.reads import FileFacts
 from dormouse.files.store import FileReferenceStore
 from dormouse.history.changes import span
 from dormouse.history.consumers import Consumers, ConsumerStatus
-from dormouse.history.moments import position_of
+from dormouse.history.moments import oldest, position_of
+from dormouse.history.retention import holders
+from dormouse.history.status import TableStatus
 from dormouse.model.cut import When
 from dormouse.model.partition_tree import Partition
 from dormouse.model.properties import TableProperties
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dormouse.history.history import History
+    from dormouse.history.restore import RestoreReport
     from dormouse.partitions.leaves import SmallPair
     from dormouse.query import PlanSummary
     from dormouse.query.consumer import Consumer
@@ -43,34 +43,6 @@ if TYPE_CHECKING:
     from dormouse.sql.values import Parameters
 
 Engine = Literal["auto", "local", "spark"]
-
-
-@dataclass(frozen=True, slots=True)
-class TableStatus:
-    """What a table consists of now, and how its rounds end. Rows of files that a split divided are estimates.
-
-    Rows of pending `deletions` count until compaction has left them out.
-
-    `compaction_jobs` wait or are run, `jobs_running` of them are run; `jobs_given_up` were given up in all.
-    `rounds` has one of each kind that there was.
-    """
-
-    name: str
-    partitions: int
-    leaves: int
-    files: int
-    references: int
-    row_count: int
-    rows_exact: bool
-    byte_count: int
-    unreferenced_files: int
-    compaction_jobs: int
-    jobs_running: int = 0
-    jobs_given_up: int = 0
-    given_up_reason: str | None = None
-    given_up_at: datetime | None = None
-    rounds: tuple[LastRound, ...] = ()
-    deletions: int = 0
 
 
 class Table:
@@ -327,6 +299,20 @@ class Table:
         self._wait_for_queue(waiting)
         return self._context.garbage.collect()
 
+    def restore(self, to: When, *, dry_run: bool = False) -> RestoreReport:
+        """Makes the rows what they were at a moment, in one commit; the partitions stay as they are.
+
+        What was ingested since is gone from the table, and can be restored in turn. Compactions that run are
+        given up. `dry_run` says what would change. Raises `InvalidCut`, `CutExpired`, `NotWhole` when files
+        of the moment cannot be told from others' rows since a merge, and `TableBusy`; then nothing changed.
+        """
+        from dormouse.history.restore import restore
+
+        if dry_run:
+            return restore(self._context, to, dry_run=True)
+        with self._changing():
+            return restore(self._context, to)
+
     def garbage_ready(self) -> Iterator[str]:
         """The files that `collect_garbage` would delete now, of those that an earlier round saw; streamed."""
         return self._context.garbage.ready()
@@ -397,6 +383,9 @@ class Table:
             given_up_at=given_up.at,
             rounds=rounds,
             deletions=deletions,
+            consumers=tuple(self.consumers()),
+            history_since=oldest(self._context),
+            history_held_by=holders(self._context),
         )
 
     def _wait_for_queue(self, waiting: Callable[[str], object] | None) -> None:

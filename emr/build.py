@@ -54,8 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def build(architecture: Architecture, archive: Path, package: Path = ROOT / "dormouse") -> int:
+def build(architecture: Architecture, archive: Path, package: Path | None = None) -> int:
     """Writes the archive whole, with a copy of the package; gives how many bytes there are in it."""
+    package = package or packages.home(ROOT) / "dormouse"
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="dormouse-emr-") as folder:
         root = Path(folder) / "environment"

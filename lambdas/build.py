@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from packages import ARCHITECTURES, LAMBDA, ROOT, Architecture, native
 POWERTOOLS = "aws-lambda-powertools[tracer]"
 DATABASE, CALLS = "database", "calls"
 KINDS = {
-    DATABASE: ("commit", "compaction", "garbage", "maintenance", "migrate"),
+    DATABASE: ("commit", "compaction", "garbage", "maintenance", "migrate", "tables"),
     CALLS: ("pause", "runs"),
 }
 """Those that work on the database, and those that only call AWS."""
@@ -40,10 +39,14 @@ LIBRARIES = {
 }
 """With all that they need but botocore, which the runtime has."""
 
+OF_DATA = {"__init__.py", "bloom_filters.py", "transform.py"}
+"""What checks the properties of a table, and needs no library."""
+
 ELSEWHERE = frozenset(
     {
-        "cli", "client", "data", "demo", "query", "rounds", "service", "spark",
+        "cli", "client", "demo", "query", "rounds", "service", "spark",
         "embedded/postgres.py", "embedded/server.py",
+        *(f"data/{one.name}" for one in (ROOT / "dormouse/data").glob("*.py") if one.name not in OF_DATA),
     }
 )  # fmt: skip
 """Parts of the package that no lambda comes near."""
@@ -87,7 +90,7 @@ def build(root: Path, target: Path, architecture: Architecture) -> bool:
     """
     requirements = (root / "requirements.txt").read_text("utf-8")
     pins = {kind: packages.pins(requirements, names) for kind, names in LIBRARIES.items()}
-    sources = {path.relative_to(root): path for path in source_files(root)}
+    sources = source_files(root)
     code = [Path(__file__), Path(packages.__file__)]
     python = packages.interpreter(LAMBDA)
     made_by = [architecture, "compiled" if python else "not compiled"]
@@ -106,10 +109,11 @@ def build(root: Path, target: Path, architecture: Architecture) -> bool:
     return True
 
 
-def source_files(root: Path) -> Iterator[Path]:
-    """The files of `dormouse` and `lambdas` that lambdas need, in order."""
-    yield from packages.sources(root / "dormouse", ELSEWHERE)
-    yield from packages.sources(root / "lambdas")
+def source_files(root: Path) -> dict[Path, Path]:
+    """The files of `dormouse` and `lambdas` that lambdas need, in order, by their places in a package."""
+    home = packages.home(root)
+    files = {path.relative_to(home): path for path in packages.sources(home / "dormouse", ELSEWHERE)}
+    return files | {path.relative_to(root): path for path in packages.sources(root / "lambdas")}
 
 
 def tree_bytes(folder: Path) -> int:

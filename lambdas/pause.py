@@ -1,6 +1,6 @@
-"""What pauses need lambdas for: to keep the instance as it is wanted, and to switch the query service.
+"""What pauses need lambdas for: to keep the instance as it is wanted, and to let stacks sleep.
 
-A queue brings the hours, and the starts of the database. `dormouse pause` and `resume` call `switch_query`,
+A queue brings the hours, and the starts of the database. `dormouse pause` and `resume` call `switch`,
 so that their user needs no right to update a stack, which is the right to do whatever CloudFormation may do.
 """
 
@@ -43,7 +43,7 @@ def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
 
 
 @tracer.capture_lambda_handler(capture_response=False)
-def switch_query(event: Any, context: Any) -> dict[str, bool]:
+def switch(event: Any, context: Any) -> dict[str, bool]:
     """`{"running": true or false}` → whether the update was asked for; the stack may be busy."""
     with called(SwitchEnvironment, "switch", context) as call:
         running = event.get("running") if isinstance(event, Mapping) else None

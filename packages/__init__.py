@@ -24,7 +24,7 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-from dormouse.errors import DormouseError, InvalidInput
+from dormouse.errors import DormouseError, InvalidInput, pip_install
 
 Architecture = Literal["arm64", "x86_64"]
 ROOT = Path(__file__).parents[1]
@@ -87,6 +87,15 @@ def native() -> Architecture:
         raise InvalidInput(f"nothing is built for {platform.machine()}: name an --architecture") from None
 
 
+def home(root: Path) -> Path:
+    """Where the package `dormouse` is: in the checkout, or beside the sources that are installed with it."""
+    if (root / "dormouse").is_dir():
+        return root
+    import dormouse
+
+    return Path(dormouse.__file__).parents[1]
+
+
 def requirements(root: Path, *extras: str) -> list[str]:
     """What the package and these extras of it require, as pyproject.toml has it."""
     project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
@@ -134,7 +143,8 @@ def _requires(name: str) -> list[str]:
     try:
         return requires(name) or []
     except PackageNotFoundError:
-        raise InvalidInput(f"{name} is not installed: run make .venv/.installed") from None
+        installs = pip_install("lambdas", "query", "sql", "service")
+        raise InvalidInput(f"{name} is not installed: run make .venv/.installed, or {installs}") from None
 
 
 def pins(requirements: str, names: Iterable[str]) -> list[str]:

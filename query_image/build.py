@@ -45,8 +45,9 @@ def files(root: Path) -> Iterator[tuple[Path, Path]]:
     """What is copied, and to where in the folder."""
     for name in ("Dockerfile", "dormouse"):
         yield root / "query_image" / name, Path(name)
-    for path in (root / "dormouse_command.py", *packages.sources(root / "dormouse", ELSEWHERE)):
-        yield path, Path("package") / path.relative_to(root)
+    home = packages.home(root)
+    for path in (home / "dormouse_command.py", *packages.sources(home / "dormouse", ELSEWHERE)):
+        yield path, Path("package") / path.relative_to(home)
 
 
 def pins(root: Path) -> list[str]:

@@ -4,6 +4,7 @@ query-image` built. Placeholders stand in for what is not, so that templates can
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -48,23 +49,45 @@ class Assets(Protocol):
         """A text that changes when there is something to migrate."""
 
 
-class BuiltAssets:
-    """What is built in a folder that has `build/`; for what is not, placeholders in the folder `stubs`."""
+@dataclass(frozen=True)
+class Builder:
+    """What builds files: a command that takes the name of a part, and how it is told an architecture."""
 
-    def __init__(self, root: Path, architecture: Architecture, stubs: Path) -> None:
+    command: str
+    option: str
+
+
+MAKE = Builder("make", "ARCHITECTURE=")
+
+
+class BuiltAssets:
+    """What is built, in the folder `build` (of the root, unless another is named); for what is not,
+    placeholders in the folder `stubs`. The root has the package `dormouse`."""
+
+    def __init__(
+        self,
+        root: Path,
+        architecture: Architecture,
+        stubs: Path,
+        *,
+        build: Path | None = None,
+        builder: Builder = MAKE,
+    ) -> None:
         self._root = root
+        self._build = build or root / "build"
+        self._builder = builder
         self._architecture = architecture
         self._stubs = StubAssets(stubs)
         self.to_run: list[str] = []
 
     def lambda_code(self, package: str) -> lambda_.Code:
-        path = self._built(f"build/lambdas/{package}-{self._architecture}", "make lambdas")
+        path = self._built(f"lambdas/{package}-{self._architecture}", "lambdas")
         return lambda_.Code.from_asset(str(path)) if path else self._stubs.lambda_code(package)
 
     def emr_package(self, scope: Construct) -> s3_assets.Asset:
         # Not .tar.gz: of an asset's name S3 keeps the last part, and Spark unpacks nothing that ends in .gz.
-        make = f"make emr-package ARCHITECTURE={self._architecture}"
-        path = self._built(f"build/emr/dormouse-{self._architecture}.tgz", make)
+        part = f"emr-package {self._builder.option}{self._architecture}"
+        path = self._built(f"emr/dormouse-{self._architecture}.tgz", part)
         if path is None:
             return self._stubs.emr_package(scope)
         return s3_assets.Asset(scope, "EmrPackage", path=str(path))
@@ -76,7 +99,7 @@ class BuiltAssets:
         return s3_assets.Asset(scope, "EmrEntry", path=str(path))
 
     def query_image(self, scope: Construct) -> ecs.ContainerImage:
-        path = self._built("build/query-image", "make query-image")
+        path = self._built("query-image", "query-image")
         if path is None:  # not a stub's: a deploy would build it, and need Docker, before it is refused
             return ecs.ContainerImage.from_registry(NOT_BUILT)
         platform = PLATFORMS[self._architecture]
@@ -90,12 +113,12 @@ class BuiltAssets:
                 digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
         return digest.hexdigest()
 
-    def _built(self, relative: str, make: str) -> Path | None:
-        path = self._root / relative
+    def _built(self, relative: str, part: str) -> Path | None:
+        path = self._build / relative
         if path.exists():
             return path
-        if make not in self.to_run:
-            self.to_run.append(make)
+        if (command := f"{self._builder.command} {part}") not in self.to_run:
+            self.to_run.append(command)
         return None
 
 
@@ -130,8 +153,8 @@ class StubAssets:
         return path
 
 
-def refuse_deploys(app: cdk.App, why: str) -> None:
-    """Of each of the stacks, with this line, before CloudFormation hears of it; all else goes on.
+def refuse_deploys(app: Construct, why: str) -> None:
+    """Of each of the stacks in it, with this line, before CloudFormation hears of it; all else goes on.
 
     A deploy uploads files before it asks for a stack, and one of each stack then has to be made by a command,
     which fails and says why.

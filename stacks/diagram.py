@@ -30,6 +30,7 @@ SHOWN = {
     "AWS::EMRServerless::Application": ("EMR Serverless", "[{}]"),
     "AWS::ElasticLoadBalancingV2::LoadBalancer": ("load balancer", "[{}]"),
     "AWS::ECS::Service": ("Fargate", "([{}])"),
+    "AWS::EC2::Instance": ("host", "[{}]"),
     "AWS::Route53::HostedZone": ("private zone", "[{}]"),
     "AWS::SNS::Topic": ("topic", "[/{}/]"),
     "AWS::CloudWatch::Dashboard": ("dashboard", "[{}]"),
@@ -46,10 +47,10 @@ dotted ones to where messages go that could not be handled.
 ```mermaid
 {diagram}```
 
-Each box is a CloudFormation stack, `dormouse-<id>-<name>`. Those of `network`, `storage`, `database` and
-`migrate` are always there, each of the others when its table is in the settings. Every function has a role
-and a log group of its own, and in the VPC a security group, which are not drawn. Stacks tell `dormouse
-pause`, `resume` and `status` what they have, in SSM parameters below `/dormouse/<id>/`.
+Each box is a CloudFormation stack, `dormouse-<id>-<name>`. Those of `network`, `storage`, `database`,
+`migrate` and `tables` are always there, each of the others when its table is in the settings. Every function
+has a role and a log group of its own, and in the VPC a security group, which are not drawn. Stacks tell
+`dormouse pause`, `resume` and `status` what they have, in SSM parameters below `/dormouse/<id>/`.
 """
 _HASH = re.compile(r"[0-9A-F]{8}$")
 _IN_SUB = re.compile(r"\$\{(\w+)")

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from typing import Any
 
 import aws_cdk as cdk
+from constructs import Construct
 
 from dormouse.settings.deployment import DeploymentSettings
+from stacks.access import AccessStack
 from stacks.assets import Assets, refuse_deploys
+from stacks.audit import AuditStack
+from stacks.backup import BackupStack
 from stacks.commit import CommitStack
 from stacks.compaction import CompactionStack
+from stacks.constructs.copy_names import copy_names
+from stacks.copy import CopyStack
 from stacks.database import DatabaseStack
 from stacks.foundation import Foundation
 from stacks.garbage import GarbageStack
+from stacks.home import SOURCES
 from stacks.maintenance import MaintenanceStack
 from stacks.migrate import MigrateStack
 from stacks.monitoring import MonitoringStack, Watched
@@ -22,33 +29,51 @@ from stacks.pause import PauseStack, Switched
 from stacks.policies import PoliciesStack
 from stacks.query import QueryStack
 from stacks.storage import StorageStack
+from stacks.tables import TablesStack
 
-CDK_JSON = Path(__file__).parents[1] / "cdk.json"
+
+def context() -> dict[str, Any]:
+    """That of cdk.json: what the CDK's own switches are set to, of which templates depend."""
+    found: dict[str, Any] = json.loads((SOURCES / "cdk.json").read_text("utf-8"))["context"]
+    return found
 
 
 def new_app(outdir: str | None = None) -> cdk.App:
     """An app with the context of cdk.json, which the CLI would give it."""
-    context = json.loads(CDK_JSON.read_text("utf-8"))["context"]
     # What differs from machine to machine stays out of what is synthesized.
-    return cdk.App(context=context, outdir=outdir, analytics_reporting=False, stack_traces=False)
+    return cdk.App(context=context(), outdir=outdir, analytics_reporting=False, stack_traces=False)
 
 
 def build(settings: DeploymentSettings, *, assets: Assets, app: cdk.App | None = None) -> cdk.App:
     """The stacks that the settings have; a deploy is refused while placeholders stand in for files."""
     app = app or new_app()
+    stacks_of(settings, assets, app)
+    return app
+
+
+def stacks_of(settings: DeploymentSettings, assets: Assets, app: Construct) -> tuple[Foundation, Watched]:
+    """The same within an app, a Stage, or a construct of one."""
     network = NetworkStack(app, settings)
+    copy = CopyStack(app, settings, names) if (names := copy_names(settings)) else None
     storage = StorageStack(app, settings)
     database = DatabaseStack(app, settings, network)
     foundation = Foundation(settings, assets, network, storage, database)
     migrate = MigrateStack(app, foundation)
     watched = _optional(app, foundation, migrate)
+    if settings.audit is not None:
+        AuditStack(app, foundation, settings.audit)
+    if settings.backup is not None:
+        backup = BackupStack(app, foundation, settings.backup)
+        if copy is not None:
+            for stack in (storage, backup):
+                stack.add_stack_dependency(copy, "it copies to there")
     if settings.monitoring is not None:
         MonitoringStack(app, foundation, settings.monitoring, watched)
     if settings.iam.policies:
         PoliciesStack(app, foundation, watched)
     if assets.to_run:
         refuse_deploys(app, not_built(assets))
-    return app
+    return foundation, watched
 
 
 def not_built(assets: Assets) -> str:
@@ -57,8 +82,8 @@ def not_built(assets: Assets) -> str:
     return f"placeholders stand in for what is not built, and a deploy is refused: run {commands}"
 
 
-def _optional(app: cdk.App, foundation: Foundation, migrate: MigrateStack) -> Watched:
-    """The stacks that have a table in the settings."""
+def _optional(app: Construct, foundation: Foundation, migrate: MigrateStack) -> Watched:
+    """The stacks that have a table in the settings, and those that need a migrated database."""
     settings = foundation.settings
     commit = CommitStack(app, foundation, settings.commit) if settings.commit else None
     garbage = GarbageStack(app, foundation, settings.garbage) if settings.garbage else None
@@ -67,11 +92,13 @@ def _optional(app: cdk.App, foundation: Foundation, migrate: MigrateStack) -> Wa
         MaintenanceStack(app, foundation, settings.maintenance, compaction) if settings.maintenance else None
     )
     query = QueryStack(app, foundation, settings.query) if settings.query else None
-    for stack in (commit, garbage, compaction, maintenance, query):
+    access = AccessStack(app, foundation, settings.access) if settings.access else None
+    tables = TablesStack(app, foundation)
+    for stack in (tables, commit, garbage, compaction, maintenance, query):
         if stack is not None:
             stack.add_stack_dependency(migrate, "it needs the newest schema")
-    switched = Switched(commit, garbage, compaction, maintenance, query)
+    switched = Switched(commit, garbage, compaction, maintenance, query, access)
     pause = PauseStack(app, foundation, settings.pause, switched) if settings.pause else None
     if pause is not None:
         pause.add_stack_dependency(migrate, "it makes the desired state")
-    return Watched(**vars(switched), pause=pause)
+    return Watched(**vars(switched), pause=pause, tables=tables)

@@ -26,6 +26,7 @@ class InstanceStack(cdk.Stack):
         *,
         description: str,
         stateful: bool = False,
+        region: str | None = None,
     ) -> None:
         self.name = name
         self.settings = settings
@@ -36,7 +37,7 @@ class InstanceStack(cdk.Stack):
             full_name,
             stack_name=full_name,
             description=f"Dormouse {settings.id}: {description}",
-            env=cdk.Environment(account=settings.account, region=settings.region),
+            env=cdk.Environment(account=settings.account, region=region or settings.region),
             tags={INSTANCE_TAG: settings.id, **settings.tags},
             termination_protection=stateful and settings.protected,
             permissions_boundary=cdk.PermissionsBoundary.from_arn(boundary) if boundary else None,

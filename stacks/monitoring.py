@@ -23,6 +23,7 @@ from stacks.foundation import Foundation
 from stacks.instance_stack import INSTANCE_TAG, InstanceStack
 from stacks.pause import PauseStack, Switched
 from stacks.query import SERVICE
+from stacks.tables import TablesStack
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Watched(Switched):
     """The optional stacks that are deployed."""
 
     pause: PauseStack | None = None
+    tables: TablesStack | None = None
 
 
 class MonitoringStack(InstanceStack):
@@ -117,6 +119,9 @@ class MonitoringStack(InstanceStack):
             watch.queue(name, *self._queues(pause, name, pause.queue))
             watch.function("Pause", self._function(pause, pause.function), "Critical")
             watch.pause()
+        if (tables := watched.tables) is not None:
+            watch.function("Show tables", self._function(tables, tables.show, "show"))
+            watch.function("Change tables", self._function(tables, tables.change, "change"))
 
     def _queues(self, owner: InstanceStack, name: str, queue: Queue) -> tuple[sqs.IQueue, sqs.IQueue]:
         """The queue and its dead letters, as known here."""
@@ -131,9 +136,11 @@ class MonitoringStack(InstanceStack):
             ),
         )
 
-    def _function(self, owner: InstanceStack, function: lambda_.IFunction) -> lambda_.IFunction:
-        name = fact(owner, self, "function", function.function_name)
-        return lambda_.Function.from_function_name(self, f"{owner.name}-function", name)
+    def _function(
+        self, owner: InstanceStack, function: lambda_.IFunction, key: str = "function"
+    ) -> lambda_.IFunction:
+        name = fact(owner, self, key, function.function_name)
+        return lambda_.Function.from_function_name(self, f"{owner.name}-{key}", name)
 
     def _machine(self, owner: InstanceStack, runs: SparkRuns) -> sfn.IStateMachine:
         arn = fact(owner, self, "runs", runs.state_machine.state_machine_arn)

@@ -21,6 +21,7 @@ from dormouse.settings.resources import (
     state_parameter,
 )
 from dormouse.settings.section import VISIBILITY_FACTOR
+from stacks.access import AccessStack
 from stacks.commit import CommitStack
 from stacks.compaction import CompactionStack
 from stacks.constructs.facts import fact
@@ -52,6 +53,7 @@ class Switched:
     compaction: CompactionStack | None = None
     maintenance: MaintenanceStack | None = None
     query: QueryStack | None = None
+    access: AccessStack | None = None
 
 
 KEEPS_MESSAGES = ["sqs:DeleteMessage", "sqs:GetQueueAttributes", "sqs:ReceiveMessage", "sqs:SendMessage"]
@@ -118,7 +120,8 @@ class PauseStack(InstanceStack):
         told = [resources_parameter(name, stack).removeprefix("/") for stack in Resources.model_fields]
         told.append(state_parameter(name).removeprefix("/"))
         lambda_.allow(["ssm:GetParameter"], [parameter(one) for one in told])
-        stacks = ["migrate", *(["query"] if switched.query else [])]
+        sleeping = [one.name for one in (switched.query, switched.access) if one]
+        stacks = ["migrate", *sleeping]
         ours = [self._arn("cloudformation", "stack", f"{stack_name(name, one)}/*") for one in stacks]
         lambda_.allow(["cloudformation:DescribeStacks"], ours)
         acknowledge_resources(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
-from dormouse.settings.resources import PREFIX
+from dormouse.settings.access import ACCESS_TAG
+from dormouse.settings.resources import FORWARDING, PREFIX
 from stacks.acknowledge import acknowledge
 from stacks.constructs.database_proxy import user_arns
 from stacks.constructs.emr_serverless import EmrServerless
@@ -68,9 +69,28 @@ class PoliciesStack(InstanceStack):
         database = self._foundation.database
         _allow(policy, ["rds-db:connect"], user_arns(self, database.fact(self, "login"), [READ_ROLE]))
         self._foundation.storage.allow_objects(policy, ["s3:GetObject"])
+        self._tables(policy, "show")
         if (query := self._watched.query) is not None:
             token = fact(query, self, "token", query.task.token.secret_arn)
             _allow(policy, ["secretsmanager:GetSecretValue"], [token])
+        if self._watched.access is not None:
+            self._sessions(policy)
+
+    def _sessions(self, policy: iam.ManagedPolicy) -> None:
+        """Port forwarding through the host for access: no shell there, and no host of others."""
+        hosts = self.format_arn(service="ec2", resource="instance", resource_name="*")
+        forwarding = self.format_arn(service="ssm", resource="document", resource_name=FORWARDING, account="")
+        checked = {"BoolIfExists": {"ssm:SessionDocumentAccessCheck": "true"}}
+        ours = {"StringEquals": {f"ssm:resourceTag/{ACCESS_TAG}": self.settings.id}}
+        _allow(policy, ["ssm:StartSession"], [hosts], {**checked, **ours})
+        acknowledge_resources(policy, [hosts], "the host with the tag of this instance")
+        _allow(policy, ["ssm:StartSession"], [forwarding], checked)
+        own, named = (
+            self.format_arn(service="ssm", resource="session", resource_name=f"{user}-*")
+            for user in ("${aws:userid}", "<aws:userid>")
+        )
+        _allow(policy, ["ssm:ResumeSession", "ssm:TerminateSession"], [own])
+        acknowledge_resources(policy, [named], "the sessions of who has the policy")
 
     def _operator(self, policy: iam.ManagedPolicy) -> None:
         _allow(policy, LOOKS, ["*"])
@@ -79,11 +99,25 @@ class PoliciesStack(InstanceStack):
         database = self.format_arn(service="rds", resource="cluster", resource_name=cluster, arn_format=COLON)
         _allow(policy, ["rds:StartDBCluster", "rds:StopDBCluster"], [database])
         _allow(policy, ["ssm:PutParameter"], [self._parameter("/desired")])
+        self._tables(policy, "show", "change")
         self._switches(policy)
         self._runs(policy)
         queues = self.format_arn(service="sqs", resource="*")
         _allow(policy, LETTERS, [queues], self._ours("aws"))
         acknowledge_resources(policy, [queues], "the queues with the tag of this instance")
+
+    def _tables(self, policy: iam.ManagedPolicy, *names: Literal["show", "change"]) -> None:
+        if (tables := self._watched.tables) is not None:
+            functions = [
+                self.format_arn(
+                    service="lambda",
+                    resource="function",
+                    resource_name=fact(tables, self, one, getattr(tables, one).function_name),
+                    arn_format=COLON,
+                )
+                for one in names
+            ]
+            _allow(policy, ["lambda:InvokeFunction"], functions)
 
     def _switches(self, policy: iam.ManagedPolicy) -> None:
         """Schedules, mappings and the query service."""
@@ -110,12 +144,12 @@ class PoliciesStack(InstanceStack):
                 for number, one in enumerate(commit.mappings, 1)
             ]
             _allow(policy, ["lambda:UpdateEventSourceMapping"], mappings)
-        if (query := watched.query) is not None:
-            switch = fact(query, self, "switch", query.switch.function.function_arn)
-            _allow(policy, ["lambda:InvokeFunction"], [switch])
-            _allow(
-                policy, ["cloudformation:DescribeStackEvents"], [fact(query, self, "stack", query.stack_id)]
-            )
+        for sleeping in (watched.query, watched.access):
+            if sleeping is not None:
+                switch = fact(sleeping, self, "switch", sleeping.switch.function.function_arn)
+                _allow(policy, ["lambda:InvokeFunction"], [switch])
+                stack = fact(sleeping, self, "stack", sleeping.stack_id)
+                _allow(policy, ["cloudformation:DescribeStackEvents"], [stack])
 
     def _runs(self, policy: iam.ManagedPolicy) -> None:
         """What a pause ends when it takes too long, and what it stops."""

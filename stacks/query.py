@@ -15,16 +15,14 @@ from aws_cdk import aws_route53 as route53
 from aws_cdk import aws_route53_targets as targets
 from constructs import Construct
 
-from dormouse.settings.lambdas import SwitchEnvironment
 from dormouse.settings.query import QuerySettings
-from dormouse.settings.resources import RUNNING_PARAMETER, QueryResources
+from dormouse.settings.resources import QueryResources
 from stacks.acknowledge import acknowledge
-from stacks.constructs.function import Function
+from stacks.constructs.endpoints import TASK_SERVICES, Endpoints
 from stacks.constructs.query_balancer import Balancer
-from stacks.constructs.query_endpoints import Endpoints
 from stacks.constructs.query_task import PORT, QueryTask
 from stacks.constructs.security_group import closed_group
-from stacks.constructs.wildcards import acknowledge_resources
+from stacks.constructs.sleeping import only_while, running, switch
 from stacks.foundation import Foundation
 from stacks.instance_stack import InstanceStack
 from stacks.storage import BALANCER_LOGS
@@ -36,8 +34,6 @@ HEALTH_PATH = "/health"
 """Which asks nothing of the database, and so does not keep it awake."""
 
 STARTS_SECONDS_MAX = 120
-SWITCH_SECONDS_MAX = 60
-SWITCH_MEMORY_MB = 256
 
 
 class QueryStack(InstanceStack):
@@ -47,14 +43,7 @@ class QueryStack(InstanceStack):
         super().__init__(scope, "query", foundation.settings, description="query service")
         self._query, self._foundation = query, foundation
         self._placement = foundation.network.placement
-        running = cdk.CfnParameter(
-            self,
-            RUNNING_PARAMETER,
-            allowed_values=["true", "false"],
-            default=str(not self.settings.deploy_paused).lower(),
-            description="Whether it runs. Use dormouse pause and resume; a deploy leaves it as it is",
-        )
-        is_running = cdk.CfnCondition(self, "IsRunning", expression=cdk.Fn.condition_equals(running, "true"))
+        is_running = running(self)
         self.task = QueryTask(self, "Task", foundation=foundation, query=query)
         self.cluster = self._cluster()
         self.target_group = self._target_group()
@@ -65,10 +54,8 @@ class QueryStack(InstanceStack):
         endpoints = self._endpoints_group()
         self.awake = Construct(self, "Awake")
         self._wake(clients, zone, endpoints)
-        for child in self.awake.node.find_all():
-            if isinstance(child, cdk.CfnResource):
-                child.cfn_options.condition = is_running
-        self.switch = self._switch()
+        only_while(is_running, self.awake)
+        self.switch = switch(self, foundation.assets, "Lets the query service run or sleep")
         self._tell(endpoints is not None)
 
     def _cluster(self) -> ecs.Cluster:
@@ -151,7 +138,13 @@ class QueryStack(InstanceStack):
         service = self._service()
         if endpoints is not None:
             service.node.add_dependency(
-                Endpoints(self.awake, "Endpoints", placement=self._placement, security_group=endpoints)
+                Endpoints(
+                    self.awake,
+                    "Endpoints",
+                    services=TASK_SERVICES,
+                    placement=self._placement,
+                    security_group=endpoints,
+                )
             )
 
     def _service(self) -> ecs.FargateService:
@@ -181,35 +174,6 @@ class QueryStack(InstanceStack):
         )
         return service
 
-    def _switch(self) -> Function:
-        """Updates this stack with another value of `Running`, for people who may not update stacks."""
-        switch = Function(
-            self,
-            "Switch",
-            settings=self.settings,
-            name="switch",
-            code=self._foundation.assets.lambda_code("pause"),
-            handler="lambdas.pause.switch_query",
-            description="Lets the query service run or sleep",
-            memory_mb=SWITCH_MEMORY_MB,
-            timeout_seconds=SWITCH_SECONDS_MAX,
-            environment=SwitchEnvironment.variables(instance_id=self.settings.id, stack=self.stack_id),
-        )
-        switch.allow(["cloudformation:DescribeStacks", "cloudformation:UpdateStack"], [self.stack_id])
-        # CloudFormation reads the parameters of the template with the rights of whoever updates it.
-        names = [
-            str(one.default)
-            for one in self.node.find_all()
-            if isinstance(one, cdk.CfnParameter) and one.type.startswith("AWS::SSM::Parameter::Value")
-        ]
-        bootstrap = self._parameter("/cdk-bootstrap/*")
-        switch.allow(["ssm:GetParameters"], [*map(self._parameter, sorted(names)), bootstrap])
-        acknowledge_resources(switch.role, [bootstrap], "the version of the CDK's bootstrap")
-        return switch
-
-    def _parameter(self, name: str) -> str:
-        return self.format_arn(service="ssm", resource="parameter", resource_name=name.removeprefix("/"))
-
     def _tell(self, has_endpoints: bool) -> None:
         query = self._query
         self.describe(
@@ -222,7 +186,7 @@ class QueryStack(InstanceStack):
                 tasks_min=query.tasks_min,
                 cpu=query.cpu,
                 memory_mb=query.memory_mb,
-                endpoints=len(Endpoints.SERVICES) if has_endpoints else 0,
+                endpoints=len(TASK_SERVICES) if has_endpoints else 0,
                 switch=self.switch.function.function_name,
             )
         )

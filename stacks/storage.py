@@ -12,7 +12,9 @@ from constructs import Construct
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.resources import StorageResources
 from stacks.acknowledge import acknowledge
+from stacks.constructs.copy_names import copy_names
 from stacks.constructs.key import key_of
+from stacks.constructs.replication import Replication
 from stacks.constructs.wildcards import acknowledge_resources
 from stacks.instance_stack import InstanceStack
 
@@ -43,6 +45,10 @@ class StorageStack(InstanceStack):
             rule=s3.LifecycleRule(expiration=cdk.Duration.days(settings.storage.payload_days + window_days)),
         )
         self.objects = f"s3://{self.data_bucket.bucket_name}/{DATA_PREFIX}"
+        if (copy := copy_names(settings)) is not None:
+            Replication(
+                self, "Replication", bucket=self.data_bucket, key=self.key, prefix=f"{DATA_PREFIX}/", to=copy
+            )
         self._tell()
 
     def allow_objects(self, grantee: iam.Role | iam.ManagedPolicy, actions: Sequence[str]) -> None:

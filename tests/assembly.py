@@ -72,12 +72,27 @@ CONFIGURATIONS: dict[str, Callable[[], DeploymentSettings]] = {
         },
         compaction={"engine": "emr-ec2-steps", "instance_types": ["m7i.xlarge"]},
         query=CALLED_QUERY,
+        access={"endpoints": "existing"},
     ),
     "transient": lambda: settings(
-        "dev", id="transient", deploy_paused=True, compaction={"engine": "emr-ec2-transient"}, query={}
+        "dev",
+        id="transient",
+        deploy_paused=True,
+        compaction={"engine": "emr-ec2-transient"},
+        query={},
+        access={},
+    ),
+    "copied": lambda: settings(
+        "minimal",
+        id="copied",
+        account="123456789012",
+        region="eu-central-1",
+        protected=True,
+        backup={"copy_region": "eu-west-1"},
+        audit={"events": "all"},
     ),
 }
-"""The ready ones, and two for what they leave out."""
+"""The ready ones, and three for what they leave out."""
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,16 @@ import typer
 
 from dormouse.cli import (
     backups,
+    changes,
     checks,
     commits,
     data,
     demo,
     deployed,
     deployment,
+    history,
     maintenance,
+    moments,
     serve,
     system,
     tables,
@@ -43,7 +46,10 @@ app = typer.Typer(
 demo.add_to(app)
 tables.add_to(app)
 data.add_to(app)
+changes.add_to(app)
+history.add_to(app)
 maintenance.add_to(app)
+moments.add_to(app)
 backups.add_to(app)
 checks.add_to(app)
 commits.add_to(app)

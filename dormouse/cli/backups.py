@@ -10,8 +10,8 @@ import typer
 
 from dormouse.cli.deployed import Commits, restore_deployed
 from dormouse.cli.failures import say
-from dormouse.cli.system import DryRun, Profile, Region, find
-from dormouse.cli.verbs import Session, agreed, plural, verb
+from dormouse.cli.system import DryRun, find
+from dormouse.cli.verbs import Profile, Region, Session, agreed, plural, verb
 from dormouse.errors import InvalidInput
 
 Place = Annotated[

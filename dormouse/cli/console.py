@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 from rich.tree import Tree
 
 from dormouse.cli.output import printable
-from dormouse.model.partition_tree import Partition, PartitionTree
+from dormouse.model.partition_tree import Partition, PartitionTree, outline
 from dormouse.model.values import shown_value
 
 PIPED_WIDTH = 1_000  # tables take what they need; nothing is cut off
@@ -78,20 +78,22 @@ def partition_tree(
     tree: PartitionTree, describe_leaf: Callable[[Partition], str], *, leaves_max: int
 ) -> Tree:
     """The tree as a picture: how each partition was divided, and what its leaves hold."""
-    picture = Tree(_label("everything", tree.root, describe_leaf), guide_style="dim")
-    todo, shown = [(tree.root, picture)], 0
-    while todo:
-        partition, node = todo.pop()
-        for child_id, sign in zip(partition.child_ids, "<≥", strict=False):
-            child = tree[child_id]
-            shown += child.is_leaf
-            if shown > leaves_max:
-                node.add(f"… {tree.leaf_count} leaves in all")
-                return picture
-            assert partition.split is not None  # noqa: S101 it has children
-            where = f"{partition.split.field} {sign} {partition.split.point!r}"
-            todo.append((child, node.add(_label(where, child, describe_leaf))))
-    return picture
+    return branches(
+        (above, where, describe_leaf(partition) if partition and partition.is_leaf else None)
+        for above, where, partition in outline(tree, leaves_max)
+    )
+
+
+def branches(lines: Iterable[tuple[int | None, str, str | None]]) -> Tree:
+    """A picture of lines, each below the one whose number is given; those that hold something say what."""
+    drawn: list[Tree] = []
+    for above, where, holds in lines:
+        shown = escape(printable(where))
+        label = f"[dim]{shown}[/dim]" if holds is None else f"{shown}  {holds}"
+        drawn.append(
+            Tree(label, guide_style="dim") if above is None else drawn[above].add(label, guide_style="dim")
+        )
+    return drawn[0]
 
 
 @contextmanager
@@ -119,11 +121,6 @@ def progress(description: str, *, unit: str) -> Iterator[Callable[[int, int | No
             bar.update(task, completed=done, total=total, counted=f"{done:,}{of} {unit}")
 
         yield update
-
-
-def _label(where: str, partition: Partition, describe_leaf: Callable[[Partition], str]) -> str:
-    shown = escape(where)
-    return f"{shown}  {describe_leaf(partition)}" if partition.is_leaf else f"[dim]{shown}[/dim]"
 
 
 def _is_number(value: Any) -> bool:

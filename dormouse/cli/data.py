@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from textwrap import indent
@@ -130,7 +131,7 @@ def query(
     check_output(session, format, output)
     with session.open(read_only=True) as instance:
         found = instance.table(table)
-        condition, moment = parse_where(found.schema, where or []), parse_moment(as_of)
+        condition, moment = parse_where(found.schema, where or []), moment_of(as_of)
         if explain:
             show_plans(session, {table: found.explain(condition, as_of=moment)})
             return
@@ -169,9 +170,9 @@ def sql(
     text, parameters = read_statement(statement, file), parse_parameters(param or [])
     with session.open(read_only=True) as instance:
         if explain:
-            show_plans(session, instance.explain_sql(text, parameters, as_of=parse_moment(as_of)))
+            show_plans(session, instance.explain_sql(text, parameters, as_of=moment_of(as_of)))
             return
-        reader = instance.sql(text, parameters, as_of=parse_moment(as_of))
+        reader = instance.sql(text, parameters, as_of=moment_of(as_of))
         if is_plan(reader) and output is None and format == "table" and not session.as_json:
             print_plan(reader)
             return
@@ -180,6 +181,10 @@ def sql(
 
             reader = first_rows(reader, limit)
         write(session, reader, format, output, limited=limit is not None)
+
+
+def moment_of(as_of: str | None) -> str | datetime | None:
+    return None if as_of is None else parse_moment(as_of)
 
 
 def read_statement(statement: str | None, file: Path | None) -> str:
@@ -243,23 +248,30 @@ def check_output(session: Session, file_format: Format, output: Path | None) -> 
 
 
 def write(
-    session: Session, reader: pa.RecordBatchReader, file_format: Format, output: Path | None, *, limited: bool
+    session: Session,
+    reader: pa.RecordBatchReader,
+    file_format: Format,
+    output: Path | None,
+    *,
+    limited: bool,
+    json_lines: bool = False,
 ) -> None:
-    """Rows on stdout, or in a file with a line about it on stdout."""
+    """Rows on stdout, or in a file with a line about it on stdout; `json_lines`: JSON as an object a line."""
     from dormouse.data.export import export
 
+    written = "lines" if json_lines and file_format == "json" else file_format
     if output is not None:
-        rows = _to_file(reader, file_format, output)
+        rows = _to_file(reader, written, output)
         session.show({"file": str(output), "rows": rows}, lambda: f"wrote {plural(rows, 'row')} to {output}")
     elif session.as_json or file_format == "json":
-        export(reader, sys.stdout.buffer, "json")
+        export(reader, sys.stdout.buffer, "json" if session.as_json else written)
     elif file_format == "csv":
         export(reader, sys.stdout.buffer, "csv")
     else:
         _print_table(reader, None if limited else ROWS_SHOWN)
 
 
-def _to_file(reader: pa.RecordBatchReader, file_format: Format, output: Path) -> int:
+def _to_file(reader: pa.RecordBatchReader, file_format: str, output: Path) -> int:
     """Whole, or not at all: under another name until it is; devices and pipes are written to as they are."""
     from dormouse.data.export import export
 
@@ -271,6 +283,7 @@ def _to_file(reader: pa.RecordBatchReader, file_format: Format, output: Path) ->
                 return export(reader, sink, file_format)
         with unfinished.open("wb") as sink:
             rows = export(reader, sink, file_format)
+            os.fsync(sink.fileno())
         unfinished.replace(target)
     except OSError as error:
         raise InvalidInput(f"cannot write {output}: {error.strerror}") from None

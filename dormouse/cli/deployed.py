@@ -1,4 +1,4 @@
-"""`dormouse env`, `dead-letters`, `restore-objects` and `restore --to`, of deployed instances."""
+"""`dormouse env`, `access`, `dead-letters`, `restore-objects` and `restore --to`, of deployed instances."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dormouse.cli.failures import say
-from dormouse.cli.system import DryRun, InstanceId, Profile, Region, find, told
-from dormouse.cli.verbs import Session, plural, verb
+from dormouse.cli.system import DryRun, InstanceId, find, told
+from dormouse.cli.verbs import Profile, Region, Session, plural, verb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +25,7 @@ DatabaseRole = Literal["dormouse_read", "dormouse_run", "dormouse_owner"]
 
 def add_to(app: typer.Typer) -> None:
     verb(app, "env", example='eval "$(dormouse env --instance dev)"', opens=False)(env)
+    verb(app, "access", example="dormouse access --instance dev", opens=False)(access)
     verb(app, "dead-letters", example="dormouse dead-letters --instance prod --send-again", opens=False)(
         dead_letters
     )
@@ -42,17 +43,38 @@ def env(
     role: Annotated[
         DatabaseRole, typer.Option(help="The role of the database; only the owner makes and drops tables.")
     ] = "dormouse_owner",
+    forwarded: Annotated[
+        bool, typer.Option("--forwarded", help="With the database at the port that 'dormouse access' tells.")
+    ] = False,
     region: Region = None,
     profile: Profile = None,
 ) -> None:
     """The environment variables that make the other commands work on a deployed instance, for a shell."""
     from dormouse.system.environment import environment
 
-    found = environment(find(instance, region, profile), role)
+    found = environment(find(instance, region, profile), role, forwarded=forwarded)
     if profile is not None:
         found["AWS_PROFILE"] = profile
     session.show(
         found, lambda: "\n".join(f"export {name}={shlex.quote(value)}" for name, value in found.items())
+    )
+
+
+def access(session: Session, instance: InstanceId, region: Region = None, profile: Profile = None) -> None:
+    """The command that brings the database of a deployed instance to a port of this machine."""
+    from dormouse.system.access import access as look
+
+    found = look(find(instance, region, profile), profile)
+    where = "".join(
+        f" --{name} {value}" for name, value in (("region", region), ("profile", profile)) if value
+    )
+    session.show(
+        found,
+        lambda: (
+            f"In another terminal, with the Session Manager plugin of the AWS CLI:\n\n  {found.command}\n\n"
+            f"While that runs, the database is at localhost:{found.port}. For the other commands, here:\n\n"
+            f'  eval "$(dormouse env --instance {instance}{where} --forwarded)"'
+        ),
     )
 
 
@@ -107,6 +129,9 @@ def restore_objects(
     since: Annotated[
         str, typer.Option(help="The moment that the database was restored to: 2026-11-20T08:00:00Z.")
     ],
+    objects: Annotated[
+        str | None, typer.Option(help="A copy in place of the instance's bucket: s3://bucket/data.")
+    ] = None,
     dry_run: DryRun = False,
     region: Region = None,
     profile: Profile = None,
@@ -118,8 +143,10 @@ def restore_objects(
     moment = _moment(since)
     found = find(instance, region, profile)
     with progress("restore objects", unit="objects") as moved:
-        report = restore(found, moment, dry_run=dry_run, progress=lambda count: moved(count, None))
-    if found.desired != "paused" and not dry_run:
+        report = restore(
+            found, moment, objects=objects, dry_run=dry_run, progress=lambda count: moved(count, None)
+        )
+    if objects is None and found.desired != "paused" and not dry_run:
         say(f"{instance} runs, and may have collected garbage meanwhile: pause it, and run this again")
     verb_ = "would come back" if dry_run else "came back"
     session.show(

@@ -1,4 +1,4 @@
-"""`dormouse compact`, `split` and `gc`; and `status`, where it is about tables."""
+"""`dormouse compact`, `split`, `merge` and `gc`; and `status`, where it is about tables."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from dormouse.durability.instance_rounds import InstanceRound
     from dormouse.files.holds import Hold
     from dormouse.files.last_rounds import RoundKind
-    from dormouse.table import TableStatus
+    from dormouse.history.status import TableStatus
 
 _ROUNDS: dict[RoundKind, tuple[str, str, str]] = {
     "compaction": ("compaction", "compact", "Files stay unmerged"),
     "split": ("splitting", "split", "Leaves stay undivided"),
+    "merge": ("merging", "merge", "Small leaves stay apart"),
     "collection": ("garbage collection", "gc", "Garbage stays"),
 }
 
@@ -30,6 +31,7 @@ _ROUNDS: dict[RoundKind, tuple[str, str, str]] = {
 def add_to(app: typer.Typer) -> None:
     verb(app, "compact", example="dormouse compact flights")(compact)
     verb(app, "split", example="dormouse split flights")(split)
+    verb(app, "merge", example="dormouse merge flights --dry-run")(merge)
     verb(app, "gc", example="dormouse gc flights --dry-run")(gc)
     verb(app, "maintain", example="dormouse maintain --instance ./lake")(maintain)
 
@@ -78,6 +80,26 @@ def split(session: Session, table: TableName) -> None:
         raise JobFailed(f"not divided: {count}; the first: {report.errors[0]}. {_advice('split', table)}")
 
 
+def merge(
+    session: Session,
+    table: TableName,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be merged now.")] = False,
+) -> None:
+    """One round of merges: halves of a partition with few rows (merge_threshold_rows) become one leaf."""
+    with session.open(read_only=dry_run) as instance:
+        found = instance.table(table)
+        if dry_run:
+            pairs = list(found.mergeable())
+            lines = [f"{p.left_id} and {p.right_id}: {plural(p.row_count, 'row')}" for p in pairs]
+            session.show({"would_merge": pairs}, lambda: "\n".join(lines) or "nothing would be merged")
+            return
+        report = found.merge(waiting=say)
+    session.show(report, lambda: f"merged {plural(len(report.partitions_merged), 'pair')} of leaves")
+    if report.errors:
+        count = plural(len(report.errors), "pair")
+        raise JobFailed(f"not merged: {count}; the first: {report.errors[0]}. {_advice('merge', table)}")
+
+
 def gc(
     session: Session,
     table: TableName,
@@ -114,7 +136,7 @@ def maintain(
         Path | None, typer.Option(help="A file for Prometheus' textfile collector, written each time.")
     ] = None,
 ) -> None:
-    """Split, compact and collect all tables, until Ctrl-C or SIGTERM; once a day back up the metadata.
+    """Split, merge, compact and collect all tables, until Ctrl-C or SIGTERM; once a day back up the metadata.
 
     For an instance of your own: a deployed one has schedules. Exit code 1 when anything failed with --once.
     """
@@ -126,6 +148,7 @@ def maintain(
         done,
         lambda: (
             f"{plural(done.jobs_run, 'compaction job')}, {plural(done.partitions_split, 'partition')} split, "
+            f"{plural(done.partitions_merged, 'pair')} merged, "
             f"{plural(done.files_deleted, 'file')} deleted, {plural(done.failed, 'failure')}"
         ),
     )
@@ -165,7 +188,21 @@ def _table(found: Sequence[TableStatus], rounds: Sequence[InstanceRound], held: 
         ],
     )  # fmt: skip
     lines = [line for one in found for line in _attention(one)]
+    lines += [line for one in found for line in _history(one)]
     return Group(tables, *(Text(line) for line in (*lines, *map(_last_of, rounds), *map(_held, held))))
+
+
+def _history(status: TableStatus) -> Iterator[str]:
+    """A line for each named cut and consumer: what it keeps; and for each that is expired."""
+    for holder in status.history_held_by:
+        yield f"{status.name}: {holder} keeps the history from {_minute(holder.since)} on"
+    for consumer in status.consumers:
+        if consumer.is_expired:
+            yield (
+                f"! {status.name}: consumer {consumer.name!r} is expired, and its changes since "
+                f"{_minute(consumer.position_at)} are not kept: 'dormouse changes {status.name} --consumer "
+                f"{consumer.name}' says how to go on"
+            )
 
 
 def _held(one: Hold) -> str:

@@ -9,9 +9,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from dormouse.errors import InvalidInput, InvalidProperties, InvalidQuery, InvalidRange, InvalidSchema
+from dormouse.errors import InvalidInput, InvalidProperties, InvalidQuery, InvalidSchema
 from dormouse.model.cut import when_of_text
-from dormouse.model.keys import KeyValue
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
@@ -54,9 +53,9 @@ def parse_duration(text: str) -> timedelta:
     return timedelta(**{unit: int(found[1])})
 
 
-def parse_moment(text: str | None) -> str | datetime | None:
+def parse_moment(text: str) -> str | datetime:
     """A time, which without an offset is one of this machine's time zone; or else a cut's name."""
-    found = None if text is None else when_of_text(text)
+    found = when_of_text(text)
     return found.astimezone() if isinstance(found, datetime) and found.tzinfo is None else found
 
 
@@ -151,13 +150,6 @@ def _property_value(text: str) -> Any:
     except ValueError:
         return text
     return value if isinstance(value, int | float | bool) else text
-
-
-def parse_split_points(schema: Schema, texts: Sequence[str]) -> list[KeyValue]:
-    try:
-        return [value_of_text(schema.row_keys[0], text) for text in texts]
-    except InvalidQuery as error:
-        raise InvalidRange(f"split point: {error}") from None
 
 
 def parse_where(schema: Schema, texts: Sequence[str]) -> dict[str, Any]:

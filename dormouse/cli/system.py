@@ -10,7 +10,7 @@ import typer
 
 from dormouse.cli import maintenance
 from dormouse.cli.failures import say
-from dormouse.cli.verbs import Session, verb
+from dormouse.cli.verbs import Profile, Region, Session, verb
 from dormouse.errors import InstanceError, InvalidInput, NotAnInstance
 
 if TYPE_CHECKING:
@@ -22,15 +22,14 @@ _MARKS = {"done": "✓", "already": "·", "would": "→"}
 UNKNOWN = "–"
 
 InstanceId = Annotated[str, typer.Option("--instance", "-i", help="The id of a deployed instance.")]
-Region = Annotated[str | None, typer.Option(help="The AWS region [AWS_REGION, or the profile's].")]
-Profile = Annotated[str | None, typer.Option(help="The AWS profile [AWS_PROFILE].")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")]
 
 
 def add_to(app: typer.Typer) -> None:
     verb(app, "pause", example="dormouse pause --instance dev --wait", opens=False)(pause)
     verb(app, "resume", example="dormouse resume --instance dev --wait", opens=False)(resume)
-    verb(app, "status", example="dormouse status --json, or dormouse status --instance dev")(status)
+    example = "dormouse status --json, or dormouse status --instance dev"
+    verb(app, "status", example=example, deployed=True)(status)
 
 
 def pause(
@@ -80,37 +79,44 @@ def resume(
 def status(
     session: Session,
     table: Annotated[str | None, typer.Argument(help="One table; all when not given.")] = None,
-    region: Region = None,
-    profile: Profile = None,
 ) -> None:
     """What the tables consist of: partitions, files, references, rows, bytes.
 
     With the id of a deployed instance for --instance: what runs, what sleeps, and what it costs an hour now.
     """
-    if not _is_deployed(session, region, profile):
+    if not _is_deployed(session):
         maintenance.status(session, table)
         return
     from dormouse.system.status import status as look
 
     if table is not None:
-        raise typer.BadParameter("a deployed instance's tables are shown with --dsn and --objects")
-    try:
-        deployed = find(str(session.instance), region, profile)
-    except (InstanceError, InvalidInput) as error:
-        if region or profile:
-            raise
-        raise NotAnInstance(
-            f"{session.instance} is no folder, and as for a deployed instance: {error}"
-        ) from error
+        raise typer.BadParameter("'dormouse table show' shows a deployed instance's tables")
+    deployed = _found(session)
     found = look(deployed)
     session.show(found, lambda: _picture(found))
 
 
-def _is_deployed(session: Session, region: str | None, profile: str | None) -> bool:
+def deployed(session: Session, *, makes: bool = False) -> DeployedInstance | None:
+    """The deployed instance whose id --instance is; None for any other, also for one that a command `makes`.
+
+    Such a command makes a folder of that name where there are no credentials that AWS could be asked with.
+    """
+    if not _is_deployed(session):
+        return None
+    if makes and not (session.region or session.profile):
+        from dormouse.system.aws import has_credentials
+
+        if not has_credentials():
+            say(f"{session.instance} is taken for a new folder: there are no AWS credentials here")
+            return None
+    return _found(session)
+
+
+def _is_deployed(session: Session) -> bool:
     """Whether --instance is an id; a folder of that name comes first."""
     from dormouse.system.instance import ID
 
-    if region or profile:
+    if session.region or session.profile:
         if session.instance is None:
             raise typer.BadParameter(
                 "--region and --profile go with --instance and the id of a deployed instance"
@@ -119,6 +125,17 @@ def _is_deployed(session: Session, region: str | None, profile: str | None) -> b
     given = session.instance
     folderless = session.dsn is None and session.objects is None and given is not None
     return folderless and bool(ID.fullmatch(str(given))) and not Path(str(given)).exists()
+
+
+def _found(session: Session) -> DeployedInstance:
+    try:
+        return find(str(session.instance), session.region, session.profile)
+    except (InstanceError, InvalidInput) as error:
+        if session.region or session.profile:
+            raise
+        raise NotAnInstance(
+            f"{session.instance} is no folder, and as for a deployed instance: {error}"
+        ) from error
 
 
 def find(instance: str, region: str | None, profile: str | None) -> DeployedInstance:
@@ -170,6 +187,7 @@ def _picture(found: Status) -> Any:
     if found.query is not None:
         where = f", {found.query_url}" if found.query == "running" else ""
         rows.append(("query service", f"{found.query}{where}"))
+    rows += [] if found.access is None else [("host for access", found.access)]
     rows += [(what.partition(", ")[0], what.partition(", ")[2] or "running") for what in found.runs]
     parts: list[Any] = [f"{found.instance} in {found.account}, {found.region}: {found.summary}"]
     parts.append(grid(("what", "state"), rows))

@@ -1,23 +1,20 @@
-"""`dormouse table …`: make, list, show, drop, rename, set."""
+"""`dormouse table …`: make, list, show, drop, rename, set; here, or of a deployed instance by its lambdas."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from dormouse.cli.parsing import parse_properties, parse_schema, parse_split_points
+from dormouse.cli.parsing import parse_properties, parse_schema
+from dormouse.cli.system import deployed
 from dormouse.cli.verbs import Session, TableName, agreed, plural, verb
 from dormouse.errors import InvalidInput
 from dormouse.model.properties import TableProperties, allowed_values
-from dormouse.model.values import json_value, shown_value
-
-if TYPE_CHECKING:
-    from dormouse.table import Table
-
-LEAVES_SHOWN_MAX = 40
+from dormouse.model.schema import Schema
+from dormouse.model.values import shown_value
 
 app = typer.Typer(
     help="Make, list, show, drop and rename tables, and set their properties.",
@@ -36,6 +33,7 @@ def add_to(parent: typer.Typer) -> None:
     "create",
     example="dormouse table create flights --row-key carrier:string --row-key flight:long "
     "--sort-key time:long --value delay:long? --split-point DL --property gc_delay_seconds=60",
+    deployed=True,
 )
 def create(
     session: Session,
@@ -60,40 +58,34 @@ def create(
     """Make a table. Types: int long string bytes; values also double boolean timestamp list<t> map<k,v>."""
     fields = parse_schema(schema, like, row_key or [], sort_key or [], value or [])
     given = {key: item for key, item in parse_properties(property or []).items() if item is not None}
-    points = parse_split_points(fields, split_point or [])
-    with session.open(create=True) as instance:
-        table = instance.create_table(
-            name, fields, layout=layout, split_points=points, properties=TableProperties(**given)
-        )
-        leaves = len(points) + 1
-        session.show(describe(table), lambda: f"table {name} is made, of {plural(leaves, 'partition')}")
+    points = split_point or []
+    request = {"do": "create", "table": name, "schema": fields.to_json(), "layout": layout}
+    made = _ask(session, {**request, "split_points": points, "properties": given}, create=True)
+    session.show(made, lambda: f"table {name} is made, of {plural(len(points) + 1, 'partition')}")
 
 
-@verb(app, "list", example="dormouse table list")
+@verb(app, "list", example="dormouse table list", deployed=True)
 def list_(session: Session) -> None:
     """The tables, by name."""
-    with session.open(read_only=True) as instance:
-        names = [table.name for table in instance.tables()]
+    names = _ask(session, {"do": "list"}, read_only=True)
     session.show(names, lambda: "\n".join(names) or "there are no tables yet")
 
 
-@verb(app, "show", example="dormouse table show flights")
+@verb(app, "show", example="dormouse table show flights", deployed=True)
 def show(session: Session, name: TableName) -> None:
     """A table's columns, properties, partitions and what it consists of."""
-    with session.open(read_only=True) as instance:
-        table = instance.table(name)
-        session.show(describe(table), lambda: _picture(table))
+    found = _ask(session, {"do": "show", "table": name, "drawn": not session.as_json}, read_only=True)
+    session.show(found, lambda: _picture(found))
 
 
-@verb(app, "describe", example="dormouse table describe flights")
-def describe_(session: Session, name: TableName) -> None:
+@verb(app, "describe", example="dormouse table describe flights", deployed=True)
+def describe(session: Session, name: TableName) -> None:
     """A table's columns, properties and what it consists of; quick, however many partitions it has."""
-    with session.open(read_only=True) as instance:
-        table = instance.table(name)
-        session.show(description(table), lambda: _summary(table))
+    found = _ask(session, {"do": "describe", "table": name}, read_only=True)
+    session.show(found, lambda: _summary(found))
 
 
-@verb(app, "drop", example="dormouse table drop flights --yes")
+@verb(app, "drop", example="dormouse table drop flights --yes", deployed=True)
 def drop(
     session: Session,
     name: TableName,
@@ -103,17 +95,17 @@ def drop(
     ] = False,
 ) -> None:
     """Drop a table and delete its files. Asks first on a terminal; elsewhere it needs --yes."""
-    with session.open(read_only=dry_run) as instance:
-        status = instance.table(name).status()
-        what = f"table {name}: {plural(status.row_count, 'row')} in {plural(status.files, 'file')}"
-        answer = {"table": name, "rows": status.row_count, "files": status.files, "dropped": not dry_run}
+    request = {"do": "drop", "table": name}
+    if dry_run or not yes:
+        found = _ask(session, {**request, "dry_run": True}, read_only=True)
+        what = _dropped(found)
         if dry_run:
-            session.show(answer, lambda: f"would drop {what}")
+            session.show(found, lambda: f"would drop {what}")
             return
-        if not yes and not agreed(f"drop {what}", f"Drop {what}?"):
+        if not agreed(f"drop {what}", f"Drop {what}?"):
             raise InvalidInput("nothing was dropped")
-        instance.drop_table(name)
-        session.show(answer, lambda: f"dropped {what}")
+    gone = _ask(session, request)
+    session.show(gone, lambda: f"dropped {_dropped(gone)}")
 
 
 @verb(app, "deletions", example="dormouse table deletions flights")
@@ -139,19 +131,18 @@ def deletions(
     session.show(found, shown)
 
 
-@verb(app, "rename", example="dormouse table rename flights flights_2013")
+@verb(app, "rename", example="dormouse table rename flights flights_2013", deployed=True)
 def rename(
     session: Session,
     name: TableName,
     new_name: Annotated[str, typer.Argument(help="Its new name.", show_default=False)],
 ) -> None:
     """Give a table another name; its files stay where they are."""
-    with session.open() as instance:
-        instance.rename_table(name, new_name)
-    session.show({"table": new_name, "was": name}, lambda: f"table {name} is now {new_name}")
+    renamed = _ask(session, {"do": "rename", "table": name, "new_name": new_name})
+    session.show(renamed, lambda: f"table {name} is now {new_name}")
 
 
-@verb(app, "convert-layout", example="dormouse table convert-layout flights salted_counts")
+@verb(app, "convert-layout", example="dormouse table convert-layout flights salted_counts", deployed=True)
 def convert_layout(
     session: Session,
     name: TableName,
@@ -166,17 +157,12 @@ def convert_layout(
     ] = False,
 ) -> None:
     """Change how a table's files are tracked, in one transaction. What uses the table waits meanwhile."""
-    from dormouse.files.layout import layout as known_layout
-
-    target = known_layout(layout).name
-    with session.open(read_only=dry_run) as instance:
-        table = instance.table(name)
-        before, files = table.layout, table.status().files
-        converted = not dry_run and table.convert_layout(target)
-    answer = {"table": name, "was": before, "layout": target, "converted": converted}
+    request = {"do": "convert-layout", "table": name, "layout": layout, "dry_run": dry_run}
+    found = _ask(session, request, read_only=dry_run)
+    before, target, files = found["was"], found["layout"], found.pop("files")
     did = f"{'would convert' if dry_run else 'converted'} table {name} of {plural(files, 'file')}"
     same = f"table {name} has the layout {target} already; nothing is changed"
-    session.show(answer, lambda: same if before == target else f"{did} from {before} to {target}")
+    session.show(found, lambda: same if before == target else f"{did} from {before} to {target}")
 
 
 def _properties() -> Iterator[str]:
@@ -190,6 +176,7 @@ def _properties() -> Iterator[str]:
     app,
     "set",
     example="dormouse table set flights split_threshold_rows=1000000 compression=",
+    deployed=True,
     more="".join(f"\n\n{line}" for line in _properties()),
 )
 def set_(
@@ -201,75 +188,65 @@ def set_(
     ],
 ) -> None:
     """Change properties of a table."""
-    changes = parse_properties(properties)
-    with session.open() as instance:
-        now = instance.table(name).set_properties(**changes).model_dump()
-    session.show(
-        {key: now[key] for key in changes}, lambda: "\n".join(f"{key}={now[key]}" for key in changes)
-    )
+    now = _ask(session, {"do": "set", "table": name, "properties": parse_properties(properties)})
+    session.show(now, lambda: "\n".join(f"{key}={value}" for key, value in now.items()))
 
 
-def description(table: Table) -> dict[str, Any]:
-    """All that `table describe` says, as JSON has it."""
-    return {
-        **json_value(table.status()),
-        "layout": table.layout,
-        "schema": table.schema.to_json(),
-        "properties": table.properties.model_dump(),
-    }
+def _ask(
+    session: Session, request: Mapping[str, Any], *, read_only: bool = False, create: bool = False
+) -> Any:
+    """The answer of the instance, which is here, or deployed and asked through its lambdas."""
+    if (found := deployed(session, makes=create)) is not None:
+        from dormouse.system.tables import ask
+
+        return ask(found, request)
+    from dormouse.table_requests import parsed
+
+    work = parsed(request)
+    with session.open(read_only=read_only, create=create) as instance:
+        return work(instance)
 
 
-def describe(table: Table) -> dict[str, Any]:
-    """All that `table show` says, as JSON has it."""
-    return {
-        **description(table),
-        "leaf_partitions": [
-            {"partition_id": leaf.partition_id, "region": repr_region(leaf.region)}
-            for leaf in table.partitions.leaves()
-        ],
-    }
+def _dropped(found: Mapping[str, Any]) -> str:
+    return f"table {found['table']}: {plural(found['rows'], 'row')} in {plural(found['files'], 'file')}"
 
 
-def repr_region(region: Any) -> dict[str, Any]:
-    return {name: {"min": item.min, "max": item.max} for name, item in region.items()}
-
-
-def _picture(table: Table) -> Any:
+def _picture(found: Mapping[str, Any]) -> Any:
     from rich.console import Group
 
-    from dormouse.cli.console import count, partition_tree
+    from dormouse.cli.console import branches, count
 
-    def leaf(partition: Any) -> str:
-        found = table.partitions.leaf_rows_in([partition.partition_id])
-        exact = all(rows.row_count == rows.exact_row_count for rows in found)
-        return f"{count(sum(rows.row_count for rows in found), exact=exact)} rows"
+    lines = [
+        (
+            one["above"],
+            one["where"],
+            None if one["rows"] is None else f"{count(one['rows'], exact=one['exact'])} rows",
+        )
+        for one in found["drawn"]
+    ]
+    return Group(_summary(found), branches(lines))
 
-    picture = partition_tree(table.partitions.tree(), leaf, leaves_max=LEAVES_SHOWN_MAX)
-    return Group(_summary(table), picture)
 
-
-def _summary(table: Table) -> Any:
+def _summary(found: Mapping[str, Any]) -> Any:
     from rich.console import Group
 
     from dormouse.cli.console import byte_size, count, grid
 
-    status = table.status()
-    parts = {
-        "row key": table.schema.row_keys,
-        "sort key": table.schema.sort_keys,
-        "value": table.schema.values,
-    }
+    schema = Schema.from_json(found["schema"])
+    parts = {"row key": schema.row_keys, "sort key": schema.sort_keys, "value": schema.values}
     columns = [
         (field.name, f"{field.type}{'?' if field.nullable else ''}", part)
         for part, fields in parts.items()
         for field in fields
     ]
-    changed = table.properties.model_dump(exclude_defaults=True)
+    # an instance of another version may have others
+    defaults = {name: field.default for name, field in TableProperties.model_fields.items()}
+    changed = {key: item for key, item in found["properties"].items() if item != defaults.get(key)}
     return Group(
-        f"{table.name}: {count(status.row_count, exact=status.rows_exact)} rows, "
-        f"{byte_size(status.byte_count)} in {plural(status.files, 'file')}, "
-        f"{plural(status.references, 'reference')}; {plural(status.leaves, 'leaf partition')}; "
-        f"layout {table.layout}",
+        f"{found['name']}: {count(found['row_count'], exact=found['rows_exact'])} rows, "
+        f"{byte_size(found['byte_count'])} in {plural(found['files'], 'file')}, "
+        f"{plural(found['references'], 'reference')}; {plural(found['leaves'], 'leaf partition')}; "
+        f"layout {found['layout']}",
         grid(("column", "type", "part"), columns),
         *[f"{name}={value}" for name, value in changed.items()],
     )

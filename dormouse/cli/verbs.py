@@ -25,6 +25,9 @@ DEFAULT_FOLDER = Path("lake")
 TableName = Annotated[str, typer.Argument(help="The table.", show_default=False)]
 
 _OF_ALL = {"as_json", "debug"}
+_OF_DEPLOYED = {"region", "profile"}
+Region = Annotated[str | None, typer.Option(help="The AWS region [AWS_REGION, or the profile's].")]
+Profile = Annotated[str | None, typer.Option(help="The AWS profile [AWS_PROFILE].")]
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,10 @@ class Session:
     instance: Annotated[
         Path | None,
         typer.Option(
-            "--instance", "-i", help="The folder of an embedded instance [DORMOUSE_INSTANCE, else ./lake]."
+            "--instance",
+            "-i",
+            help="The folder of an embedded instance [DORMOUSE_INSTANCE, else ./lake]; of `table` and "
+            "`status` also the id of a deployed one.",
         ),
     ] = None
     dsn: Annotated[
@@ -48,6 +54,8 @@ class Session:
     ] = None
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")] = False
     debug: Annotated[bool, typer.Option("--debug", help="A traceback when something fails.")] = False
+    region: Region = None
+    profile: Profile = None
 
     def open(self, *, read_only: bool = False, create: bool = False) -> Instance:
         """The instance that the options and settings name; made only when told so."""
@@ -86,12 +94,19 @@ class Session:
 
 
 def verb(
-    app: typer.Typer, name: str, *, example: str, opens: bool = True, more: str = ""
+    app: typer.Typer, name: str, *, example: str, opens: bool = True, deployed: bool = False, more: str = ""
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Makes a command of a function `(session, …)`, with the options that all share; `more` ends its help."""
+    """Makes a command of a function `(session, …)`, with the options that all share; `more` ends its help.
+
+    Unless it `opens` an instance, it has no options to name one; if that may be `deployed`, also where."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        shared = [option for option in _options(Session) if opens or option.name in _OF_ALL]
+        left_out = set() if deployed else _OF_DEPLOYED
+        shared = [
+            option
+            for option in _options(Session)
+            if (opens or option.name in _OF_ALL) and option.name not in left_out
+        ]
         options = _options(function)[1:] + shared
 
         @functools.wraps(function)

@@ -11,6 +11,9 @@ from dormouse.client.http import Http
 from dormouse.client.streams import ARROW, AnswerReader
 from dormouse.errors import InvalidName, InvalidQuery, TableNotFound
 from dormouse.files.last_rounds import LastRound
+from dormouse.history.consumers import ConsumerStatus
+from dormouse.history.retention import Holder
+from dormouse.history.status import TableStatus
 from dormouse.model.cut import When, text_of_when
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
@@ -21,7 +24,6 @@ from dormouse.query.planner import PlanSummary
 from dormouse.query.where import question
 from dormouse.query.where_json import where_json
 from dormouse.sql.values import Parameters, given
-from dormouse.table import TableStatus
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -152,21 +154,41 @@ class RemoteTable:
         """The answer of a SELECT over this and the instance's other tables, by name."""
         return self._client.sql(statement, parameters, as_of=as_of)
 
+    def changes(
+        self, after: When | None, till: When | None = None, columns: Sequence[str] | None = None
+    ) -> pa.RecordBatchReader:
+        """The rows that came after a moment and up to another, by default now: as `Table.changes`."""
+        moments = {"after": after, "till": till}
+        body: dict[str, Any] = {
+            name: when if when is None else text_of_when(when) for name, when in moments.items()
+        }
+        body["columns"] = None if columns is None else list(columns)
+        return _answer(self._http, _path(self.name, "changes"), body)
+
     def status(self) -> TableStatus:
         """What the table consists of now."""
         found = self._http.json("GET", f"{_path(self.name)}?counts=true")["counts"]
         return _status(found)
 
 
+_STATUS_PARTS: Mapping[str, Any] = {
+    "rounds": LastRound,
+    "consumers": ConsumerStatus,
+    "history_held_by": Holder,
+}
+_TIMES = ("_at", "since", "until")
+
+
 def _status(found: Mapping[str, Any]) -> TableStatus:
     values = {name: found[name] for name in TableStatus.__dataclass_fields__ if name in found}
-    values["rounds"] = tuple(LastRound(**_with_times(one)) for one in found.get("rounds", ()))
+    for name, kind in _STATUS_PARTS.items():
+        values[name] = tuple(kind(**_with_times(one)) for one in found.get(name, ()))
     return TableStatus(**_with_times(values))
 
 
 def _with_times(found: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: datetime.fromisoformat(value) if value and name.endswith(("_at", "_since")) else value
+        name: datetime.fromisoformat(value) if value and name.endswith(_TIMES) else value
         for name, value in found.items()
     }
 

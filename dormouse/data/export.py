@@ -29,8 +29,10 @@ class Writer(Protocol):
 
 
 def export(reader: pa.RecordBatchReader, sink: BinaryIO, file_format: str) -> int:
-    """Writes every row as "csv", "json" or "parquet"; gives how many there were."""
-    writers: dict[str, Callable[[], Writer]] = {"csv": Csv, "json": JsonArray, "parquet": Parquet}
+    """Writes every row as "csv", "json", "lines" (of JSON) or "parquet"; gives how many there were."""
+    writers: dict[str, Callable[[], Writer]] = {
+        "csv": Csv, "json": JsonArray, "lines": JsonLines, "parquet": Parquet,
+    }  # fmt: skip
     if file_format not in writers:
         raise InvalidInput(f"format {file_format!r} is not known; use {', '.join(writers)}")
     writer, count = writers[file_format](), 0

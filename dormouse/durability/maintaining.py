@@ -1,8 +1,8 @@
 """Maintenance of an instance of one's own, as schedules do it for a deployed one.
 
-One table after another: splits, merges, compactions, collection; and once a day what is of the instance, such
-as the backup of its metadata. What fails is remembered with the table or the instance, and holds up nothing
-else.
+One table after another: a cut of its history, splits, merges, compactions, retention, collection; once a day
+what is of the instance, such as the backup of its metadata. What fails is remembered with the table or the
+instance, and holds up nothing else.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from typing import Any, Protocol
 from dormouse.durability.instance_rounds import InstanceRounds
 from dormouse.errors import InstanceReadOnly, TableNotFound, one_line
 from dormouse.model.properties import TableProperties
+from dormouse.partitions.leaves import REST_SECONDS
 from dormouse.postgres.connection import Supplier
 
 CYCLE_SECONDS = 30.0
 COLLECTION_SECONDS = 600.0
 DAY_SECONDS = 86_400.0
-REST_SECONDS = 900.0
-"""How long leaves that were just made are not merged: they may be about to be filled."""
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +34,8 @@ class Maintained(Protocol):
     def name(self) -> str: ...
     @property
     def properties(self) -> TableProperties: ...
+    @property
+    def history(self) -> Any: ...
     def split(self) -> Any: ...
     def merge(self, *, rest_seconds: float) -> Any: ...
     def compact(self) -> Any: ...
@@ -95,22 +96,27 @@ class Maintainer:
                 self._try(kind, lambda kind=kind, work=work: self._rounds.run(kind, work))  # type: ignore[misc]
 
     def _table(self, table: Maintained, *, all_is_due: bool) -> None:
+        self._try(f"{table.name}: cut", table.history.record_if_due)
         if split := self._try(f"{table.name}: split", table.split):
             self.done.partitions_split += len(split.partitions_split)
             self._note(f"{table.name}: split", split.errors)
-        if table.properties.merge_threshold_rows is not None:
-            if merged := self._try(f"{table.name}: merge", lambda: table.merge(rest_seconds=REST_SECONDS)):
-                self.done.partitions_merged += len(merged.partitions_merged)
-                self._note(f"{table.name}: merge", merged.errors)
+        if merged := self._try(f"{table.name}: merge", lambda: self._merge(table)):
+            self.done.partitions_merged += len(merged.partitions_merged)
+            self._note(f"{table.name}: merge", merged.errors)
         if compacted := self._try(f"{table.name}: compaction", table.compact):
             self.done.jobs_run += compacted.jobs_run
             self._note(f"{table.name}: compaction", compacted.errors if compacted.given_up else ())
         since = time.monotonic() - self._collected_at.get(table.name, float("-inf"))
         if all_is_due or since >= COLLECTION_SECONDS:
             self._collected_at[table.name] = time.monotonic()
+            self._try(f"{table.name}: retention", table.history.apply_retention)
             if collected := self._try(f"{table.name}: collection", table.collect_garbage):
                 self.done.files_deleted += collected.deleted
                 self._note(f"{table.name}: collection", [f"{name}: {why}" for name, why in collected.failed])
+
+    def _merge(self, table: Maintained) -> Any:
+        wanted = table.properties.merge_threshold_rows is not None
+        return table.merge(rest_seconds=REST_SECONDS) if wanted else None
 
     def _try(self, what: str, work: Callable[[], Any]) -> Any:
         """What it gives; None when it failed, which is noted."""

@@ -37,7 +37,19 @@ def write_metrics(
     numbers = {name: gauge(f"table_{name}", what, "table") for name, what in _OF_A_TABLE.items()}
     failing = gauge("round_failing", "Whether the last round failed.", "table", "kind")
     well = gauge("round_well_timestamp_seconds", "When one of the instance went well last.", "kind")
+    behind = {
+        unit: gauge(
+            f"consumer_{unit}_behind", f"How far a consumer is behind, in {unit}.", "table", "consumer"
+        )
+        for unit in ("rows", "seconds")
+    }
+    expired = gauge("consumer_expired", "Whether a consumer's files are kept no more.", "table", "consumer")
     for table in tables:
+        for one in table.consumers:
+            expired.labels(table.name, one.name).set(one.is_expired)
+            for unit, lag in behind.items():
+                if not one.is_expired:
+                    lag.labels(table.name, one.name).set(getattr(one, f"{unit}_behind"))
         for name, one in numbers.items():
             one.labels(table.name).set(getattr(table, name))
         for last in table.rounds:

@@ -28,7 +28,7 @@ DormouseError
 ├── PartitionError
 │   ├── PartitionNotFound
 │   ├── PartitionNotActive           sealed by a split or merge
-│   ├── ConcurrentScale              another request divided or merged it first
+│   │   └── ConcurrentScale          by another request, while this one waited
 │   └── NotWhole                     its files also hold other partitions' rows: compact it first
 ├── EpochNotFound
 ├── CutExpired                       the history does not reach back to it any more
@@ -227,7 +227,7 @@ class PartitionNotActive(PartitionError):
     """The partition is not a leaf any more."""
 
 
-class ConcurrentScale(PartitionError):
+class ConcurrentScale(PartitionNotActive):
     """Another request divided or merged the partition first; this one changed nothing."""
 
 

@@ -50,8 +50,9 @@ class Deletions:
         values = {**key, **bounds.arrays(), "condition": condition, "by_values": by_values}
 
         def work(conn: psycopg.Connection[Any]) -> tuple[int, datetime]:
+            is_merged = conn.execute(_QUERIES["aggregates"].on(), key).fetchall() == [(True,)]
             self._store.keep_writers_out(conn)
-            if conn.execute(_QUERIES["aggregates"].on(), key).fetchall() == [(True,)] and by_values:
+            if is_merged and by_values:
                 raise InvalidQuery(
                     f"rows of equal key of table {name!r} are merged, so that a value is not that of a row: "
                     "delete by row keys and sort keys"

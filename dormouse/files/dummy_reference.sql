@@ -76,6 +76,11 @@ delete from {file_reference} f where f.ctid = any(array(select place from gone))
 -- Part of a query: forgets every file.
 delete from {file_reference} where partition_id = ''
 
+-- name: mark_referenced
+-- Part of a restore: files that are referenced again are not stamped as free any more.
+update {file_reference} f set last_updated = 'infinity', file_unreferenced = false
+where f.partition_id = '' and f.file_id = any(%(ref_file_ids)s::uuid[]) and f.file_unreferenced
+
 -- name: counts_added
 -- Part of an update: counts what was added; this layout has no counts.
 counted as (select 1 where false)

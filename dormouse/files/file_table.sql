@@ -64,6 +64,11 @@ where f.file_id = n.file_id and f.digest is null;
 -- Part of an update: forgets the files of gone.
 delete from {file} f where f.ctid = any(array(select place from gone)) returning f.file_id
 
+-- name: mark_referenced
+-- Part of a restore: files that are referenced again are not stamped as free any more.
+update {file} f set unreferenced_at = 'infinity'
+where f.file_id = any(%(ref_file_ids)s::uuid[]) and f.unreferenced_at < 'infinity'
+
 -- name: counts_added
 -- Part of an update: counts what was added; this layout has no counts.
 counted as (select 1 where false)

@@ -92,7 +92,7 @@ where g.table_id = %(table_id)s and g.removed_xid >= pg_snapshot_xmin(%(snapshot
 -- Whether some partitions have the rows that they had at a snapshot, as far as that can be told: nothing was ingested
 -- since, and what was removed was only moved elsewhere, or replaced by as many rows of its partition in the same
 -- transaction. Where rows are estimated, or compaction changes how many there are, any number may replace others. And the
--- deletions since then that may meet some keys.
+-- deletions since then that may meet some keys, or that were undone since.
 with change as materialized (
     select r.added_xid as xid, r.partition_id, r.file_id, 1 as sign, r.row_count, r.count_approximate, r.ingested
     from {file_reference} r
@@ -126,8 +126,11 @@ with change as materialized (
 select coalesce(bool_and(is_same), true), (
         select json_agg(json_build_array(d.deletion_id, d.condition))
         from deletion d
-        where d.table_id = %(table_id)s and not pg_visible_in_snapshot(d.added_xid, %(snapshot)s::pg_snapshot)
-            and {may_meet}
+        where d.table_id = %(table_id)s and {may_meet} and (
+                not pg_visible_in_snapshot(d.added_xid, %(snapshot)s::pg_snapshot)
+                or d.retired_xid in (select restored_xid from restored where table_id = %(table_id)s)
+                    and not pg_visible_in_snapshot(d.retired_xid, %(snapshot)s::pg_snapshot)
+            )
     )
 from replaced;
 
@@ -218,3 +221,23 @@ from ({file_facts}) f
 where f.file_id > %(after)s
 order by f.file_id
 limit %(limit)s;
+
+-- name: gone_since_snapshot
+-- The references that a snapshot had and that were removed since, and whether their files are still known.
+select f.filename, g.partition_id, r.row_count, null::text as job_id, null::timestamptz as last_updated,
+    r.count_approximate, r.only_contains_data_for_this_partition
+from removal g
+cross join lateral unnest(
+    g.file_ids, g.row_counts, g.counts_approximate, g.only_contain_data_for_this_partition, g.added_xids
+) as r (file_id, row_count, count_approximate, only_contains_data_for_this_partition, added_xid)
+left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
+where g.table_id = %(table_id)s and g.removed_xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot)
+    and not pg_visible_in_snapshot(g.removed_xid, %(snapshot)s::pg_snapshot)
+    and pg_visible_in_snapshot(r.added_xid, %(snapshot)s::pg_snapshot);
+
+-- name: come_since_snapshot
+-- How many references came since a snapshot, their rows, and whether these are all exact.
+select count(*), coalesce(sum(r.row_count), 0)::bigint, not coalesce(bool_or(r.count_approximate), false)
+from {file_reference} r
+where r.partition_id <> '' and r.added_xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot)
+    and not pg_visible_in_snapshot(r.added_xid, %(snapshot)s::pg_snapshot);

@@ -86,6 +86,11 @@ delete from {file_count} f where f.file_id = any(array(select file_id from gone)
 -- Part of a query: forgets every file.
 delete from {file_count}
 
+-- name: mark_referenced
+-- Part of a restore: files that are referenced again are not stamped as free any more.
+update {file_count} f set count = null
+where f.salt = -1 and f.file_id = any(%(ref_file_ids)s::uuid[]) and f.count = 0
+
 -- name: counts_added
 -- Part of an update: counts the references that were added, in the order of the counts, as none may deadlock.
 counted as (

@@ -6,7 +6,8 @@ checks are part of it, in a transaction of its own unless it is given one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -15,10 +16,12 @@ from dormouse.errors import (
     DormouseError,
     FileReferenceAssignedToJob,
     FileReferenceNotFound,
+    MetadataDamaged,
     ReplaceRequestsFailed,
     SplitRequestsFailed,
 )
 from dormouse.files.commit import Commit, CommitResult, Kind
+from dormouse.files.parameters import reference_arrays, reference_from_row
 from dormouse.files.updates import Updates
 from dormouse.model.file_reference import (
     AssignJobIdRequest,
@@ -162,6 +165,42 @@ class FileReferenceStore(Updates):
             self._execute(conn, "clear", {})
 
         self._run(work, "clear", None, run=run_alone)
+
+    def restore(
+        self,
+        snapshot: str,
+        at: datetime,
+        replaced: Callable[[list[FileReference]], list[FileReference]],
+        conn: psycopg.Connection[Any],
+    ) -> None:
+        """Makes the references what they were in a snapshot, in a transaction that holds the table's row.
+
+        Jobs give up what they hold. `replaced` says which references stand for those that come back.
+        """
+        self.keep_writers_out(conn)
+        references = replaced(self.gone_since(snapshot, conn))
+        self._execute(conn, "restore_remove", {"snapshot": snapshot})
+        self._execute(conn, "restore_add", {**reference_arrays("ref", references), "at": at})
+        self._execute(conn, "restore_deletions", {"snapshot": snapshot})
+
+    def deletions_since(self, snapshot: str, conn: psycopg.Connection[Any]) -> int:
+        """How many deletions came after a snapshot, or are pending no more that it has."""
+        return int(self._execute(conn, "deletions_since", {"snapshot": snapshot}).fetchall()[0][0])
+
+    def gone_since(self, snapshot: str, conn: psycopg.Connection[Any]) -> list[FileReference]:
+        """The references that a snapshot had and that were removed since; the log must reach back to it."""
+        rows = self._execute(conn, "gone_since_snapshot", {"snapshot": snapshot}).fetchall()
+        if any(row[0] is None for row in rows):
+            raise MetadataDamaged(
+                f"table {self.table.name!r}: the database has lost rows of files that it had to keep: "
+                f"'dormouse check --table {self.table.name}' tells more"
+            )
+        return [reference_from_row(row) for row in rows]
+
+    def come_since(self, snapshot: str, conn: psycopg.Connection[Any]) -> tuple[int, int, bool]:
+        """How many references came since a snapshot, their rows, and whether all of these are exact."""
+        [(references, rows, exact)] = self._execute(conn, "come_since_snapshot", {"snapshot": snapshot})
+        return references, rows, exact
 
     def is_assigned(self, requests: Iterable[CheckAssignmentRequest]) -> bool:
         """True when all are assigned to their job, False when any is unassigned.

@@ -342,6 +342,63 @@ select count(*) from forgotten;
 -- refer to files that are forgotten, and a deletion is before or after what they add. Readers go on.
 lock table {file_reference} in share row exclusive mode;
 
+-- name: restore_remove
+-- Part of a restore, while writers are kept out: removes the references that came since a snapshot.
+with removed as (
+    delete from {file_reference} r
+    where r.partition_id <> '' and r.added_xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot)
+        and not pg_visible_in_snapshot(r.added_xid, %(snapshot)s::pg_snapshot)
+    returning {removed_columns}
+), {logged}, added as (
+    select partition_id, file_id from removed where false
+), {counts_changed}
+select count(*) from removed;
+
+-- name: restore_add
+-- Part of a restore: adds references of before, which make nothing new; releases those that jobs hold, and forgets the jobs.
+with added as (
+    {into_references}
+    select %(table_id)s, *, false
+    from unnest(
+        %(ref_partition_ids)s::text[], %(ref_file_ids)s::uuid[], %(ref_filenames)s::text[],
+        %(ref_row_counts)s::bigint[], %(ref_approximate)s::boolean[], %(ref_only)s::boolean[]
+    )
+    returning partition_id, file_id
+), {counts_added}, freed as (
+    update {file_reference} r set job_id = null, last_updated = clock_timestamp()
+    where r.job_id is not null
+    returning r.partition_id
+), {mark_freed}, jobs_gone as (
+    delete from compaction_job where table_id = %(table_id)s
+), referenced as (
+    {mark_referenced}
+)
+insert into restored (table_id, restored_xid, moment) values (%(table_id)s, pg_current_xact_id(), %(at)s);
+
+-- name: deletions_since
+-- How many deletions a restore to a snapshot undoes, or makes pending again.
+select count(*)
+from deletion d
+where d.table_id = %(table_id)s and (
+        not pg_visible_in_snapshot(d.added_xid, %(snapshot)s::pg_snapshot) and d.retired_xid is null
+        or pg_visible_in_snapshot(d.added_xid, %(snapshot)s::pg_snapshot)
+            and not pg_visible_in_snapshot(d.retired_xid, %(snapshot)s::pg_snapshot)
+    );
+
+-- name: restore_deletions
+-- Part of a restore: undoes the deletions that came since a snapshot, and makes those pending again that were so in it.
+with undone as (
+    update deletion d
+    set retired_xid = pg_current_xact_id(), retired_at = clock_timestamp()
+    where d.table_id = %(table_id)s and d.retired_xid is null
+        and not pg_visible_in_snapshot(d.added_xid, %(snapshot)s::pg_snapshot)
+)
+insert into deletion (table_id, deletion_id, condition, min_keys, max_keys, by_values, deleted_at, epoch, snapshot)
+select table_id, deletion_id, condition, min_keys, max_keys, by_values, deleted_at, epoch, snapshot
+from deletion d
+where d.table_id = %(table_id)s and pg_visible_in_snapshot(d.added_xid, %(snapshot)s::pg_snapshot)
+    and not pg_visible_in_snapshot(d.retired_xid, %(snapshot)s::pg_snapshot);
+
 -- name: clear
 -- Forgets every file, reference, job and attempt of the table, how its rounds ended, and what was found to be lost; what
 -- was counted is void.

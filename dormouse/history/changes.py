@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import chain
 from typing import Any
 from uuid import UUID
 
 from dormouse.context import TableContext
 from dormouse.errors import CutExpired, InvalidCut
-from dormouse.files.own_tables import OwnTables
-from dormouse.history.moments import now, position_of
+from dormouse.history.moments import now, oldest, position_of
+from dormouse.history.restore import check_not_restored
 from dormouse.model.cut import Position, When
 from dormouse.model.file_reference import FileReference
 from dormouse.model.region import Region
-from dormouse.model.text import narrow_id
 from dormouse.partitions.rows import region_from_row
 from dormouse.postgres.queries import load
 
@@ -104,6 +102,7 @@ def pages_between(context: TableContext, after: Position, till: Position) -> Ite
         raise InvalidCut(
             f"there is nothing after {after.at} and up to {till.at}: give the earlier moment first"
         )
+    check_not_restored(context, after, till)
     found = _ChangePages(context, after, till)
     page = found.next_page()
     if not found.is_over and found.is_collected():
@@ -121,6 +120,7 @@ class _ChangePages:
     """The pages of one read, one statement each; none keeps a connection or a snapshot until the next."""
 
     def __init__(self, context: TableContext, after: Position, till: Position) -> None:
+        self._context = context
         self._schema = context.schema
         self._own = context.store.own
         self._after = after
@@ -164,7 +164,7 @@ class _ChangePages:
         return ChangedFile(filename, partition_id, row_count, is_approximate, file_rows, byte_count, region)
 
     def expired(self) -> CutExpired:
-        return expired(self._own, self._after)
+        return expired(self._context, self._after)
 
 
 def references_at(context: TableContext, position: Position) -> Iterator[FileReference]:
@@ -179,7 +179,7 @@ def references_at(context: TableContext, position: Position) -> Iterator[FileRef
         rows = own.rows(_QUERIES["references_at"], values, operation="look up references")
         for partition_id, _, filename, row_count, is_approximate, is_whole in rows:
             if filename is None:
-                raise expired(own, position)
+                raise expired(context, position)
             yield FileReference(
                 filename=filename,
                 partition_id=partition_id,
@@ -192,17 +192,12 @@ def references_at(context: TableContext, position: Position) -> Iterator[FileRef
         start = rows[-1][:2]
 
 
-def is_referenced(context: TableContext, filename: str) -> bool:
-    """Whether anything refers to a file: collection has not deleted it then."""
-    values = {"file_id": narrow_id(filename)}
-    return bool(context.store.own.rows(_QUERIES["is_referenced"], values, operation="look up a file")[0][0])
-
-
-def expired(own: OwnTables, position: Position, oldest: datetime | None = None) -> CutExpired:
+def expired(context: TableContext, position: Position) -> CutExpired:
     """Why what was at a moment, or came since, cannot be read."""
+    since = oldest(context)
     return CutExpired(
-        f"the history of table {own.table.name!r} does not reach back to {position.at} any more: files of "
-        "then were collected; name a cut to keep its files, or raise the table's property "
+        f"the history of table {context.table.name!r} does not reach back to {position.at} any more, but to "
+        f"{since}: files of then were collected; name a cut to keep its files, or raise the table's property "
         "history_retention_seconds",
-        oldest,
+        since,
     )

@@ -105,11 +105,3 @@ from (
 left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
 order by r.partition_id, r.file_id
 limit %(limit)s;
-
--- name: is_referenced
--- Whether anything refers to a file.
-select exists (
-    select from {file_reference} r
-    where uuid_hash(r.file_id) = uuid_hash(%(file_id)s::uuid) and r.file_id = %(file_id)s::uuid and r.partition_id <> ''
-    offset 0
-);

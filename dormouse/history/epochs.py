@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain
 from typing import Any, TypeVar
 
 from dormouse.errors import EpochNotFound, InvalidCut, MetadataDamaged, PartitionNotFound, TableNotFound
@@ -19,7 +20,7 @@ from dormouse.model.table import TableRecord
 from dormouse.model.text import is_text
 from dormouse.partitions.rows import partition_from_row
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.queries import Queries, Query, load
+from dormouse.postgres.queries import Queries, load
 from dormouse.postgres.statements import Statement
 from dormouse.postgres.transaction import run_lookup
 
@@ -117,7 +118,7 @@ class Epochs:
         if not found or found[0][0] is None:
             raise self._gone()
         first, last, splits, merges, rows, sizes = map(int, found[0])
-        records = _flat(self._record_pages(first, last))
+        records = chain.from_iterable(self._record_pages(first, last))
         return ScaleMetadata(first, last, splits, merges, rows, sizes, records)
 
     def successors(self, partition_id: str) -> dict[str, list[str]]:
@@ -133,6 +134,13 @@ class Epochs:
         None of one that came with the table. `PartitionNotFound`.
         """
         return self._related("predecessors", partition_id)
+
+    def head(self) -> int:
+        """The first epoch that is not truncated."""
+        rows = self._rows("head")
+        if not rows:
+            raise self._gone()
+        return int(rows[0][0])
 
     def partitions_between(self, first: int, last: int) -> Iterator[Partition]:
         """Every partition that was a leaf at some epoch from one to another, both included; streamed.
@@ -173,14 +181,14 @@ class Epochs:
                 return
 
     def _life_pages(self, first: int, last: int) -> Iterator[list[Life]]:
-        after, last = _bounded(first), _bounded(last)
+        after, end = _bounded(first), _bounded(last)
         while True:
-            till = min(last, after + PAGE_EPOCHS)
+            till = min(end, after + PAGE_EPOCHS)
             rows = self._rows("lives", after=after, till=till, with_leaves=after == first)
             self._checked(rows, first, last)
             yield [self._life(row[1:]) for row in rows if row[1] is not None]
             after = till
-            if after >= last:
+            if after >= end:
                 return
 
     def _checked(self, rows: Sequence[Any], first: int, last: int | None) -> int:
@@ -256,35 +264,17 @@ def _aware(time: datetime) -> datetime:
 def _flat(pages: Iterator[list[T]]) -> Iterator[T]:
     """What is on pages; the first of them is there, and checked, at once."""
     first = next(pages)
-
-    def items() -> Iterator[T]:
-        yield from first
-        for page in pages:
-            yield from page
-
-    return items()
+    return chain(first, chain.from_iterable(pages))
 
 
 def _statements(queries: Queries) -> dict[str, Statement]:
     parts = {name: queries[name] for name in ("overlap", "leaves_then", "epoch_then")}
     parts["predecessors_of"] = queries["predecessors_of"].including(overlap=parts["overlap"])
-    for end, time in (("first", "from_time"), ("last", "to_time")):
-        part = queries["epoch_then"]
-        parts[f"{end}_epoch"] = Query(
-            part.name, part.description, part.text.replace("%(time)s", f"%({time})s")
-        )
-    names = (
-        "active",
-        "active_at",
-        "epoch_at",
-        "current",
-        "page",
-        "scales",
-        "successors",
-        "predecessors",
-        "lives",
-    )
-    return {name: Statement(queries[name].including(**parts).on()) for name in names}
+    return {
+        name: Statement(query.including(**parts).on())
+        for name, query in queries.items()
+        if not query.description.startswith("Part of a query:")
+    }
 
 
 _STATEMENTS = _statements(load(__package__ or "", "epochs"))

@@ -21,10 +21,10 @@ cross join lateral (
 where f.node <= t.epoch
 
 -- name: epoch_then
--- Part of a query: the last epoch that was made by a time; before the first, 0.
+-- Part of a query: the last epoch of the table t that was made by the time w.time; before the first, 0.
 coalesce(
-    (select epoch from epoch where table_id = %(table_id)s and created_at <= %(time)s::timestamptz
-     order by created_at desc limit 1),
+    (select n.epoch from epoch n where n.table_id = t.table_id and n.created_at <= w.time
+     order by n.created_at desc limit 1),
     0
 )
 
@@ -42,6 +42,7 @@ order by array_replace(p.min_keys, null, '');
 select p.partition_id, p.parent_id, p.min_keys, p.max_keys
 from tables t
 left join truncation c on c.table_id = t.table_id
+cross join (values (%(time)s::timestamptz)) as w (time)
 cross join lateral (select {epoch_then} as epoch) e
 left join lateral ({leaves_then}) p on p.sealed_epoch is null or c.epoch is null or p.sealed_epoch > c.epoch
 where t.table_id = %(table_id)s
@@ -49,11 +50,18 @@ order by array_replace(p.min_keys, null, '');
 
 -- name: epoch_at
 -- The epoch at a time.
-select {epoch_then} from tables where table_id = %(table_id)s;
+select {epoch_then}
+from tables t
+cross join (values (%(time)s::timestamptz)) as w (time)
+where t.table_id = %(table_id)s;
 
 -- name: current
 -- The table's epoch.
 select epoch from tables where table_id = %(table_id)s;
+
+-- name: head
+-- The first epoch that is not truncated.
+select coalesce(c.epoch, 0) from tables t left join truncation c on c.table_id = t.table_id where t.table_id = %(table_id)s;
 
 -- name: page
 -- The table's epoch, and a page of its epochs from one to another.
@@ -74,9 +82,10 @@ select min(x.epoch), max(x.epoch), sum(x.sign * (coalesce(c.splits, 0) + s.split
     sum(x.sign * (coalesce(c.merges, 0) + s.merges)), sum(x.sign * (coalesce(c.sealed_rows, 0) + s.sealed_rows)),
     sum(x.sign * (coalesce(c.sealed_bytes, 0) + s.sealed_bytes))
 from (
-    select {first_epoch} as epoch, -1 as sign from tables where table_id = %(table_id)s
-    union all
-    select {last_epoch}, 1 from tables where table_id = %(table_id)s
+    select {epoch_then} as epoch, w.sign
+    from tables t
+    cross join (values (%(from_time)s::timestamptz, -1), (%(to_time)s::timestamptz, 1)) as w (time, sign)
+    where t.table_id = %(table_id)s
 ) x
 left join lateral (
     select * from history_chunk c

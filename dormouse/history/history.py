@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
+from typing import Literal
 
 from dormouse.context import TableContext
+from dormouse.errors import InvalidCut
 from dormouse.history.changes import ChangedFile, changes_between, references_at
-from dormouse.history.epochs import EpochRecord, Epochs, ScaleMetadata
-from dormouse.history.moments import position_of
+from dormouse.history.cuts import (
+    INTERVAL_SECONDS,
+    compare,
+    cut,
+    cuts,
+    drop_cut,
+    record_cut,
+    record_if_due,
+)
+from dormouse.history.epochs import EpochRecord, Epochs, Life, ScaleMetadata
+from dormouse.history.moments import now, position_of
 from dormouse.history.retention import RetentionReport, apply_retention, truncate
 from dormouse.history.sizes import Size, size_between
 from dormouse.model.cut import Cut, When
@@ -27,6 +38,36 @@ class History:
         self._context = context
         self._check_writable = check_writable
         self._epochs = Epochs(context.supplier, context.table)
+
+    def record_cut(self, name: str | None = None) -> Cut:
+        """Records the present. With a name it is kept until it is dropped, else as long as the history.
+
+        `InvalidCut` for a name that is taken, or could be taken for a time.
+        """
+        self._check_writable()
+        return record_cut(self._context, name)
+
+    def record_if_due(self, interval_seconds: float = INTERVAL_SECONDS) -> Cut | None:
+        """Records a cut when the last is so old and the table has changed since, as maintenance does."""
+        self._check_writable()
+        return record_if_due(self._context, interval_seconds)
+
+    def cuts(self) -> Iterator[Cut]:
+        """All cuts, the oldest first; streamed."""
+        return cuts(self._context)
+
+    def cut(self, which: str | int) -> Cut:
+        """The cut of a name or id; `InvalidCut`."""
+        return cut(self._context, which)
+
+    def drop_cut(self, which: Cut | str | int) -> None:
+        """Forgets a cut: what it alone has kept is collected. `InvalidCut`."""
+        self._check_writable()
+        drop_cut(self._context, which)
+
+    def compare(self, a: When, b: When) -> Literal["before", "equal", "after"]:
+        """Where one moment lies, seen from another; `InvalidCut`, `CutExpired`."""
+        return compare(self._context, a, b)
 
     def active_partitions(self, epoch: int | None = None) -> tuple[Partition, ...]:
         """The leaves of an epoch, or of now, by their lower bounds, as leaves; `EpochNotFound`."""
@@ -61,6 +102,33 @@ class History:
         {partition id: [ids of its predecessors]}.
         """
         return self._epochs.predecessors(partition_id)
+
+    def partitions_between(self, a: When | None = None, b: When | None = None) -> Iterator[Partition]:
+        """Every partition that was a leaf at some moment from one to another, both included; streamed.
+
+        `a` None: from where the table was truncated, or its beginning; `b` None: till now. First the leaves
+        of then, then those that came, in their order. `InvalidCut`, when b is before a, too; `CutExpired`.
+        """
+        last = now(self._context) if b is None else position_of(self._context, b)
+        if a is None:
+            return self._epochs.partitions_between(self._epochs.head(), last.epoch)
+        first = position_of(self._context, a)
+        if last.at < first.at:
+            raise InvalidCut(f"{last.at} is before {first.at}: give the earlier moment first")
+        return self._epochs.partitions_between(first.epoch, last.epoch)
+
+    def lives_of(self, partition_ids: Sequence[str]) -> dict[str, Life]:
+        """While which epochs some partitions were leaves, by id; without ids that there are none of."""
+        return self._epochs.lives_of(partition_ids)
+
+    def page(self, first: int = 0, last: int | None = None) -> str:
+        """Some epochs drawn as an HTML page that needs nothing else: who became whom; `EpochNotFound`.
+
+        In memory as a whole: about 100 bytes a partition.
+        """
+        from dormouse.history.lineage import page
+
+        return page(self._context, first, last)
 
     def size_between(self, a: When | None = None, b: When | None = None) -> Size:
         """The rows and bytes that were ingested after one moment and up to another, exact; see `sizes`."""

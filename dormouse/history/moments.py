@@ -106,18 +106,18 @@ def microseconds(at: datetime) -> int:
     return (at - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
 
 
-def oldest(context: TableContext) -> datetime:
-    """The oldest moment that can be read."""
-    rows = _rows(context, "since")
+def oldest(context: TableContext, conn: Any = None) -> datetime:
+    """The oldest moment that can be read; `conn` is inside a transaction that asks."""
+    rows = _rows(context, "since", conn)
     if not rows:
         raise _gone(context)
     found: datetime = rows[0][0]
     return found
 
 
-def check_since(context: TableContext, at: datetime, what: str | None = None) -> None:
+def check_since(context: TableContext, at: datetime, what: str | None = None, conn: Any = None) -> None:
     """`CutExpired` when a moment cannot be read any more."""
-    _check_since(context, at, oldest(context), what or f"the moment {_text(at)}")
+    _check_since(context, at, oldest(context, conn), what or f"the moment {_text(at)}")
 
 
 @contextmanager
@@ -225,11 +225,13 @@ def _raise(error: Exception) -> Any:
     raise error
 
 
-def _rows(context: TableContext, statement: str, **values: Any) -> list[Any]:
+def _rows(context: TableContext, statement: str, conn: Any = None, **values: Any) -> list[Any]:
     """What one statement gives, in one round trip."""
     own, key = context.store.own, {**values, "table_id": context.table.table_id}
 
     def work(conn: Any) -> list[Any]:
         return rows_of(own.on(_QUERIES[statement]), key)(conn)
 
+    if conn is not None:
+        return work(conn)
     return own.following(lambda: run_lookup(context.supplier, work, operation="find a moment"))

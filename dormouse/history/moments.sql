@@ -104,9 +104,15 @@ left join lateral (
 ) e on true;
 
 -- name: cut
--- Where a cut is, and from when on its table can be read.
+-- Where a cut is, and from when on its table can be read. That of the truncation is forgotten, and can be read.
 select c.cut_id, c.name, c.recorded_at, c.epoch, c.table_id, c.snapshot::text, greatest(t.history_since, u.recorded_at)
-from cut c
+from (
+    select table_id, cut_id, name, recorded_at, epoch, snapshot from cut
+    union
+    select u.table_id, u.cut_id, c.name, u.recorded_at, u.epoch, u.snapshot
+    from truncation u
+    left join cut c using (table_id, cut_id)
+) c
 join tables t using (table_id)
 left join truncation u using (table_id)
 where c.table_id = %(table_id)s and case

@@ -58,7 +58,7 @@ def size_since(context: TableContext, after: Position, till: Position | None = N
         _QUERIES["between"], values, operation="measure changes", scans=True
     )[0]
     if unknown:
-        raise expired(own, after)
+        raise expired(context, after)
     return Size(int(rows), int(byte_count))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dormouse.errors import InvalidKey, InvalidRange, PartitionNotFound
 from dormouse.model.keys import KeyValue, check_key, encode_value, min_value
@@ -168,6 +168,36 @@ class PartitionTree:
                 groups.append([leaf])
                 reach = upper
         return groups
+
+
+class Branch(NamedTuple):
+    """A line of the picture of a tree."""
+
+    above: int | None
+    """The place of its parent among the branches; None for the root."""
+
+    where: str
+    """How it was divided off, or how many leaves there are where no more of them are shown."""
+
+    partition: Partition | None
+
+
+def outline(tree: PartitionTree, leaves_max: int) -> list[Branch]:
+    """How a tree was divided, as a person reads it: parents before children, up to so many leaves."""
+    branches = [Branch(None, "everything", tree.root)]
+    todo, shown = [(tree.root, 0)], 0
+    while todo:
+        partition, above = todo.pop()
+        for child_id, sign in zip(partition.child_ids, "<≥", strict=False):
+            child = tree[child_id]
+            shown += child.is_leaf
+            if shown > leaves_max:
+                return [*branches, Branch(above, f"… {tree.leaf_count} leaves in all", None)]
+            assert partition.split is not None  # noqa: S101 it has children
+            where = f"{partition.split.field} {sign} {partition.split.point!r}"
+            branches.append(Branch(above, where, child))
+            todo.append((child, len(branches) - 1))
+    return branches
 
 
 def split_partition(

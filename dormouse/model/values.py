@@ -108,7 +108,8 @@ def _time_text(value: datetime) -> str:
     return f"{value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
 
 
-def _time(text: str) -> datetime:
+def time_of_text(text: str) -> datetime:
+    """A time in ISO 8601, in UTC when it names no zone; ValueError."""
     found = datetime.fromisoformat(text)
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
@@ -143,7 +144,7 @@ def _truth(text: str) -> bool:
 # for each type what reads it, and what it should have been
 _OF_JSON: dict[str, tuple[Callable[[Any], Any], str]] = {
     "bytes": (_bytes_of_json, "base64"),
-    "timestamp": (_time, "a time in ISO 8601, like 2026-01-31T12:00:00Z"),
+    "timestamp": (time_of_text, "a time in ISO 8601, like 2026-01-31T12:00:00Z"),
     "date": (date.fromisoformat, "a date, like 2026-01-31"),
     "decimal": (_decimal_of_json, 'a decimal number in quotes, like "0.10"'),
     "double": (_double_of_json, 'a number, "NaN", "Infinity" or "-Infinity"'),
@@ -158,5 +159,5 @@ _OF_TEXT: dict[str, tuple[Callable[[str], Any], str]] = {
     "decimal": (Decimal, "a decimal number, like 0.10"),
     "bytes": (_bytes_of_text, "hexadecimal after 0x"),
     "boolean": (_truth, "true or false"),
-    "timestamp": (_time, "a time like 2026-01-31T12:00"),
+    "timestamp": (time_of_text, "a time like 2026-01-31T12:00"),
 }

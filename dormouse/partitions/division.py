@@ -7,12 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dormouse.errors import InvalidKey, InvalidRange
-from dormouse.model.keys import KeyValue
 from dormouse.model.partition_tree import Partition, Split, split_partition
 from dormouse.model.region import Region, end_of, start_of
 from dormouse.model.schema import Schema
-
-Splits = Sequence[tuple[str, KeyValue]]
 
 
 @dataclass

@@ -24,6 +24,9 @@ from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import rows_of, run_transaction
 
 PAGE_ROWS = 10_000
+REST_SECONDS = 900.0
+"""How long maintenance does not merge leaves that were just made: they may be about to be filled."""
+
 _QUERIES = load(__package__ or "", "leaves")
 
 
@@ -145,8 +148,9 @@ class Leaves:
             after = page[-1][0] if page else None
 
     def _of_pairs(self, name: str) -> Query:
+        # in this order: one is a part of the other
         return _QUERIES[name].including(
-            its_halves=_QUERIES["its_halves"], found_pairs=_QUERIES["found_pairs"]
+            found_pairs=_QUERIES["found_pairs"], its_halves=_QUERIES["its_halves"]
         )
 
     def settle(self, marks: Iterable[int]) -> None:

@@ -1,7 +1,7 @@
 """Leaves are divided and merged: each change of a table's leaves is an epoch, written by one transaction.
 
 Leaves that are merged are all that lie below one partition. The new one takes that one's place, and they
-leave the tree (docs/decisions/0033). What is merged may be divided at once.
+leave the tree (docs/decisions/0036). What is merged may be divided at once.
 """
 
 from __future__ import annotations

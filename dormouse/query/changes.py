@@ -14,15 +14,8 @@ from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_schema, exact
 from dormouse.data.expressions import column, key_order
 from dormouse.data.transform import Transform
-from dormouse.errors import DormouseError, InvalidQuery
-from dormouse.history.changes import (
-    ChangedFile,
-    PastDeletion,
-    deletions_between,
-    expired,
-    is_referenced,
-    pages_between,
-)
+from dormouse.errors import InvalidQuery
+from dormouse.history.changes import ChangedFile, PastDeletion, deletions_between, pages_between
 from dormouse.history.moments import kept
 from dormouse.model.cut import Position
 from dormouse.query.deletions import Deletion, deletions_of
@@ -34,7 +27,7 @@ from dormouse.query.planner import Scan
 from dormouse.query.predicates import is_of
 from dormouse.query.scan_session import FILES_A_SCAN, key_session, planned, stored_rows
 from dormouse.query.streams import one_ahead
-from dormouse.query.table_view import plan_query
+from dormouse.query.table_view import gone_of_moment, plan_query
 from dormouse.query.where import question
 
 CHANGE = "_change"
@@ -136,7 +129,7 @@ class _Reading:
                 scans = [replace(scan, deletions=_earlier(scan.deletions, deletion)) for scan in group]
                 yield from self._rows_of(scans, DELETE, is_of(schema, deletion))
         except FileGone as error:
-            raise self._gone(error) from error
+            raise gone_of_moment(self._context, self._after, error) from error
 
     def _rows_of(
         self, scans: Sequence[Scan], change: str, condition: Expr | None = None
@@ -148,12 +141,7 @@ class _Reading:
                     self._interruption.check()
                     yield self._marked(batch.to_pyarrow(), change)
         except FileGone as error:
-            raise self._gone(error) from error
-
-    def _gone(self, error: FileGone) -> DormouseError:
-        if is_referenced(self._context, error.filename):
-            return error.lost()
-        return expired(self._context.store.own, self._after)
+            raise gone_of_moment(self._context, self._after, error) from error
 
     def _physical(self, scans: Sequence[Scan], condition: Expr | None) -> ExecutionPlan:
         objects = self._context.objects

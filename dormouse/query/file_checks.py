@@ -29,8 +29,8 @@ class FileGone(ObjectNotFound):
 
     def __init__(self, filename: str, table: str) -> None:
         super().__init__(
-            f"file {filename!r} of table {table!r} is gone: it was collected while the query ran; run the "
-            "query again"
+            f"file {filename!r} of table {table!r} is gone: it was collected while the query ran; "
+            "run the query again"
         )
         self.filename = filename
         self.table = table

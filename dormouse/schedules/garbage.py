@@ -1,4 +1,4 @@
-"""Garbage collection on a schedule: one table after another, within the time that there is."""
+"""Retention and garbage collection on a schedule: one table after another, within the time that there is."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from datetime import datetime, timedelta
 
 from dormouse.catalog import Catalog
 from dormouse.commits import bodies
+from dormouse.context import TableContext
 from dormouse.errors import TableNotFound
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.garbage import GarbageCollector, GarbageReport
 from dormouse.files.store import FileReferenceStore
+from dormouse.history.retention import apply_retention
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
 from dormouse.postgres.connection import Supplier
@@ -97,6 +99,7 @@ def _collect_table(
 ) -> tuple[GarbageReport | None, tuple[int, int]]:
     store = FileReferenceStore(supplier, table)
     try:
+        apply_retention(TableContext("", supplier, objects, table))
         collector = GarbageCollector(supplier, store, objects, attempts)
         report = collector.collect(lambda: seconds_left() <= 0)
         for name, error in report.failed:
@@ -116,7 +119,7 @@ def _round(
     now: datetime,
 ) -> GarbageRound:
     in_time = len(reports) == len(order) and all(report is None or report.whole for _, report, _ in reports)
-    waits = [table.properties.gc_delay_seconds for table, _, orphaned in reports if orphaned[0]]
+    waits = [table.properties.files_kept_seconds for table, _, orphaned in reports if orphaned[0]]
     waits += [FAILED_AGAIN_SECONDS for _, report, _ in reports if report is None]
     due_at = now + timedelta(seconds=min(waits)) if waits else None
     return GarbageRound(

@@ -1,7 +1,7 @@
-"""Upkeep on a schedule: the days of the removal log, and a list of what is to be split, for a run on Spark.
+"""Upkeep on a schedule: the days of the removal log, and a list of what is to be split or merged, for Spark.
 
 A split reads keys from the sketches of files, which is none of a lambda's business: here only the database is
-asked which tables have leaves over their threshold, or references above leaves.
+asked which tables have leaves over their threshold, references above leaves, or small leaves to be merged.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dormouse.files.attempts import WriteAttempts
 from dormouse.files.last_rounds import LastRounds
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
+from dormouse.partitions.leaves import REST_SECONDS, SmallPair, rows_to_merge
 from dormouse.partitions.store import PartitionStore
 from dormouse.postgres.connection import Supplier
 from dormouse.schedules.runs import RunList, RunTable, write_list
@@ -88,19 +89,29 @@ def _listed(objects: ObjectStore, run_id: str, due: list[RunTable]) -> RunList |
     return write_list(objects, RunList(run_id, "split", tuple(due))) if due else None
 
 
+def _small_pairs(partitions: PartitionStore, table: TableRecord) -> list[SmallPair]:
+    """What is to be merged of a table: few, as each round merges them."""
+    if rows_to_merge(table.properties) is None or not partitions.look_for_small_pairs():
+        return []
+    return [pair for pair in partitions.small_pairs() if pair.rested_seconds >= REST_SECONDS]
+
+
 def _state(supplier: Supplier, table: TableRecord) -> str | None:
-    """What is to be split of a table, as a short text that differs when it does; None: nothing."""
+    """What is to be split or merged of a table, as a short text that differs when it does; None: nothing."""
     partitions = PartitionStore(supplier, table)
     try:
         with LastRounds(supplier, table).round("split") as current:
             full = partitions.look_for_full_leaves()
             above = partitions.count_above_leaves()
-            current.goes_on = bool(full or above)
-        if not full and not above:
+            pairs = _small_pairs(partitions, table)
+            current.goes_on = bool(full or above or pairs)
+        if not full and not above and not pairs:
             return None
         digest = hashlib.sha256(f"{above}".encode())
         for leaf in partitions.full_leaves():
             digest.update(f" {leaf.partition_id} {leaf.row_count}".encode())
+        for pair in pairs:
+            digest.update(f" {pair.partition_id} {pair.row_count}".encode())
         return digest.hexdigest()[:16]
     except TableNotFound:
         return None

@@ -63,6 +63,23 @@ class QueryRequest(PlanRequest):
     )
 
 
+class ChangesRequest(_Request):
+    """Which rows are wanted: those that were ingested after a moment and up to another, and what of them."""
+
+    after: str | int | None = Field(
+        default=None,
+        description="a time in ISO 8601 with its offset (all that was committed at or before it), a cut's "
+        "name, or its number; from the table's beginning when left out",
+        examples=["2026-11-20T14:00:00+01:00"],
+    )
+    till: str | int | None = Field(default=None, description="as `after`; now when left out")
+    columns: list[str] | None = Field(
+        default=None,
+        description="what is read of them, in this order; all when left out",
+        examples=[["flight"]],
+    )
+
+
 class StatementRequest(_OfMoment):
     """A statement, and the values of its parameters."""
 

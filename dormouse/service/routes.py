@@ -171,6 +171,25 @@ async def query(here: Here, table: TableNamed, body: documents.QueryRequest, req
     return _streamed(here, here.lookups, request, "query", rows, interruption.set)
 
 
+@queries.post(
+    "/tables/{table}/changes",
+    response_class=Response,
+    responses=STREAMS,
+    summary="Rows that were ingested between two moments",
+)
+async def changes(
+    here: Here, table: TableNamed, body: documents.ChangesRequest, request: Request
+) -> Response:
+    """Each row once, as it was ingested, with `_change`, "insert"; in no order; streamed as rows are."""
+    interruption = Interruption()
+
+    def rows() -> Any:
+        after, till = _moment(body.after), _moment(body.till)
+        return here.instance.table(table).changes(after, till, body.columns, interruption=interruption)
+
+    return _streamed(here, here.lookups, request, "changes", rows, interruption.set)
+
+
 @queries.post("/sql", response_class=Response, responses=STREAMS, summary="The answer of a SELECT")
 async def sql(here: Here, body: documents.StatementRequest, request: Request) -> Response:
     """One statement over the tables of the instance, by name; streamed as the rows of a table are."""

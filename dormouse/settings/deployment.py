@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
+from dormouse.settings.access import AccessSettings
 from dormouse.settings.account import IamSettings
+from dormouse.settings.backup import AuditSettings, BackupSettings
 from dormouse.settings.certificates import no_certificates
 from dormouse.settings.database import DatabaseSettings, ServerlessDatabase
 from dormouse.settings.engines import CompactionSettings
@@ -222,8 +224,8 @@ class PauseSettings(Section):
 
 
 class DeploymentSettings(Section):
-    """One deployed instance. `commit`, `garbage`, `compaction`, `maintenance`, `query`, `pause`, `monitoring`
-    are deployed when their table is in the file, which may be empty."""
+    """One deployed instance. `commit`, `garbage`, `compaction`, `maintenance`, `query`, `access`, `pause`,
+    `monitoring`, `backup`, `audit` are deployed when their table is in the file, which may be empty."""
 
     id: Id = setting(change="replacement")
     """The name of the instance, one of its own in the account and region."""
@@ -259,8 +261,11 @@ class DeploymentSettings(Section):
     compaction: CompactionSettings | None = setting(None)
     maintenance: MaintenanceSettings | None = setting(None)
     query: QuerySettings | None = setting(None)
+    access: AccessSettings | None = setting(None)
     pause: PauseSettings | None = setting(None)
     monitoring: MonitoringSettings | None = setting(None)
+    backup: BackupSettings | None = setting(None)
+    audit: AuditSettings | None = setting(None)
 
     @property
     def version_days(self) -> int:
@@ -279,11 +284,16 @@ class DeploymentSettings(Section):
             yield "region" if self.region else "network.availability_zones", trouble
         if others := [zone for zone in zones if zone[:-1] != region]:
             yield "network.availability_zones", f"{others[0]} is not of the region {region}"
-        if self.query and self.network.vpc_id and self.query.endpoints is None:
-            yield "query.endpoints", 'it must be "create" or "existing" in the VPC that network.vpc_id names'
+        for name, part in (("query", self.query), ("access", self.access)):
+            if part and self.network.vpc_id and part.endpoints is None:
+                why = 'it must be "create" or "existing" in the VPC that network.vpc_id names'
+                yield f"{name}.endpoints", why
         storage, days = self.storage, self.database.backup_days
         if "restore_days" in storage.model_fields_set and storage.restore_days > days:
             yield "storage.restore_days", f"it must be at most database.backup_days, which is {days}"
+        if self.backup:
+            found = self.backup.problems(self.account, self.region, self.version_days - 1)
+            yield from ((f"backup.{key}", why) for key, why in found)
         types = getattr(self.compaction, "instance_types", ())
         if wrong := [one for one in types if architecture_of(one) != self.architecture]:
             yield (

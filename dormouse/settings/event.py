@@ -10,6 +10,10 @@ from dormouse.errors import InvalidInput
 T = TypeVar("T")
 _KINDS: dict[type, str] = {str: "text", int: "a whole number", list: "a list", dict: "an object"}
 
+TABLE_READS = ("describe", "list", "show")
+TABLE_CHANGES = ("convert-layout", "create", "drop", "rename", "set")
+"""What the two lambdas for tables do: the first changes nothing."""
+
 
 def field(event: Any, path: str, kind: type[T], what: str = "the event") -> T:
     """What the event (`what` names it) has at a path such as `run.run_id`, of this kind of JSON.

@@ -45,7 +45,7 @@ class Environment(BaseSettings):
 
 
 class DatabaseEnvironment(Environment):
-    """Of every lambda that works on the database; of `garbage` and `maintenance`, all of it."""
+    """Of every lambda that works on the database; of `garbage`, `maintenance` and `tables`, all of it."""
 
     dsn: NonEmpty = Field(repr=False)  # it may hold a password
     """The instance's PostgreSQL."""
@@ -152,10 +152,10 @@ class RunsEnvironment(Environment):
 
 
 class SwitchEnvironment(Environment):
-    """Of `pause.switch_query`, which calls CloudFormation only."""
+    """Of `pause.switch`, which calls CloudFormation only."""
 
     stack: NonEmpty
-    """The ARN of the query service's stack, as its right is for."""
+    """The ARN of the stack that it lets run or sleep, as its right is for."""
 
 
 E = TypeVar("E", bound=Environment)

@@ -35,7 +35,11 @@ def stack_name(instance_id: str, stack: str) -> str:
 
 
 RUNNING_PARAMETER = "Running"
-"""Of the stack `query`: "true" or "false"."""
+"""Of the stacks `query` and `access`: "true" or "false"."""
+
+
+FORWARDING = "AWS-StartPortForwardingSessionToRemoteHost"
+"""The document of Session Manager by which people reach the database through the host for access."""
 
 
 def cluster_name(instance_id: str) -> str:
@@ -65,6 +69,14 @@ class DatabaseResources(Described):
     proxy: str | None = None
 
 
+class TablesResources(Described):
+    """The names of the functions that answer what is asked of tables."""
+
+    show: str
+    """Changes nothing."""
+    change: str
+
+
 class CommitResources(Described):
     queues: tuple[str, ...]
     """URLs."""
@@ -92,9 +104,16 @@ class RunResources(ScheduledResources):
     """The name of the clusters of EMR on EC2."""
 
 
-class QueryResources(Described):
+class SleepingResources(Described):
+    """Of a stack that sleeps by its parameter `Running`."""
+
     stack: str
-    """The name of its stack, whose parameter `Running` lets it run or sleep."""
+    """Its name."""
+    switch: str | None = None
+    """The name of the function that lets it run or sleep; None before there was one."""
+
+
+class QueryResources(SleepingResources):
     url: str
     """What clients in the VPC call, while it runs."""
     token: str
@@ -108,8 +127,13 @@ class QueryResources(Described):
     memory_mb: int
     endpoints: int
     """How many interface endpoints it has."""
-    switch: str | None = None
-    """The name of the function that lets it run or sleep; None before there was one."""
+
+
+class AccessResources(SleepingResources):
+    host: str
+    """The id of the EC2 instance; empty while it sleeps."""
+    endpoints: int
+    """How many interface endpoints it has."""
 
 
 class PauseResources(Described):
@@ -124,9 +148,11 @@ class Resources(Described):
 
     storage: StorageResources | None = None
     database: DatabaseResources | None = None
+    tables: TablesResources | None = None
     commit: CommitResources | None = None
     garbage: ScheduledResources | None = None
     compaction: RunResources | None = None
     maintenance: RunResources | None = None
     query: QueryResources | None = None
+    access: AccessResources | None = None
     pause: PauseResources | None = None

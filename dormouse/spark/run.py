@@ -29,7 +29,9 @@ from dormouse.files.attempts import WriteAttempts
 from dormouse.objects import ObjectStore, open_store
 from dormouse.objects.activity import note_if_shared
 from dormouse.objects.guarded import GuardedStore
+from dormouse.partitions.leaves import REST_SECONDS, rows_to_merge
 from dormouse.postgres.connection import ConnectionSupplier
+from dormouse.rounds.merging import merge
 from dormouse.rounds.splitting import split
 from dormouse.schedules.runs import FOLDER, RunList, RunTable, read_list
 from dormouse.spark.compaction_tasks import BATCH_JOBS, compact_on_spark
@@ -171,6 +173,17 @@ def _split(context: TableContext) -> bool:
         note_if_shared(context.objects)
         counts = (len(done.partitions_split), done.references_pushed)
         logger.info("table %s, round %d: %d partitions divided, %d references moved", name, number, *counts)
+    return not done.errors and _merge(context)
+
+
+def _merge(context: TableContext) -> bool:
+    """A round of merges where the table wants any; whether it could merge all that it was to."""
+    if rows_to_merge(context.properties) is None:
+        return True
+    done = merge(context, rest_seconds=REST_SECONDS)
+    if done.partitions_merged:
+        note_if_shared(context.objects)
+    logger.info("table %s: %d pairs of leaves merged", context.table.name, len(done.partitions_merged))
     return not done.errors
 
 

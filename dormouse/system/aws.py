@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from dormouse.errors import InstanceError, InvalidInput, not_installed
+from dormouse.errors import DormouseError, InstanceError, InvalidInput, not_installed
 from dormouse.settings import environment
 
 logger = logging.getLogger(__name__)
@@ -21,6 +22,7 @@ READ_SECONDS_MAX = 30
 # boto3's name of a service → the prefix of its actions in policies
 _PREFIXES = {"emr": "elasticmapreduce", "service-quotas": "servicequotas", "stepfunctions": "states"}
 _ACTIONS = {
+    ("lambda", "invoke"): "lambda:InvokeFunction",
     ("s3", "delete_objects"): "s3:DeleteObjectVersion",
     ("s3", "get_bucket_encryption"): "s3:GetEncryptionConfiguration",
     ("s3", "list_object_versions"): "s3:ListBucketVersions",
@@ -75,7 +77,7 @@ class Aws:
 
     def __init__(self, session: Any) -> None:
         self._session = session
-        self._clients: dict[str, Any] = {}
+        self._clients: dict[tuple[str, float, int], Any] = {}
 
     def call(self, service: str, operation: str, **parameters: Any) -> Any:
         """Raises AwsRefused, or another InstanceError that says what to do."""
@@ -120,6 +122,18 @@ class Aws:
         with _clear(service, operation):
             yield from self._client(service).get_paginator(operation).paginate(**parameters)
 
+    def invoke(self, function: str, event: Mapping[str, Any], *, seconds_max: float) -> Any:
+        """What a lambda answers, which is called once, and waited for. Raises InstanceError if it fails."""
+        payload = json.dumps(event).encode()
+        with _clear("lambda", "invoke"):
+            client = self._client("lambda", read_timeout=seconds_max, attempts_max=1)
+            answer = client.invoke(FunctionName=function, Payload=payload)
+            said = json.loads(answer["Payload"].read())
+        if "FunctionError" in answer:
+            why = said.get("errorMessage", "it does not say why")
+            raise InstanceError(f"the lambda {function} failed: {why}")
+        return said
+
     def parameter(self, name: str) -> str | None:
         """The value of a parameter in SSM; None if it is not there."""
         found = self.look("ssm", "get_parameter", Name=name)
@@ -134,17 +148,21 @@ class Aws:
     def account(self) -> str:
         return str(self.call("sts", "get_caller_identity")["Account"])
 
-    def _client(self, service: str) -> Any:
-        if service not in self._clients:
+    def _client(
+        self, service: str, *, read_timeout: float = READ_SECONDS_MAX, attempts_max: int = ATTEMPTS_MAX
+    ) -> Any:
+        key = (service, read_timeout, attempts_max)
+        if key not in self._clients:
             from botocore.config import Config
 
             config = Config(
-                retries={"mode": "standard", "total_max_attempts": ATTEMPTS_MAX},
+                retries={"mode": "standard", "total_max_attempts": attempts_max},
                 connect_timeout=CONNECT_SECONDS_MAX,
-                read_timeout=READ_SECONDS_MAX,
+                read_timeout=read_timeout,
+                tcp_keepalive=True,  # what is between may forget a connection that is silent for minutes
             )
-            self._clients[service] = self._session.client(service, config=config)
-        return self._clients[service]
+            self._clients[key] = self._session.client(service, config=config)
+        return self._clients[key]
 
 
 def open_session(region: str | None = None, profile: str | None = None) -> Any:
@@ -158,6 +176,16 @@ def open_session(region: str | None = None, profile: str | None = None) -> Any:
     with _clear("sts", "get_caller_identity"):
         region = region or (None if profile else environment().get("AWS_REGION"))
         return boto3.session.Session(region_name=region, profile_name=profile)
+
+
+def has_credentials() -> bool:
+    """Whether AWS could be asked: there is boto3, and credentials where AWS's tools look for them."""
+    try:
+        return open_session().get_credentials() is not None
+    except InvalidInput:  # as of a profile that there is not
+        return True
+    except DormouseError:  # as without boto3
+        return False
 
 
 def action(service: str, operation: str) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dormouse.settings.resources import Resources
-from dormouse.system.month import HOURS_MONTH, PROXY_ACU_LEAST
-from dormouse.system.prices import Prices, known_regions, prices_of, vcpus
+from dormouse.system.month import PROXY_ACU_LEAST
+from dormouse.system.prices import HOURS_MONTH, Prices, known_regions, prices_of, vcpus
 
 ARCHITECTURE = "arm64"
 """An instance does not tell its own; on x86_64 the same costs about a quarter more."""
@@ -19,8 +19,8 @@ def hourly(resources: Resources, live: Mapping[str, Any], region: str) -> list[t
     `live` may have `database` (its status, like "available" or "stopped"), `instances` (the classes of its
     instances, like "db.r8g.large" or "db.serverless"), `acu` (the sum of their capacities), `database_gb`,
     `data_gb`, `vcpus` (of EMR Serverless workers now), `hosts` (the types of EMR's EC2 instances now),
-    `query_tasks` (how many tasks of the query service run) and `query_sleeps`. A region without prices gives
-    None throughout, and no error.
+    `query_tasks` (how many tasks of the query service run), `query_sleeps` and `access_sleeps`.
+    A region without prices gives None throughout, and no error.
     """
     is_known = region in known_regions()
     prices = prices_of(region if is_known else known_regions()[0])
@@ -44,6 +44,9 @@ def _lines(
         yield "query tasks", None if tasks is None else tasks * task
         ways = prices["balancer_hour"] + query.endpoints * prices["endpoint_hour"]
         yield "load balancer and endpoints", 0.0 if live.get("query_sleeps") else ways
+    if (access := resources.access) is not None:
+        runs = prices.access_hour + access.endpoints * prices["endpoint_hour"]
+        yield "host for access and endpoints", 0.0 if live.get("access_sleeps") else runs
 
 
 def _database_hour(prices: Prices, live: Mapping[str, Any]) -> float | None:

@@ -43,8 +43,11 @@ CLUSTERS = ("rds", "L-952B80B8", "database clusters")
 EMR_VCPU = ("emr-serverless", "L-D05C8A75", "vCPUs of EMR Serverless at once")
 FARGATE_VCPU = ("fargate", "L-3032A538", "vCPUs of Fargate at once")
 
-QUERY_ENDPOINTS = frozenset({"ecr.api", "ecr.dkr", "logs", "secretsmanager"})
-"""What tasks on Fargate call."""
+ENDPOINTS = {
+    "query": frozenset({"ecr.api", "ecr.dkr", "logs", "secretsmanager"}),
+    "access": frozenset({"ssm", "ssmmessages"}),
+}
+"""What tasks on Fargate call, and the agent of Session Manager."""
 
 Result = Literal["ok", "warning", "wrong"]
 
@@ -112,10 +115,10 @@ def _cdk(root: Path) -> Check:
 
 
 def _packages(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
-    parts = {"migrate", *(name for name in LAMBDAS if getattr(settings, name, None) is not None)}
+    parts = {"migrate", "tables", *(name for name in LAMBDAS if getattr(settings, name, None) is not None)}
     if settings.compaction or settings.maintenance:
         parts.add("runs")
-    if settings.query:
+    if settings.query or settings.access:
         parts.add("pause")
     folders = [root / f"build/lambdas/{name}-{settings.architecture}" for name in sorted(parts)]
     missing = ", ".join(folder.name for folder in folders if not folder.is_dir())
@@ -283,8 +286,9 @@ class _Account:
         yield from self._routes(tables)
         endpoints = self._in_vpc("describe_vpc_endpoints", "VpcEndpoints")
         yield self._endpoint([one for one in endpoints if one["ServiceName"].endswith(".s3")])
-        if self.settings.query is not None:
-            yield self._ways_of_tasks(endpoints)
+        for name, part in (("query", self.settings.query), ("access", self.settings.access)):
+            if part is not None:
+                yield self._ways(name, part.endpoints == "create", endpoints)
 
     def _subnets(self, subnets: dict[str, Any]) -> Iterator[Check]:
         network = self.settings.network
@@ -324,24 +328,24 @@ class _Account:
             mend = "name them in query.client_cidrs or query.client_security_groups"
             yield Check("clients", "warning", "nobody may call the query service", mend)
 
-    def _ways_of_tasks(self, endpoints: list[Any]) -> Check:
-        """Whether the interface endpoints of the query service are there, or can be made."""
-        query, found = self.settings.query, set()
+    def _ways(self, part: str, is_made: bool, endpoints: list[Any]) -> Check:
+        """Whether the interface endpoints that a part needs are there, or can be made."""
+        name, needed, found = f"{part} endpoints", ENDPOINTS[part], set()
         for one in endpoints:
             is_ours = {"Key": "dormouse:instance", "Value": self.settings.id} in one.get("Tags", ())
-            name = one["ServiceName"].split(".", 3)[-1]
-            if name in QUERY_ENDPOINTS and one.get("PrivateDnsEnabled") and not is_ours:
-                found.add(name)
+            service = one["ServiceName"].split(".", 3)[-1]
+            if service in needed and one.get("PrivateDnsEnabled") and not is_ours:
+                found.add(service)
         named = ", ".join(sorted(found))
-        if query is not None and query.endpoints == "create":
+        if is_made:
             if found:
-                mend = 'set query.endpoints = "existing", and make those that are missing'
-                return Check("query endpoints", "wrong", f"the VPC has some already: {named}", mend)
-            return Check("query endpoints", "ok", "they will be made")
-        if missing := sorted(QUERY_ENDPOINTS - found):
-            mend = 'let the subnets have a NAT gateway, make them, or set query.endpoints = "create"'
-            return Check("query endpoints", "warning", f"the VPC has none for {', '.join(missing)}", mend)
-        return Check("query endpoints", "ok", named)
+                mend = f'set {part}.endpoints = "existing", and make those that are missing'
+                return Check(name, "wrong", f"the VPC has some already: {named}", mend)
+            return Check(name, "ok", "they will be made")
+        if missing := sorted(needed - found):
+            mend = f'let the subnets have a NAT gateway, make them, or set {part}.endpoints = "create"'
+            return Check(name, "warning", f"the VPC has none for {', '.join(missing)}", mend)
+        return Check(name, "ok", named)
 
     def _in_vpc(self, operation: str, key: str) -> list[Any]:
         filters = [{"Name": "vpc-id", "Values": [self.settings.network.vpc_id]}]

@@ -10,8 +10,13 @@ from dormouse.system.instance import DeployedInstance
 Role = Literal["dormouse_read", "dormouse_run", "dormouse_owner"]
 
 
-def environment(instance: DeployedInstance, role: Role = "dormouse_owner") -> dict[str, str]:
-    """Variables by name, for a process that may log in as this role of the database."""
+def environment(
+    instance: DeployedInstance, role: Role = "dormouse_owner", *, forwarded: bool = False
+) -> dict[str, str]:
+    """Variables by name, for a process that may log in as this role of the database.
+
+    The database may be `forwarded` to this machine: its name is still what certificates and tokens are for.
+    """
     found = instance.resources
     if found.database is None or found.storage is None:
         raise InstanceError(f"{instance.id} has no database or no storage stack: deploy it")
@@ -21,7 +26,7 @@ def environment(instance: DeployedInstance, role: Role = "dormouse_owner") -> di
         "AWS_REGION": instance.region,
         "AWS_DEFAULT_REGION": instance.region,
         "DORMOUSE_DSN": f"rds-iam://{role}@{host}:{database.port}/{database.name}"
-        f"?region={instance.region}{more}",
+        f"?region={instance.region}{more}{'&hostaddr=127.0.0.1' if forwarded else ''}",
         "DORMOUSE_OBJECTS": found.storage.objects,
     }
     if found.commit is not None:

@@ -16,7 +16,7 @@ from dormouse.settings.resources import DesiredState, stack_name
 from dormouse.system.database import ASLEEP, STOPPING, StartDatabase, StopDatabase, cluster_status
 from dormouse.system.drain import DrainCommits, DrainScheduled, executions
 from dormouse.system.instance import DeployedInstance
-from dormouse.system.query import GONE, query_state, stack
+from dormouse.system.query import GONE, sleeper_state, sleepers, stack
 from dormouse.system.steps import STEP_SECONDS_MAX, Left, Step
 from dormouse.system.switches import SwitchMappings, SwitchRules, rule_name, rule_state, schedules
 
@@ -79,7 +79,7 @@ def _asleep(instance: DeployedInstance) -> list[Step]:
         DrainScheduled(instance, DRAIN_SECONDS_MAX, 0.0 if are_off else -instance.desired_seconds),
         WorkEnds(instance),
         StopDatabase(instance, to_the_end=True),
-        QuerySleeps(instance),
+        SleepersSleep(instance),
     ]
 
 
@@ -120,13 +120,14 @@ class WorkEnds:
 
 
 @dataclass(frozen=True)
-class QuerySleeps:
-    """Only tells of it: an update of its stack would need rights to all that is in it."""
+class SleepersSleep:
+    """Only tells of it: an update of a stack would need rights to all that is in it."""
 
     instance: DeployedInstance
-    name = "look whether the query service sleeps"
+    name = "look whether what sleeps by a parameter does"
     seconds_max = STEP_SECONDS_MAX
 
     def left(self, waited: float) -> Iterator[Left]:
-        if (state := query_state(self.instance)) not in (None, "asleep", GONE):
-            yield Left(f"the query service is {state}: pause {self.instance.id} again")
+        for what, told in sleepers(self.instance).items():
+            if (state := sleeper_state(self.instance, told)) not in ("asleep", GONE):
+                yield Left(f"{what} is {state}: pause {self.instance.id} again")

@@ -2,7 +2,7 @@
 
 Prices come from prices.toml beside this file, the use made of the instance from `Assumptions`. Nothing is
 counted for NAT gateways, as a deployment has none, nor for interface endpoints but
-those of the query service.
+those of the query service and of the host for access.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from dormouse.errors import InvalidInput
+from dormouse.settings.access import ACCESS_HOST
 from dormouse.settings.database import ServerlessDatabase
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.engines import EmrServerlessCompaction
 from dormouse.settings.query import FREE_DISK_GB
-from dormouse.system.prices import Prices, known_regions, prices_of, vcpus
+from dormouse.system.prices import HOURS_MONTH, Prices, known_regions, prices_of, vcpus
 
-HOURS_MONTH = 730
 SECONDS_MONTH = HOURS_MONTH * 3_600
 ACU_LEAST = 0.5
 """The least capacity of a database that is awake."""
@@ -30,6 +30,9 @@ START_HOURS = 0.5
 PROXY_ACU_LEAST = 8
 QUERY_ENDPOINTS = 4
 """Two of ECR, CloudWatch Logs and Secrets Manager, each in one zone."""
+
+ACCESS_ENDPOINTS = 2
+"""Of Session Manager, each in one zone."""
 
 QUERY_ALARMS = 4
 METRICS = 15
@@ -147,6 +150,9 @@ class _Month:
             *((stack, self._scheduled(stack)) for stack in ("garbage", "compaction", "maintenance")),
             ("compaction", self._runs()),
             ("query", self._query()),
+            ("backup", self._backup()),
+            ("audit", self._audit()),
+            ("access", self._access()),
             ("all", self._common()),
         ]
         if self.settings.monitoring is not None:
@@ -273,6 +279,46 @@ class _Month:
         yield _Item("private hosted zone, its name", 1, prices["zone_month"], kept=True)
         yield _Item("Secrets Manager, its token", 1, prices["secret_month"], kept=True)
 
+    def _backup(self) -> Iterator[_Item]:
+        """Snapshots that Aurora's own backups reach cost nothing more; copies in another region are whole."""
+        backup, prices, assumed = self.settings.backup, self.prices, self.assumed
+        if backup is None:
+            return
+        days, replaced = backup.retention_days, assumed.data_gb * assumed.rewritten
+        if (older := days - self.settings.database.backup_days) > 0:
+            gb = older * assumed.database_gb
+            price = prices["aurora_backup_gb_month"]
+            yield _Item(f"{older} snapshots of the database", gb, price, kept=True)
+        if backup.objects:
+            gb = assumed.data_gb + replaced * (self.settings.version_days + days) / 30
+            yield _Item(f"AWS Backup, {gb:,.0f} GB of objects", gb, prices["backup_s3_gb_month"], kept=True)
+        if backup.copy_region is None:
+            return
+        where, gb = backup.copy_region, assumed.data_gb + replaced * (days + 1) / 30
+        yield _Item(f"S3 in {where}, {gb:,.0f} GB", gb, prices["s3_gb_month"], kept=True)
+        gb = days * assumed.database_gb
+        price = prices["aurora_backup_gb_month"]
+        yield _Item(f"{days} snapshots of the database in {where}", gb, price, kept=True)
+        gb = replaced + 30 * assumed.database_gb
+        yield _Item(f"transfer to {where}, {gb:,.0f} GB", gb, prices["region_copy_gb"])
+
+    def _audit(self) -> Iterator[_Item]:
+        """An object is written and deleted for a commit, and read by a compaction and a query or two."""
+        if (audit := self.settings.audit) is None:
+            return
+        events = self.assumed.requests_million * (2 if audit.events == "write" else 5)
+        price = self.prices["data_event_hundred_thousand"]
+        yield _Item(f"CloudTrail, {events:g} million data events", events * 10, price)
+
+    def _access(self) -> Iterator[_Item]:
+        access, prices = self.settings.access, self.prices
+        if access is None:
+            return
+        yield _Item(f"EC2, {ACCESS_HOST} with its disk", HOURS_MONTH, prices.access_hour)
+        if access.endpoints != "existing":
+            ways, hours = f"{ACCESS_ENDPOINTS} interface endpoints", ACCESS_ENDPOINTS * HOURS_MONTH
+            yield _Item(ways, hours, prices["endpoint_hour"])
+
     def _common(self) -> Iterator[_Item]:
         prices, gb = self.prices, self.assumed.log_gb
         keys = key_count(self.settings)
@@ -290,13 +336,14 @@ class _Month:
 
 def key_count(settings: DeploymentSettings) -> int:
     """The customer managed KMS keys of the instance."""
-    return 2 + (settings.monitoring is not None)
+    has_copy = settings.backup is not None and settings.backup.copy_region is not None
+    return 2 + (settings.monitoring is not None) + has_copy
 
 
 def alarm_count(settings: DeploymentSettings) -> int:
     """About how many alarms the monitoring stack makes."""
     queues = settings.commit.queues if settings.commit else 0
-    lambdas = (settings.commit, settings.garbage, settings.pause)
+    lambdas = (settings.commit, settings.garbage, settings.pause, "show tables", "change tables")
     runs = (settings.compaction, settings.maintenance)
     parts = 2 * sum(part is not None for part in lambdas) + 4 * sum(part is not None for part in runs)
     query = QUERY_ALARMS if settings.query is not None else 0

@@ -9,7 +9,7 @@ from dormouse.settings.section import DRAIN_SECONDS
 from dormouse.system.database import ASLEEP, STOPPING, StopDatabase, usable_status
 from dormouse.system.drain import DrainCommits, DrainRuns, DrainScheduled, StopSpark
 from dormouse.system.instance import DeployedInstance, stacks_of
-from dormouse.system.query import SwitchQuery
+from dormouse.system.query import SwitchStack, sleepers
 from dormouse.system.steps import SYSTEM_CLOCK, Clock, Report, Run, Step, StepReport
 from dormouse.system.switches import (
     SwitchMappings,
@@ -41,7 +41,7 @@ def pause(
     """
     sleeps = usable_status(instance) in {STOPPING, *ASLEEP}
     check_not_deployed_to(instance)
-    query, told, rules = instance.resources.query, instance.resources.pause, schedules(instance)
+    told, rules = instance.resources.pause, schedules(instance)
     if told is None:
         tell(
             "AWS starts a stopped database after 7 days, and without [pause] nothing stops that of "
@@ -54,7 +54,7 @@ def pause(
     quiet_seconds = float("inf") if sleeps else instance.desired_seconds if are_off else 0.0
     before: list[Step] = [
         WriteDesiredState(instance, "paused"),
-        *([SwitchQuery(instance, query, False)] if query else []),
+        *(SwitchStack(instance, what, one, False) for what, one in sleepers(instance).items()),
         SwitchRules(instance, rules, False, "the schedules"),
         SwitchMappings(instance, False),
     ]
@@ -85,12 +85,12 @@ def pause(
 def check_not_deployed_to(instance: DeployedInstance) -> None:
     """Raises InstanceError while a stack is changed: a deploy would enable again what a pause has disabled.
 
-    That of the query service is changed by pauses, too: the step that does so waits for it.
+    Those that sleep are changed by pauses, too: the steps that do so wait for them.
     """
-    query = instance.resources.query
+    sleeping = {one.stack for one in sleepers(instance).values()}
     for stack in stacks_of(instance.aws, instance.id):
         name, status = stack["StackName"], stack["StackStatus"]
-        if status.endswith("_IN_PROGRESS") and not (query and query.stack == name):
+        if status.endswith("_IN_PROGRESS") and name not in sleeping:
             raise InstanceError(
                 f"{instance.id} is being deployed to: its stack {name} is in "
                 f"{status.lower().replace('_', ' ')}: pause it when that has ended"

@@ -11,12 +11,14 @@ from importlib.resources import files
 from typing import Any
 
 from dormouse.errors import InvalidInput
+from dormouse.settings.access import ACCESS_HOST, DISK_GB
 
+HOURS_MONTH = 730
 EMR_OF_FARGATE = 1.3
 """What EMR Serverless costs by the price of Fargate: see prices.toml."""
 
 # How much of a `large` a size is; `metal` is priced by family, which the file does not have.
-_SIZES = {"medium": 0.5, "large": 1, "xlarge": 2}
+_SIZES = {"nano": 1 / 16, "medium": 0.5, "large": 1, "xlarge": 2}
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,20 @@ class Prices:
         price = self.aurora_large_hour.get(family)
         return None if price is None or size is None else price * size * self["aurora_instance_factor"]
 
-    def ec2_hour(self, instance_type: str) -> float | None:
-        """Of the instance with EMR on it; None when the file has no price of it."""
+    def ec2_hour(self, instance_type: str, *, with_emr: bool = True) -> float | None:
+        """Of the instance, with EMR on it or without; None when the file has no price of it."""
         family, size = _parts(instance_type)
         price = self.ec2_xlarge_hour.get(family)
         if price is None or size is None:
             return None
-        return price * size / 2 * self["ec2_factor"] * (1 + self["emr_share_of_ec2"])
+        return price * size / 2 * self["ec2_factor"] * (1 + with_emr * self["emr_share_of_ec2"])
+
+    @property
+    def access_hour(self) -> float:
+        """Of the host for access with its disk, without endpoints."""
+        return (self.ec2_hour(ACCESS_HOST, with_emr=False) or 0.0) + (
+            DISK_GB * self["ebs_gb_month"] / HOURS_MONTH
+        )
 
     def emr_vcpu_hour(self, architecture: str) -> float:
         """Of EMR Serverless, with the 4 GB that go with a vCPU."""

@@ -1,25 +1,27 @@
-"""The query service of a deployed instance: its stack has a parameter that lets it run or sleep.
+"""Stacks of a deployed instance that sleep by a parameter: the query service, and the host for access.
 
-While the parameter is "false", CloudFormation takes away what costs by the hour: the load balancer, the tasks
-and the endpoints (docs/decisions/0017).
+While the parameter is "false", CloudFormation takes away what costs by the hour, as the load balancer, the
+tasks and the endpoints (docs/decisions/0017).
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from dormouse.errors import InstanceError
-from dormouse.settings.resources import RUNNING_PARAMETER, QueryResources
+from dormouse.settings.resources import RUNNING_PARAMETER, SleepingResources
 from dormouse.system.aws import Aws, AwsRefused
 from dormouse.system.instance import DeployedInstance
 from dormouse.system.steps import Left
 
 STACK_SECONDS_MAX = 5_400.0
 """How long the update may take: answers end first, of an hour at most; a load balancer comes in minutes."""
+
+SWITCH_SECONDS_MAX = 70.0
+"""How long its lambda is waited for, which has a minute."""
 
 CAPABILITIES = ["CAPABILITY_IAM", "CAPABILITY_NAMED_IAM"]
 GONE = "gone"
@@ -64,13 +66,7 @@ def update(aws: Aws, name: str, described: Mapping[str, Any], *, runs: bool) -> 
 
 def switch(aws: Aws, function: str, *, runs: bool) -> bool:
     """As `update`, by the lambda of the stack: only that needs the right to update it."""
-    event = json.dumps({"running": runs}).encode()
-    answer = aws.call("lambda", "invoke", FunctionName=function, Payload=event)
-    said = json.loads(answer["Payload"].read())
-    if "FunctionError" in answer:
-        why = said.get("errorMessage", "it does not say why")
-        raise InstanceError(f"the lambda {function} failed: {why}")
-    return bool(said["asked"])
+    return bool(aws.invoke(function, {"running": runs}, seconds_max=SWITCH_SECONDS_MAX)["asked"])
 
 
 def is_wanted(described: Mapping[str, Any]) -> bool:
@@ -78,9 +74,15 @@ def is_wanted(described: Mapping[str, Any]) -> bool:
     return _parameters(described).get(RUNNING_PARAMETER) == "true"
 
 
-def query_state(instance: DeployedInstance) -> str | None:
+def sleepers(instance: DeployedInstance) -> dict[str, SleepingResources]:
+    """The stacks that there are, by what they are called."""
+    told = instance.resources
+    found = {"the query service": told.query, "the host for access": told.access}
+    return {what: one for what, one in found.items() if one is not None}
+
+
+def sleeper_state(instance: DeployedInstance, told: SleepingResources | None) -> str | None:
     """running, asleep, or what CloudFormation calls the state of a stack in between; None without one."""
-    told = instance.resources.query
     if told is None:
         return None
     found = stack(instance.aws, told.stack)
@@ -93,15 +95,16 @@ def query_state(instance: DeployedInstance) -> str | None:
 
 
 @dataclass
-class SwitchQuery:
-    """Lets the query service run or sleep, and waits for it. One that is gone is as good as asleep.
+class SwitchStack:
+    """Lets what it is called run or sleep, and waits for it. A stack that is gone is as good as asleep.
 
     An update that fails is undone by CloudFormation, which looks as if it had never been asked for: so this
     step knows the update that it follows, by when it began.
     """
 
     instance: DeployedInstance
-    told: QueryResources
+    what: str
+    told: SleepingResources
     runs: bool
     seconds_max: float = STACK_SECONDS_MAX
     _asked_after: Any = field(default=None, init=False)
@@ -113,7 +116,7 @@ class SwitchQuery:
 
     @property
     def name(self) -> str:
-        return f"{'start' if self.runs else 'stop'} the query service"
+        return f"{'start' if self.runs else 'stop'} {self.what}"
 
     def left(self, waited: float) -> Iterable[Left]:
         found = stack(self.instance.aws, self.told.stack)
@@ -177,7 +180,7 @@ class SwitchQuery:
         for name, event in last.items():
             if event.get("ResourceStatus") == "DELETE_FAILED":
                 raise InstanceError(
-                    f"the query service has stopped, but CloudFormation could not delete its {name}, "
+                    f"{self.what} has stopped, but CloudFormation could not delete its {name}, "
                     f"{event.get('PhysicalResourceId')}, which may cost: "
                     f"{' '.join(event.get('ResourceStatusReason', '').split())}; "
                     "delete it yourself, then pause it again"

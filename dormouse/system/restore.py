@@ -38,13 +38,15 @@ def restore_objects(
     instance: DeployedInstance,
     since: datetime,
     *,
+    objects: str | None = None,
     dry_run: bool = False,
     progress: Progress = lambda count: None,
 ) -> RestoredObjects:
     """Undoes the deletions since a time, and of the minute before it, as clocks differ.
 
-    May be run again: what is back is left alone. `progress` is called with the count so far. Raises
-    InvalidInput for a time that is to come or has no zone, ObjectStoreError when S3 keeps some deleted.
+    `objects` is the URL of a copy of the instance's objects, in place of its own. May be run again: what is
+    back is left alone. `progress` is called with the count so far. Raises InvalidInput for a time that is to
+    come or has no zone, or a URL not of S3, ObjectStoreError when S3 keeps some deleted.
     """
     if since.tzinfo is None:
         raise InvalidInput(f"the time {since.isoformat()} needs a zone: {since.isoformat()}Z is in UTC")
@@ -52,9 +54,13 @@ def restore_objects(
         raise InvalidInput(f"the time {since.isoformat()} is to come")
     if since.year < YEAR_LEAST:
         raise InvalidInput(f"the time {since.isoformat()} is before there was S3")
-    if instance.resources.storage is None:
-        raise InstanceError(f"{instance.id} has no storage stack: deploy it")
-    url = urlsplit(instance.resources.storage.objects)
+    if objects is None:
+        if instance.resources.storage is None:
+            raise InstanceError(f"{instance.id} has no storage stack: deploy it")
+        objects = instance.resources.storage.objects
+    url = urlsplit(objects)
+    if url.scheme != "s3" or not url.netloc or not url.path.strip("/"):
+        raise InvalidInput(f"{objects} is no place of objects in S3: name it like s3://bucket/data")
     count = 0
     examples: list[str] = []
     for markers in _deletions(instance.aws, url.netloc, f"{url.path.strip('/')}/", since - CLOCK_SLACK):

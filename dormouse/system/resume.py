@@ -8,7 +8,7 @@ from dormouse.errors import InstanceError
 from dormouse.system.database import STOPPING, StartDatabase, usable_status
 from dormouse.system.instance import DeployedInstance
 from dormouse.system.pause import verify
-from dormouse.system.query import SwitchQuery
+from dormouse.system.query import SwitchStack, sleepers
 from dormouse.system.steps import SYSTEM_CLOCK, Clock, Report, Run, Step, StepReport
 from dormouse.system.switches import SwitchMappings, SwitchRules, WriteDesiredState, schedules
 
@@ -37,9 +37,8 @@ def resume(
         StartDatabase(instance),
         SwitchMappings(instance, True),
         SwitchRules(instance, schedules(instance), True, "the schedules"),
+        *(SwitchStack(instance, what, one, True) for what, one in sleepers(instance).items()),
     ]
-    if (query := instance.resources.query) is not None:
-        steps.append(SwitchQuery(instance, query, True))
     run = Run("running", lambda: instance.desired, tell, clock)
     reports = run.reports(steps, ended, dry_run=dry_run)
     if not dry_run:

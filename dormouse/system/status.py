@@ -13,7 +13,7 @@ from dormouse.system import drain
 from dormouse.system.cost import hourly
 from dormouse.system.database import ASLEEP, SERVES, STOPPING, describe
 from dormouse.system.instance import DeployedInstance
-from dormouse.system.query import GONE, query_state
+from dormouse.system.query import GONE, sleeper_state
 from dormouse.system.switches import mapping_state, mappings, rule_state, schedules
 from dormouse.system.waiting import Waiting, offer, waiting
 
@@ -75,6 +75,9 @@ class Status:
     query_url: str | None
     """What clients in the VPC call."""
 
+    access: str | None
+    """Of the host for access, likewise."""
+
     usd_hour: tuple[tuple[str, float | None], ...]
     """What costs how much an hour now; None where it is not known."""
 
@@ -83,8 +86,10 @@ def status(instance: DeployedInstance) -> Status:
     """Raises InstanceError when AWS cannot be asked; a cost that cannot be found out is None."""
     cluster = describe(instance.aws, instance.cluster)
     waits = waiting(instance)
-    runs, told, query = _runs(instance), instance.resources.query, query_state(instance)
+    runs, told = _runs(instance), instance.resources.query
+    query, access = (sleeper_state(instance, one) for one in (told, instance.resources.access))
     live = {**_live(instance, cluster, bool(runs)), **_query_live(instance, query)}
+    live["access_sleeps"] = access in ("asleep", GONE)
     found = Status(
         instance=instance.id,
         account=instance.account,
@@ -100,6 +105,7 @@ def status(instance: DeployedInstance) -> Status:
         spark=_spark(instance),
         query=query,
         query_url=told.url if told else None,
+        access=access,
         usd_hour=tuple(hourly(instance.resources, live, instance.region)),
     )
     return replace(found, summary=_summary(found))
@@ -109,13 +115,15 @@ def _summary(found: Status) -> str:
     off = [state == "DISABLED" for state in found.schedules.values()]
     off += [state == "Disabled" for state in found.mappings.values()]
     if found.desired == "paused":
-        is_quiet = not (found.spark and _is_awake(found.spark)) and found.query in (None, "asleep", GONE)
+        sleep = all(state in (None, "asleep", GONE) for state in (found.query, found.access))
+        is_quiet = sleep and not (found.spark and _is_awake(found.spark))
         if all(off) and is_quiet and found.database in ASLEEP:
             return "paused"
         if all(off) and is_quiet and found.database == STOPPING:
             return "paused; AWS is still stopping the database"
         return "should be paused, but is not wholly: pause it again"
-    if found.database in SERVES and not any(off) and found.query in (None, "running"):
+    run = all(state in (None, "running") for state in (found.query, found.access))
+    if found.database in SERVES and not any(off) and run:
         return "running"
     if found.database == GONE:
         return "should be running, but its database is gone"

@@ -28,6 +28,9 @@ class RoleNames:
             node.add_property_override("Path", path)
         if isinstance(node, iam.CfnRole) and prefix:
             # with the path, as a role of another path is another role, made while the old one has its name
-            what = hashlib.sha256(f"{path} {node.node.path}".encode()).hexdigest()[:DIGEST_CHARACTERS]
-            name = f"{prefix}{self._settings.id}-{what}-{cdk.Stack.of(node).region}"
+            stack = cdk.Stack.of(node)
+            # from its stack on, so that it stays the same when the instance moves into another app
+            below = node.node.path[node.node.path.index(stack.node.id) :]
+            what = hashlib.sha256(f"{path} {below}".encode()).hexdigest()[:DIGEST_CHARACTERS]
+            name = f"{prefix}{self._settings.id}-{what}-{stack.region}"
             node.add_property_override("RoleName", name)

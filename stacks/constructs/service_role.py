@@ -7,6 +7,14 @@ from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 
+def role_of_this_account(scope: Construct, construct_id: str, service: str) -> iam.Role:
+    """For a service that may not say for which account it asks, by its documents: if it does, it counts."""
+    ours = {"StringEqualsIfExists": {"aws:SourceAccount": cdk.Stack.of(scope).account}}
+    return iam.Role(
+        scope, construct_id, assumed_by=iam.ServicePrincipal(f"{service}.amazonaws.com", conditions=ours)
+    )
+
+
 def service_role(
     scope: Construct, construct_id: str, service: str, *, sources: str, description: str | None = None
 ) -> iam.Role:

@@ -13,7 +13,7 @@ from typing import Any
 
 from packages import LAMBDA, interpreter
 from tests.deploy_local.database import PORT, Database, ask
-from tests.deploy_local.processes import Background, RunFailed, free_port, run
+from tests.deploy_local.processes import Background, RunFailed, free_port, interruptions_wait, run
 
 ROOT = Path(__file__).parents[2]
 ACCOUNT, REGION = "000000000000", "eu-west-1"
@@ -39,16 +39,16 @@ class Cloud:
         return f"http://127.0.0.1:{self._ports[name]}"
 
     def start(self) -> None:
-        with ExitStack() as stack:
-            stack.enter_context(self.database)
+        """What of it has started when it fails, `stop` ends."""
+        with interruptions_wait():
+            self._running.enter_context(self.database)
             emr = Background("emr", self._moto, self._bare_environment, self.logs)
-            stack.callback(emr.stop)
-            command = [str(EMULATOR_PYTHON), str(Path(__file__).with_name("emulator.py"))]
+            self._running.callback(emr.stop)
+            command = [str(EMULATOR_PYTHON), "-m", "tests.deploy_local.emulator"]
             emulator = Background("emulator", command, self._emulator_environment, self.logs)
-            stack.callback(emulator.stop)
-            emr.wait_for(f"{self.url('emr')}/moto-api/")
-            emulator.wait_for(f"{self.url('aws')}/_ministack/health")
-            self._running = stack.pop_all()
+            self._running.callback(emulator.stop)
+        emr.wait_for(f"{self.url('emr')}/moto-api/")
+        emulator.wait_for(f"{self.url('aws')}/_ministack/health")
 
     def stop(self) -> None:
         self._running.close()

@@ -1,7 +1,7 @@
 """Starts the AWS emulator with what it lacks; run by the Python of the emulator's own environment.
 
 Types without behaviour that the run claims to prove get handlers that do nothing. The database cluster
-leads to the run's PostgreSQL: its endpoint, its managed secret, who may log in. The rest is the emulator's.
+leads to the run's PostgreSQL. The rest is the emulator's.
 """
 
 from __future__ import annotations
@@ -19,21 +19,19 @@ from typing import Any
 
 import boto3
 from ministack import app
-from ministack.core import iam_actions, iam_evaluator, lambda_runtime, rds_iam
+from ministack.core import iam_actions, lambda_runtime
 from ministack.core.concurrency import esm_wake
 from ministack.core.responses import new_uuid, request_scope
-from ministack.services import eventbridge, lambda_svc, rds, secretsmanager, sqs, sts
+from ministack.services import eventbridge, lambda_svc, sqs, ssm, sts
 from ministack.services.cloudformation.provisioners import _RESOURCE_HANDLERS as HANDLERS
 
-ACCOUNT, REGION = os.environ["MINISTACK_ACCOUNT_ID"], os.environ["MINISTACK_REGION"]
-DATABASE_HOST, DATABASE_PORT = os.environ["DATABASE_HOST"], int(os.environ["DATABASE_PORT"])
+from tests.deploy_local import emulated_cluster
+from tests.deploy_local.emulated_cluster import ACCOUNT, DATABASE_HOST, REGION
+
 LAMBDA_PYTHON, LAMBDA_RUNTIME = os.environ["LAMBDA_PYTHON"], os.environ["LAMBDA_RUNTIME"]
 RUN = Path(os.environ["TMPDIR"])
 NEWEST_LABEL = "emr-7.13.0"
 """The newest release that moto's EMR Serverless knows."""
-
-TRANSITION_SECONDS = 2.0
-"""How long a cluster is `stopping` or `starting`."""
 
 SESSION_SECONDS = 3600.0
 RUNTIME_LIBRARIES = ("boto3", "botocore", "dateutil", "jmespath", "s3transfer", "six.py", "urllib3")
@@ -61,8 +59,8 @@ def main() -> None:
         "delete": _delete_application,
     }
     _take_alarms_on_metric_math()
-    _lead_to_the_database()
-    _take_time_to_stop_and_start()
+    emulated_cluster.lead_to_the_database()
+    emulated_cluster.take_time_to_stop_and_start()
     _give_sessions_an_end()
     _name_rules_as_iam_does()
     _tell_what_is_done_with_mappings()
@@ -129,114 +127,6 @@ def _delete_application(physical_id: str, _props: dict[str, Any]) -> None:
     _emr().delete_application(applicationId=physical_id)
 
 
-# ------------------------------------------------------------------ the database cluster
-
-
-def _lead_to_the_database() -> None:
-    """The endpoint is the run's PostgreSQL, the managed master secret a real one."""
-    handler = dict(HANDLERS["AWS::RDS::DBCluster"])
-    create, update, delete = handler["create"], handler["update"], handler["delete"]
-
-    def created(logical_id: str, props: dict[str, Any], stack: str) -> tuple[str, dict[str, str]]:
-        if int(props.get("Port", 0)) != DATABASE_PORT:
-            raise ValueError(f"the run's PostgreSQL listens on port {DATABASE_PORT}, not {props.get('Port')}")
-        cluster_id, attributes = create(logical_id, props, stack)
-        cluster = rds._clusters[cluster_id]
-        password = new_uuid()
-        secret = secretsmanager.create_secret_in_process(
-            f"rds!{cluster['DbClusterResourceId']}",
-            json.dumps({"username": cluster["MasterUsername"], "password": password}),
-        )
-        cluster |= {"_MasterUserPassword": password, "Endpoint": DATABASE_HOST, "Port": DATABASE_PORT}
-        cluster["MasterUserSecret"] = {
-            "SecretArn": secret,
-            "SecretStatus": "active",
-            "KmsKeyId": props.get("MasterUserSecret", {}).get("KmsKeyId", ""),
-        }
-        return cluster_id, attributes | _attributes(cluster)
-
-    def updated(physical_id: str, *arguments: Any, **more: Any) -> tuple[str, dict[str, str]]:
-        kept = dict(rds._clusters[physical_id])
-        cluster_id, attributes = update(physical_id, *arguments, **more)
-        cluster = rds._clusters[cluster_id]
-        cluster |= {key: kept[key] for key in ("Endpoint", "Port", "_MasterUserPassword", "MasterUserSecret")}
-        return cluster_id, attributes | _attributes(cluster)
-
-    def deleted(physical_id: str, props: dict[str, Any]) -> None:
-        if cluster := rds._clusters.get(physical_id):
-            secretsmanager.delete_secret_in_process(cluster["MasterUserSecret"]["SecretArn"])
-        delete(physical_id, props)
-
-    HANDLERS["AWS::RDS::DBCluster"] = handler | {"create": created, "update": updated, "delete": deleted}
-
-
-def _attributes(cluster: dict[str, Any]) -> dict[str, str]:
-    return {
-        "Endpoint.Address": DATABASE_HOST,
-        "Endpoint.Port": str(DATABASE_PORT),
-        "ReadEndpoint.Address": DATABASE_HOST,
-        "MasterUserSecret.SecretArn": cluster["MasterUserSecret"]["SecretArn"],
-    }
-
-
-def _take_time_to_stop_and_start() -> None:
-    """As on AWS, where it takes minutes; the emulator is there at once."""
-    for action, on_the_way in (("StopDBCluster", "stopping"), ("StartDBCluster", "starting")):
-        rds._ACTION_MAP[action] = _slowly(rds._ACTION_MAP[action], on_the_way)
-
-
-def _slowly(change: Any, on_the_way: str) -> Any:
-    def changed(parameters: dict[str, Any]) -> Any:
-        answer = change(parameters)
-        cluster = rds._resolve_cluster_in_request_region(rds._p(parameters, "DBClusterIdentifier"))
-        if answer[0] == 200 and cluster:
-            there = cluster["Status"]
-            cluster["Status"] = on_the_way
-            threading.Timer(TRANSITION_SECONDS, lambda: cluster.update(Status=there)).start()
-        return answer
-
-    return changed
-
-
-def _cluster() -> dict[str, Any] | None:
-    return next(iter(rds._clusters.values()), None)
-
-
-def _refusal(user: str, token: str) -> str | None:
-    """Why nobody logs in as this user with this token; None when it is let in, by IAM as on AWS."""
-    with request_scope(ACCOUNT, REGION):
-        cluster = _cluster()
-        if cluster is None or not cluster["IAMDatabaseAuthenticationEnabled"]:
-            return "no cluster with IAM authentication"
-        found = rds_iam.verify_rds_iam_token(
-            token,
-            hostname=DATABASE_HOST,
-            port=DATABASE_PORT,
-            db_user=user,
-            region=REGION,
-            account_id=ACCOUNT,
-        )
-        if isinstance(found, rds_iam.RdsIamTokenError):
-            return found.code
-        principal = iam_evaluator.resolve_principal(found.access_key_id, ACCOUNT)
-        if isinstance(principal, iam_evaluator.AuthError):
-            return "unknown principal"
-        if principal.policies is None:
-            return None  # the account itself
-        resource = f"arn:aws:rds-db:{REGION}:{ACCOUNT}:dbuser:{cluster['DbClusterResourceId']}/{user}"
-        asked = iam_evaluator.EvalContext(
-            principal_arn=principal.arn,
-            principal_type=principal.type,
-            principal_account=ACCOUNT,
-            action="rds-db:connect",
-            resource_arn=resource,
-            region=REGION,
-            principal_keys=principal.keys,
-        )
-        decision = iam_evaluator.evaluate(asked, principal.policies, *principal.limits).decision
-        return None if decision == "Allow" else f"{principal.arn} may not rds-db:connect {resource}"
-
-
 # ------------------------------------------------------------------ lambdas and their queues
 
 
@@ -295,9 +185,10 @@ def _receive_whole_batches() -> None:
 def _let_visibility_timeouts_pass() -> int:
     """Messages that wait to be received again are received now, and are as much older; returns how many.
 
+    So is the desired state, by whose age the pause lambda knows for how long nothing was scheduled.
     0 while a lambda works: what it works on must stay hidden.
     """
-    count, now = 0, time.time()
+    count, longest, now = 0, 0.0, time.time()
     if lambda_svc._esm_inflight:
         return 0
     with request_scope(ACCOUNT, REGION), sqs._queues_lock:
@@ -306,7 +197,9 @@ def _let_visibility_timeouts_pass() -> int:
                 if (hidden := message.get("visible_at", 0) - now) > 0:
                     message["visible_at"] = now
                     message["sent_at"] -= hidden
-                    count += 1
+                    count, longest = count + 1, max(longest, hidden)
+        for parameter in ssm._parameters.values():
+            parameter["LastModifiedDate"] -= longest
     esm_wake.set()
     return count
 
@@ -369,7 +262,7 @@ class _Control(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         given = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
         if self.path == "/login":
-            self._answer({"refusal": _refusal(given["user"], given["token"])})
+            self._answer({"refusal": emulated_cluster.refusal(given["user"], given["token"])})
         elif self.path == "/time":
             self._answer({"messages": _let_visibility_timeouts_pass()})
         elif self.path == "/schedule":
@@ -377,13 +270,7 @@ class _Control(BaseHTTPRequestHandler):
         elif self.path == "/event":
             self._answer({"refused": _tell_rules(given)})
         elif self.path == "/cluster":
-            self._answer(self._described())
-
-    def _described(self) -> dict[str, Any]:
-        with request_scope(ACCOUNT, REGION):
-            cluster = _cluster() or {}
-            names = ("Status", "MasterUsername", "_MasterUserPassword", "DatabaseName")
-            return {name.strip("_"): cluster.get(name) for name in names}
+            self._answer(emulated_cluster.described())
 
     def _answer(self, content: dict[str, Any]) -> None:
         body = json.dumps(content).encode()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 
 import pyarrow as pa
 
@@ -13,19 +11,15 @@ from dormouse.settings.resources import Resources, stack_name
 from dormouse.system.switches import rule_name
 from tests.commits import add
 from tests.deploy_local.cloud import Cloud
-from tests.deploy_local.commits import wait
-from tests.deploy_local.processes import RunFailed
+from tests.deploy_local.commits import wait, wait_for
+from tests.deploy_local.packages import migration_folders
+from tests.deploy_local.processes import RunFailed, sign
 from tests.state import live
 
 INGESTS = 13
 """More than one compaction takes."""
 
 ROWS = 1_000
-WAIT_SECONDS_MAX = 90.0
-SCHEDULED_SECONDS_MAX = 270.0
-"""For a pause, which waits for as long as lambdas of schedules may run: clocks do not pass at once."""
-
-SCHEDULED_POLL_SECONDS = 10.0
 MEANWHILE = 50
 STARTED_BY_AWS = "RDS-EVENT-0153"
 
@@ -84,6 +78,37 @@ def collect_garbage(cloud: Cloud, instance: Instance, resources: Resources) -> s
 
     wait_for(left)
     return f"{len(gone)} objects deleted"
+
+
+def fail_to_migrate(cloud: Cloud, *app: str) -> str:
+    """By a deploy whose second migration fails: the code of before, which meets what the first has left, lets
+    CloudFormation roll back, and says what the database is. All that follows is done with the newer schema.
+    """
+    folders, name = migration_folders(cloud.work / "checkout"), stack_name("local", "migrate")
+    known = len(list(folders[0].glob("*.sql")))
+    good, bad = f"{known + 1:04d}_of_tomorrow", f"{known + 2:04d}_that_fails"
+    new = [(folder / f"{one}.sql", text) for folder in folders for one, text in ((good, "1"), (bad, "1 / 0"))]
+    for path, text in new:
+        path.write_text(f"select {text};\n")
+    _, said = cloud.cdk("deploy", name, "--exclusively", *app, "--require-approval", "never", accept=(1,))
+    for path, _ in new:
+        path.unlink()
+    (stack,) = cloud.client("cloudformation").describe_stacks(StackName=name)["Stacks"]
+    if (status := stack["StackStatus"]) != "UPDATE_ROLLBACK_COMPLETE" or bad not in said:
+        raise RunFailed(f"the stack {name} is {status}, and of {bad} the CDK says: {sign(said)}")
+    logs = cloud.client("logs")
+
+    def untold() -> str:
+        groups = [one["logGroupName"] for one in logs.describe_log_groups()["logGroups"]]
+        lines = [
+            line["message"] for group in groups if name in group
+            for line in logs.filter_log_events(logGroupName=group)["events"]
+        ]  # fmt: skip
+        is_told = any(f"the database has migration {good}" in line for line in lines)
+        return "" if is_told else f"no line of {len(lines)} that says what the database is"
+
+    wait_for(untold)
+    return f"rolled back, with {good} applied"
 
 
 def pause(cloud: Cloud, resources: Resources) -> str:
@@ -159,12 +184,12 @@ def deploy_meanwhile(cloud: Cloud, resources: Resources, *app: str) -> str:
 
 def half_pause(cloud: Cloud, resources: Resources) -> str:
     """As a pause leaves it that was killed, with its event lost: the hour brings it to its end."""
-    assert resources.pause is not None and resources.commit is not None
+    assert resources.pause is not None and resources.commit is not None and resources.garbage is not None
     cloud.client("rds").start_db_cluster(DBClusterIdentifier=resources.database.cluster)  # type: ignore[union-attr]
-    # schedules stay off: a lambda of theirs would be waited for, for minutes that no queue here lets pass
+    cloud.client("events").enable_rule(Name=rule_name(resources.garbage.rules[0]))
     cloud.client("lambda").update_event_source_mapping(UUID=resources.commit.mappings[0], Enabled=True)
     cloud.ask("/schedule", rule=rule_name(resources.pause.rule))
-    wait(cloud, lambda: asleep(cloud, resources), SCHEDULED_SECONDS_MAX, SCHEDULED_POLL_SECONDS)
+    wait(cloud, lambda: asleep(cloud, resources))
     return "asleep again"
 
 
@@ -207,7 +232,7 @@ def start_as_aws_does(cloud: Cloud, resources: Resources) -> str:
     }
     if cloud.ask("/event", **event)["refused"]:
         raise RunFailed("the emulator does not take the event of the start")
-    wait(cloud, lambda: asleep(cloud, resources), SCHEDULED_SECONDS_MAX, SCHEDULED_POLL_SECONDS)
+    wait(cloud, lambda: asleep(cloud, resources))
     return "stopped again"
 
 
@@ -221,7 +246,7 @@ def resume(cloud: Cloud, instance: Instance, resources: Resources, commit_ids: l
         found = [status for status in instance.commits.statuses(commit_ids) if status.state != "applied"]
         return f"{len(found)} commits, like {found[0]}" if found else ""
 
-    wait(cloud, left, WAIT_SECONDS_MAX)
+    wait(cloud, left)
     return f"{len(commit_ids)} messages processed"
 
 
@@ -232,12 +257,3 @@ def bodies_meanwhile(instance: Instance) -> tuple[list[str], list[str]]:
     requests = [add("parts", f"meanwhile-{number}") for number in range(MEANWHILE)]
     table_id = instance.table("parts").files.table.table_id
     return [encode(one, table_id=table_id) for one in requests], [one.commit_id for one in requests]
-
-
-def wait_for(look: Callable[[], str], seconds_max: float = WAIT_SECONDS_MAX) -> None:
-    """Until `look` finds nothing left."""
-    deadline = time.monotonic() + seconds_max
-    while left := look():
-        if time.monotonic() > deadline:
-            raise RunFailed(f"after {seconds_max:g} s there is still {left}")
-        time.sleep(0.5)

@@ -16,6 +16,7 @@ from tests.deploy_local.processes import RunFailed, run
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 INSTALLED = ROOT / ".venv-emulator" / ".installed"
 BUNDLE = Path("dormouse") / "postgres" / "rds-ca-bundle.pem"
+MIGRATIONS = Path("dormouse") / "postgres" / "migrations"
 
 
 def native_architecture() -> str:
@@ -73,11 +74,16 @@ def copy_packages(target: Path, certificates: Path) -> None:
     archive = target / "build" / "emr" / f"dormouse-{native_architecture()}.tgz"
     archive.parent.mkdir()
     archive.write_bytes(b"")  # no Spark runs here
-    migrations = Path("dormouse") / "postgres" / "migrations"
-    shutil.copytree(ROOT / migrations, target / migrations)
+    shutil.copytree(ROOT / MIGRATIONS, target / MIGRATIONS)
     entry = target / "dormouse" / "spark" / "run.py"
     entry.parent.mkdir(parents=True)
     shutil.copyfile(ROOT / "dormouse" / "spark" / "run.py", entry)
+
+
+def migration_folders(copied: Path) -> list[Path]:
+    """Those of what `copy_packages` has made: what the deployment compares, and what the lambda applies."""
+    (package,) = (copied / "build" / "lambdas").glob("migrate-*")
+    return [copied / MIGRATIONS, package / MIGRATIONS]
 
 
 def write_settings(target: Path) -> None:

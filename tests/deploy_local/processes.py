@@ -9,9 +9,10 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
 START_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 10.0
@@ -27,6 +28,24 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+@contextmanager
+def interruptions_wait() -> Iterator[None]:
+    """They come at the end of the block: a process that has started, and is not yet known, would be left."""
+    came: list[int] = []
+
+    def keep(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+
+    before = {number: signal.signal(number, keep) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for number in came[:1]:
+        signal.raise_signal(number)
 
 
 class Background:
@@ -88,24 +107,27 @@ def run(
     Raises RunFailed for another exit code than those to accept, and when it takes too long.
     """
     log = logs / f"{name}.log"
+    process: subprocess.Popen[bytes] | None = None
     with log.open("wb") as out:
-        process = subprocess.Popen(
-            command,
-            env=dict(environment),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
         try:
+            with interruptions_wait():
+                process = subprocess.Popen(
+                    command,
+                    env=dict(environment),
+                    cwd=cwd,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
             code = process.wait(seconds_max)
         except subprocess.TimeoutExpired:
             raise RunFailed(f"{name} takes longer than {seconds_max:g} s") from None
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            if process is not None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
     said = log.read_text("utf-8", errors="replace")
     if code not in accept:
         raise RunFailed(f"{name} failed with exit code {code}: {sign(said)}")

@@ -48,6 +48,8 @@ class Run:
             if self._keep_logs:
                 shutil.copytree(logs, place)
         except KeyboardInterrupt:
+            shutil.rmtree(work, ignore_errors=True)
+            _check_nothing_left(work)
             raise
         except Exception as error:
             shutil.copytree(logs, place)
@@ -73,8 +75,8 @@ class Run:
         self.step("install the CDK CLI", lambda: packages.install_cdk(logs))
         self.step("build the lambda packages", lambda: packages.build_lambdas(logs))
         cloud = Cloud(work, logs)
-        self.step("start AWS, EMR Serverless and PostgreSQL on loopback", cloud.start)
         try:
+            self.step("start AWS, EMR Serverless and PostgreSQL on loopback", cloud.start)
             packages.copy_packages(work / "checkout", cloud.database.certificates)
             packages.write_settings(work / "local.toml")
             self.step("cdk bootstrap", lambda: cloud.cdk("bootstrap", f"aws://{ACCOUNT}/{REGION}"))
@@ -86,7 +88,7 @@ class Run:
                 cloud.keep_service_logs()
             self.step("dormouse destroy", lambda: _destroy(cloud))
             self.step("end all processes", cloud.stop)
-        except BaseException:
+        except Exception:
             with suppress(Exception):
                 cloud.keep_service_logs()
             raise
@@ -101,6 +103,7 @@ class Run:
             self.step("make tables", lambda: _make_tables(instance))
             self._commits(cloud, instance, deployed.resources)
             self._schedules(cloud, instance, deployed.resources)
+            self.step("a migration fails", lambda: operations.fail_to_migrate(cloud, *_app(cloud)))
             self._sleeps(cloud, instance, deployed.resources)
 
     def _commits(self, cloud: Cloud, instance: Instance, resources: Resources) -> None:

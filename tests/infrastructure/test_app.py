@@ -17,7 +17,7 @@ from app import main
 from tests.assembly import ROOT
 
 RunHere = Callable[..., tuple[int, str]]
-PACKAGES = ("commit", "compaction", "garbage", "maintenance", "migrate", "pause", "runs")
+PACKAGES = ("commit", "compaction", "garbage", "maintenance", "migrate", "pause", "runs", "tables")
 SAYS_WHERE = ".metadata.json"
 """Traces of where in the CDK something was made, for its own messages; they have its temporary folder."""
 
@@ -134,7 +134,7 @@ def test_all_that_is_not_built_is_told_at_once_and_each_stack_refuses_to_be_depl
     said = f"{NOT_BUILT}make lambdas, make emr-package ARCHITECTURE=x86_64, make query-image\n"
     assert run_here(str(path)) == (0, said)
     assets = sorted((tmp_path / "out").glob("*.assets.json"))
-    assert len(assets) == 6
+    assert len(assets) == 7
     for one in assets:
         content = json.loads(one.read_text("utf-8"))
         [command] = [

@@ -44,7 +44,7 @@ def test_all_that_can_go_wrong_raises_an_alarm(name: str, synthesized: All) -> N
     commit = CONFIGURATIONS[name]().commit
     assert commit is not None
     queues = [f"Commits-{number}" for number in range(1, commit.queues + 1)]
-    lambdas = ["Commit", "Compaction", "Garbage", "Maintenance", "Pause"]
+    lambdas = ["Commit", "Compaction", "Garbage", "Maintenance", "Pause", "Show-tables", "Change-tables"]
     runs = ["Compaction-runs", "Split-runs"]
     assert set(alarms(synthesized(name))) == {
         *(f"{queue}-DLQ-Queue-Message-Count-Max-Alarm" for queue in [*queues, "Starts-of-the-database"]),
@@ -161,7 +161,8 @@ def test_an_address_subscribes_and_what_is_not_there_is_not_watched(tmp_path: Pa
     assert subscription.properties["Endpoint"] == "people@example.org"
     watched = {name.split("-")[0] for name in alarms(assembly)}
     assert watched == {
-        "Capacity", "Commit", "Commits", "Database", "Deadlocks", "Failing", "Garbage", "Orphaned",
+        "Capacity", "Change", "Commit", "Commits", "Database", "Deadlocks", "Failing", "Garbage", "Orphaned",
+        "Show",
     }  # fmt: skip
 
 

@@ -27,7 +27,8 @@ def test_logs_are_kept_as_what_they_tell_of(name: str, synthesized: Callable[[st
 def test_roles_trust_services_for_this_account_only(assembly: Assembly) -> None:
     for role in assembly.resources("AWS::IAM::Role"):
         for statement in role.properties["AssumeRolePolicyDocument"]["Statement"]:
-            condition = statement.get("Condition", {}).get("StringEquals", {})
+            found = statement.get("Condition", {})
+            condition = found.get("StringEquals", found.get("StringEqualsIfExists", {}))
             if statement["Principal"]["Service"] not in NOT_TELLING:
                 assert flat(condition.get("aws:SourceAccount")) == "AccountId" or "1234" in str(condition), (
                     str(role)

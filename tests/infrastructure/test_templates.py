@@ -60,7 +60,7 @@ def test_logical_ids_of_stateful_resources_are_frozen(synthesized: All) -> None:
     found = {
         str(resource): resource.type
         for assembly in map(synthesized, CONFIGURATIONS)
-        for resource in assembly.resources(*STATEFUL)
+        for resource in assembly.resources(*STATEFUL, "AWS::Backup::BackupVault")
         if not resource.name.startswith("Facts")
     }
     assert dict(sorted(found.items())) == frozen("logical_ids")
@@ -83,9 +83,13 @@ def test_cfn_lint_finds_nothing(assembly: Assembly) -> None:
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_only_the_stacks_of_the_settings_are_there(name: str, synthesized: All) -> None:
-    options = ("commit", "garbage", "compaction", "maintenance", "query", "pause", "monitoring")
-    wanted = {option for option in options if getattr(CONFIGURATIONS[name](), option) is not None}
-    assert set(synthesized(name).templates) == {"network", "storage", "database", "migrate"} | wanted
+    options = ("commit", "garbage", "compaction", "maintenance", "query", "access", "pause", "monitoring")
+    options += ("backup", "audit")
+    always = {"network", "storage", "database", "migrate", "tables"}
+    found = CONFIGURATIONS[name]()
+    wanted = {option for option in options if getattr(found, option) is not None}
+    wanted |= {"copy"} if found.backup and found.backup.copy_region else set()
+    assert set(synthesized(name).templates) == always | wanted
 
 
 def frozen(name: str) -> Any:

@@ -342,3 +342,24 @@ def test_what_is_killed_leaves_all_or_nothing(lake: Path, tmp_path: Path, verb: 
         assert (
             len([path for path in place.iterdir() if path.name != ".staging"]) == len(dm.backups(place)) == 2
         )
+
+
+def test_a_restored_backup_keeps_cuts_and_can_be_read_as_of_them(tmp_path: Path) -> None:
+    """It has the files of the cluster, whose transactions stay what they were."""
+    with dm.local(tmp_path / "lake") as instance:
+        table = instance.create_table("t", SCHEMA, properties=PROMPT)
+        table.ingest(pa.table({"key": [1, 2]}))
+        table.history.record_cut("kept")
+        at = query(instance._supplier, "select clock_timestamp()")[0][0]
+        table.ingest(pa.table({"key": [3]}))
+        table.compact()
+        table.collect_garbage()
+        instance.backup(tmp_path / "backups")
+    dm.restore(tmp_path / "backups", tmp_path / "new")
+    with dm.local(tmp_path / "new") as instance:
+        table = instance.table("t")
+        assert keys(instance) == [1, 2, 3]
+        for when in ("kept", at):
+            assert table.query(as_of=when).read_all()["key"].to_pylist() == [1, 2]
+        table.restore("kept")
+        assert keys(instance) == [1, 2]

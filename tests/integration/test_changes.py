@@ -72,7 +72,7 @@ def test_each_row_comes_once_through_compactions_and_splits(
 ) -> None:
     monkeypatch.setattr(files_of, "PAGE_REFERENCES", 2)
     table = new_table(
-        layout, (10,), compaction_strategy="basic", compaction_batch_files=2, split_threshold_rows=8,
+        layout, (7, 14), compaction_strategy="basic", compaction_batch_files=2, split_threshold_rows=8,
         split_min_rows=2, ingest_file_writing=writing,
     )  # fmt: skip
     start = now(table)
@@ -93,7 +93,7 @@ def test_each_row_comes_once_through_compactions_and_splits(
         assert read(table, start, middle) == first
         assert read(table, start) == sorted(first + later)
         assert read(table, beginning(table)) == sorted(first + later)
-    assert table.partitions.tree().leaf_count > 2
+    assert table.partitions.tree().leaf_count > 3
     assert read(table, now(table)) == []
 
 
@@ -130,22 +130,30 @@ def test_what_was_collected_is_told_before_the_first_row(
     new_table: NewTable, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files_of, "PAGE_REFERENCES", 2)
-    table = new_table(layout, gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=3)
+    table = new_table(
+        layout, (100,), gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=3
+    )
     start = now(table)
+    add(table, 200)
+    add(table, 201)
+    low = now(table)
     for key in range(3):
         add(table, key)
     compact(table, engine="local")
     middle = now(table)
     add(table, 7)
     end = now(table)
-    first, *_, last = [file.filename for page in pages_between(table, start, end) for file in page]
-    table.objects.delete([first])
-    with pytest.raises(CutExpired, match="does not reach back"):
-        read(table, start)
+    _, _, first, *_, last = [file.filename for page in pages_between(table, start, end) for file in page]
     table.objects.delete([last])
     with pytest.raises(ObjectNotFound, match="it is lost, not collected"):
         read(table, middle)
+    reader = changes(table, start, end)
     table.garbage.collect()
     table.garbage.collect()
-    with pytest.raises(CutExpired, match="does not reach back"):
-        changes(table, start, end)
+    with pytest.raises(ObjectNotFound):
+        table.objects.size(first)
+    with pytest.raises(CutExpired, match="cannot be read any more"):
+        reader.read_all()
+    for after in (start, low):
+        with pytest.raises(CutExpired, match="does not reach back"):
+            changes(table, after, end)

@@ -28,7 +28,15 @@ SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG), dm.Field("name", dm.STRIN
         "update partition set split_point = '\\x8000000000000001' where parent_id is null",
         "update partition set parent_id = 'nobody' where sealed_epoch is null",
         "update partition set created_epoch = created_epoch + 7, sealed_epoch = sealed_epoch + 7"
-        " where parent_id is not null",
+        " where parent_id is not null and merged_epoch is null",
+        "delete from partition where partition_id = '4-0'",
+        "delete from partition where partition_id = '3-0'",
+        "update partition set merged_epoch = 5 where partition_id = '3-1'",
+        "update partition set merged_id = '1-1' where partition_id = '3-1'",
+        "update partition set right_id = '1-1' where partition_id = '2-0'",
+        "update partition set left_id = '3-0' where right_id = '2-1'",
+        "update partition set is_upper = not is_upper where partition_id = '4-0'",
+        "update partition set created_epoch = 5 where partition_id = '4-0'",
         "delete from epoch where epoch = 0",
         "delete from epoch where epoch = 1",
         "delete from epoch",
@@ -41,6 +49,8 @@ def test_a_tree_that_is_not_whole_is_found(instance: Instance, damage: str) -> N
     table = instance.create_table("u", SCHEMA, split_points=[1_000])
     table.partitions.split(table.partitions.leaves()[0].partition_id, 100)
     table.partitions.split(table.partitions.leaves()[0].partition_id, "m", "name")
+    left = table.partitions.leaves()[0].partition_id
+    table.partitions.merge([half.partition_id for half in table.partitions.split(left, 50)])
     assert instance.check().problems == ()
     instance.drop_table("t")
     query(instance._supplier, damage.replace("%", "%%"))

@@ -114,3 +114,17 @@ def test_a_parameter_that_is_left_out_is_named(command: Cli, given: list[str]) -
     missing = 1 if given == ["2=a"] else 2
     code, _, err = command("sql", "select 1", *options)
     assert (code, err.partition(": number them")[0]) == (2, f"dormouse: parameter ${missing} is not given")
+
+
+def test_small_leaves_are_listed_and_merged_where_that_is_wanted(command: Cli, instance: dm.Instance) -> None:
+    table = instance.table("t")
+    table.partitions.split("root", 5)
+    code, out, err = command("merge", "t")
+    assert (code, out) == (2, "")
+    assert "dormouse table set t merge_threshold_rows=" in err and err.count("\n") == 1
+    command("table", "set", "t", "merge_threshold_rows=1000")
+    assert ": 0 rows\n" in command("merge", "t", "--dry-run")[1]
+    assert '"would_merge"' in command("merge", "t", "--dry-run", "--json")[1]
+    assert command("merge", "t") == (0, "merged 1 pair of leaves\n", "")
+    assert command("merge", "t", "--dry-run")[1] == "nothing would be merged\n"
+    assert table.partitions.tree().leaf_count == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,10 @@ from dormouse.errors import (
     InstanceReadOnly,
     InvalidCut,
     InvalidInput,
-    InvalidName,
 )
 from dormouse.files.layout import LAYOUTS
 from dormouse.history.cuts import record_cut
 from dormouse.instance import Instance, connect
-from dormouse.postgres import ConnectionSupplier
 from dormouse.query.consumer import Consumer
 from dormouse.table import Table
 
@@ -116,7 +114,9 @@ def test_of_two_readers_one_is_overtaken(instance: Instance) -> None:
     table = new_table(instance)
     one, other = table.consumer("etl"), table.consumer("etl")
     add(table, 1)
-    assert rows(one) == rows(other) == [1]
+    assert rows(other) == [1]
+    add(table, 3)
+    assert rows(one) == [1, 3]
     one.acknowledge()
     with pytest.raises(ConsumerOvertaken, match="another reader of consumer 'etl' of table 't'"):
         other.acknowledge()
@@ -298,3 +298,33 @@ def test_a_moment_that_cannot_be_read_is_no_beginning(instance: Instance) -> Non
         table.changes(after=cut)
     with pytest.raises(CutExpired, match="does not reach back"):
         table.changes(after=None)
+
+
+def test_status_tells_who_keeps_the_history(instance: Instance) -> None:
+    table = new_table(instance)
+    record_cut(table._context, "release")
+    table.consumer("etl")
+    add(table, 1)
+    status = table.status()
+    assert [str(holder) for holder in status.history_held_by] == ["cut 'release'", "consumer 'etl'"]
+    assert [(one.name, one.rows_behind) for one in status.consumers] == [("etl", 1)]
+    assert status.history_since and status.history_since < status.consumers[0].position_at
+    expire(instance)
+    again = table.status()
+    assert [str(holder) for holder in again.history_held_by] == ["cut 'release'"]
+    assert [one.is_expired for one in again.consumers] == [True]
+
+
+def test_maintenance_applies_retention_and_measures_consumers(instance: Instance, tmp_path: Path) -> None:
+    table = new_table(instance, gc_delay_seconds=0, history_retention_seconds=0)
+    add(table, 1)
+    first = record_cut(table._context)
+    table.consumer("etl")
+    add(table, 2, 3)
+    metrics = tmp_path / "metrics.prom"
+    assert instance.maintain(once=True, metrics=metrics).failed == 0
+    told = metrics.read_text()
+    assert 'dormouse_consumer_rows_behind{consumer="etl",table="t"} 2.0' in told
+    assert 'dormouse_consumer_expired{consumer="etl",table="t"} 0.0' in told
+    with pytest.raises(InvalidCut, match="no cut"):
+        table.changes(after=first)

@@ -17,10 +17,11 @@ from dormouse.catalog import Catalog
 from dormouse.context import TableContext
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.embedded.server import _binaries
-from dormouse.errors import InstanceError, InstanceReadOnly
+from dormouse.errors import CutExpired, InstanceError, InstanceReadOnly
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.layout import LAYOUTS
 from dormouse.files.totals import Totals
+from dormouse.history import cuts, moments
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
@@ -213,3 +214,35 @@ def test_a_copy_by_files_is_at_home(dsn: str, server_dsn: str, new_database: Cal
     migrate(dsn)
     same = new_database(str(conninfo_to_dict(dsn)["dbname"]))
     assert written(same) == (True, True)
+
+
+def test_cuts_of_before_a_copy_are_refused_by_name(dsn: str, young_server: str, tmp_path: Path) -> None:
+    with closing(ConnectionSupplier(dsn)) as supplier:
+        table = table_in(dsn, supplier, tmp_path, LAYOUTS[0])
+        fill(table)
+        cut = cuts.record_cut(table, "release")
+        before = query(supplier, "select clock_timestamp()")[0][0]
+        table.partitions.split(table.partitions.leaves()[0].partition_id, 5)
+    copied = fresh_database(young_server)
+    copy(dsn, copied)
+    with closing(ConnectionSupplier(copied)) as supplier:
+        migrate(supplier)
+        table = table_in(copied, supplier, tmp_path)
+        for when in ("release", cut):
+            with pytest.raises(CutExpired, match=r"'release' .* another database server.*logical copy"):
+                moments.position_of(table, when)
+        with pytest.raises(CutExpired, match="cannot be read any more"):
+            moments.position_of(table, before)
+        here = cuts.record_cut(table, "here")
+        at = query(supplier, "select clock_timestamp()")[0][0]
+        for when in (here, at):
+            position = moments.position_of(table, when)
+            with supplier.connection() as conn:
+                leaves = [one.partition_id for one in table.partitions.at(position.epoch).leaves]
+                _, rows = table.store.planned_at([*leaves, "root"], position.snapshot, conn)
+            assert {row[1] for row in rows} == {
+                one.filename for one in table.store.file_references_in([*leaves, "root"])
+            }
+            assert position.epoch == table.partitions.tree().epoch == 1
+        assert [one.name for one in cuts.cuts(table)] == ["release", "here"]
+        cuts.drop_cut(table, "release")

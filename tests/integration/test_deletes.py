@@ -214,3 +214,28 @@ def test_a_consumer_is_told_of_what_went(instance: Instance) -> None:
     ]
     consumer.acknowledge()
     assert consumer.read().read_all().num_rows == 0
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_a_restore_undoes_later_deletions_and_knows_those_of_then(
+    instance: Instance, is_compacted: bool
+) -> None:
+    table = made(instance)
+    cuts, rows = [], []
+    for step in range(3):
+        add(table, row(1, v=step), row(2, v=step), row(3, v=step))
+        table.delete({"k": 1 + step})
+        cuts.append(table.history.record_cut())
+        rows.append(plain(table.query().read_all().to_pylist()))
+        if is_compacted:
+            table.compact()
+    add(table, row(1), row(2), row(3))
+    for target in (0, 2, 1, 2, 0):
+        table.restore(to=cuts[target])
+        assert seen(table, instance) == rows[target]
+        assert [plain(table.query(as_of=cut).read_all().to_pylist()) for cut in cuts] == rows
+        assert table.restore(to=cuts[target], dry_run=True).deletions == 0
+    add(table, row(3))
+    table.delete({"k": 2})
+    table.compact()
+    assert keys(table) == [3, 3]

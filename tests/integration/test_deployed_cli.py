@@ -72,6 +72,16 @@ def test_deleted_objects_come_back(deployed: Deployed, cli: Cli) -> None:
     assert s3.get_object(Bucket="data", Key="data/1/a")["Body"].read() == b"a"
 
 
+def test_objects_of_a_copy_come_back_whatever_the_instance_does(deployed: Deployed, cli: Cli) -> None:
+    s3 = deployed.session.client("s3")
+    s3.put_object(Bucket="data", Key="copy/1/a", Body=b"a")
+    s3.delete_object(Bucket="data", Key="copy/1/a")
+    restore = ("restore-objects", "--instance", "dev", "--since", "2026-01-01T00:00:00Z")
+    code, out, err = cli(*restore, "--objects", "s3://data/copy")
+    assert (code, out.endswith(" came back\n"), err) == (0, True, "")
+    assert s3.get_object(Bucket="data", Key="copy/1/a")["Body"].read() == b"a"
+
+
 def test_dead_letters_are_shown_and_sent_again_by_one_command(
     deployed: Deployed, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

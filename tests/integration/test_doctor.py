@@ -80,9 +80,9 @@ def test_a_machine_without_node_and_cdk_is_told_how_to_install_them(
 def test_packages_that_are_not_built_are_named(tmp_path: Path) -> None:
     settings = parse({"id": "dev", "commit": {}, "compaction": {"engine": "emr-serverless"}})
     lambdas, archive = _packages(settings, tmp_path)
-    assert "commit-arm64, compaction-arm64, migrate-arm64, runs-arm64" in lambdas.found
+    assert "commit-arm64, compaction-arm64, migrate-arm64, runs-arm64, tables-arm64" in lambdas.found
     assert (lambdas.mend, archive.mend) == ("run make lambdas", "run make emr-package ARCHITECTURE=arm64")
-    for name in ("commit", "compaction", "migrate", "runs"):
+    for name in ("commit", "compaction", "migrate", "runs", "tables"):
         (tmp_path / f"build/lambdas/{name}-arm64").mkdir(parents=True)
     (tmp_path / "build/emr").mkdir()
     (tmp_path / "build/emr/dormouse-arm64.tgz").touch()
@@ -334,18 +334,22 @@ def test_who_deploys_the_query_service_has_its_folder_and_docker(
 
 
 @pytest.mark.parametrize(
-    ("wanted", "has", "result"),
+    ("part", "wanted", "has", "result"),
     [
-        ("create", (), "ok"),
-        ("create", ("logs",), "wrong"),
-        ("existing", ("ecr.api", "ecr.dkr", "logs", "secretsmanager"), "ok"),
-        ("existing", ("logs",), "warning"),
+        ("query", "create", (), "ok"),
+        ("query", "create", ("logs",), "wrong"),
+        ("query", "existing", ("ecr.api", "ecr.dkr", "logs", "secretsmanager"), "ok"),
+        ("query", "existing", ("logs",), "warning"),
+        ("access", "create", ("logs",), "ok"),
+        ("access", "create", ("ssm",), "wrong"),
+        ("access", "existing", ("ssm", "ssmmessages"), "ok"),
+        ("access", "existing", ("ssm",), "warning"),
     ],
 )
-def test_tasks_need_a_way_in_an_existing_vpc(
-    wanted: str, has: tuple[str, ...], result: str, session: Any
+def test_what_calls_aws_needs_a_way_in_an_existing_vpc(
+    part: str, wanted: str, has: tuple[str, ...], result: str, session: Any
 ) -> None:
-    subject = account(session, network=EXISTING_VPC, query={"endpoints": wanted})
+    subject = account(session, network=EXISTING_VPC, **{part: {"endpoints": wanted}})
     endpoints = [
         {"ServiceName": f"com.amazonaws.{REGION}.{name}", "PrivateDnsEnabled": True, "Tags": []}
         for name in has
@@ -354,8 +358,8 @@ def test_tasks_need_a_way_in_an_existing_vpc(
         "ServiceName": f"com.amazonaws.{REGION}.ecr.api", "PrivateDnsEnabled": True,
         "Tags": [{"Key": "dormouse:instance", "Value": "dev"}],
     }  # fmt: skip
-    check = subject._ways_of_tasks([*endpoints, ours])
-    assert (check.name, check.result) == ("query endpoints", result)
+    check = subject._ways(part, wanted == "create", [*endpoints, ours])
+    assert (check.name, check.result) == (f"{part} endpoints", result)
 
 
 def test_a_query_service_that_nobody_may_call_is_a_warning(session: Any) -> None:

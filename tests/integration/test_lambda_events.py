@@ -142,7 +142,7 @@ def of_switches() -> list[tuple[Any, str]]:
 ODD = {
     "commit": (commit.handler, of_sqs(of_records=True)),
     "pause": (pause.handler, of_sqs(of_records=False)),
-    "pause.switch_query": (pause.switch_query, of_switches()),
+    "pause.switch": (pause.switch, of_switches()),
     "compaction.create": (compaction.create, of_executions(needed=True)),
     "compaction.report": (compaction.report, of_reports()),
     "maintenance": (maintenance.handler, of_executions(needed=False)),

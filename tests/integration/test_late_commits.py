@@ -20,8 +20,10 @@ from dormouse.errors import DormouseError, FileAlreadyExists, SplitRequestsFaile
 from dormouse.files.checks import FileChecks
 from dormouse.files.commit import Commit
 from dormouse.files.layout import LAYOUTS
+from dormouse.files.moves import Moves
 from dormouse.partitions.checks import tree_problems
 from dormouse.partitions.store import PartitionStore
+from dormouse.postgres.transaction import run_transaction
 from dormouse.query import query as rows_of
 from dormouse.rounds.ingest import ingest
 from dormouse.rounds.splitting import split as split_round
@@ -173,3 +175,28 @@ def test_ingests_that_race_with_merges_lose_no_row_and_give_none_twice(
     assert sorted(rows_of(table).read_all()["key"].to_pylist()) == expected
     assert FileChecks(table.store.own).problems() == []
     assert tree_problems(table.supplier, table.table) == []
+
+
+def test_a_merge_waits_for_who_is_adding_files(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is added, and not committed yet when a merge begins, is moved by it."""
+    a, b, *_ = leaves(table)
+    tried = threading.Event()
+    keep_writers_out = Moves.keep_writers_out
+
+    def telling(moves: Moves, conn: Any) -> None:
+        tried.set()
+        keep_writers_out(moves, conn)
+
+    monkeypatch.setattr(Moves, "keep_writers_out", telling)
+    with ThreadPoolExecutor(1) as pool:
+
+        def add(conn: Any) -> Any:
+            table.store.add_files([ref("late", a)], conn=conn)
+            merging = pool.submit(PartitionStore(table.supplier, table.table).merge, [a, b])
+            while not (tried.is_set() or merging.done()):
+                tried.wait(0.01)
+            return merging
+
+        new = run_transaction(table.supplier, add).result()
+    assert live(table.store) == [(new.partition_id, "late", 100, None)]
+    assert FileChecks(table.store.own).problems() == []

@@ -18,7 +18,7 @@ from dormouse.settings.resources import QueryResources, Resources, resources_par
 from dormouse.system.aws import Aws
 from dormouse.system.instance import DeployedInstance
 from dormouse.system.pause import pause
-from dormouse.system.query import SwitchQuery, query_state
+from dormouse.system.query import SwitchStack, sleeper_state
 from dormouse.system.resume import resume
 from dormouse.system.status import status
 from dormouse.system.steps import Run, StepReport
@@ -202,14 +202,14 @@ def lambda_of_the_stack(stubs: StubSession, monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_lambda_changes_the_parameter_and_nothing_else(stubs: StubSession) -> None:
     described(stubs, ("UPDATE_COMPLETE", "true", 1))
     asked(stubs, "false")
-    assert pause_lambda.switch_query({"running": False}, None) == {"asked": True}
+    assert pause_lambda.switch({"running": False}, None) == {"asked": True}
 
 
 @pytest.mark.usefixtures("lambda_of_the_stack")
 @pytest.mark.parametrize("event", [{}, {"running": "false"}, {"running": None, "TemplateBody": "{}"}])
 def test_the_lambda_takes_no_other_event(stubs: StubSession, event: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="the event must be running: true or false"):
-        pause_lambda.switch_query(event, None)
+        pause_lambda.switch(event, None)
 
 
 def failed(stubs: StubSession, *events: tuple[str, str, str]) -> None:
@@ -226,12 +226,12 @@ def failed(stubs: StubSession, *events: tuple[str, str, str]) -> None:
     )
 
 
-def step(stubs: StubSession, *, runs: bool, told: QueryResources = TOLD) -> SwitchQuery:
+def step(stubs: StubSession, *, runs: bool, told: QueryResources = TOLD) -> SwitchStack:
     instance = DeployedInstance("dev", "123456789012", REGION, Resources(query=told), Aws(stubs))
-    return SwitchQuery(instance, told, runs)
+    return SwitchStack(instance, "the query service", told, runs)
 
 
-def ran(switch: SwitchQuery) -> StepReport:
+def ran(switch: SwitchStack) -> StepReport:
     wanted: Any = "running" if switch.runs else "paused"
     return Run(wanted, lambda: wanted, clock=FakeClock().clock).step(switch)
 
@@ -368,4 +368,4 @@ def test_without_the_right_to_update_it_says_which(stubs: StubSession) -> None:
 )
 def test_its_state_is_told_in_words(state: str, running: str, said: str, stubs: StubSession) -> None:
     described(stubs, (state, running, 1))
-    assert query_state(step(stubs, runs=True).instance) == said
+    assert sleeper_state(step(stubs, runs=True).instance, TOLD) == said

@@ -127,6 +127,20 @@ def test_what_s3_keeps_deleted_is_told(
         restore_objects(instance, LONG_AGO)
 
 
+def test_a_copy_of_the_objects_is_brought_back_in_place_of_the_bucket(
+    s3: Any, instance: DeployedInstance
+) -> None:
+    """Its owner may have no bucket any more."""
+    put(s3, "data/1/a", "copy/1/a")
+    delete(s3, "data/1/a", "copy/1/a")
+    bare = DeployedInstance("dev", "1", "eu-west-1", Resources(), instance.aws)
+    assert restore_objects(bare, LONG_AGO, objects=f"s3://{BUCKET}/copy").count == 1
+    assert names(s3) == ["copy/1/a"]
+    for wrong in (f"s3://{BUCKET}", "file:///tmp/x", BUCKET):
+        with pytest.raises(InvalidInput, match="is no place of objects in S3: name it like s3://bucket/data"):
+            restore_objects(instance, LONG_AGO, objects=wrong)
+
+
 def test_an_instance_without_storage_is_told(s3: Any) -> None:
     bare = DeployedInstance("dev", "1", "eu-west-1", Resources(), Aws(boto3.session.Session()))
     with pytest.raises(InstanceError, match="storage"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,15 +11,19 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from served import service
 from state import query
 
 import dormouse as dm
-from dormouse.errors import CutExpired, InvalidCut, ObjectNotFound
+from dormouse.cli import main
+from dormouse.client import connect as connect_client
+from dormouse.errors import CutExpired, InvalidCut, NotWhole, ObjectNotFound
 from dormouse.files import holds
 from dormouse.files.layout import LAYOUTS
-from dormouse.history import cuts, moments
+from dormouse.history import moments
 from dormouse.instance import Instance, connect
 from dormouse.model.cut import Cut
+from dormouse.rounds import compaction_job
 from dormouse.table import Table
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])
@@ -62,7 +68,7 @@ def test_a_moment_has_the_same_rows_whatever_comes_later(instance: Instance, lay
         table.split()
         table.compact()
         table.collect_garbage()
-        seen += [(cuts.record_cut(table._context), keys(table)), (clock(instance), keys(table))]
+        seen += [(table.history.record_cut(), keys(table)), (clock(instance), keys(table))]
         for when, rows in seen:
             assert keys(table, when) == rows
             assert summed(instance, "select count(*) as n from t", when) == [{"n": len(rows)}]
@@ -77,7 +83,7 @@ def test_tables_are_read_as_of_one_moment(instance: Instance) -> None:
     flights, other = made(instance, "flights"), made(instance, "other")
     add(flights, 0)
     add(other, 0)
-    cut = cuts.record_cut(flights._context, "monday")
+    cut = flights.history.record_cut("monday")
     at = clock(instance)
     add(flights, 100)
     add(other, 100)
@@ -88,7 +94,7 @@ def test_tables_are_read_as_of_one_moment(instance: Instance) -> None:
         summed(instance, both, cut)
     with pytest.raises(InvalidCut, match="table 'other' has no cut 'monday'; none of its cuts has a name"):
         summed(instance, both, "monday")
-    cuts.record_cut(other._context, "monday")
+    other.history.record_cut("monday")
     assert summed(instance, both, "monday") == [{"a": 20, "b": 40}]
     made(instance, "young")
     with pytest.raises(InvalidCut, match=r"table 'young' was made at .*, after"):
@@ -100,13 +106,13 @@ def test_tables_are_read_as_of_one_moment(instance: Instance) -> None:
 def test_what_is_collected_cannot_be_read_and_says_so_before_the_first_row(instance: Instance) -> None:
     table = made(instance, gc_delay_seconds=0, history_retention_seconds=0)
     add(table, 0)
-    kept, lost = cuts.record_cut(table._context, "kept"), cuts.record_cut(table._context)
+    kept, lost = table.history.record_cut("kept"), table.history.record_cut()
     at = clock(instance)
     add(table, 10)
     table.compact()
     table.collect_garbage()
     assert keys(table, "kept") == keys(table, lost) == keys(table, at) == list(range(20)), "kept holds all"
-    cuts.drop_cut(table._context, "kept")
+    table.history.drop_cut("kept")
     table.collect_garbage()
     for when in (lost, at):
         with pytest.raises(
@@ -157,7 +163,7 @@ def test_a_collection_between_plan_and_read_is_told(instance: Instance) -> None:
 def test_a_file_that_is_lost_is_no_matter_of_time(instance: Instance, tmp_path: Path) -> None:
     table = made(instance)
     add(table, 0)
-    cut = cuts.record_cut(table._context)
+    cut = table.history.record_cut()
     [name] = [one.filename for one in table.files.file_references()]
     (tmp_path / "objects" / name).unlink()
     for read in (lambda: keys(table, cut), lambda: summed(instance, "select * from t", cut)):
@@ -182,7 +188,7 @@ def test_a_file_that_is_lost_is_no_matter_of_time(instance: Instance, tmp_path: 
 )
 def test_a_moment_that_cannot_be_is_refused_in_one_line(instance: Instance, when: Any, said: str) -> None:
     table = made(instance)
-    cuts.record_cut(table._context, "a")
+    table.history.record_cut("a")
     for read in (
         lambda: table.query(as_of=when),
         lambda: table.explain(as_of=when),
@@ -199,29 +205,269 @@ def test_a_moment_that_cannot_be_is_refused_in_one_line(instance: Instance, when
 def test_a_cut_needs_a_name_that_can_be_told(instance: Instance, name: Any) -> None:
     table = made(instance)
     with pytest.raises(InvalidCut) as error:
-        cuts.record_cut(table._context, name)
+        table.history.record_cut(name)
     assert "\n" not in str(error.value)
-    assert list(cuts.cuts(table._context)) == []
+    assert list(table.history.cuts()) == []
 
 
 def test_a_name_is_taken_once_and_free_when_its_cut_is_dropped(instance: Instance) -> None:
-    context = made(instance)._context
-    first = cuts.record_cut(context, "a")
+    history = made(instance).history
+    first = history.record_cut("a")
     with pytest.raises(InvalidCut, match="has a cut 'a' already"):
-        cuts.record_cut(context, "a")
-    assert (
-        list(cuts.cuts(context)) == [first]
-        and cuts.cut(context, "a") == cuts.cut(context, first.cut_id) == first
-    )
+        history.record_cut("a")
+    assert list(history.cuts()) == [first]
+    assert history.cut("a") == history.cut(first.cut_id) == first
     assert len(holds.holds(instance._supplier)) == 1
-    cuts.drop_cut(context, "a")
+    history.drop_cut("a")
     assert holds.holds(instance._supplier) == []
-    second = cuts.record_cut(context, "a")
-    assert cuts.compare(context, second, second) == "equal"
-    third = cuts.record_cut(context)
-    assert [cuts.compare(context, *pair) for pair in ((second, third), (third, "a"))] == ["before", "after"]
+    second = history.record_cut("a")
+    third = history.record_cut()
+    compared = [history.compare(*pair) for pair in ((second, second), (second, third), (third, "a"))]
+    assert compared == ["equal", "before", "after"]
+    assert history.compare(clock(instance), third) == "after"
     instance.drop_table("t")
-    again = made(instance)._context
+    again = made(instance)
     with pytest.raises(InvalidCut, match="of another table"):
-        cuts.compare(again, third, third)
+        again.history.compare(third, third)
     assert holds.holds(instance._supplier) == []
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_restore_puts_back_the_rows_of_a_moment(instance: Instance, layout: str) -> None:
+    table = made(instance, layout=layout)
+    add(table, 0, 40)
+    add(table, 20, 40)
+    good, rows = table.history.record_cut("good"), keys(table)
+    add(table, 30, 40)
+    table.compact()
+    table.split()
+    table.compact()
+    add(table, 0, 100)
+    table.collect_garbage()
+    bad = clock(instance)
+    bad_rows, epoch = keys(table), table.partitions.tree().epoch
+    assert epoch > 0
+    told = table.restore(good, dry_run=True)
+    assert keys(table) == bad_rows, "nothing is done yet"
+    done = table.restore("good")
+    assert done == told and done.at == good.recorded_at
+    assert (keys(table), table.partitions.tree().epoch) == (rows, epoch)
+    assert keys(table, bad) == bad_rows, "what it was before can be read"
+    again = table.restore("good")
+    assert (again.rows_removed, keys(table)) == (again.rows_restored, rows)
+    table.restore(bad)
+    assert keys(table) == bad_rows, "and be restored from"
+    table.restore(good)
+    for _ in range(3):
+        table.split()
+        table.compact()
+        table.collect_garbage()
+    assert keys(table) == rows
+    assert instance.check().problems == ()
+    add(table, 0, 5)
+    assert keys(table) == sorted([*rows, *range(5)])
+
+
+def test_files_that_come_back_are_collected_when_they_go_again(instance: Instance) -> None:
+    for layout in LAYOUTS:
+        table = made(instance, f"t_{layout}", layout=layout, gc_delay_seconds=0, history_retention_seconds=0)
+        add(table, 0)
+        table.history.record_cut("a")
+        before = {one.filename for one in table.files.file_references()}
+        add(table, 5)
+        table.compact()
+        table.collect_garbage()
+        table.restore("a")
+        table.history.drop_cut("a")
+        table.collect_garbage()
+        table.collect_garbage()
+        assert keys(table) == list(range(20)), "they are not what was free once"
+        assert {one.filename for one in table.file_page()} == before
+        add(table, 5)
+        table.compact()
+        table.collect_garbage()
+        assert before.isdisjoint(one.filename for one in table.file_page())
+        assert keys(table) == sorted([*range(20), *range(5, 25)])
+
+
+def test_a_compaction_that_runs_while_its_table_is_restored_is_given_up(instance: Instance) -> None:
+    table = made(instance)
+    add(table, 0)
+    table.history.record_cut("a")
+    add(table, 5)
+    assert table._context.jobs.create() == 1
+    [job] = table._context.jobs.take(1)
+    table.restore("a")
+    assert keys(table) == list(range(20))
+    assert [one.job_id for one in table.files.file_references()] == [None]
+    assert table._context.jobs.count() == (0, 0)
+    assert compaction_job.run_compaction(table._context, job, 0).outcome != "committed"
+    assert keys(table) == list(range(20))
+
+
+def merged_whole(table: Table) -> str:
+    """Has the two leaves of now merged, each with whole files alone."""
+    table.compact()
+    leaves = [one.partition_id for one in table.partitions.leaves()]
+    return table.partitions.merge(leaves).partition_id
+
+
+def test_a_restore_across_a_merge_puts_files_into_the_partition_of_now(instance: Instance) -> None:
+    table = made(instance, compaction_batch_files=2, split_threshold_rows=10**6)
+    table.partitions.split("root", 20)
+    add(table, 0, 40)
+    add(table, 10, 20)
+    cut, rows = table.history.record_cut(), keys(table)
+    at = clock(instance)
+    halves = table.partitions.split(merged_whole(table), 5)
+    add(table, 0, 7)
+    table.split()
+    assert table.partitions.tree().epoch == 3
+    assert keys(table, cut) == keys(table, at) == rows
+    table.restore(cut)
+    assert keys(table) == rows
+    for _ in range(3):
+        table.split()
+        table.compact()
+    assert keys(table) == rows
+    assert {one.partition_id for one in table.files.file_references()} <= {one.partition_id for one in halves}
+    assert instance.check().problems == ()
+
+
+def test_a_restore_that_would_show_other_rows_is_refused(instance: Instance) -> None:
+    """A file of both leaves, whose rows of one were compacted away before the moment."""
+    table = made(instance, compaction_batch_files=2, split_threshold_rows=10**6)
+    add(table, 0, 40)
+    table.partitions.split("root", 20)
+    table.split()
+    add(table, 0, 5)
+    table.compact()
+    cut, rows = table.history.record_cut(), keys(table)
+    assert not all(one.only_contains_data_for_this_partition for one in table.files.file_references())
+    add(table, 30, 5)
+    merged_whole(table)
+    now = keys(table)
+    with pytest.raises(NotWhole, match=r"the rows cannot be put back: partition .* was merged since"):
+        table.restore(cut)
+    assert (keys(table), keys(table, cut)) == (now, rows)
+
+
+def test_changes_across_a_restore_are_refused_and_those_after_it_are_told(instance: Instance) -> None:
+    table = made(instance)
+    add(table, 0)
+    before = table.history.record_cut()
+    add(table, 50)
+    table.restore(before)
+    after = table.history.record_cut()
+    add(table, 90, 3)
+    with pytest.raises(InvalidCut, match=r"was restored at .*: changes across that are not told"):
+        table.changes(after=before)
+    assert [row["k"] for row in table.changes(after=after).read_all().to_pylist()] == [90, 91, 92]
+
+
+def age(instance: Instance, minutes: int = 31) -> None:
+    query(instance._supplier, f"update cut set recorded_at = recorded_at - interval '{minutes} minutes'")
+
+
+def test_maintenance_records_a_cut_when_the_last_is_old_and_something_has_changed(instance: Instance) -> None:
+    table = made(instance)
+    add(table, 0)
+    instance.maintain(once=True)
+    [first] = table.history.cuts()
+    add(table, 50)
+    instance.maintain(once=True)
+    assert list(table.history.cuts()) == [first], "it is young"
+    age(instance)
+    instance.maintain(once=True)
+    assert [one.cut_id > first.cut_id for one in table.history.cuts()] == [False, True]
+    age(instance)
+    instance.maintain(once=True)
+    assert len(list(table.history.cuts())) == 2, "nothing has changed"
+    add(table, 90)
+    query(instance._supplier, "update tables set history_since = clock_timestamp()")
+    instance.maintain(once=True)
+    assert len(list(table.history.cuts())) == 2, "the first can be read no more, and is forgotten"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_cut_knows_what_was_ingested_till_then_each_file_once(instance: Instance, layout: str) -> None:
+    more = {"split_threshold_rows": 30, "ingest_file_writing": "one_reference_per_leaf"}
+    table = made(instance, layout=layout, **more)
+    add(table, 0)
+    table.history.record_cut()
+    sizes = rows = 0
+    for round_ in range(4):
+        known = {one.filename for one in table.file_page()}
+        add(table, 10 * round_, 40)
+        new = [one for one in table.file_page() if one.filename not in known]
+        sizes, rows = sizes + sum(one.byte_count or 0 for one in new), rows + 40
+        table.split()
+        table.compact()
+        table.collect_garbage()
+        cut = table.history.record_cut()
+        till = "select rows_till, bytes_till from cut where cut_id = %s"
+        assert query(instance._supplier, till, cut.cut_id) == [(rows, sizes)]
+
+
+def test_moments_travel_over_http(instance: Instance) -> None:
+    table = made(instance)
+    add(table, 0)
+    cut, at = table.history.record_cut("monday"), clock(instance)
+    number = table.history.record_cut()
+    add(table, 90)
+    with service(instance) as url, connect_client(url) as client:
+        remote = client.table("t")
+        for when in (cut, "monday", at, number):
+            assert remote.query(as_of=when).read_all().num_rows == 20
+            assert client.sql("select k from t", as_of=when).read_all().num_rows == 20
+            assert (
+                remote.explain(as_of=when).files == client.explain_sql("from t", as_of=when)["t"].files == 1
+            )
+        assert remote.query().read_all().num_rows == 40
+        with pytest.raises(InvalidCut, match="has no zone"):
+            remote.query(as_of=datetime(2026, 1, 1))
+        query(instance._supplier, "update tables set history_since = clock_timestamp()")
+        with pytest.raises(CutExpired, match="cannot be read any more"):
+            remote.query(as_of=at)
+
+
+def test_moments_on_the_command_line(
+    instance: Instance,
+    dsn: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def dormouse(*args: str) -> tuple[int, str]:
+        where = ("--dsn", dsn, "--objects", f"file://{tmp_path}/objects")
+        monkeypatch.setattr(sys, "argv", ["dormouse", *args, *where])
+        code = main()
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    try:
+        table = made(instance)
+        add(table, 0)
+        local = clock(instance).astimezone().replace(tzinfo=None).isoformat(" ")
+        table.history.record_cut("monday")
+        add(table, 90)
+        for when in (local, "monday"):
+            count = "select count(*) as n from t"
+            assert '"n":20' in dormouse("sql", count, "--as-of", when, "--json")[1].replace(" ", "")
+            code, said = dormouse("query", "t", "--as-of", when, "--format", "csv")
+            assert (code, len(said.splitlines())) == (0, 21)
+            assert dormouse("query", "t", "--as-of", when, "--explain")[0] == 0
+        code, said = dormouse("query", "t", "--as-of", "tuesday")
+        assert (code, said.count("\n")) == (2, 1)
+        assert "has no cut 'tuesday'; its named cuts are 'monday'" in said
+        assert "would take out 20 rows" in dormouse("restore-table", "t", "--to", "monday", "--dry-run")[1]
+        assert len(keys(table)) == 40
+        assert "--yes is needed" in dormouse("restore-table", "t", "--to", "monday")[1]
+        assert len(keys(table)) == 40
+        code, said = dormouse("restore-table", "t", "--to", local, "--yes")
+        assert (code, len(keys(table))) == (0, 20), said
+    finally:
+        monkeypatch.delenv("TZ")
+        time.tzset()

@@ -248,11 +248,11 @@ def test_a_full_leaf_that_is_settled_is_full_again_when_it_changes(new_table: Ne
     assert table.partitions.look_for_full_leaves() == 1
     [leaf] = table.partitions.full_leaves()
     table.store.add_files([ref("b", rows=1)])
-    table.partitions.settle(leaf)
+    table.partitions.settle(leaf.marks)
     assert list(table.partitions.full_leaves()) == []
     assert table.partitions.look_for_full_leaves() == 1  # b came after it was looked at
     for leaf in table.partitions.full_leaves():
-        table.partitions.settle(leaf)
+        table.partitions.settle(leaf.marks)
     assert table.partitions.look_for_full_leaves() == 0
 
 

@@ -358,6 +358,7 @@ def test_the_reference_is_what_the_models_say() -> None:
 
 
 REPLACED = {
+    ("backup", "copy_region"): ("AWS::S3::Bucket", "BucketName"),
     ("network", "cidr"): ("AWS::EC2::VPC", "CidrBlock"),
     ("network", "vpc_id"): ("AWS::EC2::SecurityGroup", "VpcId"),
     ("database", "snapshot"): ("AWS::RDS::DBCluster", "SnapshotIdentifier"),

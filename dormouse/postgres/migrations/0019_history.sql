@@ -31,8 +31,10 @@ create index partition_leaves on partition (table_id, created_epoch) where seale
 create index partition_merged on partition (table_id, merged_epoch) where merged_epoch is not null;
 -- whether one left it: hardly any did, and this is asked with each commit
 create index partition_merged_by_id on partition (table_id, partition_id) where merged_epoch is not null;
--- the halves of a partition, one after another
-create index partition_halves on partition (table_id, parent_id, is_upper, created_epoch);
+-- the halves of a partition, one after another; and the roots. Both of some partitions alone, so that no look-up of one by its
+-- id is planned on them: where there are no statistics, any index of the table's looks as good.
+create index partition_halves on partition (table_id, parent_id, is_upper, created_epoch) where is_upper is not null;
+create index partition_roots on partition (table_id, created_epoch) where parent_id is null;
 
 -- Where an interval of epochs is kept in the virtual tree over them, so that those which hold an epoch are found by one
 -- look-up for each bit of it: Kriegel, Pötke, Seidl, "Managing Intervals Efficiently in Object-Relational Databases",
@@ -124,6 +126,15 @@ create table truncation (
     recorded_at timestamptz not null,
     truncated_at timestamptz not null default clock_timestamp(),
     constraint truncation_pkey primary key (table_id)
+);
+
+-- When a table's rows were put back to what they were at a moment: they are not what was ingested since.
+create table restored (
+    table_id integer not null references tables on delete cascade,
+    restored_xid xid8 not null,
+    moment timestamptz not null,
+    restored_at timestamptz not null default clock_timestamp(),
+    constraint restored_pkey primary key (table_id, restored_xid)
 );
 
 -- Merges are looked for, and have rounds, as splits do.

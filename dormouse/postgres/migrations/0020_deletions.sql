@@ -17,10 +17,11 @@ create table deletion (
     -- null: of another cluster, whose transaction ids are others
     snapshot pg_snapshot default pg_current_snapshot(),
     added_xid xid8 not null default pg_current_xact_id(),
-    -- since when no file needs it
+    -- since when no file needs it, or a restore to a moment before it has undone it
     retired_xid xid8,
     retired_at timestamptz,
-    constraint deletion_pkey primary key (table_id, deletion_id),
+    -- a restore to a moment makes those of then pending again
+    constraint deletion_pkey primary key (table_id, deletion_id, added_xid),
     constraint deletion_retired_whole check (num_nulls(retired_xid, retired_at) in (0, 2))
 );
 -- those that readers apply

@@ -1,0 +1,1 @@
+"""What the history of a table costs, however long it is."""

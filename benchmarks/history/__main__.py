@@ -1,0 +1,162 @@
+"""What does it cost to ask for a table's past, however long it is?
+
+Each operation of a history of 10 thousand, 310 thousand, 3.1 million and (--full) 31 million epochs, which is
+one a second for a year: milliseconds, round trips, bytes on disk. Beside it, at 10 thousand epochs, what
+PDP-32 replaced: one value, read and written whole. Look-ups of the past against those of now, and what came
+since a cut against a scan of the same rows. On an embedded PostgreSQL; histories are written by COPY, and
+asked in turns.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+
+import psycopg
+
+import dormouse as dm
+from benchmarks.harness.command import Benchmark, Figures, Tell, amount
+from benchmarks.harness.place import Place, own_place
+from benchmarks.harness.report import Grid, Pane, percentile, turns
+from benchmarks.history import rows
+from benchmarks.history.blob import Blob
+from benchmarks.history.build import LEAVES, build, bytes_on_disk
+from benchmarks.history.operations import OPERATIONS, Asked, Call, round_trips
+from benchmarks.state_tables import open_tables
+from dormouse.postgres import ConnectionSupplier
+
+EPOCHS = {"10k": 10_000, "310k": 310_000, "3.1m": 3_100_000, "31m": 31_000_000}
+GROWN_BY_MAX = "3.1m"
+"""The longest history of which growth is told; a longer one may be larger than the memory."""
+_BLOB = ("epoch_at", "split")
+_WARMING = 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    only: Sequence[str] = amount(
+        ("10k", "310k", "3.1m"),
+        ("10k", "310k"),
+        action="append",
+        choices=tuple(EPOCHS),
+        help="a history's length; may be repeated",
+    )
+    full: bool = amount(False, action="store_true", help="31 million epochs, too: half an hour, and 30 GB")
+    calls: int = amount(1_000, 100, help="of each operation and history [1,000]")
+    rounds: int = amount(5, 2)
+    rows: int = amount(2_000_000, 100_000)
+    look_ups: int = amount(200, 20)
+
+
+def measure(plan: Plan, tell: Tell) -> Figures:
+    """The histories, each in a database of its own, are asked in turns."""
+    sizes = [*plan.only, *["31m"] * (plan.full and "31m" not in plan.only)]
+    found: Figures = {}
+    with own_place() as place, ExitStack() as stack:
+        asked = {size: stack.enter_context(_history(place, size, tell)) for size in sizes}
+        for size, one in asked.items():
+            with one.supplier.connection() as conn:
+                found[f"bytes_per_epoch_{size}"] = round(bytes_on_disk(conn) / one.epochs_there, 1)
+        for name in OPERATIONS:
+            tell(name)
+            found |= _operation(name, asked, plan)
+        found |= _growth(found, sizes)
+        tell("one value for the whole history")
+        found |= _blob(place, plan)
+        found |= rows.measure(place, plan.rows, plan.look_ups, plan.rounds, tell)
+    return found
+
+
+@contextmanager
+def _history(place: Place, size: str, tell: Tell) -> Iterator[Asked]:
+    dsn = place.create_database(f"history_{size.replace('.', '_')}")
+    objects = f"{place.objects}_{size}"
+    with dm.connect(dsn, objects):
+        pass
+    with open_tables(dsn, objects) as tables:
+        table = build(tables, EPOCHS[size], tell)
+    with closing(ConnectionSupplier(dsn, connections_max=1)) as supplier:
+        yield Asked(supplier, table, EPOCHS[size], random.Random(26))
+
+
+def _operation(name: str, asked: Mapping[str, Asked], plan: Plan) -> Figures:
+    """Milliseconds of an operation by history, which come in turn, and its round trips."""
+    make, milliseconds = OPERATIONS[name], {size: list[float]() for size in asked}
+    for one in asked.values():
+        for _ in range(_WARMING):
+            make(one)()
+    for _, size in turns([*asked], plan.rounds):
+        calls = (make(asked[size]) for _ in range(plan.calls // plan.rounds))
+        milliseconds[size] += map(_milliseconds, calls)
+    found: Figures = {
+        f"p{percent}_ms_{name}_{size}": round(percentile(some, percent), 3)
+        for size, some in milliseconds.items()
+        for percent in (50, 99)
+    }
+    found[f"roundtrips_{name}"] = max(round_trips(one.supplier, make(one)) for one in asked.values())
+    return found
+
+
+def _growth(found: Figures, sizes: Sequence[str]) -> Figures:
+    """From the shortest history to the longest of which it is told."""
+    there = [size for size in EPOCHS if size in sizes and EPOCHS[size] <= EPOCHS[GROWN_BY_MAX]]
+    if len(there) < 2:
+        return {}
+    first, last = there[0], there[-1]
+    grown = {name: found[f"p99_ms_{name}_{last}"] / found[f"p99_ms_{name}_{first}"] for name in OPERATIONS}
+    most = max(grown, key=grown.__getitem__)
+    by_name = {f"p99_growth_{name}": round(growth, 3) for name, growth in grown.items()}
+    ends = {"growth_from": EPOCHS[first], "growth_to": EPOCHS[last]}
+    return {**by_name, **ends, "p99_growth_max": round(grown[most], 3), "p99_growth_most": most}
+
+
+def _blob(place: Place, plan: Plan) -> Figures:
+    with psycopg.connect(place.create_database("blob"), autocommit=True) as conn:
+        blob = Blob(conn, EPOCHS["10k"], LEAVES)
+        chosen, found = random.Random(26), {"bytes_per_epoch_blob": round(blob.bytes_per_epoch(), 1)}
+        for name in _BLOB:
+            make = getattr(blob, name)
+            some = [_milliseconds(make(chosen)) for _ in range(max(10, plan.calls // 20))]
+            found |= {f"p{p}_ms_{name}_blob": round(percentile(some, p), 3) for p in (50, 99)}
+    return found
+
+
+def _milliseconds(call: Call) -> float:
+    began = time.perf_counter()
+    call()
+    return 1_000 * (time.perf_counter() - began)
+
+
+_NAMES = {name: name.replace("_", " ") for name in OPERATIONS}
+_COLUMNS = {
+    f"p{percent}_ms_{{}}_{size}": f"{size}: p{percent}" for size in [*EPOCHS, "blob"] for percent in (50, 99)
+}
+
+
+def _lines(percent: int) -> dict[str, str]:
+    return {f"p{percent}_ms_{name}_{{}}": label for name, label in _NAMES.items()}
+
+
+BENCHMARK = Benchmark(
+    "history",
+    __doc__,
+    Plan,
+    measure,
+    [
+        Grid(_NAMES, {**_COLUMNS, "p99_growth_{}": "growth", "roundtrips_{}": "round trips"}, "milliseconds"),
+        Grid({size: size for size in [*EPOCHS, "blob"]}, {"bytes_per_epoch_{}": "bytes an epoch"}),
+        "p99, {growth_to:,} epochs ÷ {growth_from:,}: at most {p99_growth_max}, of {p99_growth_most}",
+        "look-ups of now ÷ as of a cut, seconds: {as_of_vs_now}",
+        "a scan of the same rows ÷ what came since a cut, seconds: {changes_vs_scan}",
+    ],
+    panes=[
+        Pane("p99", "epochs", "milliseconds", EPOCHS, _lines(99), yscale="log"),
+        Pane("p50", "epochs", "milliseconds", EPOCHS, _lines(50), yscale="log"),
+    ],
+)
+
+if __name__ == "__main__":
+    BENCHMARK.main()

@@ -1,0 +1,52 @@
+-- name: begin_load
+-- Rows are copied without looking their table up, each.
+set session_replication_role = replica; set maintenance_work_mem = '512MB'; set synchronous_commit = off;
+
+-- name: indexes
+-- What is made again when all rows are there: of two tables the indexes, and the keys.
+select i.indexrelid::regclass::text, i.indrelid::regclass::text, c.conname,
+    case when c.oid is null then pg_get_indexdef(i.indexrelid)
+        else format('alter table %s add constraint %I %s', i.indrelid::regclass, c.conname, pg_get_constraintdef(c.oid)) end
+from pg_index i
+left join pg_constraint c on c.conindid = i.indexrelid and c.contype = 'p'
+where i.indrelid in ('partition'::regclass, 'epoch'::regclass);
+
+-- name: copy_partitions
+-- Partitions as they became.
+copy partition (
+    table_id, partition_id, parent_id, created_epoch, sealed_epoch, min_keys, max_keys, split_key, split_point,
+    left_id, right_id, is_upper, merged_epoch, merged_id, sealed_rows, sealed_bytes
+) from stdin
+
+-- name: copy_epochs
+-- Epochs after the first.
+copy epoch (table_id, epoch, created_at, sealed, created, splits, merges, sealed_rows, sealed_bytes, added_xid) from stdin
+
+-- name: copy_chunks
+-- Running totals.
+copy history_chunk (table_id, chunk, splits, merges, sealed_rows, sealed_bytes) from stdin
+
+-- name: link
+-- Parents know who took the places of their children.
+update partition p
+set left_id = coalesce(l.now, p.left_id), right_id = coalesce(r.now, p.right_id)
+from partition q
+left join unnest(%(before)s::text[], %(now)s::text[]) as l (before, now) on l.before = q.left_id
+left join unnest(%(before)s::text[], %(now)s::text[]) as r (before, now) on r.before = q.right_id
+where q.table_id = %(table_id)s and p.table_id = q.table_id and p.partition_id = q.partition_id
+    and q.created_epoch = 0 and q.sealed_epoch = 0;
+
+-- name: begin_history
+-- The leaves come again as they became; the first epoch is older than the others.
+with gone as (
+    delete from partition where table_id = %(table_id)s and sealed_epoch is null
+)
+update epoch set created_at = %(time)s where table_id = %(table_id)s;
+
+-- name: end_history
+-- The table is at the last epoch.
+update tables set epoch = %(epoch)s where table_id = %(table_id)s;
+
+-- name: size
+-- The bytes of a history on disk, with its indexes.
+select pg_total_relation_size('partition') + pg_total_relation_size('epoch') + pg_total_relation_size('history_chunk');

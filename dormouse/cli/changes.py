@@ -1,0 +1,160 @@
+"""`dormouse changes`, and of `dormouse history` what is kept and for whom."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from dormouse.cli.data import OutputOption, check_output, write
+from dormouse.cli.history import app as history
+from dormouse.cli.parsing import parse_duration, parse_moment
+from dormouse.cli.verbs import Session, TableName, plural, verb
+from dormouse.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from dormouse.history.retention import RetentionReport
+
+AfterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--after",
+        help="A time, in this machine's time zone if it names none, or a cut's name; from the beginning: "
+        "'beginning'.",
+    ),
+]
+BEGINNING = "beginning"
+
+
+def add_to(parent: typer.Typer) -> None:
+    verb(
+        parent, "changes", example="dormouse changes flights --consumer etl --format parquet -o new.parquet"
+    )(changes)
+
+
+def changes(
+    session: Session,
+    table: TableName,
+    after: AfterOption = None,
+    till: Annotated[str | None, typer.Option(help="As --after; now when not given.")] = None,
+    consumer: Annotated[
+        str | None,
+        typer.Option(help="What is new to this consumer; acknowledged when all of it is written."),
+    ] = None,
+    columns: Annotated[str | None, typer.Option(help="Comma-separated; all when not given.")] = None,
+    format: Annotated[
+        Literal["json", "csv", "parquet"], typer.Option("--format", "-f", help="JSON is an object a line.")
+    ] = "json",
+    output: OutputOption = None,
+) -> None:
+    """The rows that were ingested after a moment, each once, as they were ingested.
+
+    A new consumer begins now.
+    """
+    check_output(session, format, output)
+    if (after is None) == (consumer is None):
+        raise InvalidInput("give --after, or --consumer NAME, which knows where it stands")
+    if consumer is not None and till is not None:
+        raise InvalidInput("a consumer reads up to now: leave --till out")
+    names = None if columns is None else [name.strip() for name in columns.split(",")]
+    with session.open(read_only=consumer is None) as instance:
+        found = instance.table(table)
+        if consumer is None:
+            start, end = (None if text in (None, BEGINNING) else parse_moment(text) for text in (after, till))
+            reader = found.changes(start, end, names)
+            write(session, reader, format, output, limited=False, json_lines=True)
+            return
+        etl = found.consumer(consumer)
+        write(session, etl.read(names), format, output, limited=False, json_lines=True)
+        etl.acknowledge()
+
+
+@verb(history, "consumers", example="dormouse history consumers flights")
+def consumers(session: Session, table: TableName) -> None:
+    """A table's consumers: where each stands, how far it is behind, and until when its files are kept."""
+    from dormouse.cli.console import count, grid
+
+    with session.open(read_only=True) as instance:
+        found = instance.table(table).consumers()
+    columns = ("consumer", "rows behind", "seconds behind", "stands at", "acknowledged", "keeps files until")
+    rows = [
+        (
+            one.name,
+            "?" if one.rows_behind is None else count(one.rows_behind),
+            "?" if one.seconds_behind is None else f"{one.seconds_behind:,.0f}",
+            one.position_at,
+            one.acknowledged_at,
+            "expired" if one.is_expired else one.expires_at,
+        )
+        for one in found
+    ]
+    session.show(found, lambda: grid(columns, rows) if rows else f"table {table} has no consumers")
+
+
+@verb(history, "drop-consumer", example="dormouse history drop-consumer flights etl")
+def drop_consumer(
+    session: Session,
+    table: TableName,
+    consumer: Annotated[str, typer.Argument(help="Its name.", show_default=False)],
+) -> None:
+    """Forget a consumer, and keep nothing for it any more."""
+    with session.open() as instance:
+        instance.table(table).drop_consumer(consumer)
+    session.show(
+        {"table": table, "dropped": consumer}, lambda: f"consumer {consumer} of table {table} is dropped"
+    )
+
+
+@verb(history, "retain", example="dormouse history retain flights --for 7d --dry-run")
+def retain(
+    session: Session,
+    table: TableName,
+    seconds: Annotated[float | None, typer.Option(help="Keep at least so many seconds.")] = None,
+    for_: Annotated[str | None, typer.Option("--for", help="Likewise: 7d, 12h, 30m or 45s.")] = None,
+    byte_count: Annotated[
+        int | None, typer.Option("--bytes", help="Keep at least the last so many bytes that were ingested.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would go, and change nothing.")
+    ] = False,
+) -> None:
+    """Let the history go beyond limits; without any, by the property history_retention_seconds."""
+    if for_ is not None and seconds is not None:
+        raise InvalidInput("--for and --seconds say the same: give one")
+    wanted = seconds if for_ is None else parse_duration(for_).total_seconds()
+    with session.open(read_only=dry_run) as instance:
+        report = instance.table(table).history.apply_retention(byte_count, wanted, dry_run=dry_run)
+    session.show(report, lambda: _said(table, report))
+
+
+@verb(history, "truncate", example="dormouse history truncate flights release-4")
+def truncate(
+    session: Session,
+    table: TableName,
+    cut: Annotated[str, typer.Argument(help="The cut's name.", show_default=False)],
+) -> None:
+    """Make what lies before a cut unreadable, for good; its files are collected."""
+    with session.open() as instance:
+        done = instance.table(table).history.truncate(cut)
+    what = "begins at" if done else "began already at"
+    session.show(
+        {"table": table, "cut": cut, "truncated": done}, lambda: f"the history of {table} {what} {cut}"
+    )
+
+
+def _said(table: str, report: RetentionReport) -> str:
+    lines = []
+    if report.truncated_at is None:
+        lines.append(f"nothing of the history of {table} is beyond the limits")
+        if report.wanted is not None:
+            lines[0] = f"nothing of the history of {table} can go"
+    else:
+        verb = "would begin" if report.dry_run else "begins"
+        cuts = plural(report.cuts_dropped, "cut")
+        gone = "would be" if report.dry_run else "are"
+        lines.append(
+            f"the history of {table} {verb} at {report.truncated_at.recorded_at}; {cuts} {gone} dropped"
+        )
+    if report.wanted != report.truncated_at:
+        lines += [f"{holder} keeps it from {holder.since} on" for holder in report.held_by]
+    return "\n".join(lines)

@@ -1,0 +1,42 @@
+"""What a table consists of, what becomes of it, and how far back its history goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from dormouse.files.last_rounds import LastRound
+from dormouse.history.consumers import ConsumerStatus
+from dormouse.history.retention import Holder
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """What a table consists of now, and how its rounds end. Rows of files that a split divided are estimates.
+
+    Rows of pending `deletions` count until compaction has left them out.
+
+    `compaction_jobs` wait or are run, `jobs_running` of them are run; `jobs_given_up` were given up in all.
+    `rounds` has one of each kind that there was. The history can be read from `history_since` on, and
+    `history_held_by` are the named cuts and consumers that keep it, whatever its retention.
+    """
+
+    name: str
+    partitions: int
+    leaves: int
+    files: int
+    references: int
+    row_count: int
+    rows_exact: bool
+    byte_count: int
+    unreferenced_files: int
+    compaction_jobs: int
+    jobs_running: int = 0
+    jobs_given_up: int = 0
+    given_up_reason: str | None = None
+    given_up_at: datetime | None = None
+    rounds: tuple[LastRound, ...] = ()
+    deletions: int = 0
+    consumers: tuple[ConsumerStatus, ...] = ()
+    history_since: datetime | None = None
+    history_held_by: tuple[Holder, ...] = ()

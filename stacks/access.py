@@ -1,0 +1,107 @@
+"""A way to the database from outside of the VPC: a host for the port forwarding of Session Manager.
+
+Nobody connects to the host: its agent asks Session Manager, by two interface endpoints where there is no
+other way. All of it is there while the instance runs; each resume makes a host anew, of the newest image.
+"""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_iam as iam
+from constructs import Construct
+
+from dormouse.settings.access import ACCESS_HOST, ACCESS_TAG, DISK_GB, AccessSettings
+from dormouse.settings.resources import AccessResources
+from stacks.acknowledge import acknowledge
+from stacks.constructs.endpoints import CHANNELS, SESSION_SERVICES, Endpoints
+from stacks.constructs.security_group import closed_group
+from stacks.constructs.sleeping import only_while, running, switch
+from stacks.foundation import Foundation
+from stacks.instance_stack import InstanceStack
+
+IMAGE = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-arm64"
+"""Amazon Linux 2023 with the agent, which its `minimal` image lacks."""
+
+
+class AccessStack(InstanceStack):
+    def __init__(self, scope: Construct, foundation: Foundation, access: AccessSettings) -> None:
+        super().__init__(scope, "access", foundation.settings, description="way to the database")
+        self._placement, database = foundation.network.placement, foundation.database
+        is_running = running(self)
+        group = closed_group(self, "SecurityGroup", self._placement.vpc, f"{self.stack_name}: host")
+        group.connections.allow_to(database.security_group, ec2.Port.tcp(database.port), "the database")
+        self.awake = Construct(self, "Awake")
+        host = self._host(group)
+        self._let_out(host, group, access)
+        only_while(is_running, self.awake)
+        self.switch = switch(self, foundation.assets, "Lets the host for access run or sleep")
+        self.describe(
+            AccessResources(
+                stack=self.stack_name,
+                host=cdk.Token.as_string(cdk.Fn.condition_if(is_running.logical_id, host.instance_id, "")),
+                endpoints=0 if access.endpoints == "existing" else len(SESSION_SERVICES),
+                switch=self.switch.function.function_name,
+            )
+        )
+
+    def _host(self, group: ec2.SecurityGroup) -> ec2.Instance:
+        role = iam.Role(
+            self, "Role", assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"), description="Host for access"
+        )
+        role.add_to_policy(
+            iam.PolicyStatement(actions=["ssm:UpdateInstanceInformation", *CHANNELS], resources=["*"])
+        )
+        acknowledge(
+            role, "AwsSolutions-IAM5[Resource::*]", "the channels of Session Manager know no resources"
+        )
+        host = ec2.Instance(
+            self.awake,
+            "Host",
+            instance_type=ec2.InstanceType(ACCESS_HOST),
+            machine_image=ec2.MachineImage.from_ssm_parameter(IMAGE, os=ec2.OperatingSystemType.LINUX),
+            vpc=self._placement.vpc,
+            vpc_subnets=ec2.SubnetSelection(subnets=[self._placement.subnets[0]]),
+            security_group=group,
+            role=role,
+            associate_public_ip_address=False,
+            propagate_tags_to_volume_on_creation=True,
+            block_devices=[
+                ec2.BlockDevice(
+                    device_name="/dev/xvda",
+                    volume=ec2.BlockDeviceVolume.ebs(
+                        DISK_GB, encrypted=True, volume_type=ec2.EbsDeviceVolumeType.GP3
+                    ),
+                )
+            ],
+            # It would be burst into, and paid for, unseen.
+            credit_specification=ec2.CpuCredits.STANDARD,
+        )
+        made = host.node.default_child
+        assert isinstance(made, ec2.CfnInstance)  # noqa: S101
+        made.add_property_override(
+            "MetadataOptions", {"HttpTokens": "required", "HttpPutResponseHopLimit": 1}
+        )
+        made.availability_zone = None  # that of its subnet
+        cdk.Tags.of(host).add(ACCESS_TAG, self.settings.id)
+        acknowledge(host, "AwsSolutions-EC28", "nobody looks at its metrics; each minute of them costs")
+        acknowledge(host, "AwsSolutions-EC29", "a pause takes it away, and it keeps nothing")
+        return host
+
+    def _let_out(self, host: ec2.Instance, group: ec2.SecurityGroup, access: AccessSettings) -> None:
+        """To Session Manager, and nowhere else but to the database."""
+        if access.endpoints == "existing":
+            group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "Session Manager")
+            return
+        ways = closed_group(
+            self, "EndpointsGroup", self._placement.vpc, f"{self.stack_name}: interface endpoints"
+        )
+        ways.connections.allow_from(group, ec2.Port.tcp(443), "from the host")
+        endpoints = Endpoints(
+            self.awake,
+            "Endpoints",
+            services=SESSION_SERVICES,
+            placement=self._placement,
+            security_group=ways,
+        )
+        host.node.add_dependency(endpoints)  # else its agent would wait before it tries again

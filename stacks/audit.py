@@ -1,0 +1,91 @@
+"""Who read or wrote which object: CloudTrail's data events of the data bucket."""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from aws_cdk import aws_cloudtrail as cloudtrail
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_s3 as s3
+from constructs import Construct
+
+from dormouse.settings.backup import AuditSettings
+from stacks.acknowledge import acknowledge
+from stacks.foundation import Foundation
+from stacks.instance_stack import InstanceStack
+
+
+class AuditStack(InstanceStack):
+    """A trail of its own, without management events, as an account has the free trail of these elsewhere."""
+
+    def __init__(self, scope: Construct, foundation: Foundation, audit: AuditSettings) -> None:
+        super().__init__(scope, "audit", foundation.settings, description="data events", stateful=True)
+        name = f"dormouse-{self.settings.id}"
+        arn = self.format_arn(service="cloudtrail", resource="trail", resource_name=name)
+        bucket = self._bucket(audit.log_days)
+        trail = cloudtrail.CfnTrail(
+            self,
+            "Trail",
+            trail_name=name,
+            is_logging=True,
+            s3_bucket_name=bucket.bucket_name,
+            enable_log_file_validation=True,
+            is_multi_region_trail=False,
+            include_global_service_events=False,
+            advanced_event_selectors=[self._selector(foundation, audit)],
+        )
+        trail.node.add_dependency(self._let_write(bucket, arn))
+
+    def _selector(
+        self, foundation: Foundation, audit: AuditSettings
+    ) -> cloudtrail.CfnTrail.AdvancedEventSelectorProperty:
+        field = cloudtrail.CfnTrail.AdvancedFieldSelectorProperty
+        objects = foundation.storage.data_bucket.arn_for_objects("")
+        writes = [field(field="readOnly", equal_to=["false"])] if audit.events == "write" else []
+        return cloudtrail.CfnTrail.AdvancedEventSelectorProperty(
+            name="Objects",
+            field_selectors=[
+                field(field="eventCategory", equal_to=["Data"]),
+                field(field="resources.type", equal_to=["AWS::S3::Object"]),
+                field(field="resources.ARN", starts_with=[objects]),
+                *writes,
+            ],
+        )
+
+    def _bucket(self, days: int) -> s3.Bucket:
+        bucket = s3.Bucket(
+            self,
+            "AccessLogs",
+            encryption=s3.BucketEncryption.S3_MANAGED,
+            enforce_ssl=True,
+            minimum_tls_version=1.2,
+            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
+            object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
+            versioned=True,  # what is overwritten or deleted stays for as long
+            lifecycle_rules=[
+                s3.LifecycleRule(
+                    expiration=cdk.Duration.days(days), noncurrent_version_expiration=cdk.Duration.days(days)
+                )
+            ],
+            removal_policy=self.removal_policy,
+        )
+        acknowledge(bucket, "AwsSolutions-S1", "it has nothing but a log, whose files CloudTrail signs")
+        return bucket
+
+    def _let_write(self, bucket: s3.Bucket, trail: str) -> s3.BucketPolicy:
+        principal = iam.ServicePrincipal("cloudtrail.amazonaws.com")
+        ours = {"aws:SourceArn": trail}
+        below = bucket.arn_for_objects(f"AWSLogs/{self.account}/*")
+        for action, resource, conditions in (
+            ("s3:GetBucketAcl", bucket.bucket_arn, ours),
+            ("s3:PutObject", below, {**ours, "s3:x-amz-acl": "bucket-owner-full-control"}),
+        ):
+            bucket.add_to_resource_policy(
+                iam.PolicyStatement(
+                    principals=[principal],
+                    actions=[action],
+                    resources=[resource],
+                    conditions={"StringEquals": conditions},
+                )
+            )
+        assert bucket.policy is not None  # noqa: S101
+        return bucket.policy

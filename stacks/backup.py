@@ -1,0 +1,92 @@
+"""AWS Backup of the database and of the data bucket."""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from aws_cdk import aws_backup as backup
+from aws_cdk import aws_events as events
+from aws_cdk import aws_iam as iam
+from constructs import Construct
+
+from dormouse.settings.backup import BackupSettings
+from stacks.acknowledge import acknowledge
+from stacks.constructs.copy_names import copy_names
+from stacks.constructs.service_role import role_of_this_account
+from stacks.constructs.vault import vault
+from stacks.foundation import Foundation
+from stacks.instance_stack import INSTANCE_TAG, InstanceStack
+
+POLICIES = ("AWSBackupServiceRolePolicyForBackup", "AWSBackupServiceRolePolicyForS3Backup")
+
+
+class BackupStack(InstanceStack):
+    """Snapshots of the database, since a plan with more would change how Aurora itself backs up; the bucket
+    continuously, so that it can be restored to the moment of a snapshot."""
+
+    def __init__(self, scope: Construct, foundation: Foundation, settings: BackupSettings) -> None:
+        super().__init__(scope, "backup", foundation.settings, description="AWS Backup", stateful=True)
+        self._backup = settings
+        self._vault = vault(self, key=foundation.storage.key, name=self._vault_name())
+        self._role = self._made_role()
+        cluster = self.format_arn(
+            service="rds",
+            resource="cluster",
+            resource_name=foundation.database.fact(self, "cluster"),
+            arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
+        )
+        self._plan("Database", cluster, self._copies())
+        if settings.objects:
+            self._plan("Objects", foundation.storage.data_bucket.bucket_arn, None)
+
+    def _vault_name(self) -> str:
+        """One of its own for each stack that there ever is, as the vault outlives it."""
+        own = cdk.Fn.select(0, cdk.Fn.split("-", cdk.Fn.select(2, cdk.Fn.split("/", self.stack_id))))
+        return f"dormouse-{self.settings.id}-{own}"
+
+    def _made_role(self) -> iam.Role:
+        role = role_of_this_account(self, "Role", "backup")
+        for name in POLICIES if self._backup.objects else POLICIES[:1]:
+            policy = f"service-role/{name}"
+            role.add_managed_policy(iam.ManagedPolicy.from_aws_managed_policy_name(policy))
+            acknowledge(
+                role,
+                f"AwsSolutions-IAM4[Policy::arn:<AWS::Partition>:iam::aws:policy/{policy}]",
+                "AWS's own, which follows what AWS Backup calls; none but AWS Backup takes the role",
+            )
+        return role
+
+    def _copies(self) -> list[backup.BackupPlanCopyActionProps] | None:
+        if (names := copy_names(self.settings)) is None:
+            return None
+        arn = f"arn:{self.partition}:backup:{names.region}:{names.account}:backup-vault:{names.vault}"
+        there = backup.BackupVault.from_backup_vault_arn(self, "Copies", arn)
+        kept = cdk.Duration.days(self._backup.retention_days)
+        return [backup.BackupPlanCopyActionProps(destination_backup_vault=there, delete_after=kept)]
+
+    def _plan(self, what: str, resource: str, copies: list[backup.BackupPlanCopyActionProps] | None) -> None:
+        """A plan with one rule: daily snapshots of the database, or all moments of the bucket."""
+        is_bucket = what == "Objects"
+        rule = backup.BackupPlanRule(
+            rule_name=what,
+            backup_vault=self._vault,
+            schedule_expression=events.Schedule.cron(minute="0", hour=str(self._backup.hour_utc)),
+            start_window=cdk.Duration.hours(1),
+            completion_window=cdk.Duration.days(
+                7 if is_bucket else 1
+            ),  # the first of a large bucket takes long
+            delete_after=cdk.Duration.days(self._backup.retention_days),
+            enable_continuous_backup=is_bucket,
+            recovery_point_tags={INSTANCE_TAG: self.settings.id, **self.settings.tags},
+            copy_actions=copies,
+        )
+        name = f"{self.stack_name}-{what.lower()}"
+        plan = backup.BackupPlan(self, f"{what}Plan", backup_plan_name=name, backup_plan_rules=[rule])
+        backup.BackupSelection(
+            self,
+            f"{what}Selection",
+            backup_plan=plan,
+            backup_selection_name=what.lower(),
+            resources=[backup.BackupResource.from_arn(resource)],
+            role=self._role,
+            disable_default_backup_policy=True,
+        )

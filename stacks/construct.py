@@ -1,0 +1,159 @@
+"""An instance as a construct, for an own CDK app."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import aws_cdk as cdk
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_s3 as s3
+from aws_cdk import aws_sqs as sqs
+from constructs import Construct, IConstruct
+
+import dormouse
+from dormouse.errors import InvalidInput
+from dormouse.settings.certificates import no_certificates
+from dormouse.settings.config_file import parse
+from dormouse.settings.deployment import DeploymentSettings
+from stacks.assets import Assets, Builder, BuiltAssets
+from stacks.commit import CommitStack
+from stacks.compaction import SPARK_OBJECT_ACTIONS
+from stacks.constructs.database_function import let_out_to_s3
+from stacks.constructs.facts import fact
+from stacks.instance import context, not_built, stacks_of
+from stacks.instance_stack import InstanceStack
+
+OWN = Builder("python -m dormouse_cdk.build", "--architecture ")
+ClientRole = Literal["dormouse_read", "dormouse_run", "dormouse_owner"]
+
+
+class Dormouse(Construct):
+    """The stacks `dormouse-<id>-<name>` of one instance, within an app, a Stage or a construct of these.
+
+    `settings` are those of a file of config/ as a dictionary, or what `dormouse.settings.config_file.load`
+    gives. What is uploaded is taken from the folder `build`, where `python -m dormouse_cdk.build` puts it;
+    placeholders stand in for what is not there, which is a warning, and a deploy of them is refused.
+
+    The templates are those that Dormouse's own app makes, whatever feature flags of the CDK the app has.
+    Raises InvalidInput, a line for each thing that is wrong with the settings.
+    """
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        settings: DeploymentSettings | Mapping[str, Any],
+        *,
+        build: str | Path = "build",
+        assets: Assets | None = None,
+    ) -> None:
+        if not isinstance(settings, DeploymentSettings):
+            settings = parse(settings, construct_id)
+        super().__init__(scope, construct_id)
+        _check_place(cdk.Stage.of(self), settings)
+        for key, value in context().items():
+            self.node.set_context(key, value)
+        self.settings = settings
+        assets = assets or _built(settings, Path(build))
+        self._foundation, self._optional = stacks_of(settings, assets, self)
+        if assets.to_run:
+            cdk.Annotations.of(self).add_warning_v2("dormouse:not-built", not_built(assets))
+
+    @property
+    def vpc(self) -> ec2.IVpc:
+        return self._foundation.network.placement.vpc
+
+    @property
+    def subnets(self) -> ec2.SubnetSelection:
+        """The isolated or private subnets in which the instance is."""
+        return ec2.SubnetSelection(subnets=self._foundation.network.placement.subnets)
+
+    @property
+    def data_bucket(self) -> s3.IBucket:
+        return self._foundation.storage.data_bucket
+
+    @property
+    def database_security_group(self) -> ec2.ISecurityGroup:
+        """Of the cluster, and of an RDS Proxy; `let_in` opens it."""
+        return self._foundation.database.security_group
+
+    @property
+    def queues(self) -> list[sqs.IQueue]:
+        """The commit queues in the order of their numbers; none without `commit` in the settings."""
+        return [queue.queue for queue in self._commit.queues] if self._commit else []
+
+    @property
+    def dead_letters(self) -> list[sqs.IQueue]:
+        """Of each of the commit queues."""
+        return [queue.dead_letters for queue in self._commit.queues] if self._commit else []
+
+    def let_in(
+        self, role: iam.Role, security_group: ec2.SecurityGroup, *, login: ClientRole = "dormouse_read"
+    ) -> dict[str, str]:
+        """Lets what has this role and this group, in the instance's VPC or one peered with it, use tables.
+
+        As `dormouse_read` it reads; as `dormouse_run` it changes rows and sends commit requests, too; as
+        `dormouse_owner` it also makes and drops tables. Gives the environment that Dormouse needs there.
+        """
+        stack = cdk.Stack.of(role)
+        database, storage = self._foundation.database, self._foundation.storage
+        database.let_in(login, security_group, role)
+        if not security_group.allow_all_outbound:
+            let_out_to_s3(security_group)
+        storage.allow_objects(role, ["s3:GetObject"] if login == "dormouse_read" else SPARK_OBJECT_ACTIONS)
+        variables = {"DORMOUSE_DSN": database.dsn(stack, login), "DORMOUSE_OBJECTS": storage.objects}
+        if self._commit is not None and login != "dormouse_read":
+            variables |= _let_send(role, self._commit)
+        return variables
+
+    @property
+    def _commit(self) -> CommitStack | None:
+        return self._optional.commit
+
+
+def _let_send(role: iam.Role, commit: CommitStack) -> dict[str, str]:
+    stack, queues = cdk.Stack.of(role), [queue.queue for queue in commit.queues]
+    arns, urls = (
+        [fact(commit, stack, f"{name}-{number}", value) for number, value in enumerate(values, 1)]
+        for name, values in (
+            ("commits", [queue.queue_arn for queue in queues]),
+            ("url", [queue.queue_url for queue in queues]),
+        )
+    )
+    role.add_to_policy(
+        iam.PolicyStatement(actions=["sqs:GetQueueAttributes", "sqs:SendMessage"], resources=arns)
+    )
+    return {"DORMOUSE_COMMIT_QUEUE": ",".join(urls), "DORMOUSE_QUEUES": str(len(urls))}
+
+
+def _check_place(stage: cdk.Stage | None, settings: DeploymentSettings) -> None:
+    """A Stage says where stacks go whose settings do not; each instance there has an id of its own."""
+    if stage is None:
+        raise InvalidInput(f"{settings.id}: an instance is made in an app or a Stage, and this is in none")
+    region = settings.region or stage.region
+    if region and not cdk.Token.is_unresolved(region) and (trouble := no_certificates(region)):
+        raise InvalidInput(trouble)
+    if settings.id in _instances(stage):
+        raise InvalidInput(f"there is an instance {settings.id} here already: give each an id of its own")
+
+
+def _instances(scope: IConstruct) -> Iterator[str]:
+    """The ids of those that have stacks here, without looking into stacks and other Stages."""
+    for child in scope.node.children:
+        if isinstance(child, InstanceStack):
+            yield child.settings.id
+        elif not isinstance(child, cdk.Stack | cdk.Stage):
+            yield from _instances(child)
+
+
+def _built(settings: DeploymentSettings, build: Path) -> BuiltAssets:
+    stubs = Path(tempfile.mkdtemp(prefix="dormouse-"))
+    atexit.register(shutil.rmtree, stubs, ignore_errors=True)
+    home = Path(dormouse.__file__).parents[1]
+    return BuiltAssets(home, settings.architecture, stubs, build=build.resolve(), builder=OWN)

@@ -1,0 +1,87 @@
+"""Interface endpoints, for what needs them where there is no other way to AWS."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import aws_cdk as cdk
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_iam as iam
+from constructs import Construct
+
+from stacks.constructs.function import Placement
+
+PULL_ACTIONS = [
+    "ecr:BatchCheckLayerAvailability",
+    "ecr:BatchGetImage",
+    "ecr:GetAuthorizationToken",
+    "ecr:GetDownloadUrlForLayer",
+]
+
+
+CHANNELS = [
+    "ssmmessages:CreateControlChannel",
+    "ssmmessages:CreateDataChannel",
+    "ssmmessages:OpenControlChannel",
+    "ssmmessages:OpenDataChannel",
+]
+"""What the agent of Session Manager does there."""
+
+Services = Mapping[str, tuple[ec2.InterfaceVpcEndpointAwsService, Sequence[str]]]
+"""By what they are for; each with what is done there."""
+
+TASK_SERVICES: Services = {
+    "Images": (ec2.InterfaceVpcEndpointAwsService.ECR, PULL_ACTIONS),
+    "Layers": (ec2.InterfaceVpcEndpointAwsService.ECR_DOCKER, PULL_ACTIONS),
+    "Logs": (
+        ec2.InterfaceVpcEndpointAwsService.CLOUDWATCH_LOGS,
+        ["logs:CreateLogStream", "logs:PutLogEvents"],
+    ),
+    "Secrets": (
+        ec2.InterfaceVpcEndpointAwsService.SECRETS_MANAGER,
+        ["secretsmanager:DescribeSecret", "secretsmanager:GetSecretValue"],
+    ),
+}
+"""Of tasks on Fargate."""
+
+SESSION_SERVICES: Services = {
+    "Manager": (ec2.InterfaceVpcEndpointAwsService.SSM, ["ssm:UpdateInstanceInformation"]),
+    "Messages": (ec2.InterfaceVpcEndpointAwsService.SSM_MESSAGES, CHANNELS),
+}
+"""Of a host of Session Manager; agents since 3.3.40 do without ec2messages."""
+
+
+class Endpoints(Construct):
+    """In one subnet each, as they cost by zone: the others reach them from there, by their private names."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        services: Services,
+        placement: Placement,
+        security_group: ec2.SecurityGroup,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        account = cdk.Stack.of(self).account
+        for name, (service, actions) in services.items():
+            endpoint = ec2.InterfaceVpcEndpoint(
+                self,
+                name,
+                vpc=placement.vpc,
+                service=service,
+                subnets=ec2.SubnetSelection(subnets=[placement.subnets[0]]),
+                security_groups=[security_group],
+                private_dns_enabled=True,
+                open=False,
+            )
+            # An intruder could else take data out with credentials of another account.
+            endpoint.add_to_policy(
+                iam.PolicyStatement(
+                    principals=[iam.AnyPrincipal()],
+                    actions=list(actions),
+                    resources=["*"],
+                    conditions={"StringEquals": {"aws:PrincipalAccount": account}},
+                )
+            )

@@ -1,0 +1,90 @@
+"""Objects of a bucket go to one in another region as they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import aws_cdk as cdk
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
+from aws_cdk import aws_s3 as s3
+from constructs import Construct
+
+from stacks.constructs.copy_names import CopyNames
+from stacks.constructs.service_role import role_of_this_account
+from stacks.constructs.wildcards import acknowledge_resources
+
+
+class Replication(Construct):
+    """What is below the prefix, and the markers of deletions: what was deleted stays there as an earlier
+    version, for as long as the other bucket keeps it."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        bucket: s3.Bucket,
+        key: kms.IKey,
+        prefix: str,
+        to: CopyNames,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        stack = cdk.Stack.of(self)
+        target = f"arn:{stack.partition}:s3:::{to.bucket}"
+        kms_arn = f"arn:{stack.partition}:kms:{to.region}:{to.account}"
+        self.role = role_of_this_account(self, "Role", "s3")
+        self._let_read(bucket, key, prefix)
+        self._let_write(f"{target}/{prefix}*", f"{kms_arn}:key/*", to)
+        resource = bucket.node.default_child
+        assert isinstance(resource, s3.CfnBucket)  # noqa: S101
+        resource.replication_configuration = s3.CfnBucket.ReplicationConfigurationProperty(
+            role=self.role.role_arn,
+            rules=[
+                s3.CfnBucket.ReplicationRuleProperty(
+                    id="Copy",
+                    status="Enabled",
+                    priority=1,
+                    filter=s3.CfnBucket.ReplicationRuleFilterProperty(prefix=prefix),
+                    delete_marker_replication=s3.CfnBucket.DeleteMarkerReplicationProperty(status="Enabled"),
+                    source_selection_criteria=s3.CfnBucket.SourceSelectionCriteriaProperty(
+                        sse_kms_encrypted_objects=s3.CfnBucket.SseKmsEncryptedObjectsProperty(
+                            status="Enabled"
+                        )
+                    ),
+                    destination=s3.CfnBucket.ReplicationDestinationProperty(
+                        bucket=target,
+                        encryption_configuration=s3.CfnBucket.EncryptionConfigurationProperty(
+                            replica_kms_key_id=f"{kms_arn}:{to.alias}"
+                        ),
+                    ),
+                )
+            ],
+        )
+
+    def _let_read(self, bucket: s3.Bucket, key: kms.IKey, prefix: str) -> None:
+        stack = cdk.Stack.of(self)
+        objects = bucket.arn_for_objects(f"{prefix}*")
+        self._allow(["s3:GetReplicationConfiguration", "s3:ListBucket"], bucket.bucket_arn)
+        reads = ["ForReplication", "Acl", "Tagging"]
+        self._allow([f"s3:GetObjectVersion{one}" for one in reads], objects)
+        acknowledge_resources(self.role, [objects], "all objects of the instance are copied")
+        by_s3 = {"StringEquals": {"kms:ViaService": f"s3.{stack.region}.{stack.url_suffix}"}}
+        self._allow(["kms:Decrypt"], key.key_arn, by_s3)
+
+    def _let_write(self, objects: str, keys: str, to: CopyNames) -> None:
+        writes = ["s3:ReplicateDelete", "s3:ReplicateObject", "s3:ReplicateTags"]
+        self._allow(writes, objects)
+        only = {
+            "StringEquals": {"kms:ViaService": f"s3.{to.region}.{cdk.Stack.of(self).url_suffix}"},
+            "ForAnyValue:StringEquals": {"kms:ResourceAliases": to.alias},
+        }
+        self._allow(["kms:Encrypt", "kms:GenerateDataKey"], keys, only)
+        acknowledge_resources(self.role, [objects], "to where they are copied")
+        acknowledge_resources(self.role, [keys], "the key of the copy, by its alias")
+
+    def _allow(self, actions: list[str], resource: str, conditions: Mapping[str, Any] | None = None) -> None:
+        self.role.add_to_policy(
+            iam.PolicyStatement(actions=actions, resources=[resource], conditions=conditions)
+        )

@@ -1,0 +1,75 @@
+"""A stack that sleeps by a parameter: what costs is there while it is true, and a lambda changes it."""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from constructs import Construct
+
+from dormouse.settings.lambdas import SwitchEnvironment
+from dormouse.settings.resources import RUNNING_PARAMETER
+from stacks.assets import Assets
+from stacks.constructs.function import Function
+from stacks.constructs.wildcards import acknowledge_resources
+from stacks.instance_stack import InstanceStack
+
+SECONDS_MAX = 60
+MEMORY_MB = 256
+
+
+def running(stack: InstanceStack) -> cdk.CfnCondition:
+    """Whether the parameter of the stack is true."""
+    parameter = cdk.CfnParameter(
+        stack,
+        RUNNING_PARAMETER,
+        allowed_values=["true", "false"],
+        default=str(not stack.settings.deploy_paused).lower(),
+        description="Whether it runs. Use dormouse pause and resume; a deploy leaves it as it is",
+    )
+    return cdk.CfnCondition(
+        stack, "IsRunning", expression=cdk.Fn.condition_equals(parameter.value_as_string, "true")
+    )
+
+
+def only_while(condition: cdk.CfnCondition, scope: Construct) -> None:
+    """All resources below the scope, so far, are there while the condition is met."""
+    for child in scope.node.find_all():
+        if isinstance(child, cdk.CfnResource):
+            child.cfn_options.condition = condition
+
+
+def switch(stack: InstanceStack, assets: Assets, description: str) -> Function:
+    """Updates the stack with another value of its parameter, for people who may not update stacks.
+
+    It may read the parameters that the stack has so far.
+    """
+    made = Function(
+        stack,
+        "Switch",
+        settings=stack.settings,
+        name="switch",
+        code=assets.lambda_code("pause"),
+        handler="lambdas.pause.switch",
+        description=description,
+        memory_mb=MEMORY_MB,
+        timeout_seconds=SECONDS_MAX,
+        environment=SwitchEnvironment.variables(instance_id=stack.settings.id, stack=stack.stack_id),
+    )
+    made.allow(["cloudformation:DescribeStacks", "cloudformation:UpdateStack"], [stack.stack_id])
+    # CloudFormation reads the parameters of the template with the rights of whoever updates it.
+    names = [
+        str(one.default)
+        for one in stack.node.find_all()
+        if isinstance(one, cdk.CfnParameter) and one.type.startswith("AWS::SSM::Parameter::Value")
+    ]
+    bootstrap = _parameter(stack, "/cdk-bootstrap/*")
+    made.allow(["ssm:GetParameters"], [*(_parameter(stack, name) for name in sorted(names)), bootstrap])
+    acknowledge_resources(made.role, [bootstrap], "the version of the CDK's bootstrap")
+    return made
+
+
+def _parameter(stack: cdk.Stack, name: str) -> str:
+    """Its ARN; those of AWS are of no account."""
+    account = "" if name.startswith("/aws/") else None
+    return stack.format_arn(
+        service="ssm", resource="parameter", resource_name=name.removeprefix("/"), account=account
+    )

@@ -1,0 +1,65 @@
+"""The copy in another region: a bucket that the data bucket's objects go to, a vault for snapshots."""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from aws_cdk import aws_s3 as s3
+from constructs import Construct
+
+from dormouse.settings.deployment import DeploymentSettings
+from stacks.constructs.copy_names import CopyNames
+from stacks.constructs.key import key_of
+from stacks.constructs.vault import vault
+from stacks.instance_stack import InstanceStack
+
+
+class CopyStack(InstanceStack):
+    """What is deleted at home stays as an earlier version for a day longer than the oldest snapshot.
+
+    All of it outlives the stack, also that of an instance that may be destroyed: what ends an instance must
+    not end its copy.
+    """
+
+    removal_policy = cdk.RemovalPolicy.RETAIN
+
+    def __init__(self, scope: Construct, settings: DeploymentSettings, names: CopyNames) -> None:
+        super().__init__(
+            scope, "copy", settings, description="copy of another region", stateful=True, region=names.region
+        )
+        assert settings.backup is not None  # noqa: S101
+        key = key_of(self, "copy", None)
+        key.add_alias(names.alias)
+        logs = s3.Bucket(
+            self,
+            "AccessLogs",
+            encryption=s3.BucketEncryption.S3_MANAGED,  # S3 delivers logs to no other.
+            enforce_ssl=True,
+            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
+            object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
+            lifecycle_rules=[
+                s3.LifecycleRule(expiration=cdk.Duration.days(settings.storage.access_log_days))
+            ],
+            removal_policy=self.removal_policy,
+        )
+        s3.Bucket(
+            self,
+            "Copy",
+            bucket_name=names.bucket,
+            encryption=s3.BucketEncryption.KMS,
+            encryption_key=key,
+            bucket_key_enabled=True,
+            enforce_ssl=True,
+            minimum_tls_version=1.2,
+            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
+            object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
+            server_access_logs_bucket=logs,
+            versioned=True,
+            lifecycle_rules=[
+                s3.LifecycleRule(
+                    noncurrent_version_expiration=cdk.Duration.days(settings.backup.retention_days + 1),
+                    expired_object_delete_marker=True,
+                )
+            ],
+            removal_policy=self.removal_policy,
+        )
+        vault(self, key=key, name=names.vault)

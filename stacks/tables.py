@@ -1,0 +1,57 @@
+"""Tables by name, for people without a way to the database: lambdas that their command line calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aws_cdk import aws_lambda as lambda_
+from constructs import Construct
+
+from dormouse.settings.lambdas import DatabaseEnvironment
+from dormouse.settings.resources import TablesResources
+from stacks.constructs.database_function import DatabaseFunction
+from stacks.database import OWNER_ROLE, READ_ROLE
+from stacks.foundation import Foundation
+from stacks.instance_stack import InstanceStack
+
+MEMORY_MB = 512
+TIMEOUT_SECONDS = 900
+"""A drop waits for up to ten minutes until nothing else uses the table, and deletes its objects then."""
+
+CONNECT_SECONDS_MAX = 60
+"""A person waits for a database that wakes."""
+
+
+class TablesStack(InstanceStack):
+    """Two functions, as IAM tells who may look from who may change by the function that they may call.
+
+    Nothing but people calls them: they cost nothing else, and a pause leaves them.
+    """
+
+    def __init__(self, scope: Construct, foundation: Foundation) -> None:
+        super().__init__(scope, "tables", foundation.settings, description="tables by name")
+        self._foundation = foundation
+        self.show = self._function("Show", "Tells what tables there are", READ_ROLE, ["s3:GetObject"])
+        self.change = self._function(
+            "Change",
+            "Makes, changes and drops tables",
+            OWNER_ROLE,
+            ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"],
+        )
+        self.describe(TablesResources(show=self.show.function_name, change=self.change.function_name))
+
+    def _function(self, name: str, description: str, role: str, actions: Sequence[str]) -> lambda_.Function:
+        return DatabaseFunction(
+            self,
+            name,
+            foundation=self._foundation,
+            name="tables",
+            handler=f"lambdas.tables.{name.lower()}",
+            description=description,
+            memory_mb=MEMORY_MB,
+            timeout_seconds=TIMEOUT_SECONDS,
+            environment=DatabaseEnvironment,
+            values={"connect_seconds_max": CONNECT_SECONDS_MAX},
+            database_role=role,
+            object_actions=actions,
+        ).function

@@ -1,0 +1,78 @@
+"""A process that merges is killed with SIGKILL before each of its statements: old epoch, or new one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from state import file, live, query, ref
+
+from dormouse.context import TableContext
+from dormouse.files.checks import FileChecks
+from dormouse.files.layout import LAYOUTS
+from dormouse.model.partition_tree import Partition
+from dormouse.partitions.checks import tree_problems
+from dormouse.partitions.store import PartitionStore
+from dormouse.postgres import ConnectionSupplier
+
+STATEMENTS_MAX = 40
+
+
+def merge_and_die(table: TableContext, leaves: list[str], statements: int) -> bool:
+    """Merges leaves in another process, which dies before its statement of that number; whether it did."""
+    child = os.fork()
+    if child == 0:
+        done = 1
+        try:
+            execute, seen = psycopg.Connection.execute, [0]
+
+            def counted(conn: Any, *args: Any, **kwargs: Any) -> Any:
+                seen[0] += 1
+                if seen[0] == statements:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return execute(conn, *args, **kwargs)
+
+            supplier = ConnectionSupplier(table.dsn)
+            psycopg.Connection.execute = counted  # type: ignore[method-assign]
+            PartitionStore(supplier, table.table).scale(leaves, [("key", 25)], "the same each time")
+            done = 0
+        finally:
+            os._exit(done)
+    _, status = os.waitpid(child, 0)
+    assert status in (0, signal.SIGKILL)
+    return status != 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_merge_that_is_killed_is_done_or_not(new_table: Callable[..., TableContext], layout: str) -> None:
+    table = new_table(split_points=[10, 20, 30], layout=layout)
+    leaves: tuple[Partition, ...] = table.partitions.leaves()
+    names = [leaf.partition_id for leaf in leaves]
+    table.store.add_files_with_references([file(name, ref(name, name), row_count=100) for name in names])
+    before, deaths = live(table.store), 0
+    for statement in range(1, STATEMENTS_MAX):
+        if not merge_and_die(table, names, statement):
+            break
+        deaths += 1
+        fresh = PartitionStore(table.supplier, table.table)
+        assert tree_problems(table.supplier, table.table) == []
+        assert FileChecks(table.store.own).problems() == []
+        if fresh.tree().epoch:
+            break
+        assert (fresh.leaves(), live(table.store)) == (leaves, before)
+    assert deaths > 10
+    # that it is tried again, with its id, does no harm
+    assert merge_and_die(table, names, STATEMENTS_MAX) is False
+    halves = PartitionStore(table.supplier, table.table).leaves()
+    assert [leaf.region.range("key").min for leaf in halves] == [None, 25]
+    assert [name for _, name, _, _ in live(table.store)] == sorted(names)
+    assert {partition_id for partition_id, *_ in live(table.store)} == {halves[0].parent_id}
+    assert query(table.supplier, "select epoch from tables where table_id = %s", table.table.table_id) == [
+        (1,)
+    ]
+    assert tree_problems(table.supplier, table.table) == []
+    assert FileChecks(table.store.own).problems() == []

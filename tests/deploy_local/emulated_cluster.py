@@ -1,0 +1,134 @@
+"""The emulator's database cluster: it leads to the run's PostgreSQL, and takes time to stop and start.
+
+Its endpoint, its managed secret and who may log in are as on AWS.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from typing import Any
+
+from ministack.core import iam_evaluator, rds_iam
+from ministack.core.responses import new_uuid, request_scope
+from ministack.services import rds, secretsmanager
+from ministack.services.cloudformation.provisioners import _RESOURCE_HANDLERS as HANDLERS
+
+ACCOUNT, REGION = os.environ["MINISTACK_ACCOUNT_ID"], os.environ["MINISTACK_REGION"]
+DATABASE_HOST, DATABASE_PORT = os.environ["DATABASE_HOST"], int(os.environ["DATABASE_PORT"])
+TRANSITION_SECONDS = 2.0
+"""How long a cluster is `stopping` or `starting`."""
+
+
+def lead_to_the_database() -> None:
+    """The endpoint is the run's PostgreSQL, the managed master secret a real one."""
+    handler = dict(HANDLERS["AWS::RDS::DBCluster"])
+    create, update, delete = handler["create"], handler["update"], handler["delete"]
+
+    def created(logical_id: str, props: dict[str, Any], stack: str) -> tuple[str, dict[str, str]]:
+        if int(props.get("Port", 0)) != DATABASE_PORT:
+            raise ValueError(f"the run's PostgreSQL listens on port {DATABASE_PORT}, not {props.get('Port')}")
+        cluster_id, attributes = create(logical_id, props, stack)
+        cluster = rds._clusters[cluster_id]
+        password = new_uuid()
+        secret = secretsmanager.create_secret_in_process(
+            f"rds!{cluster['DbClusterResourceId']}",
+            json.dumps({"username": cluster["MasterUsername"], "password": password}),
+        )
+        cluster |= {"_MasterUserPassword": password, "Endpoint": DATABASE_HOST, "Port": DATABASE_PORT}
+        cluster["MasterUserSecret"] = {
+            "SecretArn": secret,
+            "SecretStatus": "active",
+            "KmsKeyId": props.get("MasterUserSecret", {}).get("KmsKeyId", ""),
+        }
+        return cluster_id, attributes | _attributes(cluster)
+
+    def updated(physical_id: str, *arguments: Any, **more: Any) -> tuple[str, dict[str, str]]:
+        kept = dict(rds._clusters[physical_id])
+        cluster_id, attributes = update(physical_id, *arguments, **more)
+        cluster = rds._clusters[cluster_id]
+        cluster |= {key: kept[key] for key in ("Endpoint", "Port", "_MasterUserPassword", "MasterUserSecret")}
+        return cluster_id, attributes | _attributes(cluster)
+
+    def deleted(physical_id: str, props: dict[str, Any]) -> None:
+        if cluster := rds._clusters.get(physical_id):
+            secretsmanager.delete_secret_in_process(cluster["MasterUserSecret"]["SecretArn"])
+        delete(physical_id, props)
+
+    HANDLERS["AWS::RDS::DBCluster"] = handler | {"create": created, "update": updated, "delete": deleted}
+
+
+def _attributes(cluster: dict[str, Any]) -> dict[str, str]:
+    return {
+        "Endpoint.Address": DATABASE_HOST,
+        "Endpoint.Port": str(DATABASE_PORT),
+        "ReadEndpoint.Address": DATABASE_HOST,
+        "MasterUserSecret.SecretArn": cluster["MasterUserSecret"]["SecretArn"],
+    }
+
+
+def take_time_to_stop_and_start() -> None:
+    """As on AWS, where it takes minutes; the emulator is there at once."""
+    for action, on_the_way in (("StopDBCluster", "stopping"), ("StartDBCluster", "starting")):
+        rds._ACTION_MAP[action] = _slowly(rds._ACTION_MAP[action], on_the_way)
+
+
+def _slowly(change: Any, on_the_way: str) -> Any:
+    def changed(parameters: dict[str, Any]) -> Any:
+        answer = change(parameters)
+        cluster = rds._resolve_cluster_in_request_region(rds._p(parameters, "DBClusterIdentifier"))
+        if answer[0] == 200 and cluster:
+            there = cluster["Status"]
+            cluster["Status"] = on_the_way
+            threading.Timer(TRANSITION_SECONDS, lambda: cluster.update(Status=there)).start()
+        return answer
+
+    return changed
+
+
+def _cluster() -> dict[str, Any] | None:
+    return next(iter(rds._clusters.values()), None)
+
+
+def refusal(user: str, token: str) -> str | None:
+    """Why nobody logs in as this user with this token; None when it is let in, by IAM as on AWS."""
+    with request_scope(ACCOUNT, REGION):
+        cluster = _cluster()
+        if cluster is None or not cluster["IAMDatabaseAuthenticationEnabled"]:
+            return "no cluster with IAM authentication"
+        found = rds_iam.verify_rds_iam_token(
+            token,
+            hostname=DATABASE_HOST,
+            port=DATABASE_PORT,
+            db_user=user,
+            region=REGION,
+            account_id=ACCOUNT,
+        )
+        if isinstance(found, rds_iam.RdsIamTokenError):
+            return found.code
+        principal = iam_evaluator.resolve_principal(found.access_key_id, ACCOUNT)
+        if isinstance(principal, iam_evaluator.AuthError):
+            return "unknown principal"
+        if principal.policies is None:
+            return None  # the account itself
+        resource = f"arn:aws:rds-db:{REGION}:{ACCOUNT}:dbuser:{cluster['DbClusterResourceId']}/{user}"
+        asked = iam_evaluator.EvalContext(
+            principal_arn=principal.arn,
+            principal_type=principal.type,
+            principal_account=ACCOUNT,
+            action="rds-db:connect",
+            resource_arn=resource,
+            region=REGION,
+            principal_keys=principal.keys,
+        )
+        decision = iam_evaluator.evaluate(asked, principal.policies, *principal.limits).decision
+        return None if decision == "Allow" else f"{principal.arn} may not rds-db:connect {resource}"
+
+
+def described() -> dict[str, Any]:
+    """What the run's PostgreSQL has to know of the cluster; None for all of it without one."""
+    with request_scope(ACCOUNT, REGION):
+        cluster = _cluster() or {}
+        names = ("Status", "MasterUsername", "_MasterUserPassword", "DatabaseName")
+        return {name.strip("_"): cluster.get(name) for name in names}

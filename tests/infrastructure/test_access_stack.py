@@ -1,0 +1,129 @@
+"""The host for access: nobody reaches it, it reaches the database only, and a pause ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+from syrupy.extensions.json import JSONSnapshotExtension
+
+from tests.assembly import Assembly, settings, synthesize
+from tests.infrastructure.test_policies import rights
+from tests.infrastructure.test_templates import reviewable
+from tests.template import allowed, flat
+
+All = Callable[[str], Assembly]
+IMAGE = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-arm64"
+
+
+@pytest.fixture
+def own(synthesized: All) -> Assembly:
+    """In a VPC of its own, deployed paused."""
+    return synthesized("transient")
+
+
+def of(assembly: Assembly, kind: str) -> list[Any]:
+    return [one for one in assembly.resources(kind) if one.stack == "access"]
+
+
+def test_its_template_is_as_reviewed(own: Assembly, snapshot: SnapshotAssertion) -> None:
+    template = {"access": own.templates["access"]}
+    assert reviewable(template) == snapshot(extension_class=JSONSnapshotExtension)
+
+
+@pytest.mark.parametrize("name", ["dev", "prod", "minimal"])
+def test_it_is_off_unless_it_is_asked_for(name: str, synthesized: All) -> None:
+    assert "access" not in synthesized(name).templates
+    assert not list(synthesized(name).resources("AWS::EC2::Instance"))
+
+
+@pytest.mark.parametrize("name", ["steps", "transient"])
+def test_nobody_reaches_the_host(name: str, synthesized: All) -> None:
+    """There is no rule that lets in, no public address, and no key to log in with."""
+    found = synthesized(name)
+    [host] = of(found, "AWS::EC2::Instance")
+    assert "KeyName" not in host.properties
+    [interface] = host.properties["NetworkInterfaces"]
+    assert interface["AssociatePublicIpAddress"] is False
+    [group] = [flat(one) for one in interface["GroupSet"]]
+    rules = of(found, "AWS::EC2::SecurityGroupIngress")
+    assert not [one for one in rules if flat(one.properties["GroupId"]) == group]
+    [made] = [one for one in of(found, "AWS::EC2::SecurityGroup") if group.startswith(one.name)]
+    assert "SecurityGroupIngress" not in made.properties
+
+
+def test_the_host_is_as_closed_as_it_can_be(own: Assembly) -> None:
+    [host] = of(own, "AWS::EC2::Instance")
+    assert host.properties["MetadataOptions"] == {"HttpTokens": "required", "HttpPutResponseHopLimit": 1}
+    [disk] = host.properties["BlockDeviceMappings"]
+    assert disk["Ebs"]["Encrypted"] is True
+    assert host.properties["InstanceType"] == "t4g.nano"
+    image = own.templates["access"]["Parameters"][host.properties["ImageId"]["Ref"]]
+    assert (image["Default"], image["Type"]) == (IMAGE, "AWS::SSM::Parameter::Value<AWS::EC2::Image::Id>")
+    may = {(action, where) for action, where, _ in allowed(own, "access", "Role")}
+    assert may == {
+        ("ssm:UpdateInstanceInformation", "*"),
+        *(
+            (f"ssmmessages:{verb}{what}Channel", "*")
+            for verb in ("Create", "Open")
+            for what in ("Control", "Data")
+        ),
+    }
+
+
+def test_what_costs_is_there_while_it_runs(own: Assembly) -> None:
+    """The host and the endpoints; all else is free."""
+    template = own.templates["access"]
+    conditional = {
+        one["Type"] for one in template["Resources"].values() if one.get("Condition") == "IsRunning"
+    }
+    assert conditional == {
+        "AWS::EC2::Instance", "AWS::EC2::VPCEndpoint", "AWS::IAM::InstanceProfile"
+    }  # fmt: skip
+    costing = [
+        one for one in of(own, "AWS::EC2::Instance") + of(own, "AWS::EC2::VPCEndpoint")
+        if one.body.get("Condition") != "IsRunning"
+    ]  # fmt: skip
+    assert costing == []
+    services = {
+        flat(one.properties["ServiceName"]).rpartition(".")[2] for one in of(own, "AWS::EC2::VPCEndpoint")
+    }
+    assert services == {"ssm", "ssmmessages"}
+    assert all(len(one.properties["SubnetIds"]) == 1 for one in of(own, "AWS::EC2::VPCEndpoint"))
+    assert template["Parameters"]["Running"]["Default"] == "false"  # it is deployed paused
+
+
+def test_in_a_vpc_with_a_way_to_session_manager_there_are_no_endpoints(synthesized: All) -> None:
+    assert not of(synthesized("steps"), "AWS::EC2::VPCEndpoint")
+
+
+def test_its_switch_may_read_the_image_that_the_template_asks_for(own: Assembly) -> None:
+    """Which is AWS's, and of no account."""
+    may = [
+        where for action, where, _ in allowed(own, "access", "SwitchRole") if action == "ssm:GetParameters"
+    ]
+    assert f"arn:Partition:ssm:Region::parameter{IMAGE}" in may
+    parameters = own.templates["access"]["Parameters"].values()
+    asked = {one["Default"] for one in parameters if one["Type"].startswith("AWS::SSM::Parameter::Value")}
+    assert asked <= {one.rpartition(":parameter")[2] for one in may} | {"/cdk-bootstrap/hnb659fds/version"}
+
+
+def test_a_reader_may_forward_a_port_and_get_no_shell(tmp_path: Path) -> None:
+    asked = settings("minimal", access={}, iam={"policies": ["reader", "operator"]})
+    found = synthesize(asked, tmp_path / "assembly")
+    assert found.findings == []
+    (hosts, on), (document, checked) = sorted(rights(found, "Reader")["ssm:StartSession"])
+    hosts, on, document, checked = (
+        (hosts, on, document, checked) if ":instance/" in hosts else (document, checked, hosts, on)
+    )
+    assert document.endswith("::document/AWS-StartPortForwardingSessionToRemoteHost")
+    assert on["StringEquals"] == {"ssm:resourceTag/dormouse:access": "minimal"}
+    for condition in (on, checked):
+        assert condition["BoolIfExists"] == {"ssm:SessionDocumentAccessCheck": "true"}
+    tags = {one["Key"]: one["Value"] for one in of(found, "AWS::EC2::Instance")[0].properties["Tags"]}
+    assert tags["dormouse:access"] == "minimal"
+    assert "ssm:StartSession" not in rights(found, "Operator")
+    assert len(rights(found, "Operator")["lambda:InvokeFunction"]) == 3  # the switch, and those for tables

@@ -1,0 +1,130 @@
+"""`dormouse changes` and what it acknowledges; `dormouse history` for consumers and retention; over HTTP."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from serving import serving
+
+import dormouse as dm
+from dormouse.client import connect
+from dormouse.errors import InvalidCut
+from dormouse.history.cuts import record_cut
+from dormouse.table import Table
+
+DORMOUSE = str(Path(sys.executable).with_name("dormouse"))
+Shell = Callable[[str], subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def table(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
+    objects = f"file://{tmp_path}/objects"
+    monkeypatch.setenv("DORMOUSE_DSN", dsn)
+    monkeypatch.setenv("DORMOUSE_OBJECTS", objects)
+    with dm.connect(dsn, objects) as instance:
+        table = instance.create_table("t", dm.Schema([dm.Field("key", dm.LONG)]))
+        record_cut(table._context, "start")
+        table.consumer("etl")
+        table.ingest(pa.table({"key": [1, 2]}))
+        yield table
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    def run(line: str) -> subprocess.CompletedProcess[str]:
+        command = ["bash", "-c", line.replace("dormouse", DORMOUSE)]
+        return subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+
+    return run
+
+
+def behind(table: Table) -> int | None:
+    return table.consumers()[0].rows_behind
+
+
+def test_changes_as_lines_csv_and_parquet(table: Table, shell: Shell, tmp_path: Path) -> None:
+    lines = '{"key":1,"_change":"insert"}\n{"key":2,"_change":"insert"}\n'
+    assert shell("dormouse changes t --after start").stdout == lines
+    assert shell("dormouse changes t --after beginning").stdout == lines
+    assert json.loads(shell("dormouse changes t --after start --json").stdout)[1]["key"] == 2
+    assert shell("dormouse changes t --after start --till start").stdout == ""
+    done = shell("dormouse changes t --after start --format csv --columns key")
+    assert done.stdout == '"key","_change"\n1,"insert"\n2,"insert"\n'
+    assert shell("dormouse changes t --after start --format parquet -o new.parquet").returncode == 0
+    assert pq.read_table(tmp_path / "new.parquet")["key"].to_pylist() == [1, 2]
+    assert behind(table) == 2
+
+
+def test_a_consumer_is_acknowledged_when_all_is_written(table: Table, shell: Shell, tmp_path: Path) -> None:
+    for where, left in ((">/dev/full", 2), ("| exec 0<&-", 2), ("-o new.json", 0)):
+        shell(f"dormouse changes t --consumer etl {where}")
+        assert behind(table) == left, where
+    assert (tmp_path / "new.json").read_text().count("insert") == 2
+    assert shell("dormouse changes t --consumer etl").stdout == ""
+
+
+def test_a_reader_that_goes_acknowledges_nothing(table: Table, shell: Shell) -> None:
+    table.ingest(pa.table({"key": list(range(50_000))}))
+    assert shell("dormouse changes t --consumer etl | head -1").stdout == '{"key":0,"_change":"insert"}\n'
+    assert behind(table) == 50_002
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("", "give --after, or --consumer NAME, which knows where it stands"),
+        ("--after start --consumer etl", "give --after, or --consumer NAME"),
+        ("--consumer etl --till start", "a consumer reads up to now: leave --till out"),
+        ("--after never", "no cut 'never'; its named cuts are 'start'"),
+        ("--after start --format parquet", "--format parquet needs --output FILE"),
+        ("--after 2999-01-01", "is in the future"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(table: Table, shell: Shell, options: str, said: str) -> None:
+    done = shell(f"dormouse changes t {options}")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert said in done.stderr
+
+
+def test_history_of_consumers_and_retention(table: Table, shell: Shell) -> None:
+    [told] = json.loads(shell("dormouse history consumers t --json").stdout)
+    assert (told["name"], told["rows_behind"], told["is_expired"]) == ("etl", 2, False)
+    assert "etl" in shell("dormouse history consumers t").stdout
+    assert "consumer 'etl' keeps the history" in shell("dormouse status").stdout
+    done = shell("dormouse history retain t --for 7d --dry-run")
+    assert done.stdout == "nothing of the history of t is beyond the limits\n"
+    done = shell("dormouse history retain t --bytes 0")
+    assert done.stdout.startswith("the history of t begins at 20"), done.stderr
+    assert shell("dormouse history truncate t start").stdout == "the history of t began already at start\n"
+    done = shell("dormouse history retain t --seconds 5")
+    assert "shorter than the gc_delay_seconds" in done.stderr
+    assert shell("dormouse history drop-consumer t etl").returncode == 0
+    assert shell("dormouse history consumers t").stdout == "table t has no consumers\n"
+
+
+def test_changes_over_http(table: Table, dsn: str, tmp_path: Path) -> None:
+    with (
+        dm.connect(dsn, f"file://{tmp_path}/objects", read_only=True) as instance,
+        serving(instance) as url,
+        connect(url) as client,
+    ):
+        remote = client.table("t")
+        found = remote.changes("start").read_all()
+        assert found.to_pylist() == [{"key": key, "_change": "insert"} for key in (1, 2)]
+        assert remote.changes(None, columns=["key"]).read_all().num_rows == 2
+        assert remote.changes("start", "start").read_all().num_rows == 0
+        with pytest.raises(InvalidCut, match="no cut 'never'"):
+            remote.changes("never")
+        status = remote.status()
+        assert [one.name for one in status.consumers] == ["etl"]
+        assert [str(holder) for holder in status.history_held_by] == ["cut 'start'", "consumer 'etl'"]
+        assert replace(status, consumers=()) == replace(table.status(), consumers=())

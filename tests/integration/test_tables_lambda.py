@@ -1,0 +1,290 @@
+"""`dormouse table … --instance ID`: the command asks lambdas, which answer from a real database."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from moto import mock_aws
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+import dormouse as dm
+from dormouse.errors import InstanceError
+from dormouse.schedules.migration import bring_up_to_date
+from dormouse.settings.lambdas import DatabaseEnvironment
+from dormouse.settings.resources import TablesResources, resources_parameter, state_parameter
+from dormouse.system.aws import Aws
+from lambdas import tables
+from tests.aws_lambda import Context, waking_server
+from tests.deployed import REGION, Deployed, deploy
+
+Cli = Callable[..., tuple[int, str, str]]
+CREATE = (
+    *("table", "create", "flights", "--row-key", "carrier:string", "--sort-key", "time:long"),
+    *("--value", "delay:long?", "--split-point", "DL", "--property", "gc_delay_seconds=0"),
+)
+CREATE_T = {"do": "create", "table": "t", "schema": {"row_keys": [{"name": "a", "type": "long"}]}}
+TOLD = TablesResources(show="dev-show", change="dev-change")
+
+
+@pytest.fixture
+def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    with mock_aws(config={"lambda": {"use_docker": False}}):
+        found = deploy()
+        name = resources_parameter("dev", "tables")
+        found.client("ssm").put_parameter(Name=name, Value=TOLD.model_dump_json(), Type="String")
+        yield found
+
+
+@pytest.fixture
+def variables(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of the lambdas."""
+    given = {"dsn": dsn, "objects": (tmp_path / "objects").as_uri()}
+    for name, value in DatabaseEnvironment.variables(**given).items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def asked(deployed: Deployed, variables: None, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """What the lambdas were asked, which answer as AWS would bring it: as JSON."""
+    found: list[tuple[str, Any]] = []
+    handlers = {TOLD.show: tables.show, TOLD.change: tables.change}
+
+    def invoke(aws: Aws, function: str, event: Any, *, seconds_max: float) -> Any:
+        found.append((function, json.loads(json.dumps(event))))
+        return json.loads(json.dumps(handlers[function](found[-1][1], Context())))
+
+    monkeypatch.setattr(Aws, "invoke", invoke)
+    return found
+
+
+@pytest.fixture
+def there(cli: Cli, asked: Any) -> Cli:
+    """The command line on the deployed instance."""
+    return lambda *args: cli(*args, "--instance", "dev", "--region", REGION)
+
+
+@pytest.fixture
+def here(cli: Cli, dsn: str, tmp_path: Path) -> Cli:
+    """The command line on the same database, without lambdas."""
+    return lambda *args: cli(*args, "--dsn", dsn, "--objects", (tmp_path / "objects").as_uri())
+
+
+def test_it_says_the_same_as_where_the_database_is_at_hand(there: Cli, here: Cli, asked: Any) -> None:
+    """Text, JSON, exit codes and errors."""
+    assert there(*CREATE) == (0, "table flights is made, of 2 partitions\n", "")
+    assert [function for function, _ in asked] == [TOLD.change]
+    for args in (
+        *(
+            (*("table", verb, "flights"), *more)
+            for verb in ("show", "describe")
+            for more in ((), ("--json",))
+        ),
+        ("table", "list"),
+        ("table", "list", "--json"),
+        ("table", "show", "nobody"),
+        ("table", "set", "nobody", "compression=none"),
+        ("table", "set", "flights", "compression=none", "gc_delay_seconds=60"),
+        ("table", "set", "flights", "compression=", "--json"),
+        ("table", "set", "flights", "colour=red"),
+        ("table", "set", "flights", "gc_delay_seconds=-1"),
+        ("table", "set", "flights", "aggregate=sum(nothing)"),
+        ("table", "convert-layout", "flights", "salted_counts", "--dry-run"),
+        ("table", "convert-layout", "flights", "odd"),
+        ("table", "drop", "nobody", "--yes"),
+        ("table", "drop", "flights", "--dry-run"),
+        ("table", "drop", "flights", "--dry-run", "--json"),
+        ("table", "drop", "flights"),
+        ("table", "rename", "flights", "../x"),
+        CREATE,
+        ("table", "create", "t", "--row-key", "a:long", "--split-point", "x"),
+        ("table", "create", "t", "--row-key", "a:long", "--layout", "odd"),
+    ):
+        there_ = there(*args)
+        assert there_ == here(*args), args
+        assert there_[2].count("\n") <= 1
+    assert "carrier ≥ 'DL'  0 rows" in there("table", "show", "flights")[1]
+    assert here("table", "list", "--json")[1] == '["flights"]\n'
+
+
+def test_a_table_is_changed_and_dropped(there: Cli, here: Cli, dsn: str, tmp_path: Path) -> None:
+    """With its files, and only when that was agreed to."""
+    assert json.loads(there(*CREATE, "--json")[1])["leaves"] == 2
+    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
+        instance.table("flights").ingest(pa.table({"carrier": ["AA"], "time": [1], "delay": [2]}))
+    code, out, err = there("table", "drop", "flights")
+    assert (code, out) == (2, "") and "--yes is needed to drop table flights: 1 row in 1 file" in err
+    assert there("table", "rename", "flights", "f")[1] == "table flights is now f\n"
+    assert there("table", "convert-layout", "f", "salted_counts")[0] == 0
+    assert "layout salted_counts" in here("table", "describe", "f")[1]
+    assert there("table", "drop", "f", "--yes")[1] == "dropped table f: 1 row in 1 file\n"
+    assert there("table", "list")[1] == "there are no tables yet\n"
+    assert not [*(tmp_path / "objects").rglob("*.parquet")]
+
+
+def test_a_drop_is_asked_for_on_a_terminal(
+    there: Cli, asked: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there(*CREATE)
+    answers = iter([False, True])
+    monkeypatch.setattr("dormouse.cli.tables.agreed", lambda doing, question: next(answers))
+    assert there("table", "drop", "flights")[::2] == (2, "dormouse: nothing was dropped\n")
+    assert there("table", "list")[1] == "flights\n"
+    assert there("table", "drop", "flights")[0] == 0
+    dropping = [event.get("dry_run", False) for _, event in asked if event["do"] == "drop"]
+    assert dropping == [True, True, False]
+
+
+def test_while_the_instance_is_paused_it_is_refused(deployed: Deployed, there: Cli, asked: Any) -> None:
+    name = state_parameter("dev")
+    deployed.client("ssm").put_parameter(Name=name, Value="paused", Type="String", Overwrite=True)
+    code, out, err = there("table", "list")
+    assert (code, out, asked) == (1, "", [])
+    assert err == "dormouse: dev is paused, and its database sleeps: dormouse resume --instance dev\n"
+
+
+def test_an_instance_of_before_is_to_be_deployed(deployed: Deployed, there: Cli) -> None:
+    deployed.client("ssm").delete_parameter(Name=resources_parameter("dev", "tables"))
+    assert "dev has no lambdas for its tables: deploy it" in there("table", "list")[2]
+
+
+@pytest.mark.parametrize("verb", ["list", "drop"])
+def test_whether_a_change_was_made_is_not_known_without_an_answer(
+    verb: str, there: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(aws: Aws, function: str, event: Any, *, seconds_max: float) -> Any:
+        raise InstanceError("AWS cannot be reached")
+
+    there(*CREATE)
+    monkeypatch.setattr(Aws, "invoke", lost)
+    args = ("table", "drop", "flights", "--yes") if verb == "drop" else ("table", "list")
+    code, _, err = there(*args)
+    assert code == 1
+    assert ("not known: look with dormouse table list --instance dev" in err) == (verb == "drop")
+
+
+def test_a_name_is_a_folder_where_there_are_no_credentials(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And an instance's id where there are: no folder is made for one that cannot be found."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    create = ("table", "create", "t", "--row-key", "a:nothing", "--instance", "lake")
+    assert "unknown type" in cli(*create)[2]
+    made: list[Any] = []
+    monkeypatch.setattr("dormouse.cli.verbs.Session.open", lambda *given, **more: made.append(more) or 1 / 0)
+    create = ("table", "create", "t", "--row-key", "a:long", "--instance", "lake")
+    assert "lake is taken for a new folder: there are no AWS credentials here" in cli(*create)[2]
+    assert [one["create"] for one in made] == [True]
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    assert "lake is no folder, and as for a deployed instance: no AWS region" in cli(*create)[2]
+    (tmp_path / "lake").mkdir()
+    cli(*create)
+    assert len(made) == 2
+
+
+# --- the lambdas themselves
+
+
+def error_of(answer: Any) -> str:
+    assert answer.keys() == {"error"}
+    message = str(answer["error"]["message"])
+    assert "\n" not in message
+    return message
+
+
+def test_each_does_only_its_own(variables: None) -> None:
+    assert "'do' of the event must be one of describe, list, show, not 'drop'" in error_of(
+        tables.show({"do": "drop", "table": "t"}, Context())
+    )
+    assert "not 'list'" in error_of(tables.change({"do": "list"}, Context()))
+
+
+@pytest.mark.parametrize(
+    ("event", "named"),
+    [
+        *((one, "the event must be an object of JSON") for one in (None, [], "", "list", 5, 1.5, True)),
+        ({}, "the event has no 'do'"),
+        ({"do": 5}, "'do' of the event must be text, not a whole number"),
+        ({"do": "truncate"}, "'do' of the event must be one of"),
+        ({"do": "create"}, "the event has no 'table'"),
+        ({"do": "create", "table": ["t"]}, "'table' of the event must be text, not a list"),
+        ({"do": "create", "table": "t"}, "the event has no 'schema'"),
+        ({"do": "create", "table": "t", "schema": "a"}, "'schema' of the event must be an object, not text"),
+        ({"do": "create", "table": "t", "schema": {"keys": 1}}, "unknown schema part 'keys'"),
+        (CREATE_T | {"split_points": "DL"}, "'split_points' of the event must be a list, not text"),
+        (CREATE_T | {"split_points": [None]}, "split point"),
+        (CREATE_T | {"split_points": [{}, []]}, "split point"),
+        (CREATE_T | {"layout": 1}, "'layout' of the event must be text"),
+        (CREATE_T | {"layout": "odd"}, "odd"),
+        (CREATE_T | {"properties": ["a=1"]}, "'properties' of the event must be an object, not a list"),
+        (CREATE_T | {"properties": {"self": 1}}, "'self' is not a table property"),
+        (CREATE_T | {"properties": {"gc_batch_files": {"a": 1}}}, "gc_batch_files must be a whole number"),
+        (CREATE_T | {"properties": {"gc_delay_seconds": None}}, "gc_delay_seconds must be a number"),
+        (CREATE_T | {"table": "../x\n\0"}, "x"),
+        ({"do": "set", "table": "t"}, "the event has no 'properties'"),
+        ({"do": "set", "table": "t", "properties": {"self": 1}}, "'self' is not a table property"),
+        ({"do": "set", "table": "t\0", "properties": {"commit": "sync"}}, "does not exist"),
+        ({"do": "drop"}, "the event has no 'table'"),
+        ({"do": "drop", "table": "t", "dry_run": "no"}, "'dry_run' of the event must be true or false"),
+        ({"do": "rename", "table": "t"}, "the event has no 'new_name'"),
+        ({"do": "convert-layout", "table": "t"}, "the event has no 'layout'"),
+        ({"do": "convert-layout", "table": "t", "layout": "odd"}, "odd"),
+    ],
+)
+def test_an_odd_event_is_one_line_that_names_what_is_missing(event: Any, named: str, variables: None) -> None:
+    assert named in error_of(tables.change(event, Context()))
+
+
+def test_show_is_answered_to_one_who_may_only_read(
+    dsn: str, variables: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables.change(CREATE_T, Context())
+    bring_up_to_date(dsn)
+    monkeypatch.setenv("DORMOUSE_DSN", make_conninfo(dsn, user="dormouse_read"))
+    assert tables.show({"do": "list"}, Context()) == {"answer": ["t"]}
+    for drawn in (True, False):
+        found = tables.show({"do": "show", "table": "t", "drawn": drawn}, Context())["answer"]
+        assert (found["name"], found["leaves"]) == ("t", 1)
+    said = error_of(tables.change({"do": "drop", "table": "t"}, Context()))
+    assert "permission denied" in said or "cannot" in said, said
+    monkeypatch.setenv("DORMOUSE_DSN", make_conninfo(dsn, user="dormouse_owner"))
+    assert tables.change({"do": "drop", "table": "t"}, Context())["answer"]["dropped"]
+
+
+def test_a_database_that_wakes_is_waited_for(
+    dsn: str, variables: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It refuses first, then holds connections until it can answer them."""
+    given = conninfo_to_dict(dsn)
+    path = f"{given['host']}/.s.PGSQL.{given.get('port') or 5432}"
+    with waking_server(path, 0.5) as port:
+        monkeypatch.setenv("DORMOUSE_DSN", make_conninfo(dsn, host="127.0.0.1", port=port))
+        made = tables.change(CREATE_T, Context())
+    assert made.get("answer", {}).get("name") == "t", made
+
+
+def test_a_database_that_is_away_is_said(variables: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DORMOUSE_DSN", "postgresql://nobody@127.0.0.1:1/none")
+    monkeypatch.setenv("DORMOUSE_CONNECT_SECONDS_MAX", "0.3")
+    assert "cannot connect to PostgreSQL" in error_of(tables.show({"do": "list"}, Context()))
+
+
+def test_an_answer_that_is_too_long_for_a_lambda_is_refused(
+    variables: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = {"row_keys": [{"name": "a", "type": "long"}]}
+    tables.change(CREATE_T | {"table": "t" * 20, "schema": schema}, Context())
+    monkeypatch.setattr(tables, "ANSWER_BYTES_MAX", 10)
+    assert "use table show without --json, or describe" in error_of(tables.show({"do": "list"}, Context()))

@@ -1,0 +1,86 @@
+"""The benchmark of the history: what it builds is a history, each of its operations, and its figures."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from contextlib import closing
+
+import psycopg
+import pytest
+
+from benchmarks.history.__main__ import BENCHMARK, EPOCHS, _growth
+from benchmarks.history.blob import Blob
+from benchmarks.history.build import BEGAN, LEAVES, build, bytes_on_disk
+from benchmarks.history.operations import OPERATIONS, Asked, round_trips
+from benchmarks.state_tables import open_tables
+from dormouse.postgres import ConnectionSupplier
+
+BUILT = 2_345
+
+
+@pytest.fixture(scope="module")
+def asked(databases: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    with databases.lent() as dsn:  # type: ignore[attr-defined]
+        with open_tables(dsn, str(tmp_path_factory.mktemp("objects"))) as tables:
+            table = build(tables, BUILT, lambda _: None)
+        with closing(ConnectionSupplier(dsn, connections_max=1)) as supplier:
+            yield Asked(supplier, table, BUILT, random.Random(1))
+
+
+def test_what_is_built_is_a_history(asked: Asked) -> None:
+    """Rebuilt from the deltas, each epoch's leaves are those by intervals, and cover the key space."""
+    leaves = {leaf.partition_id for leaf in asked.epochs.active_partitions(0)}
+    assert len(leaves) == LEAVES
+    splits = merges = 0
+    for record in asked.epochs.epochs(1):
+        assert leaves.issuperset(record.sealed)
+        leaves = (leaves - {*record.sealed}) | {*record.created}
+        splits, merges = splits + record.splits, merges + record.merges
+        if record.epoch % 97 and record.epoch != BUILT:
+            continue
+        found = asked.epochs.active_partitions(record.epoch)
+        assert {leaf.partition_id for leaf in found} == leaves
+        ends = [(leaf.region.range("key").min, leaf.region.range("key").max) for leaf in found]
+        assert ends[0][0] is ends[-1][1] is None
+        assert all(before[1] == after[0] for before, after in itertools.pairwise(ends))
+    assert min(splits, merges) > 0.4 * BUILT
+    with asked.supplier.connection() as conn:
+        chunks = conn.execute("select chunk, splits, merges from history_chunk order by chunk").fetchall()
+        assert [chunk for chunk, *_ in chunks] == [1, 2]
+        names = {name for (name,) in conn.execute("select indexname from pg_indexes").fetchall()}
+        assert names >= {"partition_pkey", "epoch_pkey", "partition_leaves", "partition_by_end"}
+        assert bytes_on_disk(conn) > 100 * BUILT
+    until = asked.epochs.scale_metadata(BEGAN, BEGAN.replace(year=2026))
+    assert (until.splits, until.merges, until.last) == (splits, merges, BUILT)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_each_operation_is_answered_and_its_round_trips_are_counted(asked: Asked, name: str) -> None:
+    assert OPERATIONS[name](asked)() or name == "epoch_at"
+    trips = round_trips(asked.supplier, OPERATIONS[name](asked))
+    assert trips > 1 if name == "split" else trips == 1
+
+
+def test_one_value_is_read_and_written_whole(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        blob = Blob(conn, 50, 3)
+        assert blob.bytes_per_epoch() == 8 + 8 + 4 + 3 * 8
+        chosen = random.Random(4)
+        assert 0 <= blob.epoch_at(chosen)() < 50
+        blob.split(chosen)()
+        blob._epochs = 51
+        assert blob.bytes_per_epoch() == 44
+
+
+def test_growth_is_from_the_shortest_history_to_the_longest_of_which_it_is_told() -> None:
+    found = {f"p99_ms_{name}_{size}": 1.0 for name in OPERATIONS for size in EPOCHS}
+    found |= {"p99_ms_epoch_at_3.1m": 1.25, "p99_ms_split_31m": 9.0}
+    grown = _growth(found, [*EPOCHS])
+    assert (grown["p99_growth_max"], grown["p99_growth_most"]) == (1.25, "epoch_at")
+    assert (grown["growth_from"], grown["growth_to"]) == (10_000, 3_100_000)
+    assert _growth(found, ["10k"]) == {}
+    shown = BENCHMARK.text({**found, **grown, "roundtrips_split": 9})
+    assert "at most 1.25, of epoch_at" in shown
+    assert grown.keys() | found.keys() <= BENCHMARK.keys
