@@ -213,7 +213,7 @@ class Table:
         `where` is as for `query`; `dm.ALL` for all rows. Rows that were committed before it are deleted, and
         those that a `filter` hides, too; what is committed later stays, also when it is equal. A row whose
         value is null only goes where the condition asks for null. Moments before it still have the rows.
-        Compaction leaves them out of the files. `dry_run` counts what `query` would give, and changes nothing.
+        Compaction leaves them out of the files. `dry_run` counts what `query` would give, without more.
 
         Raises `InvalidQuery` for a condition that is none, or does not fit the schema, and for one on values
         where the property `aggregate` merges rows; `TableBusy` when others change the table all the time.

@@ -6,17 +6,25 @@ it is recorded. So each file was there before it, and its rows are deleted, or c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import takewhile
 from typing import Any
 
 import psycopg
 
 from dormouse.errors import InvalidQuery, TableNotFound
+from dormouse.files.holds import MARGIN_SECONDS
+from dormouse.files.layout import MAY_BE_OF
 from dormouse.files.reads import KeyBounds
 from dormouse.files.store import FileReferenceStore
-from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import run_alone
+from dormouse.model.keys import decode_value, encode_key
+from dormouse.postgres.queries import Query, load
+from dormouse.postgres.transaction import run_alone, run_transaction
+
+RETIRED_MAX = 100
+"""Deletions of which one round looks whether they are still needed."""
 
 _QUERIES = load(__package__ or "", "deletions")
 
@@ -48,6 +56,7 @@ class Deletions:
         """
         name, key = self._own.table.name, {"table_id": self._own.table.table_id}
         values = {**key, **bounds.arrays(), "condition": condition, "by_values": by_values}
+        values |= {"min_key": self._beginning(bounds.min_keys), "max_key": self._beginning(bounds.max_keys)}
 
         def work(conn: psycopg.Connection[Any]) -> tuple[int, datetime]:
             is_merged = conn.execute(_QUERIES["aggregates"].on(), key).fetchall() == [(True,)]
@@ -70,6 +79,59 @@ class Deletions:
         """By number."""
         rows = self._own.rows(_QUERIES["list"], {"all": not pending_only}, operation="list deletions")
         return [RecordedDeletion(*row) for row in rows]
+
+    def retire(self) -> int:
+        """Ends deletions that no file needs any more, of some; forgets those that the history needs no more.
+
+        Each that may be of the rows of a file that came before it is needed. Gives how many were retired.
+        """
+        key = {"table_id": self._own.table.table_id}
+        found = self._own.rows(_QUERIES["some_pending"], {"limit": RETIRED_MAX}, operation="retire deletions")
+        free = [
+            one
+            for (one,) in found
+            if not self._own.rows(self._is_needed, {"deletion_id": one}, operation="retire deletions")[0][0]
+        ]
+        if free:
+
+            def work(conn: psycopg.Connection[Any]) -> None:
+                # what came meanwhile is seen, whatever it began with
+                self._store.keep_writers_out(conn)
+                needed = self._own.on(self._is_needed)
+                still = [
+                    one
+                    for one in free
+                    if not conn.execute(needed, {**key, "deletion_id": one}).fetchall()[0][0]
+                ]
+                conn.execute(_QUERIES["retire"].on(), {**key, "deletion_ids": still})
+
+            name = f"retire deletions of table {self._own.table.name!r}"
+            self._own.following(lambda: run_alone(self._store.supplier, work, operation=name))
+        self._forget()
+        return len(free)
+
+    def _forget(self) -> None:
+        values = {
+            "table_id": self._own.table.table_id,
+            "kept_seconds": self._own.table.properties.history_retention_seconds,
+            "margin_seconds": MARGIN_SECONDS,
+        }
+
+        def work(conn: psycopg.Connection[Any]) -> None:
+            conn.execute(_QUERIES["lock_history"].on(), values)
+            conn.execute(_QUERIES["forget"].on(), values)
+
+        run_transaction(self._store.supplier, work, operation="forget deletions")
+
+    @property
+    def _is_needed(self) -> Query:
+        return _QUERIES["is_needed"].including(may_be_of=MAY_BE_OF)
+
+    def _beginning(self, values: Sequence[bytes | None]) -> bytes:
+        """The key that bounds of row keys begin with, as far as they are bounds."""
+        fields = self._own.table.schema.row_keys
+        known = takewhile(lambda pair: pair[1] is not None, zip(fields, values, strict=False))
+        return encode_key(fields, [decode_value(field.type, value or b"") for field, value in known])
 
     def count_pending(self) -> int:
         return int(self._own.rows(_QUERIES["count_pending"], operation="count deletions")[0][0])

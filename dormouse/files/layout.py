@@ -31,6 +31,7 @@ _STORE, _SHARED_PARTS, _READS, _JOBS, _LAYOUT, _WATERMARKS, _TOTALS, _DIFFERENCE
     load(__package__ or "", name) for name in _MODULES
 )
 LAYOUTS = tuple(_TABLES)
+MAY_BE_OF = _SHARED_PARTS["may_be_of"]
 
 
 @dataclass(frozen=True)

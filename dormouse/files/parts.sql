@@ -124,6 +124,11 @@ request as materialized (
 and ((%(max_keys)s::bytea[])[2] < d.min_keys[2]) is not true and (d.max_keys[2] < (%(min_keys)s::bytea[])[2]) is not true
 and ((%(max_keys)s::bytea[])[3] < d.min_keys[3]) is not true and (d.max_keys[3] < (%(min_keys)s::bytea[])[3]) is not true
 
+-- name: may_be_of
+-- Part of a query: whether a pending deletion d is to be applied to a file f, and may be of its rows, as the keys tell.
+d.deletion_id > f.deletions_till and (f.max_key < d.min_key) is not true
+and (substring(f.min_key for length(d.max_key)) > d.max_key) is not true
+
 -- name: found
 -- Part of an update: a request's inputs, by one walk through the index.
 from {file_reference} r

@@ -393,8 +393,10 @@ with undone as (
     where d.table_id = %(table_id)s and d.retired_xid is null
         and not pg_visible_in_snapshot(d.added_xid, %(snapshot)s::pg_snapshot)
 )
-insert into deletion (table_id, deletion_id, condition, min_keys, max_keys, by_values, deleted_at, epoch, snapshot)
-select table_id, deletion_id, condition, min_keys, max_keys, by_values, deleted_at, epoch, snapshot
+insert into deletion (
+    table_id, deletion_id, condition, min_keys, max_keys, min_key, max_key, by_values, deleted_at, epoch, snapshot
+)
+select table_id, deletion_id, condition, min_keys, max_keys, min_key, max_key, by_values, deleted_at, epoch, snapshot
 from deletion d
 where d.table_id = %(table_id)s and pg_visible_in_snapshot(d.added_xid, %(snapshot)s::pg_snapshot)
     and not pg_visible_in_snapshot(d.retired_xid, %(snapshot)s::pg_snapshot);

@@ -9,6 +9,9 @@ create table deletion (
     -- around what it wants of each row key, as model.keys.encode_value gives it; null: unbounded
     min_keys bytea[] not null,
     max_keys bytea[] not null,
+    -- the keys, or beginnings of keys, that no key of its rows is below, or above, as model.keys.encode_key gives them
+    min_key bytea not null,
+    max_key bytea not null,
     -- whether it names columns that are no keys
     by_values boolean not null,
     deleted_at timestamptz not null default clock_timestamp(),
