@@ -331,6 +331,9 @@ class Table:
             values = {**now.model_dump(exclude_defaults=True), **changes}
             changed = TableProperties(**{name: value for name, value in values.items() if value is not None})
             Transform.check(self.schema, changed)
+            if changed.aggregate and not now.aggregate:
+                # a delete waits for the change, or the change for it
+                self._context.deletions.check_mergeable()
             return changed
 
         self._context = self._tables.change_properties(self._context.table, change)

@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from dormouse.errors import InvalidQuery, TableNotFound
+from dormouse.errors import InvalidProperties, InvalidQuery, TableNotFound
 from dormouse.files.holds import MARGIN_SECONDS
 from dormouse.files.layout import MAY_BE_OF
 from dormouse.files.reads import KeyBounds
@@ -69,7 +69,8 @@ class Deletions:
             rows = conn.execute(_QUERIES["record"].on(), values).fetchall()
             if not rows:
                 raise TableNotFound(f"table {name!r} does not exist any more")
-            return rows[0]
+            [(deletion_id, deleted_at)] = rows
+            return deletion_id, deleted_at
 
         return self._own.following(
             lambda: run_alone(self._store.supplier, work, operation=f"delete from table {name!r}")
@@ -79,6 +80,16 @@ class Deletions:
         """By number."""
         rows = self._own.rows(_QUERIES["list"], {"all": not pending_only}, operation="list deletions")
         return [RecordedDeletion(*row) for row in rows]
+
+    def check_mergeable(self) -> None:
+        """`InvalidProperties` while one by values is pending: of merged rows it could not be told."""
+        for one in self.list():
+            if one.by_values:
+                raise InvalidProperties(
+                    f"aggregate: deletion {one.deletion_id} of table {self._own.table.name!r} names values, "
+                    "which merged rows cannot tell; compact the table and collect its garbage first, until "
+                    "'dormouse table deletions' has it no more"
+                )
 
     def retire(self) -> int:
         """Ends deletions that no file needs any more, of some; forgets those that the history needs no more.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from state import query
 
 import dormouse as dm
-from dormouse.errors import InvalidQuery
+from dormouse.errors import InvalidProperties, InvalidQuery
 from dormouse.files.layout import LAYOUTS
 from dormouse.instance import Instance, connect
 from dormouse.table import Table
@@ -239,3 +240,107 @@ def test_a_restore_undoes_later_deletions_and_knows_those_of_then(
     table.delete({"k": 2})
     table.compact()
     assert keys(table) == [3, 3]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_deletion_is_retired_when_no_file_may_have_its_rows(instance: Instance, layout: str) -> None:
+    table = made(instance, layout, split_threshold_rows=4, split_min_rows=2, history_retention_seconds=900)
+    add(table, *(row(k) for k in range(10)))
+    table.split()
+    add(table, *(row(k) for k in range(5)))
+    table.delete({"k": 2})
+    table.delete({"k": dm.Range(min=100)})
+    table.delete({"k": 7})
+    table.delete({"v": 5})
+    cut = table.history.record_cut()
+    before = keys(table)
+    table.collect_garbage()
+    assert [one.deletion_id for one in table.deletions()] == [1, 3, 4], "none has a key from 100 on"
+    table.compact()
+    table.collect_garbage()
+    assert 1 not in [one.deletion_id for one in table.deletions()]
+    for _ in range(3):
+        add(table, *(row(k) for k in range(10, 20)), *(row(k) for k in range(5)))
+        table.split()
+        table.compact()
+        table.collect_garbage()
+    assert keys_at(table, cut) == before
+    assert [one.deletion_id for one in table.deletions(pending_only=False)] == [1, 2, 3, 4]
+    query(instance._supplier, "update deletion set retired_at = '2000-01-01' where retired_xid is not null")
+    table.collect_garbage()
+    kept = [one.deletion_id for one in table.deletions(pending_only=False)]
+    assert {1, 2} <= {*kept}, "the cut needs them"
+    table.delete({"k": 11})
+    assert table.deletions()[-1].deletion_id == 5
+
+
+def test_numbers_are_not_given_again(instance: Instance) -> None:
+    table = made(instance, gc_delay_seconds=0, history_retention_seconds=0)
+    for expected in (1, 2, 3):
+        add(table, row(1), row(2))
+        assert table.delete({"k": 1}).deletion_id == expected
+        while table.deletions():
+            add(table, row(3))
+            table.compact()
+            table.collect_garbage()
+        query(instance._supplier, "update deletion set retired_at = '2000-01-01'")
+        table.collect_garbage()
+        assert [one.deletion_id for one in table.deletions(pending_only=False)] == [expected]
+    assert 1 not in keys(table)
+
+
+def test_files_with_many_pending_deletions_are_due_for_compaction(instance: Instance) -> None:
+    table = made(instance, deletions_max=3, compaction_batch_files=5)
+    add(table, *(row(k) for k in range(10)))
+    for key in range(3):
+        table.delete({"k": key})
+    table.delete({"k": 50})
+    assert table.compact().jobs_run == 0
+    table.delete({"k": 3})
+    assert table.compact().jobs_run == 1
+    assert table.status().row_count == 6
+    assert table.status().deletions == 5
+    table.collect_garbage()
+    assert table.status().deletions == 0
+    assert table.status().rows_exact
+
+
+def test_rows_are_not_merged_while_a_deletion_by_values_is_pending(instance: Instance) -> None:
+    table = made(instance)
+    add(table, row(1, v=1), row(1, v=2))
+    table.delete({"v": 1})
+    with pytest.raises(InvalidProperties, match="deletion 1 of table 't' names values"):
+        table.set_properties(aggregate="sum(v), max(d)")
+    table.set_properties(deletions_max=1, gc_delay_seconds=0)
+    table.delete({"v": 7})
+    table.compact()
+    table.collect_garbage()
+    table.set_properties(aggregate="sum(v), max(d)")
+    assert [r["v"] for r in table.query().read_all().to_pylist()] == [2]
+
+
+def test_on_the_command_line(
+    instance: Instance,
+    cli: Callable[..., tuple[int, str, str]],
+    dsn: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DORMOUSE_DSN", dsn)
+    monkeypatch.setenv("DORMOUSE_OBJECTS", (tmp_path / "objects").as_uri())
+    table = made(instance)
+    add(table, *(row(k) for k in range(5)))
+    assert cli("delete", "t", "--where", "k=1:3", "--dry-run") == (0, "would delete 2 rows of table t\n", "")
+    assert cli("delete", "t")[0] == 1
+    assert cli("delete", "t", "--all", "--where", "k=1")[0] == 1
+    code, _, err = cli("delete", "t", "--where", "k=1:3")
+    assert (code, "--yes is needed" in err) == (1, True)
+    assert keys(table) == [0, 1, 2, 3, 4]
+    code, out, _ = cli("delete", "t", "--where", "k=1:3", "--yes")
+    assert (code, out) == (0, "deleted the rows of table t with k=1:3 (deletion 1)\n")
+    assert keys(table) == [0, 3, 4]
+    found = json.loads(cli("table", "deletions", "t", "--json")[1])
+    assert [(one["deletion_id"], one["pending"]) for one in found] == [(1, True)]
+    assert "1 deletion pending" in cli("status")[1]
+    assert json.loads(cli("delete", "t", "--all", "--yes", "--json")[1])["deletion_id"] == 2
+    assert keys(table) == []
