@@ -129,6 +129,8 @@ def _found(report: CheckReport) -> Any:
         f"checked {plural(report.tables, 'table')}, {plural(report.files, 'file')}, "
         f"{byte_size(report.bytes)}: {plural(len(report.problems), 'problem')} ({report.seconds:.1f} s)"
     )
+    if report.quarantined:
+        checked += f"; quarantined: {plural(report.quarantined, 'object')}, see dormouse orphans"
     columns = ("kind", "table", "partition", "file", "detail")
     rows = [
         (one.kind, one.table or "", one.partition_id or "", one.filename or "", one.detail)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -164,9 +165,11 @@ def status(
     with session.open(read_only=True) as instance:
         tables = [instance.table(table)] if table is not None else instance.tables()
         found, rounds, held = [item.status() for item in tables], instance.rounds(), instance.holds()
-    session.show(found, lambda: _table(found, rounds, held) if found else "there are no tables yet")
-    if instance.refusal is not None:
-        say(str(instance.refusal))
+    refusal = None if instance.refusal is None else str(instance.refusal)
+    shown = [{**asdict(one), "refusal": refusal} for one in found]
+    session.show(shown, lambda: _table(found, rounds, held) if found else "there are no tables yet")
+    if refusal is not None:
+        say(refusal)
 
 
 def _table(found: Sequence[TableStatus], rounds: Sequence[InstanceRound], held: Sequence[Hold]) -> Any:

@@ -14,14 +14,8 @@ where not exists (select from commit_message m where m.commit_key = b.commit_key
     and (
         age.seconds > %(kept_seconds)s
         -- what has no time was made by an older Dormouse
-        or coalesce(age.seconds > %(applied_seconds)s, true) and exists (
-            select from tables t
-            cross join lateral (
-                select from applied_commit c
-                where c.table_id = t.table_id and c.commit_key = b.commit_key
-                limit 1
-            ) c
-        )
+        or coalesce(age.seconds > %(applied_seconds)s, true)
+        and exists (select from applied_commit c where c.commit_key = b.commit_key offset 0)
     );
 
 -- name: forget_dead_pointers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import defaultdict
@@ -105,7 +106,7 @@ class CommitQueues:
     ) -> list[CommitStatus]:
         """What became of requests, applied at once where they can be; see `Instance.commit`."""
         requests = list(_listed("commit", sent))
-        deadline = time.monotonic() + seconds_max
+        deadline = time.monotonic() + _seconds(seconds_max)
         self._check(requests)
         outcomes = self._direct.commit(requests)
         if later := [r for r, o in zip(requests, outcomes, strict=True) if o.state == "try_later"]:
@@ -146,7 +147,7 @@ class CommitQueues:
         """The states, once none is pending or unknown, or the time is over."""
         if isinstance(commit_ids, str):
             raise InvalidInput(f"commit ids must be a list: write [{commit_ids!r}]")
-        deadline = time.monotonic() + seconds_max
+        deadline = time.monotonic() + _seconds(seconds_max)
         left = list(commit_ids)
         for seconds in self.looks(deadline):
             # committers take the oldest first
@@ -281,6 +282,12 @@ def _listed(what: str, requests: Iterable[CommitRequest]) -> Iterator[CommitRequ
     if isinstance(requests, _REQUESTS) or not isinstance(requests, Iterable):
         raise InvalidCommitRequest(f"{what} takes a list of requests: write [request]")
     return iter(requests)
+
+
+def _seconds(seconds_max: float) -> float:
+    if type(seconds_max) not in {int, float} or math.isnan(seconds_max):
+        raise InvalidInput(f"seconds_max must be a number of seconds, not {seconds_max!r}")
+    return seconds_max
 
 
 def _send_all(queue: CommitQueue, sendings: Sequence[_Sending]) -> list[None]:

@@ -14,13 +14,9 @@ cross join lateral (
 ) m
 left join lateral (
     select c.applied_at, c.refused, t.name
-    from tables t
-    cross join lateral (
-        -- a look-up in the primary key for each table, and never a scan
-        select applied_at, refused from applied_commit c
-        where c.table_id = t.table_id and c.commit_key = k.commit_key
-        limit 1
-    ) c
+    from applied_commit c
+    cross join lateral (select t.name from tables t where t.table_id = c.table_id offset 0) t
+    where c.commit_key = k.commit_key
     order by c.refused is null
     limit 1
 ) a on true

@@ -36,13 +36,15 @@ def register(ctx: SessionContext, store: ObjectStore) -> None:
 
 
 @contextmanager
-def parquet_object(store: ObjectStore, name: str, *, verify: bool = False) -> Iterator[pq.ParquetFile]:
+def parquet_object(
+    store: ObjectStore, name: str, *, verify: bool = False, **how: Any
+) -> Iterator[pq.ParquetFile]:
     """An object as a Parquet file; `ObjectNotFound`, or `InvalidData` that names it when it is damaged.
 
-    `verify`: pages that have a checksum are verified by it.
+    `verify`: pages that have a checksum are verified by it. `how` is pyarrow's, as for `open_parquet`.
     """
     try:
-        with open_parquet(store, name, verify=verify) as file:
+        with open_parquet(store, name, verify=verify, **how) as file:
             yield file
     except InvalidData as error:
         raise InvalidData(f"file {name!r}: {error}") from None
@@ -50,14 +52,15 @@ def parquet_object(store: ObjectStore, name: str, *, verify: bool = False) -> It
         raise InvalidData(f"file {name!r} cannot be read as Parquet: {one_line(error)}") from error
 
 
-def open_parquet(store: ObjectStore, name: str, *, verify: bool = False) -> pq.ParquetFile:
+def open_parquet(store: ObjectStore, name: str, *, verify: bool = False, **how: Any) -> pq.ParquetFile:
     """Open an object as a Parquet file: mapped from a folder, else read in the ranges that are asked for.
 
-    `verify`: not mapped, as a page of a damaged disk would end the process. Raises `ObjectNotFound`; close
-    it, or use it in a `with`.
+    `verify`: not mapped, as a page of a damaged disk would end the process. `how` is pyarrow's: `metadata`
+    that was read before, columns to `read_dictionary` as they are. Raises `ObjectNotFound`; close it, or use
+    it in a `with`.
     """
     path = store.local_path(name)
     if path is None:
-        return pq.ParquetFile(store.reader(name), pre_buffer=True, page_checksum_verification=verify)
+        return pq.ParquetFile(store.reader(name), pre_buffer=True, page_checksum_verification=verify, **how)
     store.size(name)  # says ObjectNotFound
-    return pq.ParquetFile(path, memory_map=not verify, page_checksum_verification=verify)
+    return pq.ParquetFile(path, memory_map=not verify, page_checksum_verification=verify, **how)

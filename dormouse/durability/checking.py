@@ -14,6 +14,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from dormouse.durability.listing import Listed, by_file
+from dormouse.durability.orphans import is_quarantined
 from dormouse.durability.unknown import Known, is_there
 from dormouse.errors import InvalidName, ObjectNotFound, PartitionNotFound, TableNotFound
 from dormouse.files.checks import FileChecks, TrackedFile
@@ -35,7 +36,7 @@ PROBLEMS_MAX = 10_000
 """With so many problems a check ends."""
 
 UNKNOWN_MAX = 1_000
-"""Objects that nothing knows are told of no more than these: they hide no loss."""
+"""Of objects that nothing knows so many are told, and of those that are quarantined so many are counted."""
 
 SUSPECTS_MAX = 1_000
 Progress = Callable[[int, int | None], object]
@@ -46,7 +47,8 @@ class CheckReport:
     """What was checked: tables, files and their bytes; with `deep` the bytes were read.
 
     `problems` are at most 10,000 and a few: with so many, a check ends. Objects that nothing knows come last,
-    the first thousand.
+    the first thousand. `quarantined` are none: what another timeline wrote, and is kept for a way back to it;
+    they are counted up to a thousand and a few.
     """
 
     tables: int
@@ -54,15 +56,46 @@ class CheckReport:
     bytes: int
     seconds: float
     problems: tuple[Problem, ...]
+    quarantined: int = 0
+
+
+@dataclass
+class _Unknown:
+    """Objects that the database does not know; `quarantined` counts those that may be another timeline's."""
+
+    objects: ObjectStore
+    known: Known
+    adopted: int
+    problems: list[Problem] = field(default_factory=list)
+    quarantined: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.problems) >= UNKNOWN_MAX
+
+    def look(self, table: str | None, names: Sequence[str]) -> None:
+        """Notes those that the database does not know now, and that are still there."""
+        asked = [name for name in names if not self._has_enough_like(name)]
+        for name in self.known.unknown(asked) if asked else ():
+            if not is_there(self.objects, name):
+                continue
+            if is_quarantined(name, self.adopted):
+                self.quarantined += 1
+            else:
+                detail = "the database does not know it: see dormouse orphans"
+                self.problems.append(Problem("object_unknown", table, None, name, detail))
+
+    def _has_enough_like(self, name: str) -> bool:
+        return self.quarantined >= UNKNOWN_MAX if is_quarantined(name, self.adopted) else self.is_full
 
 
 @dataclass
 class _Done:
+    unknown: _Unknown
     tables: int = 0
     files: int = 0
     bytes: int = 0
     problems: list[Problem] = field(default_factory=list)
-    unknown: list[Problem] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -71,15 +104,17 @@ class _Done:
 
     def report(self) -> CheckReport:
         seconds = time.monotonic() - self.began
-        problems = (*self.problems, *self.unknown[:UNKNOWN_MAX])
-        return CheckReport(self.tables, self.files, self.bytes, seconds, problems)
+        problems = (*self.problems, *self.unknown.problems[:UNKNOWN_MAX])
+        counts = self.tables, self.files, self.bytes, seconds
+        return CheckReport(*counts, problems, self.unknown.quarantined)
 
 
 class Checker:
     """Checks tables of one instance. `progress` is called with the files done.
 
-    With `notes`, files that were written without a digest, and read well, have one from then on. Ends before
-    a table where `go_on` says so.
+    What is not known, and was written under an incarnation before `adopted`, is quarantined. With `notes`,
+    files that were written without a digest, and read well, have one from then on. Ends before a table where
+    `go_on` says so.
     """
 
     def __init__(
@@ -88,6 +123,7 @@ class Checker:
         objects: ObjectStore,
         known: Known,
         *,
+        adopted: int = 0,
         deep: bool = False,
         notes: bool = False,
         progress: Progress | None = None,
@@ -102,9 +138,8 @@ class Checker:
             self._apart = FileReader()
         self._supplier = supplier
         self._objects = objects
-        self._known = known
         self._progress = progress or (lambda done, total: None)
-        self._done = _Done()
+        self._done = _Done(_Unknown(objects, known, adopted))
 
     def run(
         self,
@@ -132,7 +167,7 @@ class Checker:
         checks = FileChecks(OwnTables(self._supplier, table))
         self._done.problems += _twice(lambda: [*tree_problems(self._supplier, table), *checks.problems()])
         reader = _Reader(self._supplier, self._objects, table, self._apart) if self._apart else None
-        of_table = _TableObjects(self._objects, self._known, table, checks, self._done, reader, self._notes)
+        of_table = _TableObjects(self._objects, table, checks, self._done, reader, self._notes)
         of_table.check(self._progress)
 
     def _rest(self, tables: Sequence[TableRecord]) -> None:
@@ -143,8 +178,8 @@ class Checker:
             if not name.startswith(owned) and not Known.is_record(name)
         )
         while (names := list(islice(others, SUSPECTS_MAX))) and not self._done.is_over:
-            self._done.unknown += unknown_objects(self._objects, self._known, None, names)
-            if len(self._done.unknown) >= UNKNOWN_MAX:
+            self._done.unknown.look(None, names)
+            if self._done.unknown.is_full:
                 return
 
 
@@ -154,7 +189,6 @@ class _TableObjects:
     def __init__(
         self,
         objects: ObjectStore,
-        known: Known,
         table: TableRecord,
         checks: FileChecks,
         done: _Done,
@@ -163,7 +197,6 @@ class _TableObjects:
     ) -> None:
         self._notes = notes
         self._objects = objects
-        self._known = known
         self._table = table
         self._checks = checks
         self._done = done
@@ -258,9 +291,7 @@ class _TableObjects:
             self._confirm()
 
     def _confirm(self) -> None:
-        if len(self._done.unknown) < UNKNOWN_MAX:
-            strange = unknown_objects(self._objects, self._known, self._table.name, self._strange)
-            self._done.unknown += strange
+        self._done.unknown.look(self._table.name, self._strange)
         sizes = {name: _size(self._objects, name) for _, name in self._doubtful}
         # what is collected loses its references long before its object
         referenced = self._checks.referenced([file.file_id for file, _ in self._doubtful])
@@ -308,16 +339,6 @@ class _Reader:
             return None if partition_id is None else self._partitions.partition(partition_id).region
         except PartitionNotFound:  # which is a problem that was found before
             return None
-
-
-def unknown_objects(
-    objects: ObjectStore, known: Known, table: str | None, names: Sequence[str]
-) -> Iterator[Problem]:
-    """Those that the database does not know now, and that are still there."""
-    for name in known.unknown(names) if names else ():
-        if is_there(objects, name):
-            detail = "the database does not know it: see dormouse orphans"
-            yield Problem("object_unknown", table, None, name, detail)
 
 
 def _size(objects: ObjectStore, name: str) -> int | None:

@@ -167,6 +167,7 @@ class Durable:
             self._supplier,
             self._objects,
             self._known,
+            adopted=self._adopted,
             deep=deep,
             notes=deep and not self._read_only,
             progress=progress,
@@ -216,10 +217,14 @@ class Durable:
     def _orphans(self, older_than: timedelta) -> Orphans:
         from dormouse.durability.orphans import Orphans
 
+        return Orphans(self._objects, self._known, self._adopted, older_than)
+
+    @property
+    def _adopted(self) -> int:
+        """The incarnation before which another timeline may have written."""
         # to a copy, whatever it does not know may be the owner's
         is_copy = self._ownership.look(self._catalog.instance_id()) is not None
-        adopted = sys.maxsize if is_copy else self._ownership.adopted
-        return Orphans(self._objects, self._known, adopted, older_than)
+        return sys.maxsize if is_copy else self._ownership.adopted
 
     @property
     def _known(self) -> Known:

@@ -88,13 +88,15 @@ class Orphans:
         while page := list(islice(old, PAGE_OBJECTS)):
             unknown = set(self._known.unknown([name for name, _, _ in page]))
             yield [
-                Orphan(*one, quarantined=self._is_quarantined(one[0]))
+                Orphan(*one, quarantined=is_quarantined(one[0], self._adopted))
                 for one in page
                 if one[0] in unknown and is_there(self._objects, one[0])
             ]
 
-    def _is_quarantined(self, name: str) -> bool:
-        if not self._adopted or not _OF_TABLE.match(name):
-            return False
-        found = _INCARNATION.match(name)
-        return found is None or int(found[1]) < self._adopted
+
+def is_quarantined(name: str, adopted: int) -> bool:
+    """Whether what the database does not know may be another timeline's: see `Orphan`."""
+    if not adopted or not _OF_TABLE.match(name):
+        return False
+    found = _INCARNATION.match(name)
+    return found is None or int(found[1]) < adopted

@@ -21,8 +21,10 @@ class Process:
     started: str = ""
 
     def is_gone(self) -> bool:
-        """Whether it has surely ended: it was of this boot and namespace, and is not there any more."""
-        if not (self.boot and self.namespace) or (self.boot, self.namespace) != (boot(), namespace()):
+        """Whether it has surely ended: it was of this host, boot and namespace, and is not there any more."""
+        # machines that go on from one snapshot have one boot
+        here = (socket.gethostname(), boot(), namespace())
+        if not (self.boot and self.namespace) or (self.host, self.boot, self.namespace) != here:
             return False
         try:
             os.kill(self.pid, 0)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from dormouse.catalog import Catalog
 from dormouse.durability.checking import Checker
+from dormouse.durability.incarnations import last_adopted
 from dormouse.durability.unknown import Known
 from dormouse.errors import CheckFailed
 from dormouse.objects import ObjectStore
@@ -30,7 +31,13 @@ def check_share(
     today, tables = datetime.now(UTC).toordinal() % SHARES, catalog.tables()
     if len(tables) > SHARES:
         tables = [one for one in tables if int(one.uuid, 16) % SHARES == today]
-    checker = Checker(supplier, objects, known, go_on=lambda: seconds_left() > SECONDS_MIN)
+    checker = Checker(
+        supplier,
+        objects,
+        known,
+        adopted=last_adopted(supplier),
+        go_on=lambda: seconds_left() > SECONDS_MIN,
+    )
     report = checker.run(tables, rest=today == 0)
     if report.problems:
         raise CheckFailed(report.problems)

@@ -424,5 +424,6 @@ rounds_gone as (delete from last_round where table_id = %(table_id)s)
 -- Forgets the commits and jobs of a table that is being dropped; no foreign keys do it, as each check of
 -- theirs would lock the one row of the table that all commits would meet in.
 with jobs as (delete from compaction_job where table_id = %(table_id)s),
-marks as (delete from dirty_partition where table_id = %(table_id)s)
-delete from applied_commit where table_id = %(table_id)s;
+marks as (delete from dirty_partition where table_id = %(table_id)s),
+expiring as (delete from applied_commit where table_id = %(table_id)s and expires_at is not null)
+delete from applied_commit where table_id = %(table_id)s and expires_at is null;

@@ -105,11 +105,12 @@ left join lateral (
 
 -- name: cut
 -- Where a cut is, and from when on its table can be read. That of the truncation is forgotten, and can be read.
-select c.cut_id, c.name, c.recorded_at, c.epoch, c.table_id, c.snapshot::text, greatest(t.history_since, u.recorded_at)
+select c.cut_id, c.name, c.recorded_at, c.epoch, c.table_id, c.snapshot, greatest(t.history_since, u.recorded_at)
 from (
-    select table_id, cut_id, name, recorded_at, epoch, snapshot from cut
+    select table_id, cut_id, name, recorded_at, epoch, snapshot::text from cut
+    -- of texts: snapshots cannot be compared
     union
-    select u.table_id, u.cut_id, c.name, u.recorded_at, u.epoch, u.snapshot
+    select u.table_id, u.cut_id, c.name, u.recorded_at, u.epoch, u.snapshot::text
     from truncation u
     left join cut c using (table_id, cut_id)
 ) c

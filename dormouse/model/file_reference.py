@@ -54,7 +54,10 @@ class FileWithReferences:
 
     def __post_init__(self) -> None:
         check_text("filename", self.filename, FILENAME_BYTES_MAX)
-        object.__setattr__(self, "references", tuple(self.references))
+        object.__setattr__(self, "references", _references(self.filename, self.references))
+        for name, key in (("min_key", self.min_key), ("max_key", self.max_key)):
+            if key is not None and type(key) is not bytes:
+                raise InvalidInput(f"file {self.filename!r}: {name} must be bytes, not {key!r}")
         digest = self.digest
         if digest is not None and not (isinstance(digest, bytes) and len(digest) == DIGEST_BYTES):
             raise InvalidInput(f"file {self.filename!r}: digest must be {DIGEST_BYTES} bytes, not {digest!r}")
@@ -107,12 +110,17 @@ class ReplaceFileReferencesRequest:
     def __post_init__(self) -> None:
         names = _job_files(self.job_id, self.partition_id, self.input_filenames)
         object.__setattr__(self, "input_filenames", names)
-        new = self.new_reference
+        new, new_file = self.new_reference, self.new_file
+        if not isinstance(new, FileReference | None):
+            raise InvalidInput(f"job {self.job_id!r}: new_reference must be a FileReference, not {new!r}")
+        if not isinstance(new_file, FileWithReferences | None):
+            said = f"new_file must be a FileWithReferences, not {new_file!r}"
+            raise InvalidInput(f"job {self.job_id!r}: {said}")
         if new is not None and new.partition_id != self.partition_id:
             raise InvalidInput(
                 f"job {self.job_id!r}: output on {new.partition_id!r}, inputs on {self.partition_id!r}"
             )
-        if self.new_file is not None and (new is None or self.new_file.filename != new.filename):
+        if new_file is not None and (new is None or new_file.filename != new.filename):
             raise InvalidInput(f"job {self.job_id!r}: new_file and new_reference are not the same file")
         if self.deletions_till is not None:
             check_count(self.input_filenames[0], "deletions_till", self.deletions_till)
@@ -126,7 +134,10 @@ class SplitFileReferenceRequest:
     new_references: tuple[FileReference, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "new_references", tuple(self.new_references))
+        old = self.old_reference
+        if not isinstance(old, FileReference):
+            raise InvalidInput(f"a split's old_reference must be a FileReference, not {old!r}")
+        object.__setattr__(self, "new_references", _references(old.filename, self.new_references))
         if not self.new_references:
             raise InvalidInput(f"file {self.old_reference.filename!r}: a split needs new references")
         for reference in self.new_references:
@@ -183,6 +194,17 @@ def check_count(filename: str, what: str, value: object) -> None:
         raise InvalidInput(
             f"file {filename!r}: {what} must be an integer from 0 to {COUNT_MAX}, not {value!r}"
         )
+
+
+def _references(filename: str, references: object) -> tuple[FileReference, ...]:
+    """References to a file, as a tuple."""
+    if isinstance(references, str | bytes) or not isinstance(references, Iterable):
+        raise InvalidInput(f"file {filename!r}: references must be a tuple, not {references!r}")
+    found = tuple(references)
+    for reference in found:
+        if not isinstance(reference, FileReference):
+            raise InvalidInput(f"file {filename!r}: references must be FileReferences, not {reference!r}")
+    return found
 
 
 def _job_files(job_id: str, partition_id: str, filenames: Sequence[str]) -> tuple[str, ...]:

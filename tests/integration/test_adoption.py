@@ -181,6 +181,7 @@ def test_a_process_is_gone_when_it_surely_is(tmp_path: Path) -> None:
     assert not me.is_gone()
     assert replace(me, started="1").is_gone(), "another has its id"
     assert not replace(me, boot="another", pid=2**22 + 1).is_gone()
+    assert not replace(me, host="its clone", pid=2**22 + 1).is_gone()
     assert not replace(me, namespace="pid:[1]", pid=2**22 + 1).is_gone()
     assert not Process().is_gone()
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
@@ -248,9 +249,12 @@ def test_what_is_held_is_shown_and_can_be_released(
             instance.release("adoption 2")
     code, _, said = cli("status", *where)
     assert (code, said.startswith("dormouse: the database is a copy of the one")) == (0, True)
+    (shown,) = json.loads(cli("status", "--json", *where)[1])
+    assert said == f"dormouse: {shown['refusal']}\n"
     assert "kept for 2 days ('dormouse holds')" in cli("adopt", "--yes", "--keep-days", "2", *where)[1]
     _, out, said = cli("status", *where)
     assert ("collection waits for adoption 2, until" in out, said) == (True, "")
+    assert [one["refusal"] for one in json.loads(cli("status", "--json", *where)[1])] == [None]
     (found,) = json.loads(cli("holds", "--json", *where)[1])
     assert found["holder"] == "adoption 2"
     code, _, said = cli("holds", "--release", "adoption 3", *where)

@@ -13,7 +13,7 @@ import pytest
 import dormouse as dm
 from dormouse.commits import apply as applying
 from dormouse.commits import committer as committer_module
-from dormouse.errors import InstanceReadOnly, InvalidCommitRequest, TableNotFound
+from dormouse.errors import InstanceReadOnly, InvalidCommitRequest, InvalidInput, TableNotFound
 from dormouse.instance import Instance
 from dormouse.postgres.each import execute_each
 from tests.commits import add, compaction, files_of, replacement
@@ -52,6 +52,11 @@ def test_what_is_refused_is_told_now_and_later(instance: Instance) -> None:
         instance.commit(["c"])  # type: ignore[list-item]
     with pytest.raises(InvalidCommitRequest, match=r"write \[request\]"):
         instance.commit(add("t", "c"))  # type: ignore[arg-type]
+    for seconds in ("5", float("nan"), None, True):
+        with pytest.raises(InvalidInput, match="seconds_max must be a number of seconds, not"):
+            instance.commit([add("t", "c")], seconds_max=seconds)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match="seconds_max must be a number of seconds, not"):
+            instance.wait_for_commits(["again"], seconds_max=seconds)  # type: ignore[arg-type]
     assert (files_of(instance), messages(instance)) == (["a", "b"], 0)
 
 

@@ -21,7 +21,7 @@ import pytest
 from query_lake import COUNTS, NOON, SCHEMA, Lake, four_leaves, ordered, row
 
 import dormouse as dm
-from dormouse.errors import InvalidInput, InvalidQuery
+from dormouse.errors import InvalidQuery
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, LONG, MAP, STRING, TIMESTAMP
@@ -319,8 +319,6 @@ def test_an_instance_shows_all_its_tables_at_one_moment(dsn: str, tmp_path: Path
         ):
             with pytest.raises(InvalidQuery, match=said):
                 instance.duckdb(**wrong)
-        with pytest.raises(InvalidInput, match="as_of is not there yet"):
-            instance.duckdb(as_of="release-4")  # type: ignore[arg-type]
         # as releases before could name it
         with psycopg.connect(dsn) as conn:
             conn.execute("update tables set name = 'TWO' where name = 'One'")

@@ -15,6 +15,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import dormouse as dm
+from dormouse.durability.shares import check_share
 from dormouse.errors import InstanceIsACopy, InstanceTakenOver, InvalidInput
 from dormouse.instance import Instance
 from dormouse.objects import ObjectStore
@@ -129,13 +130,16 @@ def test_a_copy_deletes_none(dsn: str, url: str, copy: str, objects: Path) -> No
     before = files(objects)
     with dm.connect(copy, url) as instance:
         assert [one.quarantined for one in instance.orphans(NOW)] == [True, True]  # a file and its sketches
-        assert {problem.kind for problem in instance.check(deep=True).problems} == {"object_unknown"}
+        report = instance.check(deep=True)
+        assert (report.problems, report.quarantined) == ((), 2)
         with pytest.raises(InstanceIsACopy):
             instance.delete_orphans(NOW)
     assert files(objects) == before
 
 
-def test_what_another_timeline_wrote_is_quarantined(dsn: str, url: str, copy: str, objects: Path) -> None:
+def test_what_another_timeline_wrote_is_quarantined(
+    dsn: str, url: str, copy: str, objects: Path, cli: Callable[..., tuple[int, str, str]]
+) -> None:
     with dm.connect(dsn, url) as former, dm.connect(copy, url) as instance:
         add(former, 2)
         instance.adopt()
@@ -144,9 +148,20 @@ def test_what_another_timeline_wrote_is_quarantined(dsn: str, url: str, copy: st
         found = {orphan.name: orphan.quarantined for orphan in instance.orphans(NOW)}
         assert sorted(found.values()) == [False, False, True, True]
         assert {name.split("/")[2] for name, quarantined in found.items() if quarantined} == {"1"}
+        others = sorted(name for name, quarantined in found.items() if not quarantined)
+        report = instance.check()
+        assert sorted(str(one.filename) for one in report.problems) == others
+        assert {one.kind for one in report.problems} == {"object_unknown"}
+        assert report.quarantined == 2
+        for name in others:
+            (objects / name).unlink()
+        check_share(instance._supplier, instance._catalog, instance._objects, instance._known)
+        code, out, _ = cli("check", "--dsn", copy, "--objects", url)
+        assert (code, "quarantined: 2 objects, see dormouse orphans" in out) == (0, True)
+        assert json.loads(cli("check", "--dsn", copy, "--objects", url, "--json")[1])["quarantined"] == 2
         for _ in range(2):
             instance.table("t").collect_garbage()
-        assert set(found) <= files(objects)
+        assert set(found) - set(others) <= files(objects)
         with pytest.raises(InstanceTakenOver):
             former.delete_orphans(NOW)
     # there is a way back, as nobody deleted

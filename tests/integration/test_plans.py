@@ -6,19 +6,29 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace as changed
 from itertools import islice
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from state import assign, check, clock, query, ref, replace, split
 
+from dormouse.catalog import Catalog
+from dormouse.commits.bodies import sweep
 from dormouse.commits.outcomes import CommitOutcome, commit_statuses, settle
 from dormouse.commits.postgres_queue import PostgresQueue
 from dormouse.commits.queue import Message, TablesRenamed
 from dormouse.context import TableContext
 from dormouse.errors import ReplaceRequestsFailed
+from dormouse.files.attempts import WriteAttempts
 from dormouse.files.layout import LAYOUTS
 from dormouse.files.reads import KeyBounds
+from dormouse.files.store import FileReferenceStore
+from dormouse.model.properties import TableProperties
+from dormouse.model.schema import Field, Schema
+from dormouse.model.text import narrow_id
+from dormouse.model.types import LONG
+from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier, run_transaction, statements
 from tests.work_of import measured
 
@@ -201,3 +211,45 @@ def test_a_batch_of_messages_is_no_more_work_beside_a_long_queue(
         work[name] = counted.total()
     assert {name: done for name, done in work.items() if not 0 < done < others} == {}
     assert queue.depth().messages == 1 + others - 2 * few
+
+
+def test_commits_are_asked_for_and_forgotten_without_a_look_at_those_of_other_tables(
+    supplier: ConnectionSupplier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside many tables, when statistics say that there is one commit."""
+    tables, names = 1_000, [f"c{n}" for n in range(10)]
+    query(
+        supplier,
+        "insert into tables (name, schema, properties, layout) "
+        f"select 't' || n, '{{}}', '{{}}', 'file_table' from generate_series(1, {tables}) n",
+    )
+    objects, keys = open_store(tmp_path), [narrow_id(name).hex for name in names]
+    catalog = Catalog(supplier, WriteAttempts(supplier, objects))
+    table = catalog.create("mine", Schema([Field("key", LONG)]), TableProperties(), "file_table")
+    store, table_id = FileReferenceStore(supplier, table), table.table_id
+    insert = "insert into applied_commit (table_id, commit_key, commit_id, expires_at)"
+    query(supplier, f"{insert} values (%s, %s::uuid, 'c0', null)", table_id, keys[0])
+    query(supplier, "analyze applied_commit, tables")
+    for expires_at in ("null", "clock_timestamp()"):
+        others = f"select n, gen_random_uuid(), n::text, {expires_at} from generate_series(1, {tables}) n"
+        query(supplier, f"{insert} {others} where n <> {table_id}")
+    mine = "select %s, key, key::text, clock_timestamp() from unnest(%s::uuid[]) key"
+    query(supplier, f"{insert} {mine}", table_id, keys[1:])
+    for name in names:
+        objects.put(f"commits/{narrow_id(name).hex}-{0:032}.json", b"")
+    steps: list[Step] = [
+        ("ask", lambda: commit_statuses(supplier, names)),
+        ("bodies", lambda: sweep(supplier, objects, kept_seconds=1e12)),
+        ("expire", lambda: store.forget_expired_commits(100)),
+        ("drop", lambda: run_transaction(supplier, store.drop)),
+    ]
+    work: dict[str, int] = {}
+    answers: dict[str, Any] = {}
+    for name, do in steps:
+        with measured(monkeypatch) as counted:
+            answers[name] = do()
+        work[name] = counted.total()
+    assert {status.state for status in answers["ask"]} == {"applied"}
+    assert (answers["bodies"], answers["expire"]) == (10, 9)
+    assert query(supplier, "select count(*) from applied_commit where table_id = %s", table_id) == [(0,)]
+    assert {name: done for name, done in work.items() if not 0 < done < tables} == {}

@@ -15,8 +15,10 @@ from dormouse.commits import committer
 from dormouse.commits.committer import Committer
 from dormouse.commits.table_cache import Tables
 from dormouse.context import TableContext
+from dormouse.errors import CutExpired
 from dormouse.files import removal_log
 from dormouse.files.attempts import WriteAttempts
+from dormouse.history import cuts, moments
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
@@ -237,3 +239,33 @@ def test_a_busy_log_waits_for_the_next_time(table: TableContext, monkeypatch: py
         assert days(table) == []
     removal_log.roll(table.supplier)
     assert len(days(table)) == 2
+
+
+def test_a_day_is_kept_for_the_cuts_that_need_it(table: TableContext) -> None:
+    """When it goes, moments before cannot be read any more."""
+    table.store.add_files([ref("a"), ref("b")])
+    cut = cuts.record_cut(table, "needs it")
+    remove(table.store, "a")
+    later = cuts.record_cut(table, "later")
+    make_day(table, LONG_AGO)
+    age(table, LONG_AGO)
+    table.store.stamp_unreferenced()
+    count_whole(table)
+    removal_log.roll(table.supplier)
+    assert LONG_AGO in days(table)
+    assert moments.position_of(table, cut).snapshot
+    cuts.drop_cut(table, cut)
+    query(table.supplier, "update tables set created_at = '2000-01-01', history_since = '2000-01-01'")
+    removal_log.roll(table.supplier)
+    assert LONG_AGO not in days(table)
+    since = moments.oldest(table)
+    assert since.date() == LONG_AGO, "what was removed may have been committed a while later"
+    with pytest.raises(CutExpired):
+        moments.position_of(table, since - timedelta(seconds=1))
+    assert moments.position_of(table, later).at == later.recorded_at
+
+
+def count_whole(table: TableContext) -> None:
+    """Long after that day."""
+    table.store.totals.bring_forward()
+    query(table.supplier, "update watermark set whole_at = clock_timestamp() where purpose = 'totals'")

@@ -11,29 +11,31 @@ import pyarrow.parquet as pq
 import pytest
 
 from dormouse.data import file_checks
-from dormouse.data.file_checks import Written, _ascends, _Columns
+from dormouse.data.file_checks import Written, _ascends, _coded_texts, _Columns
 from dormouse.data.file_reader import FileReader
+from dormouse.data.object_access import parquet_object
 from dormouse.errors import ObjectNotFound
 from dormouse.model.schema import Field, Schema
-from dormouse.model.types import LONG
+from dormouse.model.types import LONG, STRING
 from dormouse.objects import open_store
 
 KINDS: list[tuple[pa.DataType, list[Any]]] = [
     (pa.int64(), [1, 2, 3]),
     (pa.int32(), [-1, 0, 1]),
     (pa.string(), ["a", "b", "c"]),
+    (pa.dictionary(pa.int32(), pa.string()), ["a", "b", "c"]),
     (pa.binary(), [b"a", b"b", b"\xff"]),
     (pa.float64(), [-1.5, 0.0, 1.5]),
     (pa.timestamp("us", "UTC"), [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2, 3)]),
 ]
 
 
-def wrong(kind: pa.DataType, told: list[Any], there: list[Any]) -> list[str]:
+def wrong(kind: pa.DataType, told: list[Any], there: list[Any], ascending: str = "") -> list[str]:
     """What statistics of some values say wrongly of others."""
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table({"a": pa.array(told, kind)}), sink)
     seen = _Columns(pq.read_metadata(pa.BufferReader(sink.getvalue())).row_group(0), [])
-    seen.add(pa.RecordBatch.from_pydict({"a": pa.array(there, kind)}))
+    seen.add(pa.RecordBatch.from_pydict({"a": pa.array(there, kind)}), ascending)
     return list(seen.wrong())
 
 
@@ -43,8 +45,29 @@ def test_values_outside_of_statistics_are_told(kind: pa.DataType, values: list[A
     assert wrong(kind, values, values) == []
     assert wrong(kind, values, [middle]) == []
     for told in ([low, middle], [middle, high]):
-        assert wrong(kind, told, values) == ["values of a lie outside of what its statistics say"]
+        for ascending in ("", "a"):
+            found = wrong(kind, told, values, ascending)
+            assert found == ["values of a lie outside of what its statistics say"]
     assert wrong(kind, values, [low, None, high]) == ["a has 1 nulls, its statistics say 0"]
+
+
+def test_texts_are_read_as_they_are_stored(tmp_path: Path) -> None:
+    """What a dictionary has beside the rows' values is none of them; an index that leads nowhere is told."""
+    table = pa.table({"key": [1, 2, 3], "coded": ["b", "c", "b"], "plain": ["x", "y", "z"]})
+    pq.write_table(table, tmp_path / "x.parquet", use_dictionary=["coded"])
+    with parquet_object(open_store(tmp_path), "x.parquet") as file:
+        assert _coded_texts(file, Schema([Field("key", LONG)])) == ["coded"]
+        assert _coded_texts(file, Schema([Field("coded", STRING)])) == []
+        seen = _Columns(file.metadata.row_group(0), [])
+    for indices in ([1, 2], [3]):
+        values = pa.DictionaryArray.from_arrays(pa.array(indices), ["a", "b", "c"], safe=False)
+        batch = pa.RecordBatch.from_pydict({"coded": values})
+        if indices == [1, 2]:
+            seen.add(batch)
+        else:
+            with pytest.raises(pa.ArrowIndexError):
+                seen.add(batch)
+    assert (seen.bounds["coded"], list(seen.wrong())) == (("b", "c"), [])
 
 
 @pytest.mark.parametrize(("keys", "kinds"), [([1, 2, 3, 4], []), ([3, 4, 1, 2], ["not_sorted"])])

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,12 @@ from hypothesis import strategies as st
 from state import file, ref
 
 from dormouse.errors import InvalidInput
-from dormouse.model.file_reference import SplitFileReferenceRequest, group_by_file
+from dormouse.model.file_reference import (
+    FileWithReferences,
+    ReplaceFileReferencesRequest,
+    SplitFileReferenceRequest,
+    group_by_file,
+)
 from dormouse.model.text import check_text, check_texts, is_text
 
 
@@ -37,6 +43,34 @@ def test_references_are_grouped_by_file_in_the_order_in_which_they_come() -> Non
 def test_a_file_has_references_to_itself_only() -> None:
     with pytest.raises(InvalidInput, match="'a' has a reference to 'b'"):
         file("a", ref("b"))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: file("a", min_key="k"), "'a': min_key must be bytes, not 'k'"),
+        (lambda: file("a", max_key=7), "'a': max_key must be bytes, not 7"),
+        (lambda: file("a", "r"), "'a': references must be FileReferences, not 'r'"),
+        (lambda: FileWithReferences(filename="a", references=3), "'a': references must be a tuple, not 3"),
+        (lambda: replaced("out"), "'j': new_reference must be a FileReference, not 'out'"),
+        (lambda: replaced(ref("o"), "o"), "'j': new_file must be a FileWithReferences, not 'o'"),
+        (lambda: divided("a", ()), "old_reference must be a FileReference, not 'a'"),
+        (lambda: divided(ref("a"), "LR"), "'a': references must be a tuple, not 'LR'"),
+    ],
+)
+def test_what_has_another_type_is_named_in_one_line(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(InvalidInput, match=f"{said}$"):
+        make()
+
+
+def replaced(reference: Any, new_file: Any = None) -> ReplaceFileReferencesRequest:
+    return ReplaceFileReferencesRequest(
+        job_id="j", partition_id="root", input_filenames=("a",), new_reference=reference, new_file=new_file
+    )
+
+
+def divided(old: Any, new: Any) -> SplitFileReferenceRequest:
+    return SplitFileReferenceRequest(old_reference=old, new_references=new)
 
 
 def test_values_are_frozen_and_can_be_pickled() -> None:
