@@ -124,6 +124,15 @@ request as materialized (
 and ((%(max_keys)s::bytea[])[2] < d.min_keys[2]) is not true and (d.max_keys[2] < (%(min_keys)s::bytea[])[2]) is not true
 and ((%(max_keys)s::bytea[])[3] < d.min_keys[3]) is not true and (d.max_keys[3] < (%(min_keys)s::bytea[])[3]) is not true
 
+-- name: pending_then
+-- Part of a restore: the deletions that were pending in a snapshot.
+pending_then as materialized (
+    select *
+    from deletion d
+    where d.table_id = %(table_id)s and pg_visible_in_snapshot(d.added_xid, %(snapshot)s::pg_snapshot)
+        and pg_visible_in_snapshot(d.retired_xid, %(snapshot)s::pg_snapshot) is not true
+)
+
 -- name: may_be_of
 -- Part of a query: whether a pending deletion d is to be applied to a file f, and may be of its rows, as the keys tell.
 d.deletion_id > f.deletions_till and (f.max_key < d.min_key) is not true

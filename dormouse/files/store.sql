@@ -377,29 +377,29 @@ insert into restored (table_id, restored_xid, moment) values (%(table_id)s, pg_c
 
 -- name: deletions_since
 -- How many deletions a restore to a snapshot undoes, or makes pending again.
+with {pending_then}
 select count(*)
-from deletion d
-where d.table_id = %(table_id)s and (
-        not pg_visible_in_snapshot(d.added_xid, %(snapshot)s::pg_snapshot) and d.retired_xid is null
-        or pg_visible_in_snapshot(d.added_xid, %(snapshot)s::pg_snapshot)
-            and not pg_visible_in_snapshot(d.retired_xid, %(snapshot)s::pg_snapshot)
-    );
+from (select deletion_id from deletion d where d.table_id = %(table_id)s and d.retired_xid is null) n
+full join pending_then t using (deletion_id)
+where n.deletion_id is null or t.deletion_id is null;
 
 -- name: restore_deletions
--- Part of a restore: undoes the deletions that came since a snapshot, and makes those pending again that were so in it.
-with undone as (
+-- Part of a restore: undoes the deletions that were not pending in a snapshot, and makes those pending again that were.
+with {pending_then}, undone as (
     update deletion d
     set retired_xid = pg_current_xact_id(), retired_at = clock_timestamp()
     where d.table_id = %(table_id)s and d.retired_xid is null
-        and not pg_visible_in_snapshot(d.added_xid, %(snapshot)s::pg_snapshot)
+        and d.deletion_id not in (select deletion_id from pending_then)
 )
 insert into deletion (
     table_id, deletion_id, condition, min_keys, max_keys, min_key, max_key, by_values, deleted_at, epoch, snapshot
 )
 select table_id, deletion_id, condition, min_keys, max_keys, min_key, max_key, by_values, deleted_at, epoch, snapshot
-from deletion d
-where d.table_id = %(table_id)s and pg_visible_in_snapshot(d.added_xid, %(snapshot)s::pg_snapshot)
-    and not pg_visible_in_snapshot(d.retired_xid, %(snapshot)s::pg_snapshot);
+from pending_then t
+where not exists (
+    select from deletion d
+    where d.table_id = %(table_id)s and d.deletion_id = t.deletion_id and d.retired_xid is null
+);
 
 -- name: clear
 -- Forgets every file, reference, job and attempt of the table, how its rounds ended, and what was found to be lost; what

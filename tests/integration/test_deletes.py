@@ -331,10 +331,10 @@ def test_on_the_command_line(
     table = made(instance)
     add(table, *(row(k) for k in range(5)))
     assert cli("delete", "t", "--where", "k=1:3", "--dry-run") == (0, "would delete 2 rows of table t\n", "")
-    assert cli("delete", "t")[0] == 1
-    assert cli("delete", "t", "--all", "--where", "k=1")[0] == 1
+    assert cli("delete", "t")[0] == 2
+    assert cli("delete", "t", "--all", "--where", "k=1")[0] == 2
     code, _, err = cli("delete", "t", "--where", "k=1:3")
-    assert (code, "--yes is needed" in err) == (1, True)
+    assert (code, "--yes is needed" in err) == (2, True)
     assert keys(table) == [0, 1, 2, 3, 4]
     code, out, _ = cli("delete", "t", "--where", "k=1:3", "--yes")
     assert (code, out) == (0, "deleted the rows of table t with k=1:3 (deletion 1)\n")
