@@ -50,7 +50,7 @@ class Scan:
     """A file, and the rows of it that are wanted: those in any of `slices`, which are disjoint.
 
     `partition_id` is one that refers to it, `byte_count` its size, None or 0 where it is not known. Rows that
-    the `deletions` match are gone.
+    the `deletions` match are gone, which all have larger numbers than `deletions_till`.
     """
 
     filename: str
@@ -58,6 +58,7 @@ class Scan:
     partition_id: str
     byte_count: int | None
     deletions: tuple[Deletion, ...] = ()
+    deletions_till: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,9 @@ def plan(page: Page, references: Iterable[PlannedReference], deletions: Sequence
         is_read = False
         gone = reach.of(found[0])
         for group, scan in planner.scans(found):
-            scans[group].append(replace(scan, deletions=gone) if gone else scan)
+            scans[group].append(
+                replace(scan, deletions=gone, deletions_till=found[0].deletions_till) if gone else scan
+            )
             is_read = True
         files, pruned = files + is_read, pruned + (not is_read)
         size = found[0].byte_count or 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from dormouse.context import TableContext
 from dormouse.data.transform import AgeOff, Function, Transform, quoted
@@ -17,12 +18,30 @@ from dormouse.query.where import Question
 from dormouse.sql.conditions import all_of, in_slices, meets, remains, text, type_name
 from dormouse.sql.connection import path_of
 
+SETS_MAX = 32
+"""Of deletions of which each is of a file: files that have different ones are read apart."""
 _Way = tuple[tuple[KeyRanges, ...], tuple[Deletion, ...], bool]
 
 
 def ways(scans: Iterable[Scan]) -> int:
     """In how many ways parts of files are wanted: each is read apart."""
-    return len({(scan.slices, scan.deletions) for scan in scans})
+    return len({(scan.slices, scan.deletions) for scan in together(scans)})
+
+
+def together(scans: Iterable[Scan]) -> list[Scan]:
+    """Scans with few sets of deletions: where there are many, files that are equally old get those of all.
+
+    A deletion takes nothing of a file that cannot have its rows.
+    """
+    listed = list(scans)
+    if len({scan.deletions for scan in listed}) <= SETS_MAX:
+        return listed
+    of_till: dict[int, dict[int, Deletion]] = defaultdict(dict)
+    for scan in listed:
+        if scan.deletions:
+            of_till[scan.deletions_till].update({one.deletion_id: one for one in scan.deletions})
+    sets = {till: tuple(found[number] for number in sorted(found)) for till, found in of_till.items()}
+    return [replace(scan, deletions=sets[scan.deletions_till]) if scan.deletions else scan for scan in listed]
 
 
 def _no_rows(context: TableContext) -> str:
@@ -58,7 +77,7 @@ class Select:
     def unmerged(self, scans: Iterable[Scan]) -> str:
         """The rows of files, of which there are some, in the wanted slices, as the files have them."""
         parts: dict[_Way, list[str]] = defaultdict(list)
-        for scan in scans:
+        for scan in together(scans):
             way = scan.slices, scan.deletions, scan.filename.endswith(PARQUET_SUFFIX)
             parts[way].append(scan.filename)
         return " UNION ALL ".join(self._part(*way, files) for way, files in parts.items())

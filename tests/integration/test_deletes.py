@@ -15,6 +15,9 @@ import dormouse as dm
 from dormouse.errors import InvalidProperties, InvalidQuery
 from dormouse.files.layout import LAYOUTS
 from dormouse.instance import Instance, connect
+from dormouse.query.key_ranges import KeyRanges
+from dormouse.query.table_view import plan_query
+from dormouse.sql.selects import ways
 from dormouse.table import Table
 
 NAN = float("nan")
@@ -344,3 +347,19 @@ def test_on_the_command_line(
     assert "1 deletion pending" in cli("status")[1]
     assert json.loads(cli("delete", "t", "--all", "--yes", "--json")[1])["deletion_id"] == 2
     assert keys(table) == []
+
+
+def test_a_statement_reads_files_with_a_hundred_sets_of_deletions(instance: Instance) -> None:
+    points = [10 * n for n in range(1, 60)]
+    table = instance.create_table("t", SCHEMA, split_points=points)
+    rows = [row(10 * n + i, v=i) for n in range(60) for i in range(4)]
+    add(table, *rows)
+    for n in range(0, 60, 2):
+        table.delete({"k": 10 * n + 1})
+    add(table, *rows)
+    for n in range(60):
+        table.delete({"k": 10 * n + 2, "v": 2})
+    left = [one for one in rows if one["v"] != 2]
+    first = [one for one in left if one["v"] != 1 or one["k"] % 20 != 1]
+    assert seen(table, instance) == plain(left + first)
+    assert ways(scan for group in plan_query(table._context, KeyRanges()) for scan in group) <= 2
