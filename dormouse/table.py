@@ -14,9 +14,8 @@ from dormouse.files.reads import FileFacts
 from dormouse.files.store import FileReferenceStore
 from dormouse.history.changes import span
 from dormouse.history.consumers import Consumers, ConsumerStatus
-from dormouse.history.moments import oldest, position_of
-from dormouse.history.retention import holders
-from dormouse.history.status import TableStatus
+from dormouse.history.moments import position_of
+from dormouse.history.status import TableStatus, status_of
 from dormouse.model.cut import When
 from dormouse.model.partition_tree import Partition
 from dormouse.model.properties import TableProperties
@@ -211,9 +210,8 @@ class Table:
         """Deletes the rows that match, at once, for every reader: whatever they are, one row in the database.
 
         `where` is as for `query`; `dm.ALL` for all rows. Rows that were committed before it are deleted, and
-        those that a `filter` hides, too; what is committed later stays, also when it is equal. A row whose
-        value is null only goes where the condition asks for null. Moments before it still have the rows.
-        Compaction leaves them out of the files. `dry_run` counts what `query` would give, without more.
+        those that a `filter` hides, too; what is committed later stays. A row whose value is null only goes
+        where null is asked for. Moments before still have them. `dry_run` counts what `query` would give.
 
         Raises `InvalidQuery` for a condition that is none, or does not fit the schema, and for one on values
         where the property `aggregate` merges rows; `TableBusy` when others change the table all the time.
@@ -364,32 +362,7 @@ class Table:
 
         Costs what has changed since it was last counted, not the table.
         """
-        totals = self.files.totals
-        found = totals.read() if self._read_only else totals.bring_forward()
-        jobs, jobs_running = self._context.jobs.count()
-        rounds, given_up = self._context.last_rounds.read()
-        deletions = self._context.deletions.count_pending()
-        return TableStatus(
-            name=self.name,
-            partitions=found.partitions,
-            leaves=found.leaves,
-            files=found.files,
-            references=found.references,
-            row_count=found.row_count,
-            rows_exact=found.rows_exact and not deletions,
-            byte_count=found.byte_count,
-            unreferenced_files=found.unreferenced_files,
-            compaction_jobs=jobs,
-            jobs_running=jobs_running,
-            jobs_given_up=given_up.jobs,
-            given_up_reason=given_up.reason,
-            given_up_at=given_up.at,
-            rounds=rounds,
-            deletions=deletions,
-            consumers=tuple(self.consumers()),
-            history_since=oldest(self._context),
-            history_held_by=holders(self._context),
-        )
+        return status_of(self._context, read_only=self._read_only)
 
     def _wait_for_queue(self, waiting: Callable[[str], object] | None) -> None:
         self._tables.commits.wait_for_room(self._context.table.table_id, waiting)

@@ -90,13 +90,13 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete rows, at once, for every reader. Asks first on a terminal; elsewhere it needs --yes."""
-    import dormouse as dm
+    from dormouse.query.deleting import ALL
 
     if all == bool(where):
         raise InvalidInput("say which rows to delete by --where, or --all of them")
     with session.open(read_only=dry_run) as instance:
         found = instance.table(table)
-        condition = dm.ALL if all else parse_where(found.schema, where or [])
+        condition = ALL if all else parse_where(found.schema, where or [])
         what = (
             f"all rows of table {table}" if all else f"the rows of table {table} with {' '.join(where or [])}"
         )

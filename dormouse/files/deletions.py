@@ -81,6 +81,18 @@ class Deletions:
         rows = self._own.rows(_QUERIES["list"], {"all": not pending_only}, operation="list deletions")
         return [RecordedDeletion(*row) for row in rows]
 
+    def count_restored(self, snapshot: str, conn: psycopg.Connection[Any]) -> int:
+        """How many a restore to a snapshot undoes, or makes pending again."""
+        return int(self._of_snapshot("count_restored", snapshot, conn).fetchall()[0][0])
+
+    def restore(self, snapshot: str, conn: psycopg.Connection[Any]) -> None:
+        """Part of a restore, while writers are kept out: those are pending that were in a snapshot."""
+        self._of_snapshot("restore", snapshot, conn)
+
+    def _of_snapshot(self, name: str, snapshot: str, conn: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
+        query = _QUERIES[name].including(pending_then=_QUERIES["pending_then"])
+        return conn.execute(query.on(), {"table_id": self._own.table.table_id, "snapshot": snapshot})
+
     def check_mergeable(self) -> None:
         """`InvalidProperties` while one by values is pending: of merged rows it could not be told."""
         for one in self.list():

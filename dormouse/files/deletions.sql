@@ -91,3 +91,38 @@ update tables t
 set history_since = greatest(t.history_since, g.retired_at)
 from (select max(retired_at) as retired_at from gone) g
 where t.table_id = %(table_id)s and g.retired_at is not null;
+
+-- name: pending_then
+-- Part of a restore: the deletions that were pending in a snapshot.
+pending_then as materialized (
+    select *
+    from deletion d
+    where d.table_id = %(table_id)s and pg_visible_in_snapshot(d.added_xid, %(snapshot)s::pg_snapshot)
+        and pg_visible_in_snapshot(d.retired_xid, %(snapshot)s::pg_snapshot) is not true
+)
+
+-- name: count_restored
+-- How many deletions a restore to a snapshot undoes, or makes pending again.
+with {pending_then}
+select count(*)
+from (select deletion_id from deletion d where d.table_id = %(table_id)s and d.retired_xid is null) n
+full join pending_then t using (deletion_id)
+where n.deletion_id is null or t.deletion_id is null;
+
+-- name: restore
+-- Part of a restore: undoes the deletions that were not pending in a snapshot, and makes those pending again that were.
+with {pending_then}, undone as (
+    update deletion d
+    set retired_xid = pg_current_xact_id(), retired_at = clock_timestamp()
+    where d.table_id = %(table_id)s and d.retired_xid is null
+        and d.deletion_id not in (select deletion_id from pending_then)
+)
+insert into deletion (
+    table_id, deletion_id, condition, min_keys, max_keys, min_key, max_key, by_values, deleted_at, epoch, snapshot
+)
+select table_id, deletion_id, condition, min_keys, max_keys, min_key, max_key, by_values, deleted_at, epoch, snapshot
+from pending_then t
+where not exists (
+    select from deletion d
+    where d.table_id = %(table_id)s and d.deletion_id = t.deletion_id and d.retired_xid is null
+);

@@ -124,14 +124,15 @@ request as materialized (
 and ((%(max_keys)s::bytea[])[2] < d.min_keys[2]) is not true and (d.max_keys[2] < (%(min_keys)s::bytea[])[2]) is not true
 and ((%(max_keys)s::bytea[])[3] < d.min_keys[3]) is not true and (d.max_keys[3] < (%(min_keys)s::bytea[])[3]) is not true
 
--- name: pending_then
--- Part of a restore: the deletions that were pending in a snapshot.
-pending_then as materialized (
-    select *
-    from deletion d
-    where d.table_id = %(table_id)s and pg_visible_in_snapshot(d.added_xid, %(snapshot)s::pg_snapshot)
-        and pg_visible_in_snapshot(d.retired_xid, %(snapshot)s::pg_snapshot) is not true
-)
+-- name: without_deletions
+-- Part of an update: the requests that do not know a pending deletion of their inputs, whose rows the output may have.
+select q.number, false
+from request q
+where q.deletions_till is null and {deletions_pending} > 0 and exists (
+        select from unnest(q.file_ids) as i (file_id)
+        cross join lateral (select f.deletions_till from ({file_facts}) f where f.file_id = i.file_id offset 0) f
+        where f.deletions_till < {deletions_pending}
+    )
 
 -- name: may_be_of
 -- Part of a query: whether a pending deletion d is to be applied to a file f, and may be of its rows, as the keys tell.

@@ -181,11 +181,6 @@ class FileReferenceStore(Updates):
         references = replaced(self.gone_since(snapshot, conn))
         self._execute(conn, "restore_remove", {"snapshot": snapshot})
         self._execute(conn, "restore_add", {**reference_arrays("ref", references), "at": at})
-        self._execute(conn, "restore_deletions", {"snapshot": snapshot})
-
-    def deletions_since(self, snapshot: str, conn: psycopg.Connection[Any]) -> int:
-        """How many deletions came after a snapshot, or are pending no more that it has."""
-        return int(self._execute(conn, "deletions_since", {"snapshot": snapshot}).fetchall()[0][0])
 
     def gone_since(self, snapshot: str, conn: psycopg.Connection[Any]) -> list[FileReference]:
         """The references that a snapshot had and that were removed since; the log must reach back to it."""

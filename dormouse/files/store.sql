@@ -96,16 +96,7 @@ with {sent}, {before}, {replacements}, locked as materialized (
     union all
     select o.number, false from output o where exists ({is_tracked})
     union all
-    -- of inputs to which a deletion applies its rows may be there: the job did not know of it
-    select q.number, false
-    from request q
-    where q.deletions_till is null and {deletions_pending} > 0 and exists (
-            select from unnest(q.file_ids) as i (file_id)
-            cross join lateral (
-                select f.deletions_till from ({file_facts}) f where f.file_id = i.file_id offset 0
-            ) f
-            where f.deletions_till < {deletions_pending}
-        )
+    {without_deletions}
 ), {verdict_of_requests}, {applied}, {taken}, {removed}, {logged}, new_file as materialized (
     -- none that comes later is taken for one that it applied
     select file_id, filename, byte_count, row_count, min_key, max_key, digest, true as referenced,
@@ -374,32 +365,6 @@ with added as (
     {mark_referenced}
 )
 insert into restored (table_id, restored_xid, moment) values (%(table_id)s, pg_current_xact_id(), %(at)s);
-
--- name: deletions_since
--- How many deletions a restore to a snapshot undoes, or makes pending again.
-with {pending_then}
-select count(*)
-from (select deletion_id from deletion d where d.table_id = %(table_id)s and d.retired_xid is null) n
-full join pending_then t using (deletion_id)
-where n.deletion_id is null or t.deletion_id is null;
-
--- name: restore_deletions
--- Part of a restore: undoes the deletions that were not pending in a snapshot, and makes those pending again that were.
-with {pending_then}, undone as (
-    update deletion d
-    set retired_xid = pg_current_xact_id(), retired_at = clock_timestamp()
-    where d.table_id = %(table_id)s and d.retired_xid is null
-        and d.deletion_id not in (select deletion_id from pending_then)
-)
-insert into deletion (
-    table_id, deletion_id, condition, min_keys, max_keys, min_key, max_key, by_values, deleted_at, epoch, snapshot
-)
-select table_id, deletion_id, condition, min_keys, max_keys, min_key, max_key, by_values, deleted_at, epoch, snapshot
-from pending_then t
-where not exists (
-    select from deletion d
-    where d.table_id = %(table_id)s and d.deletion_id = t.deletion_id and d.retired_xid is null
-);
 
 -- name: clear
 -- Forgets every file, reference, job and attempt of the table, how its rounds ended, and what was found to be lost; what

@@ -84,9 +84,10 @@ def _restored(context: TableContext, position: Position, conn: Any, *, dry_run: 
     removed, rows_removed, exact = store.come_since(position.snapshot, conn)
     then, now = context.partitions.at(position.epoch, conn), context.partitions.tree_in(conn)
     back = placed(store.gone_since(position.snapshot, conn), then, now)
-    deletions = store.deletions_since(position.snapshot, conn)
+    deletions = context.deletions.count_restored(position.snapshot, conn)
     if not dry_run and (removed or back or deletions):
         store.restore(position.snapshot, position.at, partial(placed, then=then, now=now), conn)
+        context.deletions.restore(position.snapshot, conn)
     return RestoreReport(
         position.at,
         removed,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from dormouse.context import TableContext
 from dormouse.files.last_rounds import LastRound
-from dormouse.history.consumers import ConsumerStatus
-from dormouse.history.retention import Holder
+from dormouse.history.consumers import Consumers, ConsumerStatus
+from dormouse.history.moments import oldest
+from dormouse.history.retention import Holder, holders
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +42,33 @@ class TableStatus:
     consumers: tuple[ConsumerStatus, ...] = ()
     history_since: datetime | None = None
     history_held_by: tuple[Holder, ...] = ()
+
+
+def status_of(context: TableContext, *, read_only: bool) -> TableStatus:
+    """The status of now; costs what has changed since it was last counted, which `read_only` keeps not."""
+    totals = context.store.totals
+    found = totals.read() if read_only else totals.bring_forward()
+    jobs, jobs_running = context.jobs.count()
+    rounds, given_up = context.last_rounds.read()
+    deletions = context.deletions.count_pending()
+    return TableStatus(
+        name=context.table.name,
+        partitions=found.partitions,
+        leaves=found.leaves,
+        files=found.files,
+        references=found.references,
+        row_count=found.row_count,
+        rows_exact=found.rows_exact and not deletions,
+        byte_count=found.byte_count,
+        unreferenced_files=found.unreferenced_files,
+        compaction_jobs=jobs,
+        jobs_running=jobs_running,
+        jobs_given_up=given_up.jobs,
+        given_up_reason=given_up.reason,
+        given_up_at=given_up.at,
+        rounds=rounds,
+        deletions=deletions,
+        consumers=tuple(Consumers(context).statuses()),
+        history_since=oldest(context),
+        history_held_by=holders(context),
+    )

@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby, takewhile
+from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from dormouse.errors import MetadataDamaged
-from dormouse.model.keys import KeyValue, decode_key, encode_key
+from dormouse.model.keys import KeyValue
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import Range, compare
-from dormouse.model.schema import Schema
 from dormouse.query.key_ranges import KeyRanges
+from dormouse.query.reach import Reach, corners_of, may_hold
 
 if TYPE_CHECKING:
     from dormouse.query.deletions import Deletion
@@ -147,13 +147,13 @@ def first_page(tree: PartitionTree, ranges: KeyRanges, leaves_max: int) -> Page:
 def plan(page: Page, references: Iterable[PlannedReference], deletions: Sequence[Deletion] = ()) -> QueryPlan:
     """Plans a page; `references` are those on its partitions, `deletions` those that may be of its rows."""
     planner = _Planner(page)
-    reach = Deletions(page.tree.schema, deletions)
+    reach = Reach(page.tree.schema, deletions)
     scans: dict[int, list[Scan]] = defaultdict(list)
     shared: dict[str, SharedFile] = {}
     files = pruned = byte_count = 0
     for found in _by_file(references):
         is_read = False
-        gone = reach.of(found[0])
+        gone = reach.of(found[0].deletions_till, found[0].min_key, found[0].max_key)
         for group, scan in planner.scans(found):
             scans[group].append(
                 replace(scan, deletions=gone, deletions_till=found[0].deletions_till) if gone else scan
@@ -299,81 +299,12 @@ class _Planner:
         schema, wanted = self.tree.schema, self.wanted[node]
         corners = self._corners.get(node)
         if corners is None:
-            corners = self._corners[node] = _corners(schema, wanted)
+            corners = self._corners[node] = corners_of(schema, wanted)
         return may_hold(schema, file.min_key, file.max_key, wanted, corners)
 
 
 def _scan(file: PlannedReference, slices: tuple[KeyRanges, ...]) -> Scan:
     return Scan(file.filename, slices, file.partition_id, file.byte_count)
-
-
-class Deletions:
-    """Deletions by number, and of which files each may be."""
-
-    def __init__(self, schema: Schema, deletions: Sequence[Deletion]) -> None:
-        self._schema = schema
-        self._known = [(one, _corners(schema, one.ranges)) for one in deletions]
-
-    def of(self, file: PlannedReference) -> tuple[Deletion, ...]:
-        """Those that are to be applied to a file."""
-        return tuple(
-            one
-            for one, corners in self._known
-            if one.deletion_id > file.deletions_till
-            and may_hold(self._schema, file.min_key, file.max_key, one.ranges, corners)
-        )
-
-
-def may_hold(
-    schema: Schema,
-    min_key: bytes | None,
-    max_key: bytes | None,
-    ranges: KeyRanges,
-    corners: tuple[bytes, bytes] | None = None,
-) -> bool:
-    """Whether a file whose keys lie from `min_key` to `max_key` can have rows in the ranges."""
-    if ranges.is_empty:
-        return False
-    if min_key is None or max_key is None:
-        return True
-    lowest, highest = corners or _corners(schema, ranges)
-    if max_key < lowest or (min_key > highest and not min_key.startswith(highest)):
-        return False
-    if _is_one_range_of(schema.row_keys[0].name, ranges) and not (
-        max_key.startswith(lowest) or min_key.startswith(highest)
-    ):
-        return True  # away from the corners, which may not be wanted themselves, there is nothing to decode
-    for name, low, high in _spans(schema, min_key, max_key):
-        held = Range(low, high, max_inclusive=True)
-        if name in ranges and not any(held.intersect(item) for item in ranges[name]):
-            return False
-    return True
-
-
-def _is_one_range_of(name: str, ranges: KeyRanges) -> bool:
-    return len(ranges) == 1 and name in ranges and len(ranges[name]) == 1
-
-
-def _corners(schema: Schema, ranges: KeyRanges) -> tuple[bytes, bytes]:
-    """The keys, or beginnings of keys, that no wanted key is below, or above."""
-    enclosing = [ranges.enclosing(field.name) for field in schema.row_keys]
-    return tuple(  # type: ignore[return-value]
-        encode_key(schema.row_keys, list(takewhile(_is_known, (getattr(item, end) for item in enclosing))))
-        for end in ("min", "max")
-    )
-
-
-def _is_known(value: KeyValue | None) -> bool:
-    return value is not None
-
-
-def _spans(schema: Schema, min_key: bytes, max_key: bytes) -> Iterator[tuple[str, KeyValue, KeyValue]]:
-    """The smallest and largest value of the leading row keys, as far as the whole keys tell them."""
-    lows, highs = decode_key(schema.row_keys, min_key), decode_key(schema.row_keys, max_key)
-    for key, low, high in zip(schema.row_keys, lows, highs, strict=False):
-        yield key.name, low, high
-        if low != high:
-            return
 
 
 def _walk(tree: PartitionTree, ranges: KeyRanges) -> Iterator[tuple[int, KeyRanges, KeyValue | None]]:

@@ -10,7 +10,7 @@ from dormouse.files.compaction_jobs import CompactionJob
 from dormouse.files.reads import KeyBounds
 from dormouse.model.schema import Schema
 from dormouse.query.deletions import Deletion, deletions_of
-from dormouse.query.planner import Deletions, PlannedReference
+from dormouse.query.reach import Reach
 
 if TYPE_CHECKING:
     from datafusion import Expr
@@ -27,13 +27,10 @@ class JobDeletions:
     def of(context: TableContext, job: CompactionJob) -> JobDeletions:
         """As they are now: each that comes later is of all rows of the output, as the inputs were there."""
         found = context.store.deletions_of([item.filename for item in job.inputs], KeyBounds())
-        reach = Deletions(context.schema, deletions_of(context.schema, found.deletions))
+        reach = Reach(context.schema, deletions_of(context.schema, found.deletions))
         return JobDeletions(
             found.till,
-            tuple(
-                reach.of(PlannedReference(job.partition_id, item.filename, True, None, low, high, till or 0))
-                for item, (till, low, high) in zip(job.inputs, found.files, strict=True)
-            ),
+            tuple(reach.of(till or 0, low, high) for till, low, high in found.files),
         )
 
     def remains(self, schema: Schema) -> list[Expr | None]:
