@@ -250,17 +250,15 @@ def test_requests_that_cannot_be_are_refused_when_they_are_made(fields: dict[str
         ReplaceFileReferencesRequest(**{**values, **fields})  # type: ignore[arg-type]
 
 
-def delete(store: FileReferenceStore, *lows: bytes) -> None:
-    """Deletions, of keys from each of these on."""
-    for low in lows:
-        Deletions(store).record("{}", KeyBounds([low], [None]), by_values=False)
+def delete(store: FileReferenceStore) -> None:
+    Deletions(store).record("{}", KeyBounds([None], [None]), by_values=False)
 
 
 def test_a_job_that_knows_no_deletions_is_refused_while_one_of_its_inputs_is_pending(
     store: FileReferenceStore,
 ) -> None:
     store.assign_job_ids([assign("k", "root", "c")])
-    delete(store, b"a")
+    delete(store)
     store.add_files([ref("d")])
     store.assign_job_ids([assign("l", "root", "d")])
     older = replace("j", ["a", "b"], "out")
@@ -273,12 +271,13 @@ def test_a_job_that_knows_no_deletions_is_refused_while_one_of_its_inputs_is_pen
 
 
 def test_an_output_has_the_deletions_that_its_job_knew(store: FileReferenceStore) -> None:
-    delete(store, b"a", b"b")
+    delete(store)
+    delete(store)
     store.replace_file_references([changed(replace("j", ["a", "b"], "out"), deletions_till=1)])
     store.assign_job_ids([assign("k", "root", "c")])
     # none is there with so large a number: what comes later is not taken for it
     store.replace_file_references([changed(replace("k", ["c"], "more"), deletions_till=9)])
-    delete(store, b"c")
+    delete(store)
     assert tills(store, "out", "more") == [1, 2]
 
 
