@@ -17,6 +17,7 @@ from dormouse.files.layout import LAYOUTS
 from dormouse.instance import Instance, connect
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.table_view import plan_query
+from dormouse.rounds import compaction_job, ingest
 from dormouse.sql.selects import ways
 from dormouse.table import Table
 
@@ -159,9 +160,9 @@ def test_moments_before_a_deletion_have_the_rows_and_those_after_do_not(
     moments: list[tuple[Any, list[int]]] = []
 
     def note() -> None:
-        cut, now = table.history.record_cut(), keys(table)
-        clock = query(instance._supplier, "select clock_timestamp()")[0][0]
-        moments.extend([(cut, now), (clock, now)])
+        # the last cut before the time knows nothing of what came since
+        clock, now = query(instance._supplier, "select clock_timestamp()")[0][0], keys(table)
+        moments.extend([(clock, now), (table.history.record_cut(), now)])
 
     for step in range(4):
         add(table, *(row(k, v=step) for k in range(6)))
@@ -363,3 +364,35 @@ def test_a_statement_reads_files_with_a_hundred_sets_of_deletions(instance: Inst
     first = [one for one in left if one["v"] != 1 or one["k"] % 20 != 1]
     assert seen(table, instance) == plain(left + first)
     assert ways(scan for group in plan_query(table._context, KeyRanges()) for scan in group) <= 2
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_deletion_amid_a_job_is_of_its_output_and_amid_an_ingest_not_of_its_rows(
+    instance: Instance, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = made(instance, layout)
+    add(table, row(1), row(2), row(3))
+    table.delete({"k": 1})
+    add(table, row(1), row(2), row(3))
+    merge, write = compaction_job.merge_sorted, ingest.write_leaves
+
+    def merged(*args: Any, **more: Any) -> Any:
+        facts = merge(*args, **more)
+        table.delete({"k": 2})
+        return facts
+
+    def written(*args: Any) -> Any:
+        files = write(*args)
+        table.delete({"k": 3})
+        return files
+
+    monkeypatch.setattr(compaction_job, "merge_sorted", merged)
+    assert table.compact().jobs_run == 1
+    assert keys(table) == [1, 3, 3]
+    monkeypatch.setattr(ingest, "write_leaves", written)
+    add(table, row(2), row(3))
+    assert keys(table) == [1, 2, 3]
+    monkeypatch.undo()
+    assert table.compact().jobs_run == 1
+    assert table.status().row_count == 3
+    assert keys(table) == [1, 2, 3]

@@ -154,6 +154,12 @@ class DeletesMachine(RuleBasedStateMachine):
             task._commit(self.context, job, attempt, name, facts, deletions.till)
             stack.close()
 
+    @rule(where=WHERE)
+    def delete_amid_a_job(self, where: Any) -> None:
+        self.begin_job()
+        self.delete(where)
+        self.end_job()
+
     @rule()
     def compact(self) -> None:
         assert not self.table.compact(engine="local").errors
