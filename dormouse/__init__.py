@@ -40,11 +40,13 @@ if TYPE_CHECKING:
         STRUCT,
         TIMESTAMP,
     )
+    from dormouse.query.deleting import ALL
     from dormouse.table import Table
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ALL",
     "BOOLEAN",
     "BYTES",
     "DATE",
@@ -74,6 +76,7 @@ __all__ = [
 
 _TYPES = "dormouse.model.types"
 _HOMES = {
+    "ALL": "dormouse.query.deleting",
     "Field": "dormouse.model.schema",
     "Instance": "dormouse.instance",
     "Range": "dormouse.model.region",

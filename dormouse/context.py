@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from dormouse.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.files.compaction_jobs import CompactionJobs
+from dormouse.files.deletions import Deletions
 from dormouse.files.garbage import GarbageCollector
 from dormouse.files.last_rounds import LastRounds
 from dormouse.files.store import FileReferenceStore
@@ -93,6 +94,10 @@ class TableContext:
     @cached_property
     def store(self) -> FileReferenceStore:
         return FileReferenceStore(self.supplier, self.table)
+
+    @cached_property
+    def deletions(self) -> Deletions:
+        return Deletions(self.store)
 
     @cached_property
     def partitions(self) -> PartitionStore:

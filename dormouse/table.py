@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from dormouse.context import TableContext
 from dormouse.errors import InvalidProperties
+from dormouse.files.deletions import RecordedDeletion
 from dormouse.files.garbage import GarbageReport
 from dormouse.files.reads import FileFacts
 from dormouse.files.store import FileReferenceStore
 from dormouse.history.changes import span
 from dormouse.history.consumers import Consumers, ConsumerStatus
-from dormouse.history.moments import oldest, position_of
-from dormouse.history.retention import holders
-from dormouse.history.status import TableStatus
+from dormouse.history.moments import position_of
+from dormouse.history.status import TableStatus, status_of
 from dormouse.model.cut import When
 from dormouse.model.partition_tree import Partition
 from dormouse.model.properties import TableProperties
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dormouse.partitions.leaves import SmallPair
     from dormouse.query import PlanSummary
     from dormouse.query.consumer import Consumer
+    from dormouse.query.deleting import DeleteReport, DeleteWhere
     from dormouse.query.interruption import Interruption
     from dormouse.rounds.compaction import CompactionReport
     from dormouse.rounds.compaction_job import CompactionResult
@@ -165,12 +166,13 @@ class Table:
         *,
         interruption: Interruption | None = None,
     ) -> pa.RecordBatchReader:
-        """The rows that were ingested after a moment and up to another, by default now: each once, streamed.
+        """The rows that came and went after a moment and up to another, by default now: each once, streamed.
 
         A moment is a Cut, a cut's name, or an aware datetime: all that was committed at or before it; `after`
-        None: from the table's beginning. The columns asked for, and `_change`, "insert". Rows are as they
-        were ingested, without the table's filter and aggregation, in no order. Whatever was split, merged,
-        compacted or collected meanwhile, no row is missed, and none comes twice.
+        None: from the table's beginning. The columns asked for, and `_change`: "insert" of rows that were
+        ingested, "delete" of those that a deletion is of, as they were just before it. Rows are as they were
+        ingested, without the table's filter and aggregation; between two deletions in no order. Whatever was
+        split, merged, compacted or collected meanwhile, no row is missed, and none comes twice.
 
         Raises `InvalidCut` for a moment that cannot be, `CutExpired` before the first row when not all can be
         served.
@@ -203,6 +205,27 @@ class Table:
         """Forgets a consumer, and keeps nothing for it any more. `InvalidInput` when there is none."""
         self._check_writable()
         Consumers(self._context).drop(name)
+
+    def delete(self, where: DeleteWhere, dry_run: bool = False) -> DeleteReport:
+        """Deletes the rows that match, at once, for every reader: whatever they are, one row in the database.
+
+        `where` is as for `query`; `dm.ALL` for all rows. Rows that were committed before it are deleted, and
+        those that a `filter` hides, too; what is committed later stays. A row whose value is null only goes
+        where null is asked for. Moments before still have them. `dry_run` counts what `query` would give.
+
+        Raises `InvalidQuery` for a condition that is none, or does not fit the schema, and for one on values
+        where the property `aggregate` merges rows; `TableBusy` when others change the table all the time.
+        """
+        from dormouse.query.deleting import delete
+
+        if dry_run:
+            return delete(self._context, where, dry_run=True)
+        with self._changing():
+            return delete(self._context, where)
+
+    def deletions(self, *, pending_only: bool = True) -> list[RecordedDeletion]:
+        """The deletions by their numbers: those that readers apply, or all that the history has."""
+        return self._context.deletions.list(pending_only=pending_only)
 
     def sql(
         self,
@@ -306,6 +329,9 @@ class Table:
             values = {**now.model_dump(exclude_defaults=True), **changes}
             changed = TableProperties(**{name: value for name, value in values.items() if value is not None})
             Transform.check(self.schema, changed)
+            if changed.aggregate and not now.aggregate:
+                # a delete waits for the change, or the change for it
+                self._context.deletions.check_mergeable()
             return changed
 
         self._context = self._tables.change_properties(self._context.table, change)
@@ -336,30 +362,7 @@ class Table:
 
         Costs what has changed since it was last counted, not the table.
         """
-        totals = self.files.totals
-        found = totals.read() if self._read_only else totals.bring_forward()
-        jobs, jobs_running = self._context.jobs.count()
-        rounds, given_up = self._context.last_rounds.read()
-        return TableStatus(
-            name=self.name,
-            partitions=found.partitions,
-            leaves=found.leaves,
-            files=found.files,
-            references=found.references,
-            row_count=found.row_count,
-            rows_exact=found.rows_exact,
-            byte_count=found.byte_count,
-            unreferenced_files=found.unreferenced_files,
-            compaction_jobs=jobs,
-            jobs_running=jobs_running,
-            jobs_given_up=given_up.jobs,
-            given_up_reason=given_up.reason,
-            given_up_at=given_up.at,
-            rounds=rounds,
-            consumers=tuple(self.consumers()),
-            history_since=oldest(self._context),
-            history_held_by=holders(self._context),
-        )
+        return status_of(self._context, read_only=self._read_only)
 
     def _wait_for_queue(self, waiting: Callable[[str], object] | None) -> None:
         self._tables.commits.wait_for_room(self._context.table.table_id, waiting)

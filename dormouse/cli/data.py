@@ -1,4 +1,4 @@
-"""`dormouse ingest`, `query` and `sql`."""
+"""`dormouse ingest`, `delete`, `query` and `sql`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dormouse.cli.parsing import parse_moment, parse_parameters, parse_where
-from dormouse.cli.verbs import Session, TableName, plural, verb
+from dormouse.cli.verbs import Session, TableName, agreed, plural, verb
 from dormouse.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Write
 
 def add_to(app: typer.Typer) -> None:
     verb(app, "ingest", example="dormouse ingest flights january.parquet february.csv --id winter")(ingest)
+    verb(app, "delete", example="dormouse delete flights --where carrier=UA --dry-run")(delete)
     verb(
         app,
         "query",
@@ -73,6 +74,43 @@ def ingest(
         else f"nothing was added to {table}: an ingest with the id {report.ingest_id!r} is there already"
     )
     session.show(report, lambda: f"{done} ({report.seconds:.1f} s)")
+
+
+def delete(
+    session: Session,
+    table: TableName,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(help="column=value, column=min:max, or JSON, as for query; rows must meet all."),
+    ] = None,
+    all: Annotated[bool, typer.Option("--all", help="All rows.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Count the rows that match, and change nothing.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete rows, at once, for every reader. Asks first on a terminal; elsewhere it needs --yes."""
+    from dormouse.query.deleting import ALL
+
+    if all == bool(where):
+        raise InvalidInput("say which rows to delete by --where, or --all of them")
+    with session.open(read_only=dry_run) as instance:
+        found = instance.table(table)
+        condition = ALL if all else parse_where(found.schema, where or [])
+        what = (
+            f"all rows of table {table}" if all else f"the rows of table {table} with {' '.join(where or [])}"
+        )
+        if not (dry_run or yes) and not agreed(f"delete {what}", f"Delete {what}?"):
+            raise InvalidInput("nothing was deleted")
+        report = found.delete(condition, dry_run=dry_run)
+    session.show(
+        report,
+        lambda: (
+            f"would delete {plural(report.rows or 0, 'row')} of table {table}"
+            if dry_run
+            else f"deleted {what} (deletion {report.deletion_id})"
+        ),
+    )
 
 
 def query(

@@ -220,7 +220,10 @@ def _last_of(one: InstanceRound) -> str:
 
 
 def _attention(status: TableStatus) -> Iterator[str]:
-    """A line for each kind of rounds that fails: why, since when, and what to do."""
+    """What deletions wait for; a line for each kind of rounds that fails: why, since when, and what to do."""
+    if status.deletions:
+        pending = plural(status.deletions, "deletion")
+        yield f"{status.name}: {pending} pending, which readers apply and compaction makes physical"
     for last in status.rounds:
         if last.error is not None:
             what = _ROUNDS[last.kind][0]

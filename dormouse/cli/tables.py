@@ -14,6 +14,7 @@ from dormouse.cli.verbs import Session, TableName, agreed, plural, verb
 from dormouse.errors import InvalidInput
 from dormouse.model.properties import TableProperties, allowed_values
 from dormouse.model.schema import Schema
+from dormouse.model.values import shown_value
 
 app = typer.Typer(
     help="Make, list, show, drop and rename tables, and set their properties.",
@@ -106,6 +107,29 @@ def drop(
             raise InvalidInput("nothing was dropped")
     gone = _ask(session, request)
     session.show(gone, lambda: f"dropped {_dropped(gone)}")
+
+
+@verb(app, "deletions", example="dormouse table deletions flights")
+def deletions(
+    session: Session,
+    name: TableName,
+    all: Annotated[bool, typer.Option("--all", help="Those that no file needs any more, too.")] = False,
+) -> None:
+    """The deletions of a table that readers apply, as compaction has not left out all of their rows yet."""
+    with session.open(read_only=True) as instance:
+        found = instance.table(name).deletions(pending_only=not all)
+
+    def shown() -> Any:
+        from dormouse.cli.console import grid
+
+        rows = [
+            (d.deletion_id, shown_value(d.deleted_at), "" if d.pending else "no", d.condition) for d in found
+        ]
+        return (
+            grid(("deletion", "deleted at", "pending", "where"), rows) if rows else "no deletion is pending"
+        )
+
+    session.show(found, shown)
 
 
 @verb(app, "rename", example="dormouse table rename flights flights_2013", deployed=True)

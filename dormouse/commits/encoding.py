@@ -69,6 +69,7 @@ class _Replace(_Shape):
     input_filenames: tuple[str, ...]
     new_reference: _Reference | None = None
     new_file: _File | None = None
+    deletions_till: int | None = None
 
 
 class _Split(_Shape):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from datafusion import DataFrame, SessionContext
+from datafusion import DataFrame, Expr, SessionContext
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.datafusion_session import (
@@ -40,10 +41,12 @@ def merge_sorted(
     properties: TableProperties | None = None,
     now_ms: int,
     store: ObjectStore | None = None,
+    remains: Sequence[Expr | None] = (),
 ) -> FileFacts:
     """Merge sorted Parquet files (paths or `store.uri(name)`) into one, and tell what is in it.
 
-    Rows outside `region` are left out (files may also hold other partitions' rows); then the table's `filter`
+    Rows outside `region` are left out (files may also hold other partitions' rows), and those that do not
+    meet the expression that `remains` has for their file, if there is one; then the table's `filter`
     and `aggregate` apply, with ages measured from `now_ms`. Streams: memory grows with the number of files,
     not with their size. With no rows left no file is written, and `row_count` is 0. The inputs must be in key
     order, which a sample of the output checks. Raises `InvalidData` or `ObjectNotFound` that names the file,
@@ -54,9 +57,10 @@ def merge_sorted(
     properties = properties or TableProperties()
     context = sorted_session(store=store, options=writer_options())
     files = [table_file(context, schema, file) for file in inputs]
+    left = [file if one is None else file.filter(one) for file, one in zip_longest(files, remains)]
     try:
         with panics_as_errors():
-            rows = merged_rows(context, files, schema, region=region, properties=properties, now_ms=now_ms)
+            rows = merged_rows(context, left, schema, region=region, properties=properties, now_ms=now_ms)
             shape = FileShape.like(_sample(files[0], schema, properties.row_group_bytes), schema, properties)
             return write_sorted(rows, schema, output_path, shape, _constant(schema, region))
     except InvalidData as error:

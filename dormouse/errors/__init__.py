@@ -42,6 +42,7 @@ DormouseError
 │   ├── FileReferenceAlreadyExists
 │   ├── FileReferenceAssignedToJob
 │   ├── FileReferenceNotAssignedToJob
+│   ├── DeletionsNotApplied          by an older compactor
 │   └── NewReferenceSameAsInput
 ├── BatchFailed                      some requests of a batch failed: succeeded, failed
 │   ├── ReplaceRequestsFailed
@@ -78,6 +79,9 @@ from typing import Any
 from dormouse.errors.base import DormouseError as DormouseError
 from dormouse.errors.references import (
     BatchFailed as BatchFailed,
+)
+from dormouse.errors.references import (
+    DeletionsNotApplied as DeletionsNotApplied,
 )
 from dormouse.errors.references import (
     FileAlreadyExists as FileAlreadyExists,

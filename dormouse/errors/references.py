@@ -59,6 +59,10 @@ class FileReferenceNotAssignedToJob(FileReferenceError):
     """The reference is not assigned to the job."""
 
 
+class DeletionsNotApplied(FileReferenceError):
+    """A deletion from the file is pending, and the job, of an older Dormouse, does not know it."""
+
+
 class NewReferenceSameAsInput(FileReferenceError):
     """The output file is one of the inputs."""
 

@@ -111,6 +111,17 @@ class CompactionJobs:
         name = f"create_{properties.compaction_strategy}"
         return int(look(self._own, "jobs", chosen_by, lambda: self._own.layout.queries[name], values))
 
+    def create_of_deleted(self) -> int:
+        """Makes jobs of files with more than `deletions_max` pending deletions of their keys; how many."""
+        properties = self._table.properties
+        values = {
+            "deletions_max": properties.deletions_max,
+            "batch_files": properties.compaction_batch_files,
+            "jobs_max": properties.compaction_jobs_max,
+        }
+        rows = self._own.rows("create_of_deleted", values, scans=True, operation="create jobs")
+        return int(rows[0][0])
+
     def create_of_shared(self, partition_ids: Iterable[str]) -> int:
         """Makes jobs of the files of leaves that also hold other partitions' rows; gives how many."""
         values = {

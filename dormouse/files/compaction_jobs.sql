@@ -68,6 +68,33 @@ with batch as materialized (
 ), {claimed}
 select {jobs_claimed};
 
+-- name: create_of_deleted
+-- Makes jobs of the unassigned files of leaves to which more than so many pending deletions are to be applied.
+with pending as materialized (
+    select deletion_id, min_key, max_key from deletion where table_id = %(table_id)s and retired_xid is null
+), first as materialized (
+    -- files that are done with it have no more than so many
+    select deletion_id from pending order by deletion_id desc offset %(deletions_max)s limit 1
+), batch as materialized (
+    select partition_id, array_agg(place) as places
+    from (
+        select r.partition_id, r.place,
+            (row_number() over (partition by r.partition_id order by r.row_count, r.file_id) - 1)
+                / %(batch_files)s as batch
+        from (
+            select r.ctid as place, r.partition_id, r.file_id, r.row_count
+            from {file_reference} r
+            join partition p on p.table_id = %(table_id)s and p.partition_id = r.partition_id
+            join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
+            where exists (select from first) and r.job_id is null and {live} and p.sealed_epoch is null
+                and f.deletions_till < (select deletion_id from first)
+                and (select count(*) from pending d where {may_be_of}) > %(deletions_max)s
+        ) r
+    ) s
+    group by partition_id, batch
+), {claimed}
+select {jobs_claimed};
+
 -- name: claimed
 -- Part of creation: the jobs of each batch, and their claims.
 job as materialized (

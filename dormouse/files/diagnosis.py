@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dormouse.errors import (
+    DeletionsNotApplied,
     DormouseError,
     FileAlreadyExists,
     FileNotFound,
@@ -24,8 +25,8 @@ from dormouse.model.file_reference import (
 )
 from dormouse.model.text import is_text
 
-State = tuple[bool, bool, str | None]
-"""Whether the file is tracked, whether the reference is there, and its job."""
+State = tuple[bool, bool, str | None, bool]
+"""Whether the file is tracked, the reference there, its job; whether a pending deletion is of the file."""
 
 
 def outputs_among_inputs(
@@ -45,7 +46,7 @@ def impossible_names(table: str, filenames: Sequence[str]) -> dict[int, Dormouse
 
 def assignment(table: str, request: AssignJobIdRequest, states: Sequence[State]) -> DormouseError | None:
     """The states are of the request's references."""
-    for name, (_, found, job_id) in zip(request.filenames, states, strict=True):
+    for name, (_, found, job_id, _) in zip(request.filenames, states, strict=True):
         if not found:
             return FileReferenceNotFound(table, name, request.partition_id, request.job_id)
         if job_id is not None:
@@ -58,13 +59,15 @@ def replacement(
 ) -> DormouseError | None:
     """The states are of the inputs, and then of the output when there is one."""
     about = (request.partition_id, request.job_id)
-    for name, (tracked, found, job_id) in zip(request.input_filenames, states, strict=False):
+    for name, (tracked, found, job_id, is_deleted_from) in zip(request.input_filenames, states, strict=False):
         if not tracked:
             return FileNotFound(table, name, *about)
         if not found:
             return FileReferenceNotFound(table, name, *about)
         if job_id != request.job_id:
             return FileReferenceNotAssignedToJob(table, name, *about)
+        if is_deleted_from and request.deletions_till is None:
+            return DeletionsNotApplied(table, name, *about)
     if request.new_reference is not None and states[-1][0]:
         return FileAlreadyExists(table, request.new_reference.filename, *about)
     return None
@@ -73,14 +76,14 @@ def replacement(
 def split(table: str, request: SplitFileReferenceRequest, states: Sequence[State]) -> DormouseError | None:
     """The states are of the old reference, and then of the new ones."""
     old = request.old_reference
-    (tracked, found, job_id), *targets = states
+    (tracked, found, job_id, _), *targets = states
     if not tracked:
         return FileNotFound(table, old.filename, old.partition_id)
     if not found:
         return FileReferenceNotFound(table, old.filename, old.partition_id)
     if job_id is not None:
         return FileReferenceAssignedToJob(table, old.filename, old.partition_id, job_id)
-    for new, (_, exists, _) in zip(request.new_references, targets, strict=True):
+    for new, (_, exists, _, _) in zip(request.new_references, targets, strict=True):
         if exists:
             return FileReferenceAlreadyExists(table, new.filename, new.partition_id)
     return None

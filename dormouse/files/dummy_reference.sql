@@ -11,11 +11,11 @@ drop index {unreferenced};
 -- Part of a conversion: tracks the files of fact.
 insert into {file_reference} (
     table_id, partition_id, file_id, filename, row_count, count_approximate, only_contains_data_for_this_partition,
-    last_updated, file_byte_count, file_row_count, file_min_key, file_max_key, file_digest, file_added_at,
-    file_unreferenced
+    last_updated, file_byte_count, file_row_count, file_min_key, file_max_key, file_digest,
+    file_deletions_till, file_added_at, file_unreferenced
 )
 select %(table_id)s, '', file_id, filename, 0, false, false, coalesce(unreferenced_at, 'infinity'),
-    byte_count, row_count, min_key, max_key, digest, added_at, unreferenced_at is not null
+    byte_count, row_count, min_key, max_key, digest, deletions_till, added_at, unreferenced_at is not null
 from fact
 
 -- name: lock
@@ -35,7 +35,8 @@ r.partition_id <> ''
 -- name: file_facts
 -- Part of a query: every tracked file with its facts.
 select f.file_id, f.filename, f.file_byte_count as byte_count, f.file_row_count as row_count,
-    f.file_min_key as min_key, f.file_max_key as max_key, f.file_digest as digest, f.file_added_at as added_at,
+    f.file_min_key as min_key, f.file_max_key as max_key, f.file_digest as digest,
+    coalesce(f.file_deletions_till, 0) as deletions_till, f.file_added_at as added_at,
     nullif(f.last_updated, 'infinity') as unreferenced_at
 from {file_reference} f
 where f.partition_id = ''
@@ -44,12 +45,12 @@ where f.partition_id = ''
 -- Part of an update: tracks the files of new_file.
 insert into {file_reference} as f (
     table_id, partition_id, file_id, filename, row_count, count_approximate, only_contains_data_for_this_partition,
-    last_updated, file_byte_count, file_row_count, file_min_key, file_max_key, file_digest, file_added_at,
-    file_unreferenced
+    last_updated, file_byte_count, file_row_count, file_min_key, file_max_key, file_digest,
+    file_deletions_till, file_added_at, file_unreferenced
 )
 select %(table_id)s, '', file_id, filename, 0, false, false,
     case when referenced then 'infinity' else clock_timestamp() end,
-    byte_count, row_count, min_key, max_key, digest, clock_timestamp(), not referenced
+    byte_count, row_count, min_key, max_key, digest, deletions_till, clock_timestamp(), not referenced
 from new_file
 order by file_id
 

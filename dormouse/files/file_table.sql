@@ -10,9 +10,9 @@ drop table {file};
 -- name: adopt
 -- Part of a conversion: tracks the files of fact.
 insert into {file} (
-    table_id, file_id, filename, byte_count, row_count, min_key, max_key, digest, added_at, unreferenced_at
+    table_id, file_id, filename, byte_count, row_count, min_key, max_key, digest, deletions_till, added_at, unreferenced_at
 )
-select %(table_id)s, file_id, filename, byte_count, row_count, min_key, max_key, digest, added_at,
+select %(table_id)s, file_id, filename, byte_count, row_count, min_key, max_key, digest, deletions_till, added_at,
     coalesce(unreferenced_at, 'infinity')
 from fact
 
@@ -28,16 +28,16 @@ drop table {file_reference}, {file};
 
 -- name: file_facts
 -- Part of a query: every tracked file with its facts.
-select f.file_id, f.filename, f.byte_count, f.row_count, f.min_key, f.max_key, f.digest, f.added_at,
+select f.file_id, f.filename, f.byte_count, f.row_count, f.min_key, f.max_key, f.digest, f.deletions_till, f.added_at,
     nullif(f.unreferenced_at, 'infinity') as unreferenced_at
 from {file} f
 
 -- name: track
 -- Part of an update: tracks the files of new_file.
 insert into {file} as f (
-    table_id, file_id, filename, byte_count, row_count, min_key, max_key, digest, unreferenced_at
+    table_id, file_id, filename, byte_count, row_count, min_key, max_key, digest, deletions_till, unreferenced_at
 )
-select %(table_id)s, file_id, filename, byte_count, row_count, min_key, max_key, digest,
+select %(table_id)s, file_id, filename, byte_count, row_count, min_key, max_key, digest, deletions_till,
     case when referenced then 'infinity' else clock_timestamp() end
 from new_file
 order by file_id

@@ -14,6 +14,7 @@ from itertools import islice
 from dormouse.errors import CheckFailed, FileHasReferences, FileNotFound, InvalidName
 from dormouse.files import removal_log
 from dormouse.files.attempts import WriteAttempts
+from dormouse.files.deletions import Deletions
 from dormouse.files.differences import Difference
 from dormouse.files.holds import deletable_before, let_go
 from dormouse.files.last_rounds import LastRounds
@@ -54,7 +55,7 @@ class GarbageReport:
 
 
 class GarbageCollector:
-    """Collects the garbage of one table."""
+    """Collects the garbage of one table, and ends the deletions that no file of it needs."""
 
     def __init__(
         self, supplier: Supplier, store: FileReferenceStore, objects: ObjectStore, attempts: WriteAttempts
@@ -63,6 +64,7 @@ class GarbageCollector:
         self._store = store
         self._objects = objects
         self._attempts = attempts
+        self._deletions = Deletions(store)
 
     def collect(self, is_over: Callable[[], bool] = lambda: False) -> GarbageReport:
         """One round of both stages, of dead writers' objects, expired commits, and the log of removals.
@@ -90,6 +92,7 @@ class GarbageCollector:
             report = report.with_more(*self._delete(batch))
         report = replace(report, abandoned_attempts=self._attempts.collect(self._store.table))
         self._forget_commits()
+        self._deletions.retire()
         removal_log.roll(self._supplier)
         self._refuse(lost)
         return report

@@ -31,6 +31,7 @@ _STORE, _SHARED_PARTS, _READS, _JOBS, _LAYOUT, _WATERMARKS, _TOTALS, _DIFFERENCE
     load(__package__ or "", name) for name in _MODULES
 )
 LAYOUTS = tuple(_TABLES)
+MAY_BE_OF = _SHARED_PARTS["may_be_of"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,9 @@ class Layout:
         merged = _SHARED_PARTS["merged"]
         parts["merged_of_refs"] = merged.including(named=_SHARED_PARTS["named_by_refs"])
         parts["merged_of_targets"] = merged.including(named=_SHARED_PARTS["named_by_targets"])
+        parts["without_deletions"] = _SHARED_PARTS["without_deletions"].including(
+            file_facts=self.own["file_facts"], deletions_pending=_SHARED_PARTS["deletions_pending"]
+        )
         whole = {**_STORE, **_READS, **_JOBS, **_LAYOUT, **_TOTALS, **_DIFFERENCES, **_CHECKS, **_MOVES}
         whole |= self.own
         return {name: query.including(**parts) for name, query in whole.items()}

@@ -126,6 +126,8 @@ def _replace_fingerprint(request: ReplaceFileReferencesRequest) -> list[str]:
         parts += ("", request.new_reference.filename, _counted(request.new_reference))
     if request.new_file is not None:
         parts += _file_fingerprint(request.new_file)
+    if request.deletions_till is not None:
+        parts.append(f"deletions {request.deletions_till}")
     return parts
 
 

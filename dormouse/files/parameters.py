@@ -82,6 +82,7 @@ def replace_arrays(commits: Sequence[int], requests: Sequence[ReplaceFileReferen
         "commits": integers(commits),
         "partition_ids": texts([r.partition_id for r in requests]),
         "job_ids": texts([r.job_id for r in requests]),
+        "deletions_till": integers([r.deletions_till for r in requests]),
         **_input_arrays([r.input_filenames for r in requests]),
         "out_requests": integers([n for n, _, _ in outputs]),
         **reference_arrays("out", [reference for _, _, reference in outputs]),
@@ -89,6 +90,7 @@ def replace_arrays(commits: Sequence[int], requests: Sequence[ReplaceFileReferen
         "out_min_keys": bytes_([f.min_key if f else None for f in files]),
         "out_max_keys": bytes_([f.max_key if f else None for f in files]),
         "out_digests": Uuids([f.digest if f else None for f in files]),
+        "out_deletions_till": integers([r.deletions_till for _, r, _ in outputs]),
     }
 
 

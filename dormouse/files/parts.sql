@@ -94,19 +94,50 @@ case when (select count(*) from recorded) < (select count(*) from sent where (se
 -- Part of an update: the requests to replace references, with the ids of their inputs, and their outputs. Requests come
 -- in the order of their partitions, and the inputs of each are found in that of their ids: all lock in one order.
 request as materialized (
-    select number, partition_id, job_id, (%(inputs)s::uuid[])[first : last] as file_ids
-    from unnest(%(partition_ids)s::text[], %(job_ids)s::text[], %(firsts)s::integer[], %(lasts)s::integer[])
-        with ordinality as t (partition_id, job_id, first, last, number)
+    select number, partition_id, job_id, (%(inputs)s::uuid[])[first : last] as file_ids, deletions_till
+    from unnest(
+        %(partition_ids)s::text[], %(job_ids)s::text[], %(firsts)s::integer[], %(lasts)s::integer[],
+        %(deletions_till)s::bigint[]
+    ) with ordinality as t (partition_id, job_id, first, last, deletions_till, number)
 ), output as materialized (
     select *
     from unnest(
         %(out_requests)s::integer[], %(out_partition_ids)s::text[], %(out_file_ids)s::uuid[],
         %(out_filenames)s::text[], %(out_row_counts)s::bigint[], %(out_approximate)s::boolean[],
         %(out_only)s::boolean[], %(out_byte_counts)s::bigint[], %(out_min_keys)s::bytea[],
-        %(out_max_keys)s::bytea[], %(out_digests)s::uuid[]
+        %(out_max_keys)s::bytea[], %(out_digests)s::uuid[], %(out_deletions_till)s::bigint[]
     ) as t (number, partition_id, file_id, filename, row_count, count_approximate, only_contains_data,
-            byte_count, min_key, max_key, digest)
+            byte_count, min_key, max_key, digest, deletions_till)
 )
+
+-- name: deletions_seen
+-- Part of an update: the number of the last deletion; what it adds came after it.
+(select coalesce(max(deletion_id), 0) from deletion where table_id = %(table_id)s)
+
+-- name: deletions_pending
+-- Part of an update: the number of the last deletion that readers apply.
+(select coalesce(max(deletion_id), 0) from deletion where table_id = %(table_id)s and retired_xid is null)
+
+-- name: may_meet
+-- Part of a query: whether a deletion d may be of rows whose row keys lie within some bounds, as the first keys tell.
+((%(max_keys)s::bytea[])[1] < d.min_keys[1]) is not true and (d.max_keys[1] < (%(min_keys)s::bytea[])[1]) is not true
+and ((%(max_keys)s::bytea[])[2] < d.min_keys[2]) is not true and (d.max_keys[2] < (%(min_keys)s::bytea[])[2]) is not true
+and ((%(max_keys)s::bytea[])[3] < d.min_keys[3]) is not true and (d.max_keys[3] < (%(min_keys)s::bytea[])[3]) is not true
+
+-- name: without_deletions
+-- Part of an update: the requests that do not know a pending deletion of their inputs, whose rows the output may have.
+select q.number, false
+from request q
+where q.deletions_till is null and {deletions_pending} > 0 and exists (
+        select from unnest(q.file_ids) as i (file_id)
+        cross join lateral (select f.deletions_till from ({file_facts}) f where f.file_id = i.file_id offset 0) f
+        where f.deletions_till < {deletions_pending}
+    )
+
+-- name: may_be_of
+-- Part of a query: whether a pending deletion d is to be applied to a file f, and may be of its rows, as the keys tell.
+d.deletion_id > f.deletions_till and (f.max_key < d.min_key) is not true
+and (substring(f.min_key for length(d.max_key)) > d.max_key) is not true
 
 -- name: found
 -- Part of an update: a request's inputs, by one walk through the index.

@@ -9,13 +9,14 @@ from datetime import datetime
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import psycopg
 from psycopg import errors as pg
 
 from dormouse.errors import MetadataDamaged, TableNotFound
+from dormouse.files.diagnosis import State
 from dormouse.files.differences import Differences
 from dormouse.files.layout import Layout
 from dormouse.files.own_tables import OwnTables, dropped_tables
@@ -23,11 +24,14 @@ from dormouse.files.parameters import Parameters, key_arrays, reference_from_row
 from dormouse.files.totals import TableTotals
 from dormouse.model.file_reference import AllFiles, FileReference, FileWithReferences
 from dormouse.model.table import TableRecord
-from dormouse.model.text import is_text, narrow_id
+from dormouse.model.text import is_text, narrow_bytes, narrow_id
+from dormouse.postgres.arrays import Uuids, bytes_
 from dormouse.postgres.connection import Isolation, Supplier
-from dormouse.postgres.transaction import run_transaction
+from dormouse.postgres.transaction import run_statement, run_transaction
 
 T = TypeVar("T")
+DeletionRows = Sequence[tuple[int, str]]
+"""Deletions by their numbers, in no order, each with its condition as JSON."""
 PAGE_ROWS = 10_000
 _FACTS = ("filename", "byte_count", "row_count", "min_key", "max_key", "last_updated", "digest")
 ATTEMPTS_MAX = 30
@@ -48,6 +52,39 @@ class FileFacts:
     digest: bytes | None
 
 
+class KeyBounds(NamedTuple):
+    """What some rows' row keys lie between, each encoded; None: unbounded. Without any, they are all rows."""
+
+    min_keys: Sequence[bytes | None] = ()
+    max_keys: Sequence[bytes | None] = ()
+
+    def arrays(self) -> Parameters:
+        return {"min_keys": bytes_(self.min_keys), "max_keys": bytes_(self.max_keys)}
+
+
+class PlannedRows(NamedTuple):
+    """What a plan is made of, of one moment.
+
+    Of each reference: partition, filename, whether the file has rows of it alone; the file's bytes, smallest
+    and largest key, and the number of the last deletion that is not to be applied to it.
+    """
+
+    references: list[Sequence[Any]]
+    deletions: DeletionRows
+
+
+class FilesDeletions(NamedTuple):
+    """The number of the last deletion of a table, pending ones, and files by turn.
+
+    Of a file the number of the last deletion that is not to be applied to it, its smallest and largest key;
+    all None for one that is not tracked.
+    """
+
+    till: int
+    deletions: DeletionRows
+    files: list[tuple[int | None, bytes | None, bytes | None]]
+
+
 class FileReferenceReads:
     """The reads of one table's file reference store; each sees one consistent snapshot."""
 
@@ -59,6 +96,10 @@ class FileReferenceReads:
     @property
     def table(self) -> TableRecord:
         return self.own.table
+
+    @property
+    def supplier(self) -> Supplier:
+        return self._supplier
 
     @property
     def _layout(self) -> Layout:
@@ -92,19 +133,20 @@ class FileReferenceReads:
         return self._run(work, "files_in", conn)
 
     def planned_on(
-        self, partition_ids: Sequence[str], conn: psycopg.Connection[Any]
-    ) -> tuple[int, int, str, list[Sequence[Any]]]:
+        self, partition_ids: Sequence[str], bounds: KeyBounds, conn: psycopg.Connection[Any]
+    ) -> tuple[int, int, str, PlannedRows]:
         """The table's epoch, when it was made, the snapshot, and some partitions' references: of one moment.
 
-        Of each reference: partition, filename, whether the file has rows of it alone; the file's bytes,
-        smallest and largest key. One statement; `conn` is as `following` wants it.
+        With the pending deletions that may be of rows within the bounds. One statement; `conn` is as
+        `following` wants it.
         """
-        head, *rows = self._execute(conn, "plan", {"partition_ids": partition_ids}).fetchall() or (None,)
+        values = {"partition_ids": partition_ids, **bounds.arrays()}
+        head, *rows = self._execute(conn, "plan", values).fetchall() or (None,)
         if head is None or head[0] is None:
             raise TableNotFound(f"table {self.table.name!r} does not exist any more")
         if not all(row[-1] for row in rows):
             raise self._unknown_file(partition_ids, conn)
-        return head[0], head[5], head[1], [row[2:8] for row in rows]
+        return head[0], head[6], head[1], PlannedRows([row[3:10] for row in rows], head[2] or ())
 
     def count_files_in(self, partition_ids: Sequence[str], references_max: int) -> int:
         """How many files some partitions refer to; at least so many, when they have more references."""
@@ -112,23 +154,26 @@ class FileReferenceReads:
         return int(rows[0][0])
 
     def planned_at(
-        self, partition_ids: Sequence[str], snapshot: str, conn: psycopg.Connection[Any]
-    ) -> tuple[int, list[Sequence[Any]]]:
-        """As `planned_on`, as a snapshot had them; last whether the file is still known.
+        self, partition_ids: Sequence[str], bounds: KeyBounds, snapshot: str, conn: psycopg.Connection[Any]
+    ) -> tuple[int, PlannedRows]:
+        """As `planned_on`, as a snapshot had them; of references last whether the file is still known.
 
         First from when on the log of removals and the files are whole, in microseconds: of an older snapshot
         some references may be missing. The file of one that was collected meanwhile is told by its id.
         """
-        values = {"partition_ids": partition_ids, "snapshot": snapshot}
+        values = {"partition_ids": partition_ids, "snapshot": snapshot, **bounds.arrays()}
         head, *rows = self._execute(conn, "plan_at", values).fetchall() or (None,)
         if head is None:
             raise TableNotFound(f"table {self.table.name!r} does not exist any more")
-        return head[3], rows
+        return head[4], PlannedRows([row[1:] for row in rows], head[0] or ())
 
-    def has_same_rows(self, partition_ids: Sequence[str], snapshot: str) -> bool:
+    def has_same_rows(
+        self, partition_ids: Sequence[str], bounds: KeyBounds, snapshot: str
+    ) -> tuple[bool, DeletionRows]:
         """Whether some partitions still have the rows that a snapshot had; False when that cannot be told.
 
-        Compactions and splits change none. As long as the log of removals reaches back.
+        Compactions and splits change none. As long as the log of removals reaches back. And the deletions
+        since then that may be of rows within the bounds.
         """
         properties = self.table.properties
         is_transformed = properties.filter is not None or properties.aggregate is not None
@@ -136,9 +181,16 @@ class FileReferenceReads:
             "partition_ids": list(partition_ids),
             "snapshot": snapshot,
             "is_transformed": is_transformed,
+            **bounds.arrays(),
         }
         rows = self._rows("has_same_rows", values, run=partial(run_transaction, read_only=True, scans=True))
-        return bool(rows[0][0])
+        return bool(rows[0][0]), rows[0][1] or ()
+
+    def deletions_of(self, filenames: Sequence[str], bounds: KeyBounds) -> FilesDeletions:
+        """The deletions that may be of rows of some files within the bounds, as they are now."""
+        values = {"file_ids": Uuids(list(map(narrow_bytes, filenames))), **bounds.arrays()}
+        till, deletions, *facts = self._rows("deletions_of", values, run=run_statement)[0]
+        return FilesDeletions(till, deletions or (), list(zip(*facts, strict=True)))
 
     def partition_to_filenames(self) -> dict[str, list[str]]:
         """The filenames of each partition; partitions without files are absent."""
@@ -207,8 +259,8 @@ class FileReferenceReads:
 
     def _states(
         self, keys: Sequence[tuple[str, str]], conn: psycopg.Connection[Any] | None = None
-    ) -> list[tuple[bool, bool, str | None]]:
-        """Of (partition id, filename): whether the file is tracked, the reference is there, and its job."""
+    ) -> list[State]:
+        """Of (partition id, filename)."""
         return self._rows("reference_states", key_arrays(keys), conn)
 
     def _rows(

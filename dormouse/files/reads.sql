@@ -20,16 +20,21 @@ order by f.filename, r.partition_id;
 
 -- name: plan
 -- What a query is planned on, of one moment: first the table's epoch, the snapshot, and for bytes when the epoch was
--- made, in microseconds; then the references of some partitions with what is known of their files.
-select t.epoch, pg_current_snapshot()::text as snapshot, null as partition_id, null as filename,
-    null::boolean as only_contains_data, (extract(epoch from e.created_at) * 1000000)::bigint as byte_count,
-    null::bytea as min_key, null::bytea as max_key, true as is_known
+-- made, in microseconds, and the pending deletions that may meet some keys; then the references of some partitions
+-- with what is known of their files.
+select t.epoch, pg_current_snapshot()::text as snapshot, (
+        select json_agg(json_build_array(d.deletion_id, d.condition))
+        from deletion d
+        where d.table_id = %(table_id)s and d.retired_xid is null and {may_meet}
+    ) as deletions, null as partition_id, null as filename, null::boolean as only_contains_data,
+    (extract(epoch from e.created_at) * 1000000)::bigint as byte_count, null::bytea as min_key,
+    null::bytea as max_key, null::bigint as deletions_till, true as is_known
 from tables t
 left join epoch e on e.table_id = t.table_id and e.epoch = t.epoch
 where t.table_id = %(table_id)s
 union all
-select null, null, r.partition_id, r.filename, r.only_contains_data_for_this_partition, f.byte_count, f.min_key,
-    f.max_key, f.file_id is not null
+select null, null, null, r.partition_id, r.filename, r.only_contains_data_for_this_partition, f.byte_count, f.min_key,
+    f.max_key, f.deletions_till, f.file_id is not null
 from {file_reference} r
 left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
 where r.partition_id = any(%(partition_ids)s) and {live};
@@ -53,22 +58,27 @@ from (
 -- name: plan_at
 -- The references of some partitions as a snapshot had them: those of now that it saw, and those that were removed
 -- since. The file of one that was collected is not known any more: its id stands for its name. First, for bytes, from when
--- on the log and the files are whole, in microseconds.
-select null as partition_id, null as filename, null::boolean as only_contains_data,
+-- on the log and the files are whole, in microseconds, and the deletions of the snapshot.
+select (
+        select json_agg(json_build_array(d.deletion_id, d.condition))
+        from deletion d
+        where d.table_id = %(table_id)s and pg_visible_in_snapshot(d.added_xid, %(snapshot)s::pg_snapshot)
+            and pg_visible_in_snapshot(d.retired_xid, %(snapshot)s::pg_snapshot) is not true and {may_meet}
+    ) as deletions, null as partition_id, null as filename, null::boolean as only_contains_data,
     (extract(epoch from t.history_since) * 1000000)::bigint as byte_count, null::bytea as min_key, null::bytea as max_key,
-    true as is_known
+    null::bigint as deletions_till, true as is_known
 from tables t
 where t.table_id = %(table_id)s
 union all
-select r.partition_id, r.filename, r.only_contains_data_for_this_partition, f.byte_count, f.min_key, f.max_key,
-    f.file_id is not null
+select null, r.partition_id, r.filename, r.only_contains_data_for_this_partition, f.byte_count, f.min_key, f.max_key,
+    f.deletions_till, f.file_id is not null
 from {file_reference} r
 left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
 where r.partition_id = any(%(partition_ids)s) and {live}
     and pg_visible_in_snapshot(r.added_xid, %(snapshot)s::pg_snapshot)
 union all
-select g.partition_id, coalesce(f.filename, r.file_id::text), r.only_contains_data_for_this_partition, f.byte_count,
-    f.min_key, f.max_key, f.file_id is not null
+select null, g.partition_id, coalesce(f.filename, r.file_id::text), r.only_contains_data_for_this_partition,
+    f.byte_count, f.min_key, f.max_key, f.deletions_till, f.file_id is not null
 from removal g
 cross join lateral unnest(g.file_ids, g.only_contain_data_for_this_partition, g.added_xids)
     as r (file_id, only_contains_data_for_this_partition, added_xid)
@@ -81,7 +91,8 @@ where g.table_id = %(table_id)s and g.removed_xid >= pg_snapshot_xmin(%(snapshot
 -- name: has_same_rows
 -- Whether some partitions have the rows that they had at a snapshot, as far as that can be told: nothing was ingested
 -- since, and what was removed was only moved elsewhere, or replaced by as many rows of its partition in the same
--- transaction. Where rows are estimated, or compaction changes how many there are, any number may replace others.
+-- transaction. Where rows are estimated, or compaction changes how many there are, any number may replace others. And the
+-- deletions since then that may meet some keys, or that were undone since.
 with change as materialized (
     select r.added_xid as xid, r.partition_id, r.file_id, 1 as sign, r.row_count, r.count_approximate, r.ingested
     from {file_reference} r
@@ -99,7 +110,10 @@ with change as materialized (
     select not bool_or(sign > 0 and ingested and (row_count > 0 or count_approximate))
         and (
             sum(sign * row_count) = 0 and not bool_or(count_approximate)
-            or bool_or(sign < 0) and (bool_or(count_approximate) or %(is_transformed)s)
+            or bool_or(sign < 0) and (
+                bool_or(count_approximate) or %(is_transformed)s
+                or exists (select from deletion where table_id = %(table_id)s)
+            )
         ) as is_same
     from (
         select *, min(sign) over moved < max(sign) over moved as is_moved
@@ -109,7 +123,34 @@ with change as materialized (
     where not is_moved and partition_id in (select unnest(%(partition_ids)s::text[]))
     group by xid, partition_id
 )
-select coalesce(bool_and(is_same), true) from replaced;
+select coalesce(bool_and(is_same), true), (
+        select json_agg(json_build_array(d.deletion_id, d.condition))
+        from deletion d
+        where d.table_id = %(table_id)s and {may_meet} and (
+                not pg_visible_in_snapshot(d.added_xid, %(snapshot)s::pg_snapshot)
+                or d.retired_xid in (select restored_xid from restored where table_id = %(table_id)s)
+                    and not pg_visible_in_snapshot(d.retired_xid, %(snapshot)s::pg_snapshot)
+            )
+    )
+from replaced;
+
+-- name: deletions_of
+-- What a job must know of the deletions before it reads some files: the last number, the pending ones that may be of their
+-- rows; and up to which number they are done with in each file, and its smallest and largest key.
+with input as materialized (
+    select i.number, f.deletions_till, f.min_key, f.max_key
+    from unnest(%(file_ids)s::uuid[]) with ordinality as i (file_id, number)
+    left join lateral (
+        select f.deletions_till, f.min_key, f.max_key from ({file_facts}) f where f.file_id = i.file_id offset 0
+    ) f on true
+)
+select {deletions_seen}, (
+        select json_agg(json_build_array(d.deletion_id, d.condition))
+        from deletion d
+        where d.table_id = %(table_id)s and d.retired_xid is null
+            and d.deletion_id > (select min(deletions_till) from input) and {may_meet}
+    ), array(select deletions_till from input order by number), array(select min_key from input order by number),
+    array(select max_key from input order by number);
 
 -- name: unreferenced_files
 -- The first files by name that nothing refers to.
@@ -137,8 +178,11 @@ r.only_contains_data_for_this_partition
 select o.file_id from unnest(%(file_ids)s::uuid[]) as o (file_id) where exists ({is_tracked});
 
 -- name: reference_states
--- What is known of some references: their number, whether the file is tracked, the reference is there, its job.
-select exists ({is_tracked}) as tracked, r.file_id is not null as found, r.job_id
+-- What is known of some references: whether the file is tracked, the reference is there, its job, and whether a pending
+-- deletion applies to the file.
+select exists ({is_tracked}) as tracked, r.file_id is not null as found, r.job_id, {deletions_pending} > 0 and exists (
+        select from ({file_facts}) f where f.file_id = o.file_id and f.deletions_till < {deletions_pending} offset 0
+    ) as is_deleted_from
 from unnest(%(partition_ids)s::text[], %(file_ids)s::uuid[]) with ordinality o (partition_id, file_id, number)
 left join lateral (
     select r.file_id, r.job_id

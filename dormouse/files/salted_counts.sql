@@ -11,14 +11,15 @@ drop table {file_count};
 -- name: adopt
 -- Part of a conversion: tracks the files of fact, and counts their references.
 insert into {file_count} (
-    table_id, file_id, salt, count, changed_at, filename, byte_count, row_count, min_key, max_key, digest
+    table_id, file_id, salt, count, changed_at, filename, byte_count, row_count, min_key, max_key, digest,
+    deletions_till
 )
 -- a file that came without references was added a microsecond after it was stamped
 select %(table_id)s, file_id, -1, case when unreferenced_at is not null then 0 end, least(added_at, unreferenced_at),
-    filename, byte_count, row_count, min_key, max_key, digest
+    filename, byte_count, row_count, min_key, max_key, digest, deletions_till
 from fact
 union all
-select %(table_id)s, file_id, 0, 0, coalesce(unreferenced_at, clock_timestamp()), null, null, null, null, null, null
+select %(table_id)s, file_id, 0, 0, coalesce(unreferenced_at, clock_timestamp()), null, null, null, null, null, null, null
 from fact
 where not exists (
     select from {file_reference} r
@@ -26,7 +27,7 @@ where not exists (
 )
 union all
 select %(table_id)s, file_id, (hashtextextended(partition_id, 0) & 9223372036854775807) % %(salt_buckets)s::bigint as salt,
-    count(*), clock_timestamp(), null, null, null, null, null, null
+    count(*), clock_timestamp(), null, null, null, null, null, null, null
 from {file_reference}
 where partition_id <> ''
 group by file_id, salt
@@ -47,7 +48,8 @@ true
 
 -- name: file_facts
 -- Part of a query: every tracked file with its facts.
-select f.file_id, f.filename, f.byte_count, f.row_count, f.min_key, f.max_key, f.digest, f.changed_at as added_at,
+select f.file_id, f.filename, f.byte_count, f.row_count, f.min_key, f.max_key, f.digest,
+    coalesce(f.deletions_till, 0) as deletions_till, f.changed_at as added_at,
     case when f.is_zero then (select max(c.changed_at) from {file_count} c where c.file_id = f.file_id) end as unreferenced_at
 from {file_count} f
 where f.salt = -1
@@ -55,10 +57,10 @@ where f.salt = -1
 -- name: track
 -- Part of an update: tracks the files of new_file.
 insert into {file_count} as f (
-    table_id, file_id, salt, count, filename, byte_count, row_count, min_key, max_key, digest
+    table_id, file_id, salt, count, filename, byte_count, row_count, min_key, max_key, digest, deletions_till
 )
 select %(table_id)s, file_id, -1, case when not referenced then 0 end, filename, byte_count, row_count,
-    min_key, max_key, digest
+    min_key, max_key, digest, deletions_till
 from new_file
 order by file_id
 

@@ -153,11 +153,15 @@ class FileReferenceStore(Updates):
         conn.execute(self._layout.on("drop", self.table.table_id))
         self._execute(conn, "forget_table", {})
 
+    def keep_writers_out(self, conn: psycopg.Connection[Any]) -> None:
+        """Waits for what adds references, and lets no other until the transaction ends; for `run_alone`."""
+        self._execute(conn, "keep_writers_out", {})
+
     def clear(self) -> None:
         """Forgets every file of this table, of no other. Updates are before it or after it, whole."""
 
         def work(conn: psycopg.Connection[Any]) -> None:
-            self._execute(conn, "keep_writers_out", {})
+            self.keep_writers_out(conn)
             self._execute(conn, "clear", {})
 
         self._run(work, "clear", None, run=run_alone)
@@ -173,7 +177,7 @@ class FileReferenceStore(Updates):
 
         Jobs give up what they hold. `replaced` says which references stand for those that come back.
         """
-        self._execute(conn, "keep_writers_out", {})
+        self.keep_writers_out(conn)
         references = replaced(self.gone_since(snapshot, conn))
         self._execute(conn, "restore_remove", {"snapshot": snapshot})
         self._execute(conn, "restore_add", {**reference_arrays("ref", references), "at": at})
@@ -200,12 +204,12 @@ class FileReferenceStore(Updates):
         """
         keys = [(r, name) for r in requests for name in r.filenames]
         states = self._states([(r.partition_id, f) for r, f in keys])
-        for (request, filename), (_, found, job_id) in zip(keys, states, strict=True):
+        for (request, filename), (_, found, job_id, _) in zip(keys, states, strict=True):
             if not found:
                 raise FileReferenceNotFound(self.table.name, filename, request.partition_id, request.job_id)
             if job_id not in (None, request.job_id):
                 raise FileReferenceAssignedToJob(self.table.name, filename, request.partition_id, job_id)
-        return all(job_id is not None for _, _, job_id in states)
+        return all(job_id is not None for _, _, job_id, _ in states)
 
     def is_applied(self, commit_id: str) -> bool:
         """Whether the commit is applied: what to ask after `CommitOutcomeUnknown`."""

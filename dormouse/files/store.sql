@@ -18,7 +18,7 @@ with {sent}, {before}, file as materialized (
     from merged m, unnest(%(ref_commits)s::integer[], %(ref_partition_ids)s::text[]) as t (commit, partition_id)
     where t.partition_id = m.partition_id
 ), {verdict_of_commits}, new_file as materialized (
-    select * from file where (select ok from verdict)[commit]
+    select *, {deletions_seen} as deletions_till from file where (select ok from verdict)[commit]
 ), tracked as (
     {track}
     on conflict do nothing
@@ -95,8 +95,12 @@ with {sent}, {before}, {replacements}, locked as materialized (
     select number, count(place) = max(wanted) as ok from locked group by number
     union all
     select o.number, false from output o where exists ({is_tracked})
+    union all
+    {without_deletions}
 ), {verdict_of_requests}, {applied}, {taken}, {removed}, {logged}, new_file as materialized (
-    select file_id, filename, byte_count, row_count, min_key, max_key, digest, true as referenced
+    -- none that comes later is taken for one that it applied
+    select file_id, filename, byte_count, row_count, min_key, max_key, digest, true as referenced,
+        least(deletions_till, {deletions_seen}) as deletions_till
     from output
     where (select ok from verdict)[number]
 ), tracked as (
@@ -135,7 +139,9 @@ with {sent}, {replacements}, removed as (
         ))
     returning {removed_columns}
 ), {logged}, new_file as materialized (
-    select file_id, filename, byte_count, row_count, min_key, max_key, digest, true as referenced from output
+    select file_id, filename, byte_count, row_count, min_key, max_key, digest, true as referenced,
+        least(deletions_till, {deletions_seen}) as deletions_till
+    from output
 ), tracked as (
     {track}
 ), added as (
@@ -155,13 +161,14 @@ select case when (select count(*) from removed) < cardinality(%(inputs)s::uuid[]
             select from of_job where ((partition_id, job_id) in (select partition_id, job_id from request)) is not true
         )
         or (select count(*) from ended where ok) < cardinality(%(attempt_ids)s::uuid[])
+        or exists (select from request where deletions_till is null) and {deletions_pending} > 0
         or {renamed}
     then not_whole() end;
 
 -- name: add_whole
 -- As add_files, when no file is tracked; else an error, not_whole or a unique violation, and nothing is done. Quicker.
 with {sent}, new_file as materialized (
-    select *
+    select *, {deletions_seen} as deletions_till
     from unnest(
         %(file_ids)s::uuid[], %(filenames)s::text[], %(byte_counts)s::bigint[], %(row_counts)s::bigint[],
         %(min_keys)s::bytea[], %(max_keys)s::bytea[], %(digests)s::uuid[], %(referenced)s::boolean[]
@@ -323,7 +330,7 @@ select count(*) from forgotten;
 
 -- name: keep_writers_out
 -- Waits for the transactions that change references, and keeps others out: what they add in the middle of a clear would
--- refer to files that are forgotten. Readers go on.
+-- refer to files that are forgotten, and a deletion is before or after what they add. Readers go on.
 lock table {file_reference} in share row exclusive mode;
 
 -- name: restore_remove
@@ -373,6 +380,7 @@ totals_void as (
     values (%(table_id)s, 'totals')
     on conflict (table_id, purpose) do update set whole_at = null, version = w.version + 1
 ),
+deletions_gone as (delete from deletion where table_id = %(table_id)s),
 differences_gone as (delete from difference where table_id = %(table_id)s),
 rounds_gone as (delete from last_round where table_id = %(table_id)s)
 {forget_all};

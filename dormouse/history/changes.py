@@ -48,6 +48,27 @@ class ChangedFile:
     region: Region | None
 
 
+@dataclass(frozen=True, slots=True)
+class PastDeletion:
+    """A deletion, what its `where` said, as JSON, and the moment just before it."""
+
+    deletion_id: int
+    condition: str
+    before: Position
+
+
+def deletions_between(context: TableContext, after: Position, till: Position) -> list[PastDeletion]:
+    """The deletions of after one moment and up to another, in their order."""
+    values = {"after": after.snapshot, "till": till.snapshot}
+    found, at = [], after.at
+    rows = context.store.own.rows(_QUERIES["deletions"], values, operation="look up deletions")
+    for deletion_id, condition, epoch, snapshot, deleted_at in rows:
+        # one that was slow is of a moment before another that it came after
+        at = max(at, deleted_at)
+        found.append(PastDeletion(deletion_id, condition, Position(epoch, snapshot, at)))
+    return found
+
+
 def beginning(context: TableContext) -> Position:
     """Before the table's first row; `CutExpired` where the history does not reach back so far."""
     rows = context.store.own.rows(_QUERIES["beginning"], operation="look up a table's beginning")

@@ -30,6 +30,8 @@ _QUERIES = load(__package__ or "", "restore")
 class RestoreReport:
     """What a restore to the moment `at` did, or would do: references that went and came back, and their rows.
 
+    `deletions` were undone, as they came later, or are pending again.
+
     Rows are `exact` unless a file's rows in a partition were only estimated.
     """
 
@@ -39,6 +41,7 @@ class RestoreReport:
     rows_removed: int
     rows_restored: int
     exact: bool
+    deletions: int = 0
 
 
 def restore(context: TableContext, to: When, *, dry_run: bool = False) -> RestoreReport:
@@ -81,8 +84,10 @@ def _restored(context: TableContext, position: Position, conn: Any, *, dry_run: 
     removed, rows_removed, exact = store.come_since(position.snapshot, conn)
     then, now = context.partitions.at(position.epoch, conn), context.partitions.tree_in(conn)
     back = placed(store.gone_since(position.snapshot, conn), then, now)
-    if not dry_run and (removed or back):
+    deletions = context.deletions.count_restored(position.snapshot, conn)
+    if not dry_run and (removed or back or deletions):
         store.restore(position.snapshot, position.at, partial(placed, then=then, now=now), conn)
+        context.deletions.restore(position.snapshot, conn)
     return RestoreReport(
         position.at,
         removed,
@@ -90,6 +95,7 @@ def _restored(context: TableContext, position: Position, conn: Any, *, dry_run: 
         rows_removed,
         sum(one.row_count for one in back),
         exact and not any(one.count_approximate for one in back),
+        deletions,
     )
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from dormouse.context import TableContext
 from dormouse.files.last_rounds import LastRound
-from dormouse.history.consumers import ConsumerStatus
-from dormouse.history.retention import Holder
+from dormouse.history.consumers import Consumers, ConsumerStatus
+from dormouse.history.moments import oldest
+from dormouse.history.retention import Holder, holders
 
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
     """What a table consists of now, and how its rounds end. Rows of files that a split divided are estimates.
+
+    Rows of pending `deletions` count until compaction has left them out.
 
     `compaction_jobs` wait or are run, `jobs_running` of them are run; `jobs_given_up` were given up in all.
     `rounds` has one of each kind that there was. The history can be read from `history_since` on, and
@@ -34,6 +38,37 @@ class TableStatus:
     given_up_reason: str | None = None
     given_up_at: datetime | None = None
     rounds: tuple[LastRound, ...] = ()
+    deletions: int = 0
     consumers: tuple[ConsumerStatus, ...] = ()
     history_since: datetime | None = None
     history_held_by: tuple[Holder, ...] = ()
+
+
+def status_of(context: TableContext, *, read_only: bool) -> TableStatus:
+    """The status of now; costs what has changed since it was last counted, which `read_only` keeps not."""
+    totals = context.store.totals
+    found = totals.read() if read_only else totals.bring_forward()
+    jobs, jobs_running = context.jobs.count()
+    rounds, given_up = context.last_rounds.read()
+    deletions = context.deletions.count_pending()
+    return TableStatus(
+        name=context.table.name,
+        partitions=found.partitions,
+        leaves=found.leaves,
+        files=found.files,
+        references=found.references,
+        row_count=found.row_count,
+        rows_exact=found.rows_exact and not deletions,
+        byte_count=found.byte_count,
+        unreferenced_files=found.unreferenced_files,
+        compaction_jobs=jobs,
+        jobs_running=jobs_running,
+        jobs_given_up=given_up.jobs,
+        given_up_reason=given_up.reason,
+        given_up_at=given_up.at,
+        rounds=rounds,
+        deletions=deletions,
+        consumers=tuple(Consumers(context).statuses()),
+        history_since=oldest(context),
+        history_held_by=holders(context),
+    )

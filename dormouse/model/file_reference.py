@@ -95,7 +95,9 @@ class CheckAssignmentRequest(_JobFiles):
 class ReplaceFileReferencesRequest:
     """Replace a job's inputs on one partition by its output; None when no rows are left.
 
-    `new_file` may give the output's facts (bytes, smallest and largest key).
+    `new_file` may give the output's facts (bytes, smallest and largest key). `deletions_till` is the number
+    of the last deletion that the table had when the job looked, before it read: all up to it are applied. A
+    job that does not know is refused while a deletion of its inputs is pending.
     """
 
     job_id: str
@@ -103,6 +105,7 @@ class ReplaceFileReferencesRequest:
     input_filenames: tuple[str, ...]
     new_reference: FileReference | None
     new_file: FileWithReferences | None = None
+    deletions_till: int | None = None
 
     def __post_init__(self) -> None:
         names = _job_files(self.job_id, self.partition_id, self.input_filenames)
@@ -119,6 +122,8 @@ class ReplaceFileReferencesRequest:
             )
         if new_file is not None and (new is None or new_file.filename != new.filename):
             raise InvalidInput(f"job {self.job_id!r}: new_file and new_reference are not the same file")
+        if self.deletions_till is not None:
+            check_count(self.input_filenames[0], "deletions_till", self.deletions_till)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -46,6 +46,9 @@ class TableProperties(BaseModel):
         description="what the other files must add up to, in the largest; half of their number, where a job "
         "cannot have so many",
     )
+    deletions_max: int = Field(
+        100, ge=1, le=INT_MAX, description="pending deletions of a file's keys; with more it is compacted"
+    )
     compaction_jobs_max: int = Field(100_000, ge=1, le=INT_MAX, description="jobs created in one run")
     compaction_attempts_max: int = Field(
         3, ge=1, le=INT_MAX, description="tries of a job before it is given up"

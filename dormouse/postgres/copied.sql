@@ -43,6 +43,14 @@ delete from hold;
 -- The history begins here and now; what is there is of before.
 update tables set history_from = pg_current_snapshot(), history_since = clock_timestamp();
 
+-- name: renumber_deletions
+-- Deletions have been there for ever, and those that no file needs are of the history that is not told here.
+update deletion set snapshot = null, added_xid = '3', retired_xid = case when retired_xid is not null then '3'::xid8 end;
+
+-- name: knows_deletions
+-- Whether a database has the deletions, which come with a migration.
+select to_regclass('deletion') is not null;
+
 -- name: knows_history
 -- Whether a database has the tables of the history, which come with a migration.
 select to_regclass('cut') is not null;

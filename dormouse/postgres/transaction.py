@@ -36,8 +36,11 @@ CONFLICTS = (errors.SerializationFailure, errors.DeadlockDetected)
 """SQLSTATE 40001 and 40P01: the server rolled back, and the same work may succeed when tried again."""
 
 ALONE_SECONDS_MAX = 600.0
-ALONE_LOCK_SECONDS_MIN, ALONE_LOCK_SECONDS_MAX = 0.05, 1.0
-"""How long one try waits for a lock, and holds up those behind it: twice as long each time."""
+ALONE_LOCK_SECONDS_MIN, ALONE_LOCK_SECONDS_MAX = 0.05, 1.5
+"""How long one try waits for a lock, and holds up those behind it: twice as long each time.
+
+In the end for longer than `deadlock_timeout`, a second, after which PostgreSQL stops an autovacuum for it.
+"""
 
 RetryEvent = Literal["retries", "exhausted", "unknown"]
 RETRY_EVENTS: tuple[RetryEvent, ...] = get_args(RetryEvent)

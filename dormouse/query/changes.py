@@ -1,35 +1,38 @@
-"""The rows that were ingested between two moments, streamed: files are read as they were written."""
+"""The rows that came and went between two moments, streamed: files are read as they were written."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 
 import pyarrow as pa
-from datafusion import ExecutionPlan
+from datafusion import ExecutionPlan, Expr
 
 from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_schema, exact
 from dormouse.data.expressions import column, key_order
 from dormouse.data.transform import Transform
 from dormouse.errors import InvalidQuery
-from dormouse.history.changes import ChangedFile, pages_between
+from dormouse.history.changes import ChangedFile, PastDeletion, deletions_between, pages_between
 from dormouse.history.moments import kept
 from dormouse.model.cut import Position
+from dormouse.query.deletions import Deletion, deletions_of
 from dormouse.query.failures import named_failures
 from dormouse.query.file_checks import FileGone
 from dormouse.query.interruption import Interruption
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import Scan
+from dormouse.query.predicates import is_of
 from dormouse.query.scan_session import FILES_A_SCAN, key_session, planned, stored_rows
 from dormouse.query.streams import one_ahead
-from dormouse.query.table_view import gone_of_moment
+from dormouse.query.table_view import gone_of_moment, plan_query
 from dormouse.query.where import question
 
 CHANGE = "_change"
-"""The column that says what became of a row: "insert"."""
-INSERT = "insert"
+"""The column that says what became of a row: "insert", or "delete" of one that was there."""
+INSERT, DELETE = "insert", "delete"
 
 
 def changes(
@@ -43,9 +46,11 @@ def changes(
 ) -> pa.RecordBatchReader:
     """The rows that were ingested after one moment and up to another, each once, as they were ingested.
 
-    The columns asked for, and `_change`; in no order, but for the files that are read side by side. `at_end`
-    is called when the last row was given. Raises what `pages_between` does and `InvalidQuery`; while it is
-    read `CutExpired` when a file is collected meanwhile, `ObjectNotFound` and `ObjectDamaged` as queries do.
+    And those that deletions are of, as they were just before: a reader that applies all in their order has
+    the rows of the later moment. The columns asked for, and `_change`; between two deletions in no order, but
+    for the files that are read side by side. `at_end` is called when the last row was given. Raises what
+    `pages_between` does and `InvalidQuery`; while it is read `CutExpired` when a file is collected meanwhile,
+    `ObjectNotFound` and `ObjectDamaged` as queries do.
     """
     if CHANGE in context.schema:
         raise InvalidQuery(
@@ -61,7 +66,9 @@ def changes(
     )
     interruption = interruption or Interruption()
     reading = _Reading(context, names, schema, after, interruption)
-    found = one_ahead(reading.rows(pages_between(context, after, till)), interruption.set)
+    # what cannot be read is told before the first row
+    pages = pages_between(context, after, till)
+    found = one_ahead(reading.rows(pages, deletions_between(context, after, till), till), interruption.set)
     return pa.RecordBatchReader.from_batches(schema, _followed(found, at_end))
 
 
@@ -86,26 +93,61 @@ class _Reading:
         self._interruption = interruption
         self._transform = Transform.parse(context.schema, context.properties)
 
-    def rows(self, pages: Iterable[Sequence[ChangedFile]]) -> Iterator[pa.RecordBatch]:
+    def rows(
+        self, pages: Iterable[Sequence[ChangedFile]], deletions: Sequence[PastDeletion], till: Position
+    ) -> Iterator[pa.RecordBatch]:
+        """`pages` are those of all files that came; with deletions each is read where it has its place."""
         with kept(self._context, self._after):
-            for page in pages:
-                scans = list(_scans(page))
-                for start in range(0, len(scans), FILES_A_SCAN):
-                    yield from self._rows_of(scans[start:][:FILES_A_SCAN])
+            if not deletions:
+                yield from self._inserted(pages)
+                return
+            start = self._after
+            for deletion in deletions:
+                yield from self._inserted(pages_between(self._context, start, deletion.before))
+                yield from self._deleted(deletion)
+                start = deletion.before
+            yield from self._inserted(
+                pages_between(self._context, start, replace(till, at=max(till.at, start.at)))
+            )
 
-    def _rows_of(self, scans: Sequence[Scan]) -> Iterator[pa.RecordBatch]:
+    def _inserted(self, pages: Iterable[Sequence[ChangedFile]]) -> Iterator[pa.RecordBatch]:
+        for page in pages:
+            scans = list(_scans(page))
+            for start in range(0, len(scans), FILES_A_SCAN):
+                yield from self._rows_of(scans[start:][:FILES_A_SCAN], INSERT)
+
+    def _deleted(self, past: PastDeletion) -> Iterator[pa.RecordBatch]:
+        """The rows that a deletion is of, as they were just before it."""
+        schema = self._context.schema
+        [deletion] = deletions_of(schema, [(past.deletion_id, past.condition)]) or [None]
+        if deletion is None:
+            return
         try:
-            with named_failures(self._context, scans, self._transform):
-                plan = planned(self._context, scans, lambda: self._physical(scans))
-                for batch in key_session(self._context.objects).execute(plan, 0):
-                    self._interruption.check()
-                    yield self._marked(batch.to_pyarrow())
+            groups = plan_query(self._context, deletion.ranges, at=past.before)
+            for group in groups:
+                # its own transaction may be among those of the moment
+                scans = [replace(scan, deletions=_earlier(scan.deletions, deletion)) for scan in group]
+                yield from self._rows_of(scans, DELETE, is_of(schema, deletion))
         except FileGone as error:
             raise gone_of_moment(self._context, self._after, error) from error
 
-    def _physical(self, scans: Sequence[Scan]) -> ExecutionPlan:
+    def _rows_of(
+        self, scans: Sequence[Scan], change: str, condition: Expr | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        try:
+            with named_failures(self._context, scans, self._transform):
+                plan = planned(self._context, scans, lambda: self._physical(scans, condition))
+                for batch in key_session(self._context.objects).execute(plan, 0):
+                    self._interruption.check()
+                    yield self._marked(batch.to_pyarrow(), change)
+        except FileGone as error:
+            raise gone_of_moment(self._context, self._after, error) from error
+
+    def _physical(self, scans: Sequence[Scan], condition: Expr | None) -> ExecutionPlan:
         objects = self._context.objects
         frame = stored_rows(key_session(objects), objects, self._context.schema, scans)
+        if condition is not None:
+            frame = frame.filter(condition)
         # merged, as each file is sorted: one stream, while the files are read side by side
         return (
             frame.sort(*key_order(self._context.schema.key_names))
@@ -113,10 +155,14 @@ class _Reading:
             .execution_plan()
         )
 
-    def _marked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        kinds = pa.repeat(pa.scalar(INSERT), batch.num_rows)
+    def _marked(self, batch: pa.RecordBatch, change: str) -> pa.RecordBatch:
+        kinds = pa.repeat(pa.scalar(change), batch.num_rows)
         columns = [*batch.columns, kinds]
         return exact(pa.RecordBatch.from_arrays(columns, names=self._schema.names), self._schema)
+
+
+def _earlier(deletions: Iterable[Deletion], than: Deletion) -> tuple[Deletion, ...]:
+    return tuple(one for one in deletions if one.deletion_id < than.deletion_id)
 
 
 def _scans(files: Iterable[ChangedFile]) -> Iterator[Scan]:

@@ -138,16 +138,16 @@ class _Execution:
         # with a limit the next group may be needless
         for scans, physical in prepared if self._asked.limit is not None else one_ahead(prepared):
             with self._naming(scans):
-                for batch in self._stream(physical):
+                for batch in self._stream(physical, scans):
                     yield from self._held.take(batch.to_pyarrow())
                     if self._remaining is not None and self._held.row_count >= self._remaining:
                         break
             yield from self._held.end()
 
-    def _stream(self, physical: ExecutionPlan) -> Iterator[RecordBatch]:
+    def _stream(self, physical: ExecutionPlan, scans: Sequence[Scan]) -> Iterator[RecordBatch]:
         self._interruption.check()
         stream = key_session(self._context.objects).execute(physical, 0)
-        if self._may_search:
+        if self._may_search or any(scan.deletions for scan in scans):
             return interruptible(stream, self._interruption)
         return self._checked(stream)
 

@@ -12,23 +12,29 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby, takewhile
+from itertools import groupby
 from operator import attrgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dormouse.errors import MetadataDamaged
-from dormouse.model.keys import KeyValue, decode_key, encode_key
+from dormouse.model.keys import KeyValue
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import Range, compare
-from dormouse.model.schema import Schema
 from dormouse.query.key_ranges import KeyRanges
+from dormouse.query.reach import Reach, corners_of, may_hold
+
+if TYPE_CHECKING:
+    from dormouse.query.deletions import Deletion
 
 NO_NODE = -1
 _FILENAME = attrgetter("filename")
 
 
 class PlannedReference(NamedTuple):
-    """A reference with what is known of its file; `only`: the file has rows of this partition alone."""
+    """A reference with what is known of its file; `only`: the file has rows of this partition alone.
+
+    Deletions up to the number `deletions_till` are not to be applied to it.
+    """
 
     partition_id: str
     filename: str
@@ -36,19 +42,23 @@ class PlannedReference(NamedTuple):
     byte_count: int | None = None
     min_key: bytes | None = None
     max_key: bytes | None = None
+    deletions_till: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
     """A file, and the rows of it that are wanted: those in any of `slices`, which are disjoint.
 
-    `partition_id` is one that refers to it, `byte_count` its size, None or 0 where it is not known.
+    `partition_id` is one that refers to it, `byte_count` its size, None or 0 where it is not known. Rows that
+    the `deletions` match are gone, which all have larger numbers than `deletions_till`.
     """
 
     filename: str
     slices: tuple[KeyRanges, ...]
     partition_id: str
     byte_count: int | None
+    deletions: tuple[Deletion, ...] = ()
+    deletions_till: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +144,20 @@ def first_page(tree: PartitionTree, ranges: KeyRanges, leaves_max: int) -> Page:
     return Page(tree, found)
 
 
-def plan(page: Page, references: Iterable[PlannedReference]) -> QueryPlan:
-    """Plans a page; `references` are those on its partitions."""
+def plan(page: Page, references: Iterable[PlannedReference], deletions: Sequence[Deletion] = ()) -> QueryPlan:
+    """Plans a page; `references` are those on its partitions, `deletions` those that may be of its rows."""
     planner = _Planner(page)
+    reach = Reach(page.tree.schema, deletions)
     scans: dict[int, list[Scan]] = defaultdict(list)
     shared: dict[str, SharedFile] = {}
     files = pruned = byte_count = 0
     for found in _by_file(references):
         is_read = False
+        gone = reach.of(found[0].deletions_till, found[0].min_key, found[0].max_key)
         for group, scan in planner.scans(found):
-            scans[group].append(scan)
+            scans[group].append(
+                replace(scan, deletions=gone, deletions_till=found[0].deletions_till) if gone else scan
+            )
             is_read = True
         files, pruned = files + is_read, pruned + (not is_read)
         size = found[0].byte_count or 0
@@ -285,64 +299,12 @@ class _Planner:
         schema, wanted = self.tree.schema, self.wanted[node]
         corners = self._corners.get(node)
         if corners is None:
-            corners = self._corners[node] = _corners(schema, wanted)
+            corners = self._corners[node] = corners_of(schema, wanted)
         return may_hold(schema, file.min_key, file.max_key, wanted, corners)
 
 
 def _scan(file: PlannedReference, slices: tuple[KeyRanges, ...]) -> Scan:
     return Scan(file.filename, slices, file.partition_id, file.byte_count)
-
-
-def may_hold(
-    schema: Schema,
-    min_key: bytes | None,
-    max_key: bytes | None,
-    ranges: KeyRanges,
-    corners: tuple[bytes, bytes] | None = None,
-) -> bool:
-    """Whether a file whose keys lie from `min_key` to `max_key` can have rows in the ranges."""
-    if ranges.is_empty:
-        return False
-    if min_key is None or max_key is None:
-        return True
-    lowest, highest = corners or _corners(schema, ranges)
-    if max_key < lowest or (min_key > highest and not min_key.startswith(highest)):
-        return False
-    if _is_one_range_of(schema.row_keys[0].name, ranges) and not (
-        max_key.startswith(lowest) or min_key.startswith(highest)
-    ):
-        return True  # away from the corners, which may not be wanted themselves, there is nothing to decode
-    for name, low, high in _spans(schema, min_key, max_key):
-        held = Range(low, high, max_inclusive=True)
-        if name in ranges and not any(held.intersect(item) for item in ranges[name]):
-            return False
-    return True
-
-
-def _is_one_range_of(name: str, ranges: KeyRanges) -> bool:
-    return len(ranges) == 1 and name in ranges and len(ranges[name]) == 1
-
-
-def _corners(schema: Schema, ranges: KeyRanges) -> tuple[bytes, bytes]:
-    """The keys, or beginnings of keys, that no wanted key is below, or above."""
-    enclosing = [ranges.enclosing(field.name) for field in schema.row_keys]
-    return tuple(  # type: ignore[return-value]
-        encode_key(schema.row_keys, list(takewhile(_is_known, (getattr(item, end) for item in enclosing))))
-        for end in ("min", "max")
-    )
-
-
-def _is_known(value: KeyValue | None) -> bool:
-    return value is not None
-
-
-def _spans(schema: Schema, min_key: bytes, max_key: bytes) -> Iterator[tuple[str, KeyValue, KeyValue]]:
-    """The smallest and largest value of the leading row keys, as far as the whole keys tell them."""
-    lows, highs = decode_key(schema.row_keys, min_key), decode_key(schema.row_keys, max_key)
-    for key, low, high in zip(schema.row_keys, lows, highs, strict=False):
-        yield key.name, low, high
-        if low != high:
-            return
 
 
 def _walk(tree: PartitionTree, ranges: KeyRanges) -> Iterator[tuple[int, KeyRanges, KeyValue | None]]:

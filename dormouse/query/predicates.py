@@ -13,6 +13,7 @@ from dormouse.data.expressions import between, column, joined, value
 from dormouse.model.keys import KeyValue
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
+from dormouse.query.deletions import Deletion
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.where import Condition, is_nan
 
@@ -32,6 +33,19 @@ def meets(condition: Condition) -> Expr:
     if found is None:
         return literal(True)
     return found | column(condition.field.name).is_null() if condition.or_null else found
+
+
+def remains(schema: Schema, deletions: Sequence[Deletion]) -> Expr:
+    """Whether a row is none that a deletion is of, of which there is at least one."""
+    gone = joined([is_of(schema, deletion) for deletion in deletions], or_)
+    return ~functions.coalesce(gone, literal(False))
+
+
+def is_of(schema: Schema, deletion: Deletion) -> Expr:
+    """Whether a deletion is of a row; null where that is not known."""
+    inside = in_slices(schema, [deletion.ranges])
+    parts = [*([] if inside is None else [inside]), *map(meets, deletion.conditions)]
+    return joined(parts, and_) if parts else literal(True)
 
 
 def from_key(fields: Sequence[Field], key: Sequence[KeyValue], *, inclusive: bool) -> Expr:

@@ -17,12 +17,13 @@ from dormouse.data.object_access import credentials, register
 from dormouse.data.transform import Transform
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
+from dormouse.query.deletions import Deletion
 from dormouse.query.failures import MEMORY_BYTES_MAX
 from dormouse.query.file_checks import check_there, checked_sizes
 from dormouse.query.file_lists import scan_of
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import Scan
-from dormouse.query.predicates import in_slices
+from dormouse.query.predicates import in_slices, remains
 
 KEY_SESSIONS_MAX = 8
 FILES_A_SCAN = 64
@@ -115,16 +116,20 @@ def planned(context: TableContext, scans: Sequence[Scan], plan: Callable[[], Exe
 def _scans(
     ctx: SessionContext, store: ObjectStore, schema: Schema, scans: Iterable[Scan]
 ) -> Iterator[DataFrame]:
-    """Scans for files of which the same is wanted, each of so many files as are sorted streams at once."""
-    urls: dict[tuple[KeyRanges, ...], list[str]] = defaultdict(list)
+    """Scans for files of which the same is wanted and gone, each of so many as are sorted streams at once."""
+    urls: dict[tuple[tuple[KeyRanges, ...], tuple[Deletion, ...]], list[str]] = defaultdict(list)
     for scan in scans:
-        urls[scan.slices].append(_url(store, scan.filename))
+        urls[scan.slices, scan.deletions].append(_url(store, scan.filename))
     columns, order = arrow_schema(schema), key_order(schema.key_names)
-    for slices, listed in urls.items():
-        predicate = in_slices(schema, slices)
+    for (slices, deletions), listed in urls.items():
+        inside = in_slices(schema, slices)
+        predicates = [
+            *([] if inside is None else [inside]),
+            *([remains(schema, deletions)] if deletions else []),
+        ]
         for start in range(0, len(listed), FILES_A_SCAN):
-            found = scan_of(ctx, listed[start:][:FILES_A_SCAN], columns, order)
-            yield found if predicate is None else found.filter(predicate)
+            frame = scan_of(ctx, listed[start:][:FILES_A_SCAN], columns, order)
+            yield frame.filter(*predicates) if predicates else frame
 
 
 def _url(store: ObjectStore, filename: str) -> str:

@@ -8,17 +8,19 @@ takes one round trip, and misses nothing that was committed before it began.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dormouse.context import TableContext
 from dormouse.errors import CutExpired, DormouseError, InvalidQuery, QueryOvertaken
+from dormouse.files.reads import KeyBounds, PlannedRows
 from dormouse.history.moments import check_since, microseconds, position_of
 from dormouse.model.cut import Position, When
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.postgres import Isolation, run_lookup, run_transaction
+from dormouse.query.deletions import deletions_of, key_bounds
 from dormouse.query.file_checks import FileGone
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import (
@@ -59,8 +61,10 @@ class _PlannedPage(NamedTuple):
     snapshot: str
 
     @staticmethod
-    def of(page: Page, rows: Iterable[Sequence[Any]], snapshot: str) -> _PlannedPage:
-        return _PlannedPage(page, plan(page, map(PlannedReference._make, rows)), snapshot)
+    def of(page: Page, ranges: KeyRanges, rows: PlannedRows, snapshot: str) -> _PlannedPage:
+        deletions = deletions_of(page.tree.schema, rows.deletions, ranges)
+        made = plan(page, map(PlannedReference._make, rows.references), deletions)
+        return _PlannedPage(page, made, snapshot)
 
 
 @dataclass(slots=True)
@@ -195,9 +199,11 @@ class _View:
         tree = self.tree(ranges, whole=whole_tree)
         for _ in range(EPOCHS_CHASED_MAX):
             page = self._page(tree, ranges, leaves_max)
-            epoch, made_at, snapshot, rows = self._alone(partial(self._store.planned_on, page.partition_ids))
+            epoch, made_at, snapshot, rows = self._alone(
+                partial(self._store.planned_on, page.partition_ids, self._bounds(ranges))
+            )
             if epoch == tree.epoch and tree.arrays.agrees(epoch, made_at):
-                return _PlannedPage.of(page, rows, snapshot)
+                return _PlannedPage.of(page, ranges, rows, snapshot)
             # split meanwhile: the partitions to ask for are others
             tree = self._partitions.at(epoch, made_at=made_at)
         return _in_one_snapshot(self._context, lambda conn: self.within(conn, ranges, leaves_max))
@@ -210,10 +216,10 @@ class _View:
         while True:
             tree = self._partitions.tree_in(conn) if known is None else known
             page = self._page(tree, ranges, leaves_max)
-            plan = partial(self._store.planned_on, page.partition_ids, conn)
+            plan = partial(self._store.planned_on, page.partition_ids, self._bounds(ranges), conn)
             epoch, made_at, snapshot, rows = self._store.own.following(plan, conn)
             if known is None or (epoch == tree.epoch and tree.arrays.agrees(epoch, made_at)):
-                return _PlannedPage.of(page, rows, snapshot)
+                return _PlannedPage.of(page, ranges, rows, snapshot)
             known = None  # it is of another moment than the transaction
 
     def pages(self, planned: _PlannedPage, leaves_max: int = PAGE_LEAVES) -> Iterator[_PlannedPage]:
@@ -235,21 +241,26 @@ class _View:
     def has_same_rows(self, ranges: KeyRanges, snapshot: str) -> bool:
         """Whether what is wanted has the rows that a snapshot had, in plans that were made until now."""
         page = self._page(self._partitions.tree(), ranges, None)
-        return self._store.has_same_rows(page.partition_ids, snapshot)
+        bounds = self._bounds(ranges)
+        is_same, deletions = self._store.has_same_rows(page.partition_ids, bounds, snapshot)
+        return is_same and not deletions_of(self._context.schema, deletions, ranges)
 
     def _as_of(
         self, tree: PartitionTree, snapshot: str, ranges: KeyRanges, leaves_max: int | None
     ) -> _PlannedPage:
         """The first page of what is wanted, as a snapshot saw it, of whose epoch the tree is."""
         page = self._page(tree, ranges, leaves_max)
-        since, rows = self._alone(partial(self._store.planned_at, page.partition_ids, snapshot))
+        since, rows = self._alone(
+            partial(self._store.planned_at, page.partition_ids, self._bounds(ranges), snapshot)
+        )
         if self._at is not None and since > microseconds(self._at.at):
             check_since(self._context, self._at.at)
-        for _, filename, *_, is_there in rows:
+        for _, filename, *_, is_there in rows.references:
             # compacted after that moment, and collected: only a later plan can do without it
             if not is_there:
                 raise FileGone(filename, self._context.table.name)
-        return _PlannedPage.of(page, (row[:-1] for row in rows), snapshot)
+        known = PlannedRows([row[:-1] for row in rows.references], rows.deletions)
+        return _PlannedPage.of(page, ranges, known, snapshot)
 
     def tree(self, ranges: KeyRanges, *, whole: bool = False) -> PartitionTree:
         """What is known of the tree; a process that asks once reads only the part that has the ranges."""
@@ -274,6 +285,9 @@ class _View:
         else:
             page = first_page(tree, ranges, leaves_max)
         return replace(page, filtered_again=self._filtered_again)
+
+    def _bounds(self, ranges: KeyRanges) -> KeyBounds:
+        return key_bounds(self._context.schema, ranges)
 
     def _alone(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
         """One statement in one round trip."""

@@ -57,7 +57,7 @@ def compact(
     check_engine(engine)
     started = time.monotonic()
     with context.last_rounds.round("compaction") as current:
-        created = context.jobs.create() if create else 0
+        created = context.jobs.create() + context.jobs.create_of_deleted() if create else 0
         due = context.jobs.due()
         current.worked = bool(created or due.jobs)
         tally = _Tally(due.jobs, progress, current.errors)

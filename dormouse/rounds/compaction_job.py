@@ -20,6 +20,7 @@ from dormouse.model.file_reference import FileReference, ReplaceFileReferencesRe
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.postgres.connection import Isolation
 from dormouse.postgres.transaction import run_transaction
+from dormouse.rounds.job_deletions import JobDeletions
 from dormouse.rounds.job_inputs import JobInputs
 from dormouse.rounds.row_counts import check_output
 
@@ -110,8 +111,10 @@ def _run(
         try:
             cancellation.begin(attempt)
             name = attempt.object_name(job.partition_id)
-            facts = _write(context, job, name, now_ms, cancellation)
-            _commit(context, job, attempt, name, facts)
+            # before anything is read: what is deleted from here on is deleted from the output, too
+            deletions = JobDeletions.of(context, job)
+            facts = _write(context, job, name, now_ms, cancellation, deletions)
+            _commit(context, job, attempt, name, facts, deletions.till)
         finally:
             cancellation.end(attempt)
     return CompactionResult(
@@ -126,12 +129,17 @@ def _run(
 
 
 def _write(
-    context: TableContext, job: CompactionJob, name: str, now_ms: int, cancellation: Cancellation
+    context: TableContext,
+    job: CompactionJob,
+    name: str,
+    now_ms: int,
+    cancellation: Cancellation,
+    deletions: JobDeletions,
 ) -> FileFacts:
     """The output and its sketches as objects; none when no rows are left."""
     try:
         with context.objects.staged(name) as path:
-            facts = _merge(context, job, path, now_ms, cancellation)
+            facts = _merge(context, job, path, now_ms, cancellation, deletions)
             cancellation.check()
             if not facts.row_count:
                 raise _NoRowsLeft
@@ -142,7 +150,12 @@ def _write(
 
 
 def _merge(
-    context: TableContext, job: CompactionJob, path: Path, now_ms: int, cancellation: Cancellation
+    context: TableContext,
+    job: CompactionJob,
+    path: Path,
+    now_ms: int,
+    cancellation: Cancellation,
+    deletions: JobDeletions,
 ) -> FileFacts:
     region = None
     if not all(item.whole for item in job.inputs):
@@ -157,15 +170,21 @@ def _merge(
             properties=context.properties,
             now_ms=now_ms,
             store=context.objects,
+            remains=deletions.remains(context.schema),
         )
-    check_output(job, context.properties, facts.row_count)
+    check_output(job, context.properties, facts.row_count, deletes=any(deletions.of_inputs))
     return facts
 
 
 def _commit(
-    context: TableContext, job: CompactionJob, attempt: WriteAttempt, name: str, facts: FileFacts
+    context: TableContext,
+    job: CompactionJob,
+    attempt: WriteAttempt,
+    name: str,
+    facts: FileFacts,
+    deletions_till: int,
 ) -> None:
-    request, commit_id = _request(job, name, facts), f"compaction-{attempt.attempt_id}"
+    request, commit_id = _request(job, name, facts, deletions_till), f"compaction-{attempt.attempt_id}"
     if (commits := context.async_commits) is not None:
         with suppress(InvalidCommitRequest):
             queued = ReplaceFileReferences(
@@ -195,7 +214,9 @@ def _commit(
                 raise
 
 
-def _request(job: CompactionJob, name: str, facts: FileFacts) -> ReplaceFileReferencesRequest:
+def _request(
+    job: CompactionJob, name: str, facts: FileFacts, deletions_till: int
+) -> ReplaceFileReferencesRequest:
     reference = file = None
     if facts.row_count:
         reference = FileReference(filename=name, partition_id=job.partition_id, row_count=facts.row_count)
@@ -206,6 +227,7 @@ def _request(job: CompactionJob, name: str, facts: FileFacts) -> ReplaceFileRefe
         input_filenames=tuple(item.filename for item in job.inputs),
         new_reference=reference,
         new_file=file,
+        deletions_till=deletions_till,
     )
 
 

@@ -10,9 +10,14 @@ from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.properties import TableProperties
 
 
-def check_output(job: CompactionJob, properties: TableProperties, rows_written: int) -> None:
-    """Refuses an output whose rows are not those of the inputs, as far as the references tell exactly."""
-    changed = properties.filter or properties.aggregate
+def check_output(
+    job: CompactionJob, properties: TableProperties, rows_written: int, *, deletes: bool = False
+) -> None:
+    """Refuses an output whose rows are not those of the inputs, as far as the references tell exactly.
+
+    `deletes`: whether some may be left out.
+    """
+    changed = deletes or properties.filter or properties.aggregate
     exact = all(item.exact for item in job.inputs)
     if exact and (rows_written > job.row_count or (rows_written < job.row_count and not changed)):
         names = ", ".join(repr(item.filename) for item in job.inputs)

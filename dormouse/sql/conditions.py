@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -22,6 +22,7 @@ from dormouse.model.types import (
     TIMESTAMP,
     DataType,
 )
+from dormouse.query.deletions import Deletion
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.where import Condition
 
@@ -73,11 +74,23 @@ def in_slices(schema: Schema, slices: Iterable[KeyRanges]) -> str | None:
     return _any([_in_slice(schema, ranges) for ranges in slices])
 
 
-def meets(condition: Condition) -> str | None:
-    """Whether a row meets a condition; None when every row does."""
-    found = _in_ranges(condition.field, condition.ranges)
-    null = f"{quoted(condition.field.name)} IS NULL"
+def meets(condition: Condition, value: str | None = None) -> str | None:
+    """Whether a row meets a condition; None when every row does. `value`: how the column is computed."""
+    name = value or quoted(condition.field.name)
+    found = _in_ranges(condition.field, condition.ranges, name)
+    null = f"{name} IS NULL"
     return _any([found, null]) if condition.or_null else found
+
+
+def remains(schema: Schema, deletions: Iterable[Deletion], value: Callable[[Field], str]) -> str | None:
+    """Whether a row is none that a deletion is of; None without deletions. `value` computes columns."""
+    gone = [_is_of(schema, one, value) for one in deletions]
+    return f"NOT coalesce({' OR '.join(f'({one})' for one in gone)}, false)" if gone else None
+
+
+def _is_of(schema: Schema, deletion: Deletion, value: Callable[[Field], str]) -> str:
+    met = (meets(one, value(one.field)) for one in deletion.conditions)
+    return all_of([in_slices(schema, [deletion.ranges]), *met]) or "true"
 
 
 def all_of(parts: Iterable[str | None]) -> str | None:
@@ -86,19 +99,22 @@ def all_of(parts: Iterable[str | None]) -> str | None:
 
 
 def _in_slice(schema: Schema, ranges: KeyRanges) -> str | None:
-    return all_of(_in_ranges(field, ranges[field.name]) for field in schema.row_keys if field.name in ranges)
-
-
-def _in_ranges(field: Field, ranges: Sequence[Range]) -> str | None:
-    exact = [literal(field, item.min) for item in ranges if item.is_exact]
-    listed = f"{quoted(field.name)} IN ({', '.join(exact)})"
-    return _any(
-        [*([listed] if exact else []), *(_in_range(field, one) for one in ranges if not one.is_exact)]
+    return all_of(
+        _in_ranges(field, ranges[field.name], quoted(field.name))
+        for field in schema.row_keys
+        if field.name in ranges
     )
 
 
-def _in_range(field: Field, item: Range) -> str | None:
-    name = quoted(field.name)
+def _in_ranges(field: Field, ranges: Sequence[Range], name: str) -> str | None:
+    exact = [literal(field, item.min) for item in ranges if item.is_exact]
+    listed = f"{name} IN ({', '.join(exact)})"
+    return _any(
+        [*([listed] if exact else []), *(_in_range(field, one, name) for one in ranges if not one.is_exact)]
+    )
+
+
+def _in_range(field: Field, item: Range, name: str) -> str | None:
     above = (
         None
         if item.min is None

@@ -4,24 +4,44 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from dormouse.context import TableContext
 from dormouse.data.transform import AgeOff, Function, Transform, quoted
 from dormouse.model.schema import Field
 from dormouse.model.types import LONG, TIMESTAMP
 from dormouse.objects.names import PARQUET_SUFFIX
+from dormouse.query.deletions import Deletion
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import Scan
 from dormouse.query.where import Question
-from dormouse.sql.conditions import all_of, in_slices, meets, text, type_name
+from dormouse.sql.conditions import all_of, in_slices, meets, remains, text, type_name
 from dormouse.sql.connection import path_of
 
-_Way = tuple[tuple[KeyRanges, ...], bool]
+SETS_MAX = 32
+"""Of deletions of which each is of a file: files that have different ones are read apart."""
+_Way = tuple[tuple[KeyRanges, ...], tuple[Deletion, ...], bool]
 
 
 def ways(scans: Iterable[Scan]) -> int:
     """In how many ways parts of files are wanted: each is read apart."""
-    return len({scan.slices for scan in scans})
+    return len({(scan.slices, scan.deletions) for scan in together(scans)})
+
+
+def together(scans: Iterable[Scan]) -> list[Scan]:
+    """Scans with few sets of deletions: where there are many, files that are equally old get those of all.
+
+    A deletion takes nothing of a file that cannot have its rows.
+    """
+    listed = list(scans)
+    if len({scan.deletions for scan in listed}) <= SETS_MAX:
+        return listed
+    of_till: dict[int, dict[int, Deletion]] = defaultdict(dict)
+    for scan in listed:
+        if scan.deletions:
+            of_till[scan.deletions_till].update({one.deletion_id: one for one in scan.deletions})
+    sets = {till: tuple(found[number] for number in sorted(found)) for till, found in of_till.items()}
+    return [replace(scan, deletions=sets[scan.deletions_till]) if scan.deletions else scan for scan in listed]
 
 
 def _no_rows(context: TableContext) -> str:
@@ -57,33 +77,34 @@ class Select:
     def unmerged(self, scans: Iterable[Scan]) -> str:
         """The rows of files, of which there are some, in the wanted slices, as the files have them."""
         parts: dict[_Way, list[str]] = defaultdict(list)
-        for scan in scans:
-            parts[scan.slices, scan.filename.endswith(PARQUET_SUFFIX)].append(scan.filename)
+        for scan in together(scans):
+            way = scan.slices, scan.deletions, scan.filename.endswith(PARQUET_SUFFIX)
+            parts[way].append(scan.filename)
         return " UNION ALL ".join(self._part(*way, files) for way, files in parts.items())
 
-    def _part(self, slices: tuple[KeyRanges, ...], unbounded: bool, filenames: Sequence[str]) -> str:
+    def _part(
+        self,
+        slices: tuple[KeyRanges, ...],
+        deletions: tuple[Deletion, ...],
+        unbounded: bool,
+        filenames: Sequence[str],
+    ) -> str:
         """The rows of files of which the same counts, and that are written alike."""
         columns = ", ".join(self._column(field, unbounded) for field in self._schema.fields)
         files = ", ".join(text(path_of(self._context.objects, name)) for name in filenames)
         # a folder that is called a=b says nothing of its files' columns
         read = f"read_parquet([{files}], hive_partitioning = false)"
-        return _where(f"SELECT {columns} FROM {read}", [in_slices(self._schema, slices)])
+        left = remains(
+            self._schema, deletions, lambda field: _computed(field, unbounded) or quoted(field.name)
+        )
+        return _where(f"SELECT {columns} FROM {read}", [in_slices(self._schema, slices), left])
 
     def _column(self, field: Field, unbounded: bool) -> str:
-        """A column as the file has it, computed where DuckDB would leave out rows that are wanted.
-
-        Parquet's statistics leave NaN out, and DuckDB, to which it is the largest number, would skip what has
-        one. Files have none for DOUBLE; where those of before have, they are not applied to what is computed:
-        1.0 times any number is that number, -0.0 too.
-
-        Of a file in which a column is all NULL it skips every row for `x IS DISTINCT FROM 1 OR x < 0`.
-        """
+        """A column as the file has it, computed where DuckDB would leave out rows that are wanted."""
+        is_plain = field.nullable and not self._compares_null and (unbounded or not field.type.is_floating)
+        computed = None if is_plain else _computed(field, unbounded)
         name = quoted(field.name)
-        if field.type.is_floating and not unbounded:
-            return f"{name} * 1.0::{type_name(field.type)} AS {name}"
-        if field.nullable and self._compares_null and not field.type.is_nested:
-            return f"CASE WHEN {name} IS NULL THEN NULL ELSE {name} END AS {name}"
-        return name
+        return name if computed is None else f"{computed} AS {name}"
 
     def _merged(self, rows: str) -> str:
         """The rows with those of equal keys made one."""
@@ -98,6 +119,23 @@ class Select:
             return None
         field, name = self._schema.field(age_off.field), quoted(age_off.field)
         return f"{name} > {_oldest(field, age_off, self._now_ms)} OR {name} IS NULL"
+
+
+def _computed(field: Field, unbounded: bool) -> str | None:
+    """A column computed, where DuckDB would take the statistics of files for more than they tell.
+
+    Parquet's statistics leave NaN out, and DuckDB, to which it is the largest number, would skip what has
+    one. Files have none for DOUBLE; where those of before have, they are not applied to what is computed:
+    1.0 times any number is that number, -0.0 too.
+
+    Of a file in which a column is all NULL it skips every row for `x IS DISTINCT FROM 1 OR x < 0`.
+    """
+    name = quoted(field.name)
+    if field.type.is_floating and not unbounded:
+        return f"{name} * 1.0::{type_name(field.type)}"
+    if field.nullable and not field.type.is_nested:
+        return f"CASE WHEN {name} IS NULL THEN NULL ELSE {name} END"
+    return None
 
 
 def _oldest(field: Field, age_off: AgeOff, now_ms: int) -> str:

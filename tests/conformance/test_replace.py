@@ -8,6 +8,7 @@ import pytest
 from state import assign, file, jobs_of, live, ref, replace, split, unreferenced
 
 from dormouse.errors import (
+    DeletionsNotApplied,
     FileAlreadyExists,
     FileNotFound,
     FileReferenceNotAssignedToJob,
@@ -16,6 +17,8 @@ from dormouse.errors import (
     NewReferenceSameAsInput,
     ReplaceRequestsFailed,
 )
+from dormouse.files.deletions import Deletions
+from dormouse.files.reads import KeyBounds
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.file_reference import ReplaceFileReferencesRequest
 
@@ -245,3 +248,38 @@ def test_requests_that_cannot_be_are_refused_when_they_are_made(fields: dict[str
     values = {"job_id": "j", "partition_id": "root", "input_filenames": ("a",), "new_reference": ref("out")}
     with pytest.raises(InvalidInput):
         ReplaceFileReferencesRequest(**{**values, **fields})  # type: ignore[arg-type]
+
+
+def delete(store: FileReferenceStore) -> None:
+    Deletions(store).record("{}", KeyBounds([None], [None]), by_values=False)
+
+
+def test_a_job_that_knows_no_deletions_is_refused_while_one_of_its_inputs_is_pending(
+    store: FileReferenceStore,
+) -> None:
+    store.assign_job_ids([assign("k", "root", "c")])
+    delete(store)
+    store.add_files([ref("d")])
+    store.assign_job_ids([assign("l", "root", "d")])
+    older = replace("j", ["a", "b"], "out")
+    assert the_error(store, older, DeletionsNotApplied) == ("a", "root", "j")
+    both = refused(store, older, replace("l", ["d"], "new"))
+    assert [request.job_id for request in both.succeeded] == ["l"], "its input came after the deletion"
+    assert the_error(store, replace("k", ["c"], None), DeletionsNotApplied) == ("c", "root", "k")
+    assert store.replace_file_references([changed(older, deletions_till=1)])
+    assert tills(store, "out", "new", "c") == [1, 1, 0]
+
+
+def test_an_output_has_the_deletions_that_its_job_knew(store: FileReferenceStore) -> None:
+    delete(store)
+    delete(store)
+    store.replace_file_references([changed(replace("j", ["a", "b"], "out"), deletions_till=1)])
+    store.assign_job_ids([assign("k", "root", "c")])
+    # none is there with so large a number: what comes later is not taken for it
+    store.replace_file_references([changed(replace("k", ["c"], "more"), deletions_till=9)])
+    delete(store)
+    assert tills(store, "out", "more") == [1, 2]
+
+
+def tills(store: FileReferenceStore, *names: str) -> list[int | None]:
+    return [till for till, _, _ in store.deletions_of(names, KeyBounds()).files]

@@ -14,6 +14,7 @@ from state import case, query, ref, remove, split, wait_until
 
 from dormouse.context import TableContext
 from dormouse.files.layout import LAYOUTS
+from dormouse.files.reads import KeyBounds
 from dormouse.history import cuts, moments
 from dormouse.model.cut import Cut, Position
 
@@ -23,7 +24,7 @@ NewTable = Callable[..., TableContext]
 def files_at(table: TableContext, position: Position) -> set[tuple[str, str]]:
     """(partition, file) of each reference at a position."""
     with table.supplier.connection() as conn:
-        _, rows = table.store.planned_at(_ids(table), position.snapshot, conn)
+        _, (rows, _) = table.store.planned_at(_ids(table), KeyBounds(), position.snapshot, conn)
     assert all(row[-1] for row in rows), "all files are known"
     return {(row[0], row[1]) for row in rows}
 

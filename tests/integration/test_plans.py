@@ -22,6 +22,7 @@ from dormouse.context import TableContext
 from dormouse.errors import ReplaceRequestsFailed
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.layout import LAYOUTS
+from dormouse.files.reads import KeyBounds
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
@@ -90,8 +91,8 @@ def steps(table: TableContext, files: int) -> Iterator[Step]:
     rest = requests[half:]
     yield "replace checked", checked(lambda c: store.replace_file_references(rest, conn=c))
     yield "totals after", store.totals.read
-    yield "plan of before", checked(lambda c: store.planned_at(leaves, before, c))
-    yield "same rows", lambda: store.has_same_rows(leaves, before)
+    yield "plan of before", checked(lambda c: store.planned_at(leaves, KeyBounds(), before, c))
+    yield "same rows", lambda: store.has_same_rows(leaves, KeyBounds(), before)
     yield "page", lambda: store.page(None, files)
     yield "stamp", store.stamp_unreferenced
     yield "unreferenced", store.orphaned
@@ -118,7 +119,7 @@ def looks(table: TableContext, leaves: list[str]) -> Iterator[Step]:
     store, partitions = table.store, table.partitions
     yield "totals", store.totals.read
     yield "totals remembered", store.totals.bring_forward
-    yield "plan", lambda: run_transaction(table.supplier, lambda c: store.planned_on(leaves, c))
+    yield "plan", lambda: run_transaction(table.supplier, lambda c: store.planned_on(leaves, KeyBounds(), c))
     yield "files of leaves", lambda: store.files_in(leaves)
     yield "rows of leaves", lambda: partitions.leaf_rows_in(leaves)
     yield "look for full leaves", partitions.look_for_full_leaves

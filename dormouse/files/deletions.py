@@ -1,0 +1,160 @@
+"""The deletions of one table: each is one row, whatever it deletes, and has its place among the files.
+
+A deletion and what adds references come one after the other: it keeps the others out for the moment in which
+it is recorded. So each file was there before it, and its rows are deleted, or came after it, and they stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import takewhile
+from typing import Any
+
+import psycopg
+
+from dormouse.errors import InvalidProperties, InvalidQuery, TableNotFound
+from dormouse.files.holds import MARGIN_SECONDS
+from dormouse.files.layout import MAY_BE_OF
+from dormouse.files.reads import KeyBounds
+from dormouse.files.store import FileReferenceStore
+from dormouse.model.keys import decode_value, encode_key
+from dormouse.postgres.queries import Query, load
+from dormouse.postgres.transaction import run_alone, run_transaction
+
+RETIRED_MAX = 100
+"""Deletions of which one round looks whether they are still needed."""
+
+_QUERIES = load(__package__ or "", "deletions")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedDeletion:
+    """A deletion; `condition` is what its `where` said, as JSON. `pending`: readers apply it."""
+
+    deletion_id: int
+    condition: str
+    by_values: bool
+    deleted_at: datetime
+    pending: bool
+
+
+class Deletions:
+    """The deletions of one table."""
+
+    def __init__(self, store: FileReferenceStore) -> None:
+        self._store = store
+        self._own = store.own
+
+    def record(self, condition: str, bounds: KeyBounds, *, by_values: bool) -> tuple[int, datetime]:
+        """Deletes what is there and matches; gives its number, and when it was.
+
+        `by_values`: whether it names columns that are no keys. Waits for a moment in which no transaction
+        adds references. Raises `InvalidQuery` for one by values where rows of equal key are merged,
+        `TableNotFound`, `TableBusy`.
+        """
+        name, key = self._own.table.name, {"table_id": self._own.table.table_id}
+        values = {**key, **bounds.arrays(), "condition": condition, "by_values": by_values}
+        values |= {"min_key": self._beginning(bounds.min_keys), "max_key": self._beginning(bounds.max_keys)}
+
+        def work(conn: psycopg.Connection[Any]) -> tuple[int, datetime]:
+            is_merged = conn.execute(_QUERIES["aggregates"].on(), key).fetchall() == [(True,)]
+            self._store.keep_writers_out(conn)
+            if is_merged and by_values:
+                raise InvalidQuery(
+                    f"rows of equal key of table {name!r} are merged, so that a value is not that of a row: "
+                    "delete by row keys and sort keys"
+                )
+            rows = conn.execute(_QUERIES["record"].on(), values).fetchall()
+            if not rows:
+                raise TableNotFound(f"table {name!r} does not exist any more")
+            [(deletion_id, deleted_at)] = rows
+            return deletion_id, deleted_at
+
+        return self._own.following(
+            lambda: run_alone(self._store.supplier, work, operation=f"delete from table {name!r}")
+        )
+
+    def list(self, *, pending_only: bool = True) -> list[RecordedDeletion]:
+        """By number."""
+        rows = self._own.rows(_QUERIES["list"], {"all": not pending_only}, operation="list deletions")
+        return [RecordedDeletion(*row) for row in rows]
+
+    def count_restored(self, snapshot: str, conn: psycopg.Connection[Any]) -> int:
+        """How many a restore to a snapshot undoes, or makes pending again."""
+        return int(self._of_snapshot("count_restored", snapshot, conn).fetchall()[0][0])
+
+    def restore(self, snapshot: str, conn: psycopg.Connection[Any]) -> None:
+        """Part of a restore, while writers are kept out: those are pending that were in a snapshot."""
+        self._of_snapshot("restore", snapshot, conn)
+
+    def _of_snapshot(self, name: str, snapshot: str, conn: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
+        query = _QUERIES[name].including(pending_then=_QUERIES["pending_then"])
+        return conn.execute(query.on(), {"table_id": self._own.table.table_id, "snapshot": snapshot})
+
+    def check_mergeable(self) -> None:
+        """`InvalidProperties` while one by values is pending: of merged rows it could not be told."""
+        for one in self.list():
+            if one.by_values:
+                raise InvalidProperties(
+                    f"aggregate: deletion {one.deletion_id} of table {self._own.table.name!r} names values, "
+                    "which merged rows cannot tell; compact the table and collect its garbage first, until "
+                    "'dormouse table deletions' has it no more"
+                )
+
+    def retire(self) -> int:
+        """Ends deletions that no file needs any more, of some; forgets those that the history needs no more.
+
+        Each that may be of the rows of a file that came before it is needed. Gives how many were retired.
+        """
+        key = {"table_id": self._own.table.table_id}
+        found = self._own.rows(_QUERIES["some_pending"], {"limit": RETIRED_MAX}, operation="retire deletions")
+        free = [
+            one
+            for (one,) in found
+            if not self._own.rows(self._is_needed, {"deletion_id": one}, operation="retire deletions")[0][0]
+        ]
+        if free:
+
+            def work(conn: psycopg.Connection[Any]) -> None:
+                # what came meanwhile is seen, whatever it began with
+                self._store.keep_writers_out(conn)
+                needed = self._own.on(self._is_needed)
+                still = [
+                    one
+                    for one in free
+                    if not conn.execute(needed, {**key, "deletion_id": one}).fetchall()[0][0]
+                ]
+                conn.execute(_QUERIES["retire"].on(), {**key, "deletion_ids": still})
+
+            name = f"retire deletions of table {self._own.table.name!r}"
+            self._own.following(lambda: run_alone(self._store.supplier, work, operation=name))
+        self._forget()
+        return len(free)
+
+    def _forget(self) -> None:
+        values = {
+            "table_id": self._own.table.table_id,
+            "kept_seconds": self._own.table.properties.history_retention_seconds,
+            "margin_seconds": MARGIN_SECONDS,
+        }
+
+        def work(conn: psycopg.Connection[Any]) -> None:
+            conn.execute(_QUERIES["lock_history"].on(), values)
+            conn.execute(_QUERIES["forget"].on(), values)
+
+        run_transaction(self._store.supplier, work, operation="forget deletions")
+
+    @property
+    def _is_needed(self) -> Query:
+        return _QUERIES["is_needed"].including(may_be_of=MAY_BE_OF)
+
+    def _beginning(self, values: Sequence[bytes | None]) -> bytes:
+        """The key that bounds of row keys begin with, as far as they are bounds."""
+        fields = self._own.table.schema.row_keys
+        known = takewhile(lambda pair: pair[1] is not None, zip(fields, values, strict=False))
+        return encode_key(fields, [decode_value(field.type, value or b"") for field, value in known])
+
+    def count_pending(self) -> int:
+        return int(self._own.rows(_QUERIES["count_pending"], operation="count deletions")[0][0])

@@ -1,0 +1,68 @@
+"""Deleting rows: a condition that is recorded, and which of them it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import Any, Literal
+
+from dormouse.context import TableContext
+from dormouse.errors import InvalidQuery
+from dormouse.model.region import Region
+from dormouse.query.deletions import condition_of, key_bounds
+from dormouse.query.where import Question, question
+
+
+class _All(Enum):
+    ALL = "all"
+
+    def __repr__(self) -> str:
+        return "dm.ALL"
+
+
+ALL: Literal[_All.ALL] = _All.ALL
+"""All rows of a table, as they are to be deleted."""
+DeleteWhere = Mapping[str, Any] | Region | Literal[_All.ALL]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteReport:
+    """A deletion: its number and its moment, None of one that was only tried; `rows` then are exact."""
+
+    deletion_id: int | None
+    deleted_at: datetime | None
+    rows: int | None
+
+
+def delete(context: TableContext, where: DeleteWhere, *, dry_run: bool = False) -> DeleteReport:
+    """Deletes the rows that match: one row in the database, at once, for every reader.
+
+    Of the rows that were committed before; what is committed later stays, also when it is equal. `dry_run`
+    counts, and changes nothing. Raises `InvalidQuery` for a condition that is none, or does not fit.
+    """
+    asked = _asked(context, where)
+    condition = condition_of(asked)
+    if dry_run:
+        return DeleteReport(None, None, sum(batch.num_rows for batch in _matching(context, where)))
+    by_values = any(one.field.name not in context.schema.key_names for one in asked.conditions)
+    bounds = key_bounds(context.schema, asked.ranges)
+    deletion_id, at = context.deletions.record(condition, bounds, by_values=by_values)
+    return DeleteReport(deletion_id, at, None)
+
+
+def _asked(context: TableContext, where: DeleteWhere) -> Question:
+    if where is not ALL and not where:
+        raise InvalidQuery(
+            f"delete from table {context.table.name!r}: {where!r} is no condition; say which rows, or dm.ALL "
+            "(--all) for all of them"
+        )
+    return question(context.schema, None if where is ALL else where, None, None)
+
+
+def _matching(context: TableContext, where: DeleteWhere) -> Iterator[Any]:
+    """The rows that match now, their first key alone."""
+    from dormouse.query.executor import query
+
+    return iter(query(context, None if where is ALL else where, [context.schema.row_keys[0].name]))

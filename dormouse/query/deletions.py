@@ -1,0 +1,66 @@
+"""Deletions as readers have them: which rows of which files are gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from json import dumps, loads
+
+from dormouse.errors import InvalidQuery
+from dormouse.files.reads import DeletionRows, KeyBounds
+from dormouse.model.keys import encode_value
+from dormouse.model.schema import Schema
+from dormouse.query.key_ranges import KeyRanges
+from dormouse.query.where import Condition, Question, question
+from dormouse.query.where_json import parse_where, where_json
+
+CONDITION_BYTES_MAX = 64 * 1024
+PARSED_MAX = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """What is gone of the files that came before it: rows in the ranges that meet all conditions.
+
+    A row of which that is not known, as a value is null, is not gone.
+    """
+
+    deletion_id: int
+    condition: str
+    ranges: KeyRanges = field(compare=False)
+    conditions: tuple[Condition, ...] = field(compare=False)
+
+
+def deletions_of(schema: Schema, rows: DeletionRows, wanted: KeyRanges | None = None) -> tuple[Deletion, ...]:
+    """Those that may be of wanted rows, by their numbers."""
+    found = []
+    for deletion_id, condition in sorted(rows):
+        asked = _parsed(schema, condition)
+        if not asked.ranges.intersect(wanted or KeyRanges()).is_empty:
+            found.append(Deletion(deletion_id, condition, asked.ranges, asked.conditions))
+    return tuple(found)
+
+
+def condition_of(asked: Question) -> str:
+    """What a question asks of rows, as it is kept; `InvalidQuery` when it is too long."""
+    text = dumps(where_json(asked))
+    if len(text) > CONDITION_BYTES_MAX:
+        raise InvalidQuery(
+            f"the condition has {len(text):,} bytes as JSON, more than {CONDITION_BYTES_MAX:,}: delete by "
+            "ranges of keys, or by parts of the list one after the other"
+        )
+    return text
+
+
+def key_bounds(schema: Schema, ranges: KeyRanges) -> KeyBounds:
+    """What the row keys of all rows in some ranges lie between."""
+    hulls = [(key.type, ranges.enclosing(key.name)) for key in schema.row_keys]
+    return KeyBounds(
+        [None if hull.min is None else encode_value(kind, hull.min) for kind, hull in hulls],
+        [None if hull.max is None else encode_value(kind, hull.max) for kind, hull in hulls],
+    )
+
+
+@lru_cache(maxsize=PARSED_MAX)
+def _parsed(schema: Schema, condition: str) -> Question:
+    return question(schema, parse_where(schema, loads(condition)), None, None)

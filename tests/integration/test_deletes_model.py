@@ -1,0 +1,238 @@
+"""Deletes against a naive list: beside ingests and jobs that began before, in each reader, at each cut."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+import dormouse as dm
+from dormouse.data.source import open_source
+from dormouse.files.attempts import WriteAttempt
+from dormouse.files.compaction_jobs import CompactionJob
+from dormouse.files.layout import LAYOUTS
+from dormouse.history.cuts import record_cut
+from dormouse.instance import Instance
+from dormouse.model.cut import Cut
+from dormouse.model.file_reference import FileWithReferences
+from dormouse.rounds import compaction_job as task
+from dormouse.rounds.ingest import write_leaves
+from dormouse.rounds.ingest_commit import commit_files
+from dormouse.rounds.job_deletions import JobDeletions
+
+EXAMPLES, STEPS = 6, 20
+SCHEMA = dm.Schema(
+    [dm.Field("k", dm.LONG)], [dm.Field("t", dm.LONG)], [dm.Field("v", dm.LONG, nullable=True)]
+)
+ARROW = pa.schema(
+    [
+        pa.field("k", pa.int64(), nullable=False),
+        pa.field("t", pa.int64(), nullable=False),
+        pa.field("v", pa.int64()),
+    ]
+)
+Row = tuple[int, int, int | None]
+ROWS = st.lists(
+    st.tuples(st.integers(0, 12), st.integers(0, 1), st.none() | st.integers(0, 2)), min_size=1, max_size=6
+)
+KEYS = st.integers(0, 12)
+WHERE = st.one_of(
+    st.just(dm.ALL),
+    st.builds(lambda k: {"k": k}, KEYS),
+    st.builds(lambda k, n: {"k": dm.Range(k, k + n)}, KEYS, st.integers(1, 4)),
+    st.builds(lambda k, v: {"k": [k, k + 5], "v": v}, KEYS, st.none() | st.integers(0, 2)),
+    st.builds(lambda t, v: {"t": t, "v": [v, None]}, st.integers(0, 1), st.integers(0, 2)),
+    st.builds(lambda v: {"v": dm.Range(max=v)}, st.integers(1, 2)),
+)
+
+
+def is_of(where: Any, row: Row) -> bool:
+    return where is dm.ALL or all(
+        any(_meets(item, value) for item in (wanted if isinstance(wanted, list) else [wanted]))
+        for wanted, value in ((where[name], row["ktv".index(name)]) for name in where)
+    )
+
+
+def _meets(item: Any, value: int | None) -> bool:
+    if isinstance(item, dm.Range):
+        return value is not None and item.contains(value)
+    return item == value
+
+
+def in_order(rows: Any) -> list[Row]:
+    return sorted((tuple(row) for row in rows), key=repr)
+
+
+def rows_of(table: pa.Table) -> list[Row]:
+    return in_order(tuple(row.values()) for row in table.to_pylist())
+
+
+class DeletesMachine(RuleBasedStateMachine):
+    """`rows` are those of now; a moment is what they were, and how many changes there had been."""
+
+    instance: Instance
+    layout: str
+
+    @initialize(writing=st.sampled_from(["one_file_per_leaf", "one_reference_per_leaf"]))
+    def begin(self, writing: str) -> None:
+        properties: dict[str, Any] = {
+            "compaction_strategy": "basic",
+            "compaction_batch_files": 2,
+            "split_threshold_rows": 8,
+            "split_min_rows": 2,
+            "ingest_file_writing": writing,
+            "gc_delay_seconds": 0,
+            "deletions_max": 3,
+        }
+        self.table = self.instance.create_table(
+            f"t{next(_numbers)}", SCHEMA, layout=self.layout, properties=dm.TableProperties(**properties)
+        )
+        self.context = self.table._context
+        self.rows: list[Row] = []
+        self.cuts: list[tuple[Cut, list[Row]]] = []
+        self.late: list[tuple[ExitStack, WriteAttempt, list[FileWithReferences], list[Row]]] = []
+        self.jobs: list[tuple[ExitStack, WriteAttempt, CompactionJob, JobDeletions]] = []
+        self.names = itertools.count()
+
+    def teardown(self) -> None:
+        if hasattr(self, "table"):
+            for stack, *_ in (*self.late, *self.jobs):
+                stack.close()
+            self.instance.drop_table(self.table.name)
+
+    @rule(rows=ROWS)
+    def ingest(self, rows: list[Row]) -> None:
+        self.table.ingest(_data(rows), engine="local")
+        self.rows += rows
+
+    @rule(rows=ROWS)
+    def begin_ingest(self, rows: list[Row]) -> None:
+        stack = ExitStack()
+        attempt = stack.enter_context(self.context.attempts.attempt(self.context.table))
+        source = open_source(_data(rows), SCHEMA)
+        files = write_leaves(self.context, attempt, source, lambda *_: None, 1 << 20)
+        self.late.append((stack, attempt, files, rows))
+
+    @rule()
+    def end_ingest(self) -> None:
+        if self.late:
+            stack, attempt, files, rows = self.late.pop(0)
+            assert commit_files(self.context, attempt, files, f"late {next(_numbers)}")
+            stack.close()
+            self.rows += rows
+
+    @rule(where=WHERE)
+    def delete(self, where: Any) -> None:
+        gone = [row for row in self.rows if is_of(where, row)]
+        assert self.table.delete(where, dry_run=True).rows == len(gone)
+        self.table.delete(where)
+        self.rows = [row for row in self.rows if not is_of(where, row)]
+
+    @rule()
+    def begin_job(self) -> None:
+        self.context.jobs.create()
+        for job in self.context.jobs.take(1):
+            stack = ExitStack()
+            attempt = stack.enter_context(self.context.attempts.attempt(self.context.table))
+            self.jobs.append((stack, attempt, job, JobDeletions.of(self.context, job)))
+
+    @rule()
+    def end_job(self) -> None:
+        if self.jobs:
+            stack, attempt, job, deletions = self.jobs.pop(0)
+            name, now_ms = attempt.object_name(job.partition_id), int(time.time() * 1000)
+            facts = task._write(self.context, job, name, now_ms, task.Cancellation(), deletions)
+            task._commit(self.context, job, attempt, name, facts, deletions.till)
+            stack.close()
+
+    @rule(where=WHERE)
+    def delete_amid_a_job(self, where: Any) -> None:
+        self.begin_job()
+        self.delete(where)
+        self.end_job()
+
+    @rule()
+    def compact(self) -> None:
+        assert not self.table.compact(engine="local").errors
+
+    @rule()
+    def split(self) -> None:
+        self.table.split()
+
+    @rule()
+    def collect(self) -> None:
+        self.table.collect_garbage()
+
+    @rule()
+    def cut(self) -> None:
+        # with a name, which keeps it
+        self.cuts.append((record_cut(self.context, f"cut{next(self.names)}"), list(self.rows)))
+
+    @rule(key=KEYS)
+    def look(self, key: int) -> None:
+        expected, name = in_order(self.rows), self.table.name
+        assert rows_of(self.table.query().read_all()) == expected
+        assert rows_of(self.table.query({"k": key}).read_all()) == [row for row in expected if row[0] == key]
+        assert rows_of(self.instance.sql(f"select * from {name}").read_all()) == expected
+        [count] = self.instance.sql(f"select count(*) as n from {name} where v = 1").read_all().to_pylist()
+        assert count == {"n": sum(row[2] == 1 for row in expected)}
+
+    @rule()
+    def look_back(self) -> None:
+        for cut, rows in self.cuts[-3:]:
+            assert rows_of(self.table.query(as_of=cut).read_all()) == in_order(rows)
+
+    @rule(data=st.data())
+    def changes(self, data: st.DataObject) -> None:
+        if not self.cuts:
+            return
+        first = data.draw(st.integers(0, len(self.cuts) - 1))
+        last = data.draw(st.integers(first, len(self.cuts) - 1))
+        (after, rows), (till, expected) = self.cuts[first], self.cuts[last]
+        copy = [tuple(row) for row in rows]
+        for change in self.table.changes(after=after, till=till).read_all().to_pylist():
+            kind, row = change.pop("_change"), tuple(change.values())
+            copy.append(row) if kind == "insert" else copy.remove(row)
+        assert in_order(copy) == in_order(expected)
+
+
+_numbers = itertools.count()
+
+
+def _data(rows: list[Row]) -> pa.Table:
+    return pa.Table.from_pylist([dict(zip("ktv", row, strict=True)) for row in rows], schema=ARROW)
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
+    with dm.connect(dsn, tmp_path.as_uri()) as found:
+        yield found
+
+
+def run(instance: Instance, layout: str, examples: int, steps: int) -> None:
+    made: Callable[[], RuleBasedStateMachine] = type(
+        "Machine", (DeletesMachine,), {"instance": instance, "layout": layout}
+    )
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        made, settings=settings(max_examples=examples, stateful_step_count=steps, deadline=None)
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_reader_sees_the_rows_of_a_naive_list(instance: Instance, layout: str) -> None:
+    run(instance, layout, EXAMPLES // 2, STEPS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_reader_sees_the_rows_of_a_naive_list_in_many_lives(instance: Instance, layout: str) -> None:
+    run(instance, layout, 10 * EXAMPLES, 2 * STEPS)

@@ -1,0 +1,143 @@
+"""Deletes beside ingests and compactions that run at the same time, and a process that dies as it deletes."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.files.layout import LAYOUTS
+from dormouse.instance import Instance
+from dormouse.table import Table
+
+SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("number", dm.LONG)])
+KEYS, INGESTS, DELETES, JOBS = 4, 12, 8, 6
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
+    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as found:
+        yield found
+
+
+class Storm:
+    """What was done to a table, each step with the ticks at which it began and was acknowledged."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.ticks = itertools.count()
+        self.ingested: dict[int, tuple[int, int, int]] = {}
+        self.deleted: list[tuple[int, int, int]] = []
+        self.over = threading.Event()
+
+    def ingest(self, writer: int) -> None:
+        for step in range(INGESTS):
+            first = (writer * INGESTS + step) * KEYS
+            numbers = range(first, first + KEYS)
+            began = next(self.ticks)
+            self.table.ingest(pa.table({"k": list(range(KEYS)), "number": list(numbers)}), engine="local")
+            ended = next(self.ticks)
+            self.ingested.update({n: (n - first, began, ended) for n in numbers})
+
+    def delete(self, writer: int) -> None:
+        for step in range(DELETES):
+            key = (writer + step) % KEYS
+            began = next(self.ticks)
+            self.table.delete({"k": key})
+            self.deleted.append((key, began, next(self.ticks)))
+
+    def compact(self) -> None:
+        for _ in range(JOBS):
+            assert not self.table.compact(engine="local").errors
+            self.table.collect_garbage()
+
+    def read(self) -> None:
+        """What is gone once does not come back."""
+        gone = set[int]()
+        while not self.over.is_set():
+            acknowledged = set(self.ingested)
+            seen = self.rows()
+            assert not gone & seen
+            gone |= acknowledged - seen
+
+    def rows(self) -> set[int]:
+        return set(self.table.query(columns=["number"]).read_all()["number"].to_pylist())
+
+    def check(self) -> set[int]:
+        """Rows that came before a delete are gone, those that came after all that are of them are there."""
+        seen = self.rows()
+        for number, (key, began, ended) in self.ingested.items():
+            of_it = [(start, end) for one, start, end in self.deleted if one == key]
+            if any(ended < start for start, _ in of_it):
+                assert number not in seen, f"{number} was there when it was deleted"
+            if all(end < began for _, end in of_it):
+                assert number in seen, f"{number} came after all deletions"
+        return seen
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_fate_of_each_row_is_decided_once_and_for_all(instance: Instance, layout: str) -> None:
+    properties = dm.TableProperties(compaction_strategy="basic", compaction_batch_files=2)
+    storm = Storm(instance.create_table("t", SCHEMA, layout=layout, properties=properties))
+    work: list[Callable[[], object]] = [storm.compact, storm.compact]
+    work += [lambda n=n: storm.ingest(n) for n in range(2)]  # type: ignore[misc]
+    work += [lambda n=n: storm.delete(n) for n in range(2)]  # type: ignore[misc]
+    with ThreadPoolExecutor(len(work) + 1) as threads:
+        reading = threads.submit(storm.read)
+        running = [threads.submit(each) for each in work]
+        try:
+            for each in running:
+                each.result()
+        finally:
+            storm.over.set()
+        reading.result()
+    seen = storm.check()
+    for _ in range(3):
+        storm.table.compact(engine="local")
+        storm.table.collect_garbage()
+        assert storm.rows() == seen
+    found: Any = instance.sql("select number from t").read_all()["number"].to_pylist()
+    assert set(found) == seen
+    assert len(found) == len(seen)
+
+
+DELETER = """
+import sys, dormouse as dm
+with dm.connect(sys.argv[1], sys.argv[2]) as instance:
+    table = instance.table("t")
+    for key in range(10_000):
+        print(key, flush=True)
+        table.delete({"k": key})
+"""
+
+
+def test_a_process_that_is_killed_leaves_whole_deletions_and_no_lock(
+    instance: Instance, dsn: str, tmp_path: Path
+) -> None:
+    table = instance.create_table("t", SCHEMA)
+    table.ingest(pa.table({"k": list(range(1_000)), "number": list(range(1_000))}))
+    process = subprocess.Popen(
+        [sys.executable, "-c", DELETER, dsn, (tmp_path / "objects").as_uri()],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    begun = [int(process.stdout.readline()) for _ in range(6)]
+    process.kill()
+    begun += [int(line) for line in process.stdout if line.endswith("\n")]
+    process.wait()
+    last = begun[-1]
+    assert table.delete({"k": 999}).deletion_id in (last + 1, last + 2), "the last one, or it is not"
+    left = table.query(columns=["k"]).read_all()["k"].to_pylist()
+    first = left[0]
+    assert first in (last, last + 1)
+    assert left == list(range(first, 999))
