@@ -196,7 +196,10 @@ def holds(
         str | None, typer.Option(help="End this one: what it holds may be collected.", metavar="HOLDER")
     ] = None,
 ) -> None:
-    """List what keeps files from collection: backups at work, and adoptions, for a way back."""
+    """List what keeps files from collection: readers and backups at work, and adoptions, for a way back.
+
+    What cuts and consumers keep: 'dormouse status'.
+    """
     from dormouse.cli.console import grid
 
     with session.open(read_only=release is None) as instance:

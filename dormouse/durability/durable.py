@@ -278,8 +278,11 @@ class Durable:
         return number
 
     def holds(self) -> list[Hold]:
-        """Who needs files that collection would delete: backups at work, and adoptions, for some days."""
-        return holds(self._supplier)
+        """Who needs files that collection would delete: readers and backups at work, adoptions for some days.
+
+        Named cuts and consumers, which belong to their tables, are in `Table.status`.
+        """
+        return [one for one in holds(self._supplier) if not one.is_of_history]
 
     def release(self, holder: str) -> None:
         """Ends a hold, whoever needs it; of an adoption, going back may miss files from then on.
@@ -287,8 +290,9 @@ class Durable:
         Raises `InvalidInput` when there is none of this name.
         """
         self._check_writable()
-        if not release(self._supplier, holder):
-            known = ", ".join(repr(one.holder) for one in self.holds()) or "none"
+        names = [one.holder for one in self.holds()]
+        if holder not in names or not release(self._supplier, holder):
+            known = ", ".join(map(repr, names)) or "none"
             raise InvalidInput(f"nothing is held by {holder!r}; there are: {known}")
 
 

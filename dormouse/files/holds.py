@@ -39,6 +39,11 @@ class Hold:
     since: datetime
     until: datetime
 
+    @property
+    def is_of_history(self) -> bool:
+        """Whether a cut or a consumer holds, which their table tells by name."""
+        return self.holder.startswith(("cut ", "consumer "))
+
 
 _QUERIES = load(__package__ or "", "holds")
 

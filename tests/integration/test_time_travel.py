@@ -17,7 +17,7 @@ from state import query
 import dormouse as dm
 from dormouse.cli import main
 from dormouse.client import connect as connect_client
-from dormouse.errors import CutExpired, InvalidCut, ObjectNotFound, TableNotFound
+from dormouse.errors import CutExpired, InvalidCut, InvalidInput, ObjectNotFound, TableNotFound
 from dormouse.files import holds
 from dormouse.files.layout import LAYOUTS
 from dormouse.history import moments
@@ -231,6 +231,17 @@ def test_a_name_is_taken_once_and_free_when_its_cut_is_dropped(instance: Instanc
     with pytest.raises(InvalidCut, match="of another table"):
         again.history.compare(third, third)
     assert holds.holds(instance._supplier) == []
+
+
+def test_what_a_table_keeps_is_told_by_it_alone_and_ends_with_it(instance: Instance) -> None:
+    table = made(instance)
+    cut = table.history.record_cut("a")
+    table.consumer("etl")
+    assert [str(one) for one in table.status().history_held_by] == ["cut 'a'", "consumer 'etl'"]
+    assert instance.holds() == []
+    with pytest.raises(InvalidInput, match="nothing is held by"):
+        instance.release(f"cut {cut.table_id}/{cut.cut_id}")
+    assert len(holds.holds(instance._supplier)) == 2
 
 
 def test_a_table_that_was_dropped_says_so(instance: Instance) -> None:
