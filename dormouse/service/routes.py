@@ -98,7 +98,11 @@ def describe_table(
     counts: Annotated[bool, Query(description="also count files and rows, which reads much")] = False,
 ) -> Response:
     """Its schema, properties and layout; with `counts`, what it consists of now."""
-    return JSONResponse(wire.table(here.instance.table(table), counts=counts))
+    found = here.instance.table(table)
+    status = found.status() if counts else None
+    if status is not None:
+        here.metrics.tell_consumers(table, status.consumers)
+    return JSONResponse(wire.table(found, status))
 
 
 @tables.get(

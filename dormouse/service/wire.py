@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dormouse.files.reads import FileFacts
+from dormouse.history.status import TableStatus
 from dormouse.model.keys import decode_key
 from dormouse.model.partition_tree import Partition
 from dormouse.model.schema import Schema
@@ -12,14 +13,14 @@ from dormouse.model.values import json_value
 from dormouse.table import Table
 
 
-def table(found: Table, *, counts: bool) -> dict[str, Any]:
+def table(found: Table, status: TableStatus | None) -> dict[str, Any]:
     described = {
         "name": found.name,
         "layout": found.layout,
         "schema": found.schema.to_json(),
         "properties": found.properties.model_dump(),
     }
-    return {**described, "counts": json_value(found.status())} if counts else described
+    return described if status is None else {**described, "counts": json_value(status)}
 
 
 def partition(found: Partition) -> dict[str, Any]:

@@ -7,12 +7,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from serving import serving
+from serving import metric, serving
 
 import dormouse as dm
 from dormouse.client import connect
@@ -149,3 +150,15 @@ def test_changes_over_http(table: Table, dsn: str, tmp_path: Path) -> None:
         assert [one.name for one in status.consumers] == ["etl"]
         assert [str(holder) for holder in status.history_held_by] == ["cut 'start'", "consumer 'etl'"]
         assert replace(status, consumers=()) == replace(table.status(), consumers=())
+
+
+def test_the_service_tells_how_far_consumers_are_behind(table: Table, dsn: str, tmp_path: Path) -> None:
+    behind = partial(metric, name="dormouse_consumer_rows_behind", table="t", consumer="etl")
+    with dm.connect(dsn, f"file://{tmp_path}/objects") as instance, serving(instance) as url:
+        assert behind(url) == 0
+        with connect(url) as client:
+            assert client.table("t").status().consumers[0].rows_behind == 2
+            assert behind(url) == 2
+            table.drop_consumer("etl")
+            client.table("t").status()
+            assert behind(url) == 0
