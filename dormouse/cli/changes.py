@@ -41,6 +41,10 @@ def changes(
         str | None,
         typer.Option(help="What is new to this consumer; acknowledged when all of it is written."),
     ] = None,
+    from_: Annotated[
+        str | None,
+        typer.Option("--from", help="As --after: where the consumer begins, if there is none of the name."),
+    ] = None,
     columns: Annotated[str | None, typer.Option(help="Comma-separated; all when not given.")] = None,
     format: Annotated[
         Literal["json", "csv", "parquet"], typer.Option("--format", "-f", help="JSON is an object a line.")
@@ -49,13 +53,15 @@ def changes(
 ) -> None:
     """The rows that were ingested after a moment, each once, as they were ingested.
 
-    A new consumer begins now.
+    A new consumer begins now, or at --from.
     """
     check_output(session, format, output)
     if (after is None) == (consumer is None):
         raise InvalidInput("give --after, or --consumer NAME, which knows where it stands")
     if consumer is not None and till is not None:
         raise InvalidInput("a consumer reads up to now: leave --till out")
+    if consumer is None and from_ is not None:
+        raise InvalidInput("--from is where a new consumer begins: give --consumer NAME, or --after instead")
     names = None if columns is None else [name.strip() for name in columns.split(",")]
     with session.open(read_only=consumer is None) as instance:
         found = instance.table(table)
@@ -64,7 +70,7 @@ def changes(
             reader = found.changes(start, end, names)
             write(session, reader, format, output, limited=False, json_lines=True)
             return
-        etl = found.consumer(consumer)
+        etl = found.consumer(consumer, None if from_ is None else parse_moment(from_))
         write(session, etl.read(names), format, output, limited=False, json_lines=True)
         etl.acknowledge()
 

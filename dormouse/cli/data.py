@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -261,7 +261,10 @@ def write(
 
     written = "lines" if json_lines and file_format == "json" else file_format
     if output is not None:
-        rows = _to_file(reader, written, output)
+        from dormouse.cli.console import progress
+
+        with progress(f"write {output.name}", unit="rows") as moved:
+            rows = _to_file(_followed(reader, moved), written, output)
         session.show({"file": str(output), "rows": rows}, lambda: f"wrote {plural(rows, 'row')} to {output}")
     elif session.as_json or file_format == "json":
         export(reader, sys.stdout.buffer, "json" if session.as_json else written)
@@ -269,6 +272,20 @@ def write(
         export(reader, sys.stdout.buffer, "csv")
     else:
         _print_table(reader, None if limited else ROWS_SHOWN)
+
+
+def _followed(reader: pa.RecordBatchReader, moved: Callable[[int, int | None], None]) -> pa.RecordBatchReader:
+    """The same rows, which tell how many they are as they pass."""
+    import pyarrow as pa
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        done = 0
+        for batch in reader:
+            done += batch.num_rows
+            moved(done, None)
+            yield batch
+
+    return pa.RecordBatchReader.from_batches(reader.schema, batches())
 
 
 def _to_file(reader: pa.RecordBatchReader, file_format: str, output: Path) -> int:

@@ -81,6 +81,8 @@ def find_cut(context: TableContext, which: Cut | str | int) -> FoundCut:
     if isinstance(which, Cut) and which.table_id != table.table_id:
         raise InvalidCut(f"{_named(which)} is of another table, not of {table.name!r}")
     name = which if isinstance(which, str) else None
+    if isinstance(which, datetime):
+        raise InvalidCut(f"here only a cut can be named, by itself or its name, and no time such as {which}")
     if isinstance(which, bool) or not (isinstance(which, Cut | int) or is_text(name)):
         raise InvalidCut(f"a moment is a cut, a cut's name, or a time with its zone, not {which!r}")
     number = which.cut_id if isinstance(which, Cut) else which if isinstance(which, int) else 0

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from serving import metric, serving
 
 import dormouse as dm
+from dormouse.cli import console
 from dormouse.client import connect
 from dormouse.errors import InvalidCut
 from dormouse.history.cuts import record_cut
@@ -85,6 +87,7 @@ def test_a_reader_that_goes_acknowledges_nothing(table: Table, shell: Shell) -> 
         ("", "give --after, or --consumer NAME, which knows where it stands"),
         ("--after start --consumer etl", "give --after, or --consumer NAME"),
         ("--consumer etl --till start", "a consumer reads up to now: leave --till out"),
+        ("--after start --from start", "--from is where a new consumer begins"),
         ("--after never", "no cut 'never'; its named cuts are 'start'"),
         ("--after start --format parquet", "--format parquet needs --output FILE"),
         ("--after 2999-01-01", "is in the future"),
@@ -131,6 +134,28 @@ def test_a_cut_is_recorded_read_listed_and_dropped(table: Table, cli: Cli) -> No
     code, out, err = cli("history", "drop-cut", "t", "release-4")
     assert (code, out) == (2, "")
     assert "no cut 'release-4'; its named cuts are 'start'" in err
+
+
+def test_a_new_consumer_begins_where_it_is_told(table: Table, cli: Cli) -> None:
+    assert cli("changes", "t", "--consumer", "new", "--from", "start", "--columns", "key")[1].count("\n") == 2
+    assert cli("changes", "t", "--consumer", "new", "--from", "start")[1] == ""
+    code, _, err = cli("changes", "t", "--consumer", "other", "--from", "never")
+    assert (code, "no cut 'never'" in err) == (2, True)
+    assert [one.name for one in table.consumers()] == ["etl", "new"]
+
+
+def test_rows_are_counted_as_they_go_to_a_file(
+    table: Table, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+
+    @contextmanager
+    def progress(what: str, *, unit: str) -> Iterator[Callable[[int, int | None], None]]:
+        yield lambda done, total: told.append((what, done, total, unit))
+
+    monkeypatch.setattr(console, "progress", progress)
+    assert cli("changes", "t", "--after", "start", "-o", "new.json")[1] == "wrote 2 rows to new.json\n"
+    assert told[-1] == ("write new.json", 2, None, "rows")
 
 
 def test_changes_over_http(table: Table, dsn: str, tmp_path: Path) -> None:

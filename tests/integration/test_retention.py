@@ -207,6 +207,8 @@ def test_nothing_that_is_named_or_read_is_truncated_away(instance: Instance, tab
     last = cut_of(table, 10)
     with pytest.raises(InvalidCut, match="cut 'release', consumer 'etl' of table 't' would be lost"):
         table.history.truncate(last)
+    with pytest.raises(InvalidCut, match="only a cut can be named"):
+        table.history.truncate(last.recorded_at)  # type: ignore[arg-type]
     assert len(table.changes(after="release").read_all()) == 4
     assert table.history.truncate("release")
     assert len(table.changes(after="release").read_all()) == 4
