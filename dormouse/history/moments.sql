@@ -104,10 +104,10 @@ left join lateral (
 select c.cut_id, c.name, c.recorded_at, c.epoch, c.table_id, c.snapshot::text, greatest(t.history_since, u.recorded_at)
 from (
     select table_id, cut_id, name, recorded_at, epoch, snapshot from cut
-    union
-    select u.table_id, u.cut_id, c.name, u.recorded_at, u.epoch, u.snapshot
+    union all
+    select u.table_id, u.cut_id, null, u.recorded_at, u.epoch, u.snapshot
     from truncation u
-    left join cut c using (table_id, cut_id)
+    where not exists (select from cut c where c.table_id = u.table_id and c.cut_id = u.cut_id offset 0)
 ) c
 join tables t using (table_id)
 left join truncation u using (table_id)
