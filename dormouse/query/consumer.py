@@ -49,9 +49,10 @@ class Consumer:
         Until they are acknowledged, the next `read` gives them again, and what came since. Raises
         `ConsumerExpired`, `InvalidInput` when the consumer was dropped, and what `Table.changes` raises.
         """
+        self._read = None
         start = self._consumers.get(self.name)
-        self._read = read = _Read(start, now(self._context))
         position = self._consumers.checked(start)
+        self._read = read = _Read(start, now(self._context, position))
         return changes(
             self._context, position, read.till, columns, interruption=interruption, at_end=read.end
         )
