@@ -242,7 +242,7 @@ class InvalidCut(InvalidInput):
 class CutExpired(DormouseError):
     """The history does not reach back to a moment any more: `oldest` is the oldest that can be served."""
 
-    def __init__(self, message: str, oldest: datetime | None = None) -> None:
+    def __init__(self, message: str = "", oldest: datetime | None = None) -> None:
         super().__init__(message)
         self.oldest = oldest
 
