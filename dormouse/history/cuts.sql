@@ -40,7 +40,10 @@ with last as materialized (
     insert into cut (table_id, name, recorded_at, epoch, snapshot, rows_till, bytes_till, counted_from)
     select t.table_id, %(name)s, greatest(clock_timestamp(), l.recorded_at + interval '1 microsecond'), t.epoch,
         pg_current_snapshot(), coalesce(l.rows_till, 0) + i.row_count, coalesce(l.bytes_till, 0) + i.byte_count,
-        case when i.is_whole and (t.log_since > l.recorded_at) is not true then l.counted_from end
+        case
+            when i.is_whole and (t.log_since > l.recorded_at and t.history_since > l.recorded_at) is not true
+            then l.counted_from
+        end
     from tables t
     cross join ingested i
     left join last l on true

@@ -1,6 +1,7 @@
 -- name: between
 -- The rows and bytes of what came with its files from outside, after one snapshot and up to another (null: now), each file
--- once, by its own counts, as those of its references may be estimates; and whether some are not known any more.
+-- once, by its own counts, as those of its references may be estimates; and whether some may not be known any more: after a
+-- moment that is held all are.
 with came as materialized (
     select r.file_id, r.row_count
     from {file_reference} r
@@ -19,7 +20,9 @@ with came as materialized (
 )
 select coalesce(sum(coalesce(f.row_count, c.row_count)), 0), coalesce(sum(f.byte_count), 0),
     count(*) > count(f.file_id)
-        or coalesce((select t.log_since > %(at)s from tables t where t.table_id = %(table_id)s), false)
+        or exists (
+            select from tables t where t.table_id = %(table_id)s and t.log_since > %(at)s and t.history_since > %(at)s
+        )
 from (select file_id, sum(row_count) as row_count from came group by file_id) c
 left join lateral (select f.* from ({file_facts}) f where f.file_id = c.file_id offset 0) f on true;
 

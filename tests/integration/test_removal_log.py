@@ -332,6 +332,7 @@ def test_what_was_just_before_a_consumers_position_cannot_be_read_when_its_day_i
     removal_log.roll(table.supplier)
     assert LONG_AGO not in days(table)
     assert moments.oldest(table) == position_at
+    assert [one.rows_behind for one in consumers.Consumers(table).statuses()] == [0]
 
 
 def removed_long_ago(table: TableContext) -> Position:

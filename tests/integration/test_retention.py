@@ -298,7 +298,8 @@ def test_sizes_between_moments(table: Table) -> None:
 def test_sizes_beyond_the_log_are_refused_and_never_too_small(instance: Instance, table: Table) -> None:
     """What was ingested and compacted away is known by the log alone."""
     first, *_, last = cuts(table._context)
-    execute(instance, "update tables set log_since = %s", last.recorded_at + timedelta(hours=1))
+    gone = last.recorded_at + timedelta(hours=1)
+    execute(instance, "update tables set log_since = %s, history_since = %s", gone, gone)
     with pytest.raises(CutExpired, match="does not reach back"):
         table.history.size_between(last)
     later = record_cut(table._context)
