@@ -92,7 +92,7 @@ counted as (select 1 where false)
 -- name: stamp_unreferenced
 -- Garbage collection, stage one: stamps the markers of files whose last reference went since the last run, with now: who
 -- plans from here on sees that it went, whenever its removal was committed.
-with {gone}, free as materialized (
+with {alone}, {gone}, free as materialized (
     -- "offset 0" keeps to the indexes, where joins would read whole tables
     select l.place
     from gone g
@@ -107,7 +107,7 @@ with {gone}, free as materialized (
     )
 ), stamped as (
     update {file_reference} f
-    set last_updated = clock_timestamp(), file_unreferenced = true
+    set last_updated = {stamp}, file_unreferenced = true
     where f.ctid = any(array(select place from free)) and f.last_updated = 'infinity'
     returning f.file_id
 ), remembered as (

@@ -84,7 +84,7 @@ delete from {file}
 -- name: stamp_unreferenced
 -- Garbage collection, stage one: stamps files whose last reference went since the last run, with now: who plans from
 -- here on sees that it went, whenever its removal was committed.
-with {gone}, free as materialized (
+with {alone}, {gone}, free as materialized (
     -- "offset 0" keeps to the indexes, where joins would read whole tables
     select l.place
     from gone g
@@ -96,7 +96,7 @@ with {gone}, free as materialized (
     )
 ), stamped as (
     update {file} f
-    set unreferenced_at = clock_timestamp()
+    set unreferenced_at = {stamp}
     where f.ctid = any(array(select place from free)) and f.unreferenced_at = 'infinity'
     returning f.file_id
 ), remembered as (

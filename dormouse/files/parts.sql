@@ -253,12 +253,21 @@ of_job as materialized (
     from of_job
 )
 
--- name: gone
--- Part of garbage collection: the files of references that went since the last run, while no other runs.
+-- name: alone
+-- Part of garbage collection: lets no other run, and no cut be recorded, until the files that went are stamped.
 state as materialized (
     -- not "for update": commits with an id take the row's key in share mode
     select collected_till from tables where table_id = %(table_id)s for no key update
-), gone as (
+)
+
+-- name: stamp
+-- Part of garbage collection: the time of now; not before the last cut, which needs what goes after it, also where the clock
+-- was set back since.
+greatest(clock_timestamp(), (select max(recorded_at) from cut where table_id = %(table_id)s))
+
+-- name: gone
+-- Part of garbage collection: the files of references that went since the last run.
+gone as (
     select distinct unnest(g.file_ids) as file_id
     from state s
     cross join lateral (

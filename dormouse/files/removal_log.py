@@ -54,13 +54,22 @@ def _date_back(conn: psycopg.Connection[Any], last: date) -> None:
 def _drop_unless_needed(conn: psycopg.Connection[Any], day: date) -> None:
     # first the lock, then the look: what a transaction commits between the two would be lost
     conn.execute(_QUERIES["lock_day"].on(day=_name(day)))
-    margin = {"margin_seconds": MARGIN_SECONDS}
-    values = {"retention_seconds": TableProperties().history_retention_seconds, **margin}
-    if not conn.execute(_QUERIES["still_needed"].on(day=_name(day)), values).fetchall()[0][0]:
-        end = _midnight(day + timedelta(days=1))
-        conn.execute(_QUERIES["note_dropped"].literally(to_day=end).on(day=_name(day)))
-        conn.execute(_QUERIES["note_history"].on(day=_name(day)), margin)
-        conn.execute(_QUERIES["drop_day"].on(day=_name(day)))
+    if _is_needed(conn, day):
+        return
+    # who holds a moment looks whether it can be read: before this, and then is seen, or after it
+    conn.execute(_QUERIES["lock_tables"].on(day=_name(day)))
+    if _is_needed(conn, day):
+        return
+    end = _midnight(day + timedelta(days=1))
+    conn.execute(_QUERIES["note_dropped"].literally(to_day=end).on(day=_name(day)))
+    conn.execute(_QUERIES["note_history"].on(day=_name(day)), {"margin_seconds": MARGIN_SECONDS})
+    conn.execute(_QUERIES["drop_day"].on(day=_name(day)))
+
+
+def _is_needed(conn: psycopg.Connection[Any], day: date) -> bool:
+    seconds = TableProperties().history_retention_seconds
+    values = {"retention_seconds": seconds, "margin_seconds": MARGIN_SECONDS}
+    return bool(conn.execute(_QUERIES["still_needed"].on(day=_name(day)), values).fetchall()[0][0])
 
 
 def _try(supplier: Supplier, work: Any) -> None:

@@ -46,6 +46,10 @@ alter table removal attach partition {day} for values from ({from_day}) to ({to_
 -- Waits for the writers of a day, and keeps others out.
 lock table {day} in access exclusive mode;
 
+-- name: lock_tables
+-- Waits for who holds a moment of the tables that have removals of a day, and keeps others out.
+select from tables where table_id in (select table_id from {day}) order by table_id for no key update;
+
 -- name: still_needed
 -- Whether some table keeps removals of a day: for its history, for a moment that is held, or because they were not collected
 -- or counted yet, or all was not counted again since: that finds references which are lost of files that came on that day.
@@ -78,9 +82,15 @@ where exists (select from {day});
 -- Of the tables that have removals of a day: what they removed was committed a while later at the latest, and moments
 -- before cannot be read any more; a moment that is held can.
 update tables t
-set history_since = greatest(t.history_since, least(
+set log_since = greatest(t.log_since, r.last + make_interval(secs => %(margin_seconds)s)),
+    history_since = greatest(t.history_since, least(
     r.last + make_interval(secs => %(margin_seconds)s),
-    (select min(since) from hold h where h.until > clock_timestamp() and (h.table_id is null or h.table_id = t.table_id))
+    (
+        -- a consumer's files are held from a while before its position
+        select min(since + make_interval(secs => case when starts_with(h.holder, 'consumer ') then %(margin_seconds)s else 0 end))
+        from hold h
+        where h.until > clock_timestamp() and (h.table_id is null or h.table_id = t.table_id)
+    )
 ))
 from (select table_id, max(removed_at) as last from {day} group by table_id) r
 where t.table_id = r.table_id;

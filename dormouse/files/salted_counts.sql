@@ -128,9 +128,10 @@ counted as (
 -- name: stamp_unreferenced
 -- Garbage collection, stage one: files whose counts add up to 0 get the count 0 themselves, and their other counts the
 -- time of now: who plans from here on sees that the last reference went, whenever its removal was committed.
-with free as materialized (
+with {alone}, free as materialized (
     select s.places
-    from (select distinct file_id from {file_count} where is_zero) z
+    from state
+    cross join lateral (select distinct file_id from {file_count} where is_zero offset 0) z
     cross join lateral (
         select array_agg(f.ctid) as places, sum(count) as count, bool_or(salt = -1 and count is null) as is_new
         from {file_count} f
@@ -142,7 +143,7 @@ with free as materialized (
     )
 ), stamped as (
     update {file_count} f
-    set count = 0, changed_at = case when salt = -1 then changed_at else clock_timestamp() end
+    set count = 0, changed_at = case when salt = -1 then changed_at else {stamp} end
     where f.ctid = any(array(select unnest(places) from free)) and (salt >= 0 or count is null)
     returning salt
 ), remembered as (

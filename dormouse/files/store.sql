@@ -372,7 +372,9 @@ insert into restored (table_id, restored_xid, moment) values (%(table_id)s, pg_c
 with references_gone as (delete from {file_reference}),
 jobs_gone as (delete from compaction_job where table_id = %(table_id)s),
 log_gone as (delete from removal where table_id = %(table_id)s),
-history_gone as (update tables set history_since = clock_timestamp() where table_id = %(table_id)s),
+history_gone as (
+    update tables set history_since = clock_timestamp(), log_since = clock_timestamp() where table_id = %(table_id)s
+),
 looks_gone as (delete from watermark where table_id = %(table_id)s and purpose <> 'totals'),
 totals_void as (
     -- not deleted: what is being counted is not to be remembered either

@@ -84,7 +84,7 @@ def beginning(context: TableContext) -> Position:
 def span(context: TableContext, after: When | None, till: When | None) -> tuple[Position, Position]:
     """Where two moments are: `after` None is before the first row, `till` None is now."""
     start = beginning(context) if after is None else position_of(context, after)
-    return start, now(context) if till is None else position_of(context, till)
+    return start, now(context, start) if till is None else position_of(context, till)
 
 
 def changes_between(context: TableContext, after: When | None, till: When | None) -> Iterator[ChangedFile]:
@@ -114,6 +114,7 @@ def _following(page: list[ChangedFile], found: _ChangePages) -> Iterator[list[Ch
     while page:
         yield page
         page = [] if found.is_over else found.next_page()
+        found.check_log()
 
 
 class _ChangePages:
@@ -144,6 +145,10 @@ class _ChangePages:
         """Whether a file of any page is gone; of one page, its rows tell."""
         rows = self._own.rows(_QUERIES["collected"], self._values, operation="look up changes")
         return bool(rows[0][0])
+
+    def check_log(self) -> None:
+        """`CutExpired` when the last page may miss what was removed, as the log does not reach back."""
+        _check_log(self._context, self._after)
 
     def _changed_file(
         self,
@@ -177,6 +182,7 @@ def references_at(context: TableContext, position: Position) -> Iterator[FileRef
     while True:
         values = {**limits, "from_partition": start[0], "from_file": start[1]}
         rows = own.rows(_QUERIES["references_at"], values, operation="look up references")
+        _check_log(context, position)
         for partition_id, _, filename, row_count, is_approximate, is_whole in rows:
             if filename is None:
                 raise expired(context, position)
@@ -190,6 +196,13 @@ def references_at(context: TableContext, position: Position) -> Iterator[FileRef
         if len(rows) < PAGE_REFERENCES:
             return
         start = rows[-1][:2]
+
+
+def _check_log(context: TableContext, position: Position) -> None:
+    values = {"at": position.at}
+    rows = context.store.own.rows(_QUERIES["reaches_back"], values, operation="look up a table's history")
+    if rows != [(True,)]:
+        raise expired(context, position)
 
 
 def expired(context: TableContext, position: Position) -> CutExpired:

@@ -72,6 +72,10 @@ from tables t
 where t.table_id = %(table_id)s and t.history_since < t.created_at + interval '1 minute'
     and not exists (select from truncation c where c.table_id = t.table_id);
 
+-- name: reaches_back
+-- Whether the log of removals is whole from a time on.
+select history_since <= %(at)s from tables where table_id = %(table_id)s;
+
 -- name: references_at
 -- The next references as a snapshot had them, by partition and file: those of now that it saw, and those that were removed
 -- since. The file of one that was collected is not known any more.

@@ -7,7 +7,7 @@ select 1 from tables where table_id = %(table_id)s for no key update;
 -- Records the present as a cut, and holds its files; nothing when its name is taken. What was ingested till then is what was
 -- till the last cut and what came since: each file once, by its own counts, as those of its references may be estimates.
 with last as materialized (
-    select recorded_at, snapshot, rows_till, bytes_till
+    select recorded_at, snapshot, rows_till, bytes_till, coalesce(counted_from, cut_id) as counted_from
     from cut
     where table_id = %(table_id)s and snapshot is not null
     order by cut_id desc
@@ -31,14 +31,19 @@ with last as materialized (
         offset 0
     ) r
 ), ingested as (
-    select coalesce(sum(coalesce(f.row_count, c.row_count)), 0) as row_count, coalesce(sum(f.byte_count), 0) as byte_count
+    select coalesce(sum(coalesce(f.row_count, c.row_count)), 0) as row_count, coalesce(sum(f.byte_count), 0) as byte_count,
+        count(*) = count(f.file_id) as is_whole
     from (select file_id, sum(row_count) as row_count from came group by file_id) c
     -- of one that is collected already, the references tell
     left join lateral (select f.* from ({file_facts}) f where f.file_id = c.file_id offset 0) f on true
 ), made as (
-    insert into cut (table_id, name, recorded_at, epoch, snapshot, rows_till, bytes_till)
+    insert into cut (table_id, name, recorded_at, epoch, snapshot, rows_till, bytes_till, counted_from)
     select t.table_id, %(name)s, greatest(clock_timestamp(), l.recorded_at + interval '1 microsecond'), t.epoch,
-        pg_current_snapshot(), coalesce(l.rows_till, 0) + i.row_count, coalesce(l.bytes_till, 0) + i.byte_count
+        pg_current_snapshot(), coalesce(l.rows_till, 0) + i.row_count, coalesce(l.bytes_till, 0) + i.byte_count,
+        case
+            when i.is_whole and (t.log_since > l.recorded_at and t.history_since > l.recorded_at) is not true
+            then l.counted_from
+        end
     from tables t
     cross join ingested i
     left join last l on true

@@ -38,11 +38,12 @@ _QUERIES = load(__package__ or "", "moments")
 
 
 class FoundCut(NamedTuple):
-    """A cut, its snapshot, and since when its table can be read."""
+    """A cut, its snapshot, since when its table can be read, and when its epoch was made."""
 
     cut: Cut
     snapshot: str | None
     since: datetime
+    made_at: int | None
 
 
 def position_of(context: TableContext, when: When) -> Position:
@@ -53,7 +54,7 @@ def position_of(context: TableContext, when: When) -> Position:
     """
     if isinstance(when, datetime):
         return _position_at(context, when)
-    cut, snapshot, since = find_cut(context, when)
+    cut, snapshot, since, made_at = find_cut(context, when)
     what = _named(cut)
     if snapshot is None:
         raise CutExpired(
@@ -62,17 +63,21 @@ def position_of(context: TableContext, when: When) -> Position:
             f"moment that can be read is {_text(since)}",
             since,
         )
-    position = Position(cut.epoch, snapshot, cut.recorded_at)
+    position = Position(cut.epoch, snapshot, cut.recorded_at, made_at)
     _check_since(context, position.at, since, what)
     return position
 
 
-def now(context: TableContext) -> Position:
-    """The present; nothing is recorded of it, nor held."""
+def now(context: TableContext, after: Position | None = None) -> Position:
+    """The present; nothing is recorded of it, nor held.
+
+    It is not before a position that was known, also when the clock was set back since.
+    """
     rows = _rows(context, "now")
     if not rows:
         raise _gone(context)
-    return Position(*rows[0])
+    epoch, snapshot, at = rows[0]
+    return Position(epoch, snapshot, at if after is None else max(at, after.at))
 
 
 def find_cut(context: TableContext, which: Cut | str | int) -> FoundCut:
@@ -88,17 +93,20 @@ def find_cut(context: TableContext, which: Cut | str | int) -> FoundCut:
     number = which.cut_id if isinstance(which, Cut) else which if isinstance(which, int) else 0
     in_range = 0 <= number < 1 << 63
     rows = _rows(context, "cut", name=name, cut_id=number) if in_range else []
-    if rows:
-        *fields, snapshot, since = rows[0]
-        return FoundCut(Cut(*_in_utc(fields)), snapshot, since)
+    # after the database was restored to a moment before a cut, another may have got its id
+    if rows and (not isinstance(which, Cut) or rows[0][2] == which.recorded_at):
+        *fields, snapshot, since, made_at = rows[0]
+        return FoundCut(Cut(*_in_utc(fields)), snapshot, since, made_at)
     since = oldest(context)
     if isinstance(which, Cut) and which.name is None and which.recorded_at < since:
         check_since(context, which.recorded_at, _named(which))
     names = [repr(row[0]) for row in _rows(context, "names", limit=NAMES_TOLD_MAX + 1)]
     known = ", ".join(names[:NAMES_TOLD_MAX]) + (", …" if len(names) > NAMES_TOLD_MAX else "")
-    told = which if not isinstance(which, Cut) else which.cut_id if which.name is None else which.name
+    told = repr(which)
+    if isinstance(which, Cut):
+        told = f"{which.cut_id if which.name is None else which.name!r} of {_text(which.recorded_at)}"
     raise InvalidCut(
-        f"table {table.name!r} has no cut {told!r}; "
+        f"table {table.name!r} has no cut {told}; "
         + (f"its named cuts are {known}" if names else "none of its cuts has a name")
         + ("; a time is written 2026-11-20T14:00, and is an aware datetime in Python" * _like_time(told))
     )
@@ -150,7 +158,9 @@ def _position_at(context: TableContext, at: datetime) -> Position:
     since = _when_finished(context, at)
     what = f"the moment {_text(at)}"
     _check_since(context, at, since, what)
-    [(epoch, snapshot, since, times_known)] = _rows(context, "as_of", at=at) or [_raise(_gone(context))]
+    [(epoch, made_at, snapshot, since, times_known)] = _rows(context, "as_of", at=at) or [
+        _raise(_gone(context))
+    ]
     _check_since(context, at, since, what)
     if not times_known:
         raise CutExpired(
@@ -158,7 +168,7 @@ def _position_at(context: TableContext, at: datetime) -> Position:
             "all commits since the last cut before it (track_commit_timestamp was off); record a cut, and "
             "times from then on can be read"
         )
-    return Position(epoch or 0, snapshot, at.astimezone(UTC))
+    return Position(epoch or 0, snapshot, at.astimezone(UTC), made_at)
 
 
 def _when_finished(context: TableContext, at: datetime) -> datetime:

@@ -57,7 +57,11 @@ with base as materialized (
         offset 0
     ) l
 ), change as materialized (
-    select xid, pg_xact_commit_timestamp(xid::xid) as committed_at
+    -- the server knows times by the lower half of an id: of one that is 2^31 ago it would tell another's
+    select xid, case
+            when pg_snapshot_xmax(pg_current_snapshot())::text::numeric - xid::text::numeric between 0 and 2147483648
+            then pg_xact_commit_timestamp(xid::xid)
+        end as committed_at
     from (
         select xid from added
         union
@@ -87,12 +91,13 @@ with base as materialized (
     left join hidden h on h.xid < r.xmax
     group by r.xmax
 )
-select e.epoch, s.text, b.since, not exists (select from change where committed_at is null)
+select e.epoch, (extract(epoch from e.created_at) * 1000000)::bigint, s.text, b.since,
+    not exists (select from change where committed_at is null)
 from base b
 cross join snapshot s
 left join lateral (
     -- a split takes its time for a moment only
-    select e.epoch
+    select e.epoch, e.created_at
     from epoch e
     where e.table_id = %(table_id)s and e.created_at <= %(at)s + interval '1 minute'
         and (
@@ -105,13 +110,18 @@ left join lateral (
 
 -- name: cut
 -- Where a cut is, and from when on its table can be read. That of the truncation is forgotten, and can be read.
-select c.cut_id, c.name, c.recorded_at, c.epoch, c.table_id, c.snapshot::text, greatest(t.history_since, u.recorded_at)
+select c.cut_id, c.name, c.recorded_at, c.epoch, c.table_id, c.snapshot::text, greatest(t.history_since, u.recorded_at),
+    (
+        select (extract(epoch from e.created_at) * 1000000)::bigint
+        from epoch e
+        where e.table_id = c.table_id and e.epoch = c.epoch
+    )
 from (
     select table_id, cut_id, name, recorded_at, epoch, snapshot from cut
     union all
-    select table_id, cut_id, null, recorded_at, epoch, snapshot
+    select u.table_id, u.cut_id, null, u.recorded_at, u.epoch, u.snapshot
     from truncation u
-    where not exists (select from cut c where c.table_id = u.table_id and c.cut_id = u.cut_id)
+    where not exists (select from cut c where c.table_id = u.table_id and c.cut_id = u.cut_id offset 0)
 ) c
 join tables t using (table_id)
 left join truncation u using (table_id)

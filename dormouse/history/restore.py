@@ -82,7 +82,8 @@ def check_not_restored(context: TableContext, after: Position, till: Position) -
 def _restored(context: TableContext, position: Position, conn: Any, *, dry_run: bool) -> RestoreReport:
     store = context.store
     removed, rows_removed, exact = store.come_since(position.snapshot, conn)
-    then, now = context.partitions.at(position.epoch, conn), context.partitions.tree_in(conn)
+    then = context.partitions.at(position.epoch, conn, made_at=position.made_at)
+    now = context.partitions.tree_in(conn)
     back = placed(store.gone_since(position.snapshot, conn), then, now)
     deletions = context.deletions.count_restored(position.snapshot, conn)
     if not dry_run and (removed or back or deletions):

@@ -31,10 +31,11 @@ def size_between(context: TableContext, a: When | None = None, b: When | None = 
     """The rows and bytes that were ingested after one moment and up to another, exact.
 
     `a` None: from the table's beginning; `b` None: till now. Of two cuts it is one look-up, also when they
-    cannot be read any more. Raises `InvalidCut`, when b is before a too, and `CutExpired`.
+    cannot be read any more, unless between them none was recorded for longer than the history is kept.
+    Raises `InvalidCut`, when b is before a too, and `CutExpired`.
     """
     after = beginning(context) if a is None else _position(context, a)
-    till = now(context) if b is None else _position(context, b)
+    till = now(context, after) if b is None else _position(context, b)
     if till.at < after.at:
         raise InvalidCut(f"{till.at} is before {after.at}: give the earlier moment first")
     times = {"after": after.at, "till": till.at}
@@ -53,7 +54,7 @@ def size_between(context: TableContext, a: When | None = None, b: When | None = 
 def size_since(context: TableContext, after: Position, till: Position | None = None) -> Size:
     """What was ingested after a moment, up to another or till now, told by its files. `CutExpired`."""
     own = context.store.own
-    values = {"after": after.snapshot, "till": till and till.snapshot}
+    values = {"after": after.snapshot, "till": till and till.snapshot, "at": after.at}
     rows, byte_count, unknown = own.rows(
         _QUERIES["between"], values, operation="measure changes", scans=True
     )[0]

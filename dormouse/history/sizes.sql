@@ -1,6 +1,7 @@
 -- name: between
 -- The rows and bytes of what came with its files from outside, after one snapshot and up to another (null: now), each file
--- once, by its own counts, as those of its references may be estimates; and how many files are not known any more.
+-- once, by its own counts, as those of its references may be estimates; and whether some may not be known any more: after a
+-- moment that is held all are.
 with came as materialized (
     select r.file_id, r.row_count
     from {file_reference} r
@@ -18,12 +19,16 @@ with came as materialized (
         and pg_visible_in_snapshot(r.added_xid, %(till)s::pg_snapshot) is not false
 )
 select coalesce(sum(coalesce(f.row_count, c.row_count)), 0), coalesce(sum(f.byte_count), 0),
-    count(*) - count(f.file_id)
+    count(*) > count(f.file_id)
+        or exists (
+            select from tables t where t.table_id = %(table_id)s and t.log_since > %(at)s and t.history_since > %(at)s
+        )
 from (select file_id, sum(row_count) as row_count from came group by file_id) c
 left join lateral (select f.* from ({file_facts}) f where f.file_id = c.file_id offset 0) f on true;
 
 -- name: of_cuts
--- The first cut from a time on and the last up to another, if they are in this order: what was ingested till them.
+-- The first cut from a time on and the last up to another, if they are in this order and all between was counted: what was
+-- ingested till them.
 select first.epoch, first.snapshot::text, first.recorded_at, last.epoch, last.snapshot::text, last.recorded_at,
     last.rows_till - first.rows_till, last.bytes_till - first.bytes_till
 from (
@@ -38,4 +43,4 @@ cross join (
     order by c.recorded_at desc
     limit 1
 ) last
-where first.cut_id <= last.cut_id;
+where first.cut_id <= last.cut_id and coalesce(last.counted_from, last.cut_id) <= first.cut_id;

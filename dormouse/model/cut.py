@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import total_ordering
 from typing import TypeAlias
@@ -54,8 +54,10 @@ class Position:
     """A moment as a table's metadata are read: the tree of `epoch`, what is visible in `snapshot`.
 
     `snapshot` is a pg_snapshot's text. `at` is when it was the present, as the database's clock told.
+    `made_at` is when the epoch was made, in microseconds since 1970: a tree of another past is told by it.
     """
 
     epoch: int
     snapshot: str
     at: datetime
+    made_at: int | None = field(default=None, compare=False)

@@ -50,9 +50,10 @@ class Consumer:
         `ConsumerExpired`, `InvalidInput` when the consumer was dropped, `InvalidCut` when the table was
         restored since, and what `Table.changes` raises.
         """
+        self._read = None
         start = self._consumers.get(self.name)
-        self._read = read = _Read(start, now(self._context))
         position = self._consumers.checked(start)
+        self._read = read = _Read(start, now(self._context, position))
         try:
             return changes(
                 self._context, position, read.till, columns, interruption=interruption, at_end=read.end

@@ -191,7 +191,8 @@ class _View:
         """The first page of what is wanted, as it is at the view's moment; without `leaves_max` all."""
         if self._at is None:
             return self.now(ranges, leaves_max, whole_tree=whole_tree)
-        return self._as_of(self._partitions.at(self._at.epoch), self._at.snapshot, ranges, leaves_max)
+        tree = self._partitions.at(self._at.epoch, made_at=self._at.made_at)
+        return self._as_of(tree, self._at.snapshot, ranges, leaves_max)
 
     def now(self, ranges: KeyRanges, leaves_max: int | None, *, whole_tree: bool = False) -> _PlannedPage:
         """The first page of what is wanted, as it is now; without `leaves_max` all, as one group."""

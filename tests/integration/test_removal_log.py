@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from state import assign, at_once, blocked, query, ref, remove, replace, transaction, wait_until
@@ -18,7 +19,9 @@ from dormouse.context import TableContext
 from dormouse.errors import CutExpired
 from dormouse.files import removal_log
 from dormouse.files.attempts import WriteAttempts
-from dormouse.history import cuts, moments
+from dormouse.files.holds import moment_held
+from dormouse.history import changes, consumers, cuts, moments
+from dormouse.model.cut import Position
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
@@ -263,6 +266,88 @@ def test_a_day_is_kept_for_the_cuts_that_need_it(table: TableContext) -> None:
     with pytest.raises(CutExpired):
         moments.position_of(table, since - timedelta(seconds=1))
     assert moments.position_of(table, later).at == later.recorded_at
+
+
+def test_a_reader_that_comes_while_a_day_is_dropped_has_it_whole_or_is_told(
+    table: TableContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(removal_log, "LOCK_WAIT_MS_MAX", 60_000)
+    before = removed_long_ago(table)
+    began: list[bool] = []
+
+    def read() -> None:
+        with moment_held(table.supplier, table.table.table_id, before.at, before.snapshot) as is_held:
+            began.append(is_held)
+            assert not is_held or logged(table) == 3
+
+    with transaction(table) as conn:
+        conn.execute("select from instance for update")  # between its look and the end
+        dropping = threading.Thread(target=removal_log.roll, args=(table.supplier,))
+        dropping.start()
+        wait_until(lambda: blocked(table.supplier))
+        failed: list[BaseException] = []
+        reading = threading.Thread(target=noting, args=(read, failed))
+        reading.start()
+        wait_until(lambda: began or blocked(table.supplier) > 1)
+        conn.execute("commit")
+    dropping.join()
+    reading.join()
+    assert failed == [] and began == [LONG_AGO in days(table)]
+
+
+def noting(work: Callable[[], None], failed: list[BaseException]) -> None:
+    try:
+        work()
+    except BaseException as error:
+        failed.append(error)
+
+
+@pytest.mark.parametrize("what", ["changes", "references"])
+def test_a_read_whose_day_is_dropped_on_the_way_says_so(
+    table: TableContext, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(changes, "PAGE_REFERENCES", 1)
+    before = removed_long_ago(table)
+    found: Iterator[Any]
+    if what == "changes":
+        found = changes.pages_between(table, Position(0, changes.BEFORE_ALL, before.at), before)
+    else:
+        found = changes.references_at(table, before)
+    next(found)
+    removal_log.roll(table.supplier)
+    assert LONG_AGO not in days(table)
+    with pytest.raises(CutExpired, match="does not reach back"):
+        list(found)
+
+
+def test_what_was_just_before_a_consumers_position_cannot_be_read_when_its_day_is_gone(
+    table: TableContext,
+) -> None:
+    """Its files are held, but which there were then the log would have to tell."""
+    before = removed_long_ago(table)
+    consumers.Consumers(table).create("etl", None)
+    position_at = before.at + timedelta(hours=12, minutes=5)
+    query(table.supplier, "update consumer set position_at = %s", position_at)
+    query(table.supplier, "update hold set since = %s::timestamptz - interval '10 minutes'", position_at)
+    removal_log.roll(table.supplier)
+    assert LONG_AGO not in days(table)
+    assert moments.oldest(table) == position_at
+    assert [one.rows_behind for one in consumers.Consumers(table).statuses()] == [0]
+
+
+def removed_long_ago(table: TableContext) -> Position:
+    """Three files that nobody keeps; gives when they were there."""
+    table.store.add_files([ref("a"), ref("b"), ref("c")])
+    long_ago = datetime(LONG_AGO.year, LONG_AGO.month, LONG_AGO.day, tzinfo=UTC)
+    here = moments.now(table)
+    before = Position(here.epoch, here.snapshot, long_ago)
+    remove(table.store, "a", "b", "c")
+    make_day(table, LONG_AGO)
+    age(table, LONG_AGO)
+    table.store.stamp_unreferenced()
+    count_whole(table)
+    query(table.supplier, "update tables set created_at = '2000-01-01', history_since = '2000-01-01'")
+    return before
 
 
 def count_whole(table: TableContext) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -221,18 +222,18 @@ def test_what_lies_before_a_truncation_is_collected_and_nothing_else(instance: I
         add(table, key)
     table.compact(engine="local")
     table.collect_garbage()
-    cut = record_cut(table._context, "later")
+    record_cut(table._context, "later")
     for key in range(2, 4):
         add(table, key)
     table.compact(engine="local")
     collect_all(instance, table)
     assert table.status().unreferenced_files == 4
-    assert table.history.truncate(cut)
+    assert table.history.truncate("later")
     collect_all(instance, table)
     # the two that were compacted before the cut are gone; those of the second compaction it needs
     assert table.status().unreferenced_files == 2
-    assert sorted(table.changes(after=cut).read_all()["key"].to_pylist()) == [2, 3]
-    assert [reference.row_count for reference in table.history.files_at(cut)] == [2]
+    assert sorted(table.changes(after="later").read_all()["key"].to_pylist()) == [2, 3]
+    assert [reference.row_count for reference in table.history.files_at("later")] == [2]
 
 
 def collect_all(instance: Instance, table: Table) -> None:
@@ -294,3 +295,20 @@ def test_sizes_between_moments(table: Table) -> None:
         assert (till_now.row_count, till_now.byte_count) == (len(AGES) - a, (len(AGES) - a) * one)
     with pytest.raises(InvalidCut, match="give the earlier moment first"):
         table.history.size_between(found[1], found[0])
+
+
+def test_sizes_beyond_the_log_are_refused_and_never_too_small(instance: Instance, table: Table) -> None:
+    """What was ingested and compacted away is known by the log alone."""
+    first, *_, last = cuts(table._context)
+    gone = last.recorded_at + timedelta(hours=1)
+    execute(instance, "update tables set log_since = %s, history_since = %s", gone, gone)
+    with pytest.raises(CutExpired, match="does not reach back"):
+        table.history.size_between(last)
+    later = record_cut(table._context)
+    add(table, 99)
+    latest = record_cut(table._context)
+    for expired in (first, last):
+        with pytest.raises(CutExpired, match="does not reach back"):
+            table.history.size_between(expired, latest)
+    assert table.history.size_between(first, last).row_count == len(AGES) - 1
+    assert table.history.size_between(later, latest).row_count == 1

@@ -95,6 +95,8 @@ create table cut (
     -- what was ingested till then since the table's first cut
     rows_till numeric not null,
     bytes_till numeric not null,
+    -- the first cut from which on all of that was counted; null: it itself, as the log did not reach back to the one before
+    counted_from bigint,
     constraint cut_pkey primary key (table_id, cut_id),
     constraint cut_name_unique unique (table_id, name)
 );
@@ -151,6 +153,8 @@ alter table hold add column table_id integer references tables on delete cascade
 alter table tables
     -- no moment before it can be read: removals that are not in the log any more, and files that are collected, went then
     add column history_since timestamptz,
+    -- removals of before it are not in the log any more; null: none was dropped
+    add column log_since timestamptz,
     -- all that is visible in it was committed by the time that the table was made here, or came here
     add column history_from pg_snapshot not null default pg_current_snapshot();
 -- after the snapshot

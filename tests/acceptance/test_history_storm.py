@@ -1,0 +1,271 @@
+"""Processes ingest, split, merge, compact and collect, and are killed, while cuts are read again and again.
+
+A consumer reads on meanwhile; then retention lets the history go.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.errors import CutExpired
+from dormouse.files.layout import LAYOUTS
+from dormouse.table import Table
+
+SECONDS, PATIENCE_SECONDS = 60, 600
+CUTS, WRITERS, ROWS = 5, 3, 20
+ROLES = (*(f"ingest {n}" for n in range(WRITERS)), "split", "merge", "compact", "compact", "collect")
+WORKER = dedent("""
+    import random, sys
+    from pathlib import Path
+    from contextlib import suppress
+    import pyarrow as pa
+    import dormouse as dm
+    from dormouse.errors import FileReferenceAssignedToJob, InvalidRange, PartitionError
+
+    CANNOT = (PartitionError, InvalidRange, FileReferenceAssignedToJob)
+
+    dsn, objects, folder, role, rows = *sys.argv[1:5], int(sys.argv[5])
+    stop = Path(folder, "stop")
+
+    def ingest(table, turn):
+        number = int(role.split()[1])
+        path = Path(folder, f"begun {number}")
+        # killed in the midst of one: it is sent again
+        one = int(path.read_text() or 0) if turn == 0 and path.exists() else ingest.next
+        ingest.next = one + 1
+        half = path.with_suffix(".new")
+        half.write_text(str(one))
+        half.replace(path)
+        first = one * rows
+        keys = [(number * 31 + first + n) * 7919 % 1_009 for n in range(rows)]
+        data = pa.table({"key": keys, "writer": [number] * rows, "number": range(first, first + rows)})
+        assert table.ingest(data, ingest_id=f"{number} {one}", engine="local").applied
+
+    def merge(table, turn):
+        table.merge()
+        leaves = [leaf.partition_id for leaf in table.partitions.leaves()]
+        with suppress(*CANNOT):  # not below one, not whole, or others were faster
+            at = random.randrange(len(leaves))
+            table.partitions.merge(leaves[at : at + random.choice([2, 3])])
+        with suppress(*CANNOT):
+            halves = table.partitions.split(random.choice(leaves), random.randrange(1_009))
+            table.partitions.merge([half.partition_id for half in halves])
+
+    def split(table, turn):
+        table.split()
+        leaf = random.choice(table.partitions.leaves()).partition_id
+        with suppress(*CANNOT):
+            table.partitions.split(leaf, random.randrange(1_009))
+
+    ingest.next = 0
+    work = {
+        "ingest": ingest,
+        "split": split,
+        "merge": merge,
+        "compact": lambda table, turn: table.compact(engine="local"),
+        "collect": lambda table, turn: table.collect_garbage(),
+    }[role.split()[0]]
+    with dm.connect(dsn, objects) as instance:
+        table, turn = instance.table("t"), 0
+        while not stop.exists():
+            work(table, turn)
+            turn += 1
+""")
+SCHEMA = dm.Schema(
+    [dm.Field("key", dm.LONG)], values=[dm.Field("writer", dm.LONG), dm.Field("number", dm.LONG)]
+)
+PROPERTIES = dm.TableProperties(
+    gc_delay_seconds=0,
+    compaction_strategy="basic",
+    compaction_batch_files=3,
+    split_threshold_rows=200,
+    split_min_rows=20,
+    merge_threshold_rows=90,
+)
+Rows = list[tuple[int, int, int]]
+
+
+def rows_of(reader: pa.RecordBatchReader) -> Rows:
+    return sorted(tuple(row.values())[:3] for row in reader.read_all().to_pylist())
+
+
+class Workers:
+    """Processes that are killed, and begin again."""
+
+    def __init__(self, *arguments: str, folder: Path) -> None:
+        self._command = [sys.executable, "-c", WORKER, *arguments, str(folder)]
+        self._folder = folder
+        self._running = {at: self._start(role) for at, role in enumerate(ROLES)}
+        self.killed = 0
+
+    def _start(self, role: str) -> subprocess.Popen[bytes]:
+        with (self._folder / "errors").open("a") as errors:
+            return subprocess.Popen([*self._command, role, str(ROWS)], stderr=errors)
+
+    def kill_one(self, rng: random.Random) -> None:
+        """Often while it is stopped for a while, so that others overtake it."""
+        at = rng.randrange(len(ROLES))
+        process = self._running[at]
+        if rng.random() < 0.5:
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(rng.random())
+        if rng.random() < 0.5:
+            process.send_signal(signal.SIGCONT)
+        else:
+            process.kill()
+            self._ended(process, -signal.SIGKILL)
+            self._running[at] = self._start(ROLES[at])
+            self.killed += 1
+
+    def check(self) -> None:
+        for process in self._running.values():
+            if process.poll() is not None:
+                self._ended(process, 0)
+
+    def end(self) -> None:
+        (self._folder / "stop").touch()
+        for process in self._running.values():
+            process.send_signal(signal.SIGCONT)
+        for process in self._running.values():
+            self._ended(process, 0)
+
+    def _ended(self, process: subprocess.Popen[bytes], code: int) -> None:
+        assert process.wait() == code, (self._folder / "errors").read_text()
+
+    def leave_nobody(self) -> None:
+        for process in self._running.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_cuts_and_a_consumer_in_a_storm(dsn: str, tmp_path: Path, layout: str) -> None:
+    objects = (tmp_path / "objects").as_uri()
+    with dm.connect(dsn, objects) as instance:
+        table = instance.create_table("t", SCHEMA, layout=layout, properties=PROPERTIES)
+        consumer = table.consumer("etl")
+        came: Rows = []
+        answers: list[tuple[Any, Rows]] = []
+        over, failed = threading.Event(), list[BaseException]()
+
+        def consuming() -> None:
+            is_over = over.is_set()
+            came.extend(rows_of(consumer.read()))
+            consumer.acknowledge()
+            if is_over:
+                raise StopIteration
+
+        def reading() -> None:
+            when, first = random.choice(answers)
+            assert rows_of(table.query(as_of=when)) == first, when
+            if over.is_set():
+                raise StopIteration
+
+        def going_on(work: Callable[[], None]) -> threading.Thread:
+            def run() -> None:
+                try:
+                    while not failed:
+                        work()
+                except StopIteration:
+                    pass
+                except BaseException as error:
+                    failed.append(error)
+
+            thread = threading.Thread(target=run)
+            thread.start()
+            return thread
+
+        workers = Workers(dsn, objects, folder=tmp_path)
+        try:
+            threads = [going_on(consuming)]
+            storm(table, workers, answers, failed, lambda: threads.extend(map(going_on, [reading] * 2)))
+            workers.end()
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+            workers.leave_nobody()
+        assert failed == []
+        assert workers.killed > 1
+        everything = rows_of(table.query())
+        assert max(Counter(everything).values()) == 1
+        assert sorted(came) == everything
+        ingests = Counter((writer, number // ROWS) for _, writer, number in everything)
+        for writer in range(WRITERS):
+            # the last of one that was killed may have been sent, or not
+            begun = tmp_path / f"begun {writer}"
+            last = int(begun.read_text()) if begun.exists() else 0
+            assert {ingests[writer, number] for number in range(last)} <= {ROWS}
+            assert ingests[writer, last] in (0, ROWS)
+        assert instance.check().problems == ()
+        assert is_scaled(table)
+        let_go(table, answers, everything)
+        assert instance.check().problems == ()
+
+
+def storm(
+    table: Table, workers: Workers, answers: list[Any], failed: list[BaseException], read: Callable[[], None]
+) -> None:
+    """Records cuts while it goes on."""
+    rng, began = random.Random(26), time.monotonic()
+    while not failed and (seconds := time.monotonic() - began) < PATIENCE_SECONDS:
+        if seconds > SECONDS and len(answers) == 2 * CUTS and is_scaled(table):
+            break
+        workers.check()
+        if len(answers) < 2 * CUTS and seconds > len(answers) // 2 * SECONDS / CUTS:
+            cut = table.history.record_cut()
+            answers.append((cut, rows_of(table.query(as_of=cut))))
+            now = datetime.now(UTC)
+            answers.append((now, rows_of(table.query(as_of=now))))
+            if len(answers) == 2:
+                read()
+        workers.kill_one(rng)
+        time.sleep(0.5)
+
+
+def is_scaled(table: Table) -> bool:
+    """Whether there were splits and merges, however slow the machine is."""
+    epochs = list(table.history.epochs())
+    return sum(one.splits for one in epochs) > 1 < sum(one.merges for one in epochs)
+
+
+def let_go(table: Table, answers: list[tuple[Any, Rows]], everything: Rows) -> None:
+    """Retention goes up to the newest cut, and no further while a consumer needs what was before."""
+    cuts = [cut for cut, _ in answers[::2]]
+    slow = table.consumer("slow", from_=cuts[1])
+    table.drop_consumer("etl")
+    last = table.history.record_cut()
+    table.history.apply_retention(seconds=0)
+    table.collect_garbage()
+    for when, rows in answers:
+        if when in (cuts[0], answers[1][0]):
+            with pytest.raises(CutExpired):
+                table.query(as_of=when)
+        else:
+            assert rows_of(table.query(as_of=when)) == rows
+    new = set(everything) - set(answers[2][1])
+    assert rows_of(slow.read()) == sorted(new)
+    slow.acknowledge()
+    report = table.history.apply_retention(seconds=0)
+    assert report.truncated_at == last
+    table.collect_garbage()
+    for when, _ in answers:
+        with pytest.raises(CutExpired):
+            table.query(as_of=when)
+    assert rows_of(table.query(as_of=last)) == rows_of(table.query()) == everything

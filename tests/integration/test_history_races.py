@@ -1,0 +1,147 @@
+"""What cuts, collection, the removal log and readers do to each other at bad moments, and with bad clocks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from state import blocked, query, ref, remove, transaction, wait_until
+
+from dormouse.context import TableContext
+from dormouse.errors import CutExpired, InvalidCut
+from dormouse.files.layout import LAYOUTS
+from dormouse.history import cuts, moments
+from dormouse.history.changes import changes_between
+from dormouse.history.consumers import Consumers
+from dormouse.history.sizes import size_between
+from dormouse.model.region import Range
+from dormouse.query.consumer import Consumer
+from dormouse.query.key_ranges import KeyRanges
+from dormouse.query.table_view import plan_query
+
+NewTable = Callable[..., TableContext]
+
+
+def clock(table: TableContext) -> datetime:
+    found: datetime = query(table.supplier, "select clock_timestamp()")[0][0]
+    return found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_stamped_while_a_cut_is_recorded_is_stamped_after_it(
+    new_table: NewTable, layout: str
+) -> None:
+    """The cut may not have seen that it went, and needs it then."""
+    table = new_table(layout=layout)
+    table.store.add_files([ref("a")])
+    remove(table.store, "a")
+    with transaction(table) as conn:
+        conn.execute(cuts._QUERIES["lock"].on(), {"table_id": table.table.table_id})
+        collecting = threading.Thread(target=table.store.stamp_unreferenced)
+        collecting.start()
+        wait_until(lambda: blocked(table.supplier))
+        recorded_at = clock(table)
+        conn.execute("commit")
+    collecting.join()
+    assert list(table.store.files_ready_for_gc(recorded_at)) == []
+    assert list(table.store.files_ready_for_gc(clock(table))) == ["a"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_cut_keeps_what_goes_after_it_when_the_clock_was_set_back(new_table: NewTable, layout: str) -> None:
+    table = new_table(layout=layout, gc_delay_seconds=0)
+    table.store.add_files([ref("a")])
+    cut = cuts.record_cut(table, "kept")
+    # as if it had been recorded before the clock was
+    ahead = "with late as (update cut set recorded_at = recorded_at + interval '1 hour' where table_id = %s)"
+    query(table.supplier, ahead + " update hold set since = since + interval '1 hour'", table.table.table_id)
+    remove(table.store, "a")
+    assert [table.garbage.collect().deleted for _ in range(2)] == [0, 0]
+    assert moments.position_of(table, "kept").at == cut.recorded_at + timedelta(hours=1)
+    query(table.supplier, "delete from hold where table_id = %s", table.table.table_id)
+
+
+def test_a_cut_whose_id_was_given_again_is_not_another(new_table: NewTable) -> None:
+    """As after the database was restored to a moment before it."""
+    table = new_table()
+    cut = cuts.record_cut(table)
+    lost: Any = replace(cut, recorded_at=cut.recorded_at + timedelta(seconds=1))
+    with pytest.raises(InvalidCut, match=f"has no cut {cut.cut_id}"):
+        moments.position_of(table, lost)
+    assert moments.position_of(table, cut).at == cut.recorded_at
+
+
+def test_the_time_of_another_transaction_with_the_same_lower_half_is_not_taken(new_table: NewTable) -> None:
+    table = new_table()
+    table.store.add_files([ref("a")])
+    when = clock(table)
+    assert moments.position_of(table, when)
+    own = f"file_reference_{table.table.table_id}"
+    shifted = "(added_xid::text::numeric + 4294967296)::text::xid8"
+    query(table.supplier, f"update {own} set added_xid = {shifted}")
+    with pytest.raises(CutExpired, match="cannot be told"):
+        moments.position_of(table, when)
+
+
+def test_a_tree_of_what_the_server_lost_is_not_asked_for_a_moment(new_table: NewTable) -> None:
+    """As after the database was restored to a moment before it, under a process that goes on."""
+    table = new_table()
+    table.partitions.split("root", 10)
+    assert table.partitions.tree().leaf_count == 2
+    gone = [
+        "delete from partition where table_id = %s and created_epoch = 1",
+        "delete from epoch where table_id = %s and epoch = 1",
+        "update tables set epoch = 0 where table_id = %s",
+        "update partition set sealed_epoch = null, split_key = null, split_point = null, left_id = null, "
+        "right_id = null where table_id = %s",
+    ]
+    for statement in gone:
+        query(table.supplier, statement, table.table.table_id)
+    other = TableContext(table.dsn, table.supplier, table.objects, table.table)
+    low, _ = other.partitions.split("root", 100)
+    other.store.add_files([ref("a", low.partition_id)])
+    cut = cuts.record_cut(other)
+    ranges = KeyRanges({"key": (Range(50, 51),)})
+    for when in (cut, clock(table)):
+        [group] = plan_query(table, ranges, at=moments.position_of(table, when))
+        assert [scan.filename for scan in group] == ["a"], when
+
+
+def test_a_clock_that_is_set_back_holds_up_no_consumer(new_table: NewTable) -> None:
+    table = new_table()
+    consumers = Consumers(table)
+    consumers.create("etl", None)
+    query(
+        table.supplier,
+        "update consumer set position_at = position_at + interval '1 hour' where table_id = %s",
+        table.table.table_id,
+    )
+    consumer = Consumer(table, "etl", lambda: None)
+    assert consumer.read().read_all().num_rows == 0
+    consumer.acknowledge()
+    cut = cuts.record_cut(table)
+    query(
+        table.supplier,
+        "update cut set recorded_at = recorded_at + interval '1 hour' where table_id = %s",
+        table.table.table_id,
+    )
+    late = replace(cut, recorded_at=cut.recorded_at + timedelta(hours=1))
+    assert list(changes_between(table, late, None)) == []
+    assert size_between(table, late).row_count == 0
+
+
+def test_a_merge_counts_references_with_the_salts_of_their_partitions(new_table: NewTable) -> None:
+    table = new_table(layout="salted_counts", split_points=[10])
+    leaves = [leaf.partition_id for leaf in table.partitions.leaves()]
+    table.store.add_files([ref("a", leaves[0]), ref("b", leaves[1])])
+    above = ref("above", "root", only_contains_data_for_this_partition=False)
+    table.store.add_files([above])
+    merged = table.partitions.merge(leaves).partition_id
+    counted = f"select salt, count from file_count_{table.table.table_id} where salt >= 0 and count <> 0"
+    salt = "(hashtextextended(%s, 0) & 9223372036854775807) %% %s::bigint"
+    [(expected,)] = query(table.supplier, f"select {salt}", merged, table.table.properties.salt_buckets)
+    assert query(table.supplier, counted) == [(expected, 1)] * 3
