@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from state import case, query, ref, remove, split, wait_until
+from state import blocked, case, query, ref, remove, split, transaction, wait_until
 
 from dormouse.context import TableContext
 from dormouse.files.layout import LAYOUTS
@@ -154,3 +154,28 @@ def test_a_moment_that_is_not_yet_past_waits(new_table: NewTable) -> None:
     soon = clock(table) + timedelta(seconds=0.3)
     assert at(table, soon) == set()
     assert clock(table) > soon
+
+
+def test_what_commits_while_a_moment_is_read_is_not_seen(new_table: NewTable) -> None:
+    """The moment is told by a snapshot that must not show it later, either."""
+    table = new_table()
+    with closing(psycopg.connect(table.dsn, options="-c search_path=dormouse")) as slow:
+        table.store.add_files([ref("slow")], conn=slow)
+        table.store.add_files([ref("quick")])
+        position = moments.position_of(table, clock(table))
+        assert files_at(table, position) == {("root", "quick")}
+        slow.commit()
+    assert files_at(table, position) == {("root", "quick")}
+
+
+def test_a_cut_is_ordered_with_splits_and_with_the_first_stage_of_collection(new_table: NewTable) -> None:
+    table = new_table()
+    made: list[Cut] = []
+    with transaction(table) as splitting:
+        table.partitions.split("root", 10, conn=splitting)
+        recording = threading.Thread(target=lambda: made.append(cuts.record_cut(table)))
+        recording.start()
+        wait_until(lambda: blocked(table.supplier) == 1)
+        splitting.execute("commit")
+        recording.join(60)
+    assert [one.epoch for one in made] == [1]

@@ -98,6 +98,7 @@ def test_files_that_come_back_are_collected_when_they_go_again(instance: Instanc
         table.collect_garbage()
         assert keys(table) == list(range(20)), "they are not what was free once"
         assert {one.filename for one in table.file_page()} == before
+        assert [one.unreferenced_at for one in table.file_page()] == [None], "it is not free since then"
         add(table, 5)
         table.compact()
         table.collect_garbage()
