@@ -35,7 +35,7 @@ from dormouse.rounds.ingest import write_leaves
 from dormouse.rounds.ingest_commit import commit_files
 from dormouse.rounds.job_deletions import JobDeletions
 
-EXAMPLES, STEPS = 10, 25
+EXAMPLES, STEPS = 6, 20
 SCHEMA = dm.Schema(
     [dm.Field("k", dm.LONG)], [dm.Field("t", dm.LONG)], [dm.Field("v", dm.LONG, nullable=True)]
 )
