@@ -20,6 +20,7 @@ from dormouse.embedded.server import _binaries
 from dormouse.errors import CutExpired, InstanceError, InstanceReadOnly
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.layout import LAYOUTS
+from dormouse.files.reads import KeyBounds
 from dormouse.files.totals import Totals
 from dormouse.history import cuts, moments
 from dormouse.model.properties import TableProperties
@@ -239,7 +240,7 @@ def test_cuts_of_before_a_copy_are_refused_by_name(dsn: str, young_server: str, 
             position = moments.position_of(table, when)
             with supplier.connection() as conn:
                 leaves = [one.partition_id for one in table.partitions.at(position.epoch).leaves]
-                _, rows = table.store.planned_at([*leaves, "root"], position.snapshot, conn)
+                _, (rows, _) = table.store.planned_at([*leaves, "root"], KeyBounds(), position.snapshot, conn)
             assert {row[1] for row in rows} == {
                 one.filename for one in table.store.file_references_in([*leaves, "root"])
             }

@@ -13,7 +13,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 import dormouse as dm
 from dormouse.data.source import open_source
@@ -177,10 +183,14 @@ class DeletesMachine(RuleBasedStateMachine):
         # with a name, which keeps it
         self.cuts.append((record_cut(self.context, f"cut{next(self.names)}"), list(self.rows)))
 
+    @invariant()
+    def has_its_rows(self) -> None:
+        if hasattr(self, "table"):
+            assert rows_of(self.table.query().read_all()) == in_order(self.rows)
+
     @rule(key=KEYS)
     def look(self, key: int) -> None:
         expected, name = in_order(self.rows), self.table.name
-        assert rows_of(self.table.query().read_all()) == expected
         assert rows_of(self.table.query({"k": key}).read_all()) == [row for row in expected if row[0] == key]
         assert rows_of(self.instance.sql(f"select * from {name}").read_all()) == expected
         [count] = self.instance.sql(f"select count(*) as n from {name} where v = 1").read_all().to_pylist()
