@@ -40,6 +40,9 @@ CAME_LATER = [
     ("file_reference", "file_digest", "uuid"),
     ("file", "digest", "uuid"),
     ("file_count", "digest", "uuid"),
+    ("file", "deletions_till", "bigint default 0"),
+    ("file_count", "deletions_till", "bigint"),
+    ("file_reference", "file_deletions_till", "bigint"),
 ]
 # the tree that is worked on is made and read by what is here now
 OF_TREES = [
@@ -55,6 +58,10 @@ LOG_OF_TODAY = """
 create table removal (
     table_id integer, partition_id text, file_ids uuid[], row_counts bigint[], counts_approximate boolean[],
     only_contain_data_for_this_partition boolean[], added_xids xid8[], ingested boolean[]
+);
+create table deletion (
+    table_id integer, deletion_id bigint, condition text, min_keys bytea[], max_keys bytea[], min_key bytea,
+    max_key bytea, by_values boolean, snapshot pg_snapshot, added_xid xid8, retired_xid xid8
 )"""
 LOG_OF_THEN = """
 insert into removed_reference (table_id, partition_id, file_id, row_count, count_approximate,
@@ -62,7 +69,7 @@ insert into removed_reference (table_id, partition_id, file_id, row_count, count
 select table_id, partition_id, r.*
 from removal,
     unnest(file_ids, row_counts, counts_approximate, only_contain_data_for_this_partition, added_xids) r;
-drop table removal"""
+drop table removal, deletion"""
 
 
 @pytest.fixture
