@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dormouse.errors import InvalidProperties
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
+from dormouse.model.types import BYTES, INT, LONG, STRING
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,7 +44,7 @@ def _check(schema: Schema, name: str) -> None:
             f"bloom_filter_columns: {name!r} is not a field; the fields are {', '.join(schema.names)}"
         )
     found = schema.field(name).type
-    if not found.is_key_type:
+    if found not in (INT, LONG, STRING, BYTES):
         raise InvalidProperties(
             f"bloom_filter_columns: {name!r} is {found}; columns of INT, LONG, STRING and BYTES can be named"
         )

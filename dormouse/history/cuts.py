@@ -20,14 +20,15 @@ PAGE_CUTS = 1_000
 _QUERIES = load(__package__ or "", "cuts")
 
 
-def record_cut(context: TableContext, name: str | None = None) -> Cut:
-    """Records the present of a table; without a name it is kept for as long as the table's history.
+def record_cut(context: TableContext, name: str | None = None, *, kept_seconds: float | None = None) -> Cut:
+    """Records the present of a table; without a name it is kept for `kept_seconds`, or as the history.
 
     `InvalidCut` for a name that is taken, or looks like a time.
     """
     if name is not None:
         _check_name(name)
-    values = {"name": name, "kept_seconds": context.properties.history_retention_seconds}
+    retention = context.properties.history_retention_seconds
+    values = {"name": name, "kept_seconds": retention if kept_seconds is None else kept_seconds}
 
     def work(conn: Any) -> list[Any] | None:
         if not _execute(context, conn, "lock", {}):
@@ -50,7 +51,8 @@ def record_if_due(context: TableContext, interval_seconds: float = INTERVAL_SECO
     if not rows or not rows[0][0]:
         return None
     _run(context, "forget", {})
-    return record_cut(context)
+    # where files go at once, nobody has asked for theirs to stay
+    return record_cut(context, kept_seconds=context.properties.files_kept_seconds)
 
 
 def cuts(context: TableContext) -> Iterator[Cut]:

@@ -77,7 +77,7 @@ class Aws:
 
     def __init__(self, session: Any) -> None:
         self._session = session
-        self._clients: dict[tuple[str, float, int], Any] = {}
+        self._clients: dict[str, Any] = {}
 
     def call(self, service: str, operation: str, **parameters: Any) -> Any:
         """Raises AwsRefused, or another InstanceError that says what to do."""
@@ -126,7 +126,7 @@ class Aws:
         """What a lambda answers, which is called once, and waited for. Raises InstanceError if it fails."""
         payload = json.dumps(event).encode()
         with _clear("lambda", "invoke"):
-            client = self._client("lambda", read_timeout=seconds_max, attempts_max=1)
+            client = self._new_client("lambda", read_timeout=seconds_max, attempts_max=1)
             answer = client.invoke(FunctionName=function, Payload=payload)
             said = json.loads(answer["Payload"].read())
         if "FunctionError" in answer:
@@ -148,21 +148,21 @@ class Aws:
     def account(self) -> str:
         return str(self.call("sts", "get_caller_identity")["Account"])
 
-    def _client(
-        self, service: str, *, read_timeout: float = READ_SECONDS_MAX, attempts_max: int = ATTEMPTS_MAX
-    ) -> Any:
-        key = (service, read_timeout, attempts_max)
-        if key not in self._clients:
-            from botocore.config import Config
+    def _client(self, service: str) -> Any:
+        if service not in self._clients:
+            self._clients[service] = self._new_client(service, READ_SECONDS_MAX, ATTEMPTS_MAX)
+        return self._clients[service]
 
-            config = Config(
-                retries={"mode": "standard", "total_max_attempts": attempts_max},
-                connect_timeout=CONNECT_SECONDS_MAX,
-                read_timeout=read_timeout,
-                tcp_keepalive=True,  # what is between may forget a connection that is silent for minutes
-            )
-            self._clients[key] = self._session.client(service, config=config)
-        return self._clients[key]
+    def _new_client(self, service: str, read_timeout: float, attempts_max: int) -> Any:
+        from botocore.config import Config
+
+        config = Config(
+            retries={"mode": "standard", "total_max_attempts": attempts_max},
+            connect_timeout=CONNECT_SECONDS_MAX,
+            read_timeout=read_timeout,
+            tcp_keepalive=True,  # what is between may forget a connection that is silent for minutes
+        )
+        return self._session.client(service, config=config)
 
 
 def open_session(region: str | None = None, profile: str | None = None) -> Any:

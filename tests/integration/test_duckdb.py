@@ -241,8 +241,8 @@ def test_a_file_that_is_collected_meanwhile_has_a_successor(
     [old] = lake.add([{"k": 1}])
     plan_tables = views.plan_tables
 
-    def and_replaced(*asked: Any) -> Any:
-        found = plan_tables(*asked)
+    def and_replaced(*asked: Any, **moment: Any) -> Any:
+        found = plan_tables(*asked, **moment)
         if lake.context.objects.delete([old]) == []:
             monkeypatch.setattr(views, "plan_tables", plan_tables)
             lake.context.store.clear()

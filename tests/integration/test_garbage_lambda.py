@@ -125,7 +125,7 @@ def test_activity_has_it_look_again(instance: Instance, monkeypatch: pytest.Monk
 
 
 def test_files_that_wait_are_due_by_themselves(instance: Instance) -> None:
-    table_with_garbage(instance, "t", gc_delay_seconds=1_000)
+    table_with_garbage(instance, "t", gc_delay_seconds=900, history_retention_seconds=1_000)
     handler({}, Context())
     later = utc_now() + timedelta(seconds=1_001)
     turn = Schedule(instance._objects, "garbage", lambda: later).turn()

@@ -216,7 +216,9 @@ def test_files_that_nothing_refers_to_are_collected_when_that_is_accepted(lake: 
 
 
 def replace_rounds(before: Any, after: Any) -> Any:
-    return dataclasses.replace(before, rounds=after.rounds, unreferenced_files=0)
+    return dataclasses.replace(
+        before, rounds=after.rounds, unreferenced_files=0, history_since=after.history_since
+    )
 
 
 def test_the_command_accepts(

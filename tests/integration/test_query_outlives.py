@@ -294,8 +294,8 @@ def test_files_that_are_collected_all_the_time_end_a_query(
     lake = filled(new_lake)
     planned = executor.plan_query
 
-    def plan_then_replace(*args: Any) -> Any:
-        groups = tuple(planned(*args))
+    def plan_then_replace(*args: Any, **moment: Any) -> Any:
+        groups = tuple(planned(*args, **moment))
         replace_all_files(lake)
         return groups
 

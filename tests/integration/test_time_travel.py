@@ -17,13 +17,12 @@ from state import query
 import dormouse as dm
 from dormouse.cli import main
 from dormouse.client import connect as connect_client
-from dormouse.errors import CutExpired, InvalidCut, NotWhole, ObjectNotFound
+from dormouse.errors import CutExpired, InvalidCut, ObjectNotFound
 from dormouse.files import holds
 from dormouse.files.layout import LAYOUTS
 from dormouse.history import moments
 from dormouse.instance import Instance, connect
 from dormouse.model.cut import Cut
-from dormouse.rounds import compaction_job
 from dormouse.table import Table
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])
@@ -230,139 +229,6 @@ def test_a_name_is_taken_once_and_free_when_its_cut_is_dropped(instance: Instanc
     with pytest.raises(InvalidCut, match="of another table"):
         again.history.compare(third, third)
     assert holds.holds(instance._supplier) == []
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_restore_puts_back_the_rows_of_a_moment(instance: Instance, layout: str) -> None:
-    table = made(instance, layout=layout)
-    add(table, 0, 40)
-    add(table, 20, 40)
-    good, rows = table.history.record_cut("good"), keys(table)
-    add(table, 30, 40)
-    table.compact()
-    table.split()
-    table.compact()
-    add(table, 0, 100)
-    table.collect_garbage()
-    bad = clock(instance)
-    bad_rows, epoch = keys(table), table.partitions.tree().epoch
-    assert epoch > 0
-    told = table.restore(good, dry_run=True)
-    assert keys(table) == bad_rows, "nothing is done yet"
-    done = table.restore("good")
-    assert done == told and done.at == good.recorded_at
-    assert (keys(table), table.partitions.tree().epoch) == (rows, epoch)
-    assert keys(table, bad) == bad_rows, "what it was before can be read"
-    again = table.restore("good")
-    assert (again.rows_removed, keys(table)) == (again.rows_restored, rows)
-    table.restore(bad)
-    assert keys(table) == bad_rows, "and be restored from"
-    table.restore(good)
-    for _ in range(3):
-        table.split()
-        table.compact()
-        table.collect_garbage()
-    assert keys(table) == rows
-    assert instance.check().problems == ()
-    add(table, 0, 5)
-    assert keys(table) == sorted([*rows, *range(5)])
-
-
-def test_files_that_come_back_are_collected_when_they_go_again(instance: Instance) -> None:
-    for layout in LAYOUTS:
-        table = made(instance, f"t_{layout}", layout=layout, gc_delay_seconds=0, history_retention_seconds=0)
-        add(table, 0)
-        table.history.record_cut("a")
-        before = {one.filename for one in table.files.file_references()}
-        add(table, 5)
-        table.compact()
-        table.collect_garbage()
-        table.restore("a")
-        table.history.drop_cut("a")
-        table.collect_garbage()
-        table.collect_garbage()
-        assert keys(table) == list(range(20)), "they are not what was free once"
-        assert {one.filename for one in table.file_page()} == before
-        add(table, 5)
-        table.compact()
-        table.collect_garbage()
-        assert before.isdisjoint(one.filename for one in table.file_page())
-        assert keys(table) == sorted([*range(20), *range(5, 25)])
-
-
-def test_a_compaction_that_runs_while_its_table_is_restored_is_given_up(instance: Instance) -> None:
-    table = made(instance)
-    add(table, 0)
-    table.history.record_cut("a")
-    add(table, 5)
-    assert table._context.jobs.create() == 1
-    [job] = table._context.jobs.take(1)
-    table.restore("a")
-    assert keys(table) == list(range(20))
-    assert [one.job_id for one in table.files.file_references()] == [None]
-    assert table._context.jobs.count() == (0, 0)
-    assert compaction_job.run_compaction(table._context, job, 0).outcome != "committed"
-    assert keys(table) == list(range(20))
-
-
-def merged_whole(table: Table) -> str:
-    """Has the two leaves of now merged, each with whole files alone."""
-    table.compact()
-    leaves = [one.partition_id for one in table.partitions.leaves()]
-    return table.partitions.merge(leaves).partition_id
-
-
-def test_a_restore_across_a_merge_puts_files_into_the_partition_of_now(instance: Instance) -> None:
-    table = made(instance, compaction_batch_files=2, split_threshold_rows=10**6)
-    table.partitions.split("root", 20)
-    add(table, 0, 40)
-    add(table, 10, 20)
-    cut, rows = table.history.record_cut(), keys(table)
-    at = clock(instance)
-    halves = table.partitions.split(merged_whole(table), 5)
-    add(table, 0, 7)
-    table.split()
-    assert table.partitions.tree().epoch == 3
-    assert keys(table, cut) == keys(table, at) == rows
-    table.restore(cut)
-    assert keys(table) == rows
-    for _ in range(3):
-        table.split()
-        table.compact()
-    assert keys(table) == rows
-    assert {one.partition_id for one in table.files.file_references()} <= {one.partition_id for one in halves}
-    assert instance.check().problems == ()
-
-
-def test_a_restore_that_would_show_other_rows_is_refused(instance: Instance) -> None:
-    """A file of both leaves, whose rows of one were compacted away before the moment."""
-    table = made(instance, compaction_batch_files=2, split_threshold_rows=10**6)
-    add(table, 0, 40)
-    table.partitions.split("root", 20)
-    table.split()
-    add(table, 0, 5)
-    table.compact()
-    cut, rows = table.history.record_cut(), keys(table)
-    assert not all(one.only_contains_data_for_this_partition for one in table.files.file_references())
-    add(table, 30, 5)
-    merged_whole(table)
-    now = keys(table)
-    with pytest.raises(NotWhole, match=r"the rows cannot be put back: partition .* was merged since"):
-        table.restore(cut)
-    assert (keys(table), keys(table, cut)) == (now, rows)
-
-
-def test_changes_across_a_restore_are_refused_and_those_after_it_are_told(instance: Instance) -> None:
-    table = made(instance)
-    add(table, 0)
-    before = table.history.record_cut()
-    add(table, 50)
-    table.restore(before)
-    after = table.history.record_cut()
-    add(table, 90, 3)
-    with pytest.raises(InvalidCut, match=r"was restored at .*: changes across that are not told"):
-        table.changes(after=before)
-    assert [row["k"] for row in table.changes(after=after).read_all().to_pylist()] == [90, 91, 92]
 
 
 def age(instance: Instance, minutes: int = 31) -> None:

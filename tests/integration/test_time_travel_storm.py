@@ -41,18 +41,30 @@ def read(table: Table, when: Any) -> list[tuple[int, int]]:
     return sorted((row["k"], row["ingest"]) for row in table.query(as_of=when).read_all().to_pylist())
 
 
+PROPERTIES = dm.TableProperties(
+    gc_delay_seconds=0,
+    history_retention_seconds=0,
+    compaction_strategy="basic",
+    compaction_batch_files=2,
+    split_threshold_rows=60,
+    split_min_rows=2,
+)
+
+
+def noting(work: Callable[[], None], failed: list[BaseException]) -> Callable[[], None]:
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    return run
+
+
 def test_readers_of_cuts_get_the_same_answer_each_time(instance: Instance) -> None:
-    properties = dm.TableProperties(
-        gc_delay_seconds=0,
-        history_retention_seconds=0,
-        compaction_strategy="basic",
-        compaction_batch_files=2,
-        split_threshold_rows=60,
-        split_min_rows=2,
-    )
-    table = instance.create_table("t", SCHEMA, properties=properties)
+    table = instance.create_table("t", SCHEMA, properties=PROPERTIES)
     begun, done = 0, 0
-    over, failed = threading.Event(), []
+    over, failed = threading.Event(), list[BaseException]()
 
     def ingesting() -> None:
         nonlocal begun, done
@@ -85,18 +97,9 @@ def test_readers_of_cuts_get_the_same_answer_each_time(instance: Instance) -> No
             cut, first = answers[n % CUTS]
             assert read(table, cut) == first
 
-    def noting(work: Callable[[], None]) -> Callable[[], None]:
-        def run() -> None:
-            try:
-                work()
-            except BaseException as error:
-                failed.append(error)
-
-        return run
-
     answers: list[tuple[Any, list[tuple[int, int]]]] = []
-    threads = [threading.Thread(target=noting(work)) for work in (ingesting, reading)]
-    tidying = threading.Thread(target=noting(upkeep))
+    threads = [threading.Thread(target=noting(work, failed)) for work in (ingesting, reading)]
+    tidying = threading.Thread(target=noting(upkeep, failed))
     for thread in (*threads, tidying):
         thread.start()
     for thread in threads:

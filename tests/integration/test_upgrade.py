@@ -41,6 +41,14 @@ CAME_LATER = [
     ("file", "digest", "uuid"),
     ("file_count", "digest", "uuid"),
 ]
+# the tree that is worked on is made and read by what is here now
+OF_TREES = [
+    *(("partition", column, "bigint") for column in ("merged_epoch", "sealed_rows", "sealed_bytes")),
+    ("partition", "merged_id", "text"),
+    ("partition", "is_upper", "boolean"),
+    *(("epoch", column, "bigint") for column in ("splits", "merges", "sealed_rows", "sealed_bytes")),
+    ("epoch", "request_id", "text"),
+]
 OF_TABLES = [("table_uuid", "uuid not null default gen_random_uuid()"), ("numbered", "boolean default true")]
 
 LOG_OF_TODAY = """
@@ -72,6 +80,8 @@ def old_instance(empty_dsn: str, tmp_path: Path) -> Iterator[Callable[..., Table
             catalog = Catalog(supplier, WriteAttempts(supplier, objects))
             for column, kind in OF_TABLES:
                 query(supplier, f"alter table tables add column {column} {kind}")
+            for name, column, kind in OF_TREES:
+                query(supplier, f"alter table {name} add column {column} {kind}")
             record = catalog.create(
                 "t", Schema([Field("key", LONG)]), TableProperties(**PROPERTIES), layout, [10, 20, 30]
             )
@@ -153,6 +163,8 @@ def test_a_table_of_an_older_schema_is_worked_on(
 ) -> None:
     table = old_instance(version, layout)
     filling(table)
+    for name, column, _ in OF_TREES:
+        query(table.supplier, f"alter table {name} drop column {column}")
     size = 7 if filling is fill_by_hand else 0
     assert len(migrate(table.supplier)) == len(read_migrations(MIGRATIONS)) - version
     assert migrate(table.supplier) == []
