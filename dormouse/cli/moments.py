@@ -39,8 +39,9 @@ def restore_table(
         would = found.restore(moment, dry_run=True)
         about = "" if would.exact else "about "
         what = (
-            f"{about}{plural(would.rows_removed, 'row')}, and put back "
-            f"{about}{plural(would.rows_restored, 'row')}"
+            f"{about}{plural(would.rows_removed, 'row')} in {plural(would.references_removed, 'file')}, and "
+            f"put back {about}{plural(would.rows_restored, 'row')} in "
+            f"{plural(would.references_restored, 'file')}"
         )
         if dry_run:
             session.show(would, lambda: f"would take out {what}")
