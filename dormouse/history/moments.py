@@ -108,7 +108,7 @@ def find_cut(context: TableContext, which: Cut | str | int) -> FoundCut:
     raise InvalidCut(
         f"table {table.name!r} has no cut {told}; "
         + (f"its named cuts are {known}" if names else "none of its cuts has a name")
-        + ("; a time is written 2026-11-20T14:00, and is an aware datetime in Python" * _like_time(told))
+        + ("; a time is written 2026-11-20T14:00, and is an aware datetime in Python" * _like_time(which))
     )
 
 
@@ -218,8 +218,8 @@ def _check_since(context: TableContext, at: datetime, since: datetime, what: str
         )
 
 
-def _like_time(told: object) -> bool:
-    return isinstance(told, str) and told[:1].isdecimal()
+def _like_time(which: object) -> bool:
+    return isinstance(which, str) and which[:1].isdecimal()
 
 
 def _named(cut: Cut) -> str:
