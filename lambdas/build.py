@@ -17,6 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import dormouse
 import packages
 from dormouse.errors import DormouseError, not_installed
 from packages import ARCHITECTURES, LAMBDA, ROOT, Architecture, native
@@ -39,6 +40,9 @@ LIBRARIES = {
 }
 """With all that they need but botocore, which the runtime has."""
 
+DATA = Path(dormouse.__file__).with_name("data")
+"""Where the package is, in a checkout or installed."""
+
 OF_DATA = {"__init__.py", "bloom_filters.py", "transform.py"}
 """What checks the properties of a table, and needs no library."""
 
@@ -46,7 +50,7 @@ ELSEWHERE = frozenset(
     {
         "cli", "client", "demo", "query", "rounds", "service", "spark",
         "embedded/postgres.py", "embedded/server.py",
-        *(f"data/{one.name}" for one in (ROOT / "dormouse/data").glob("*.py") if one.name not in OF_DATA),
+        *(f"data/{one.name}" for one in DATA.glob("*.py") if one.name not in OF_DATA),
     }
 )  # fmt: skip
 """Parts of the package that no lambda comes near."""
