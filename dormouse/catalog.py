@@ -155,7 +155,7 @@ class Catalog:
         """The table as it is now, until the transaction's end; `TableNotFound` when it was dropped."""
         row = conn.execute(_QUERIES["table_to_change"].on(), {"table_id": table.table_id}).fetchone()
         if row is None:
-            raise TableNotFound(f"table {table.name!r} does not exist any more")
+            raise TableNotFound.gone(table.name)
         return table_of(row)
 
     def _rows(self, query: str, **values: Any) -> list[Any]:

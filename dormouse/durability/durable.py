@@ -174,7 +174,7 @@ class Durable:
         )
         report = checker.run(tables, rest=table is None, finished=finished)
         if table is not None and tables and not report.tables:
-            raise TableNotFound(f"table {table!r} does not exist any more")
+            raise TableNotFound.gone(table)
         return report
 
     def accept_differences(self, table: str) -> int:

@@ -166,6 +166,11 @@ class InvalidQuery(InvalidInput):
 class TableNotFound(DormouseError, LookupError):
     """The table does not exist."""
 
+    @classmethod
+    def gone(cls, table: str) -> TableNotFound:
+        """Of one that was there."""
+        return cls(f"table {table!r} does not exist any more")
+
 
 class TableOfAnotherTimeline(TableNotFound):
     """The table is not of this database, which was restored, or of which this is a copy."""

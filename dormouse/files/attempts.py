@@ -91,7 +91,7 @@ class WriteAttempts:
         values = {"table_id": table.table_id, "attempt_id": attempt_id, "prefix": table.object_prefix}
         rows = self._rows("begin", values)
         if not rows:
-            raise TableNotFound(f"table {table.name!r} does not exist any more")
+            raise TableNotFound.gone(table.name)
         return WriteAttempt(table.table_id, attempt_id, rows[0][0], table.uuid)
 
     @staticmethod

@@ -68,7 +68,7 @@ class Deletions:
                 )
             rows = conn.execute(_QUERIES["record"].on(), values).fetchall()
             if not rows:
-                raise TableNotFound(f"table {name!r} does not exist any more")
+                raise TableNotFound.gone(name)
             [(deletion_id, deleted_at)] = rows
             return deletion_id, deleted_at
 

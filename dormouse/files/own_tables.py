@@ -140,7 +140,7 @@ class OwnTables:
         table = self.table
         row = conn.execute(_QUERIES["layout"].on(), {"table_id": table.table_id}).fetchone()
         if row is None:
-            raise TableNotFound(f"table {table.name!r} does not exist any more")
+            raise TableNotFound.gone(table.name)
         if row[0] != table.layout:
             logger.info("table %s: its layout is %s now, no longer %s", table.name, row[0], table.layout)
             self._state = (replace(table, layout=row[0]), layout(row[0]))
@@ -152,4 +152,4 @@ def dropped_tables(table: TableRecord) -> Iterator[None]:
     try:
         yield
     except (pg.UndefinedTable, pg.ForeignKeyViolation):
-        raise TableNotFound(f"table {table.name!r} does not exist any more") from None
+        raise TableNotFound.gone(table.name) from None

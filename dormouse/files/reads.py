@@ -143,7 +143,7 @@ class FileReferenceReads:
         values = {"partition_ids": partition_ids, **bounds.arrays()}
         head, *rows = self._execute(conn, "plan", values).fetchall() or (None,)
         if head is None or head[0] is None:
-            raise TableNotFound(f"table {self.table.name!r} does not exist any more")
+            raise TableNotFound.gone(self.table.name)
         if not all(row[-1] for row in rows):
             raise self._unknown_file(partition_ids, conn)
         return head[0], head[6], head[1], PlannedRows([row[3:10] for row in rows], head[2] or ())
@@ -164,7 +164,7 @@ class FileReferenceReads:
         values = {"partition_ids": partition_ids, "snapshot": snapshot, **bounds.arrays()}
         head, *rows = self._execute(conn, "plan_at", values).fetchall() or (None,)
         if head is None:
-            raise TableNotFound(f"table {self.table.name!r} does not exist any more")
+            raise TableNotFound.gone(self.table.name)
         return head[4], PlannedRows([row[1:] for row in rows], head[0] or ())
 
     def has_same_rows(

@@ -37,7 +37,7 @@ def record_cut(context: TableContext, name: str | None = None, *, kept_seconds: 
 
     made = context.store.own.run(work, operation="record a cut")
     if made is None:
-        raise TableNotFound(f"table {context.table.name!r} does not exist any more")
+        raise TableNotFound.gone(context.table.name)
     if not made:
         raise InvalidCut(
             f"table {context.table.name!r} has a cut {name!r} already; drop it first, or take another name"

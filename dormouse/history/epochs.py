@@ -96,14 +96,14 @@ class Epochs:
         """The epoch at an aware time: before the table's first it is 0, later than now the current one."""
         rows = self._rows("epoch_at", time=_aware(time))
         if not rows:
-            raise self._gone()
+            raise TableNotFound.gone(self._table.name)
         return int(rows[0][0])
 
     def partitions_at(self, time: datetime) -> tuple[Partition, ...]:
         """The leaves at an aware time, as `epoch_at` has it, less those that were truncated."""
         rows = self._rows("active_at", time=_aware(time))
         if not rows:
-            raise self._gone()
+            raise TableNotFound.gone(self._table.name)
         return tuple(self._leaf(row) for row in rows if row[0] is not None)
 
     def epochs(self, first: int = 0, last: int | None = None) -> Iterator[EpochRecord]:
@@ -116,7 +116,7 @@ class Epochs:
             raise InvalidCut(f"{to_time.isoformat()} is before {from_time.isoformat()}")
         found = self._rows("scales", from_time=from_time, to_time=to_time)
         if not found or found[0][0] is None:
-            raise self._gone()
+            raise TableNotFound.gone(self._table.name)
         first, last, splits, merges, rows, sizes = map(int, found[0])
         records = chain.from_iterable(self._record_pages(first, last))
         return ScaleMetadata(first, last, splits, merges, rows, sizes, records)
@@ -139,7 +139,7 @@ class Epochs:
         """The first epoch that is not truncated."""
         rows = self._rows("head")
         if not rows:
-            raise self._gone()
+            raise TableNotFound.gone(self._table.name)
         return int(rows[0][0])
 
     def partitions_between(self, first: int, last: int) -> Iterator[Partition]:
@@ -194,7 +194,7 @@ class Epochs:
     def _checked(self, rows: Sequence[Any], first: int, last: int | None) -> int:
         """The table's epoch, the first of each row, when the epochs wanted are there."""
         if not rows:
-            raise self._gone()
+            raise TableNotFound.gone(self._table.name)
         current = int(rows[0][0])
         end = current if last is None else last
         for epoch in (first, end):
@@ -228,15 +228,16 @@ class Epochs:
 
     def _no_epoch(self, epoch: int | None) -> Exception:
         rows = self._rows("current")
-        return self._gone() if epoch is None or not rows else self._not_there(epoch, rows[0][0])
+        return (
+            TableNotFound.gone(self._table.name)
+            if epoch is None or not rows
+            else self._not_there(epoch, rows[0][0])
+        )
 
     def _not_there(self, epoch: int, current: int) -> EpochNotFound:
         return EpochNotFound(
             f"table {self._table.name!r} has no epoch {epoch}; it has those from 0 to {current}"
         )
-
-    def _gone(self) -> TableNotFound:
-        return TableNotFound(f"table {self._table.name!r} does not exist any more")
 
     def _rows(self, name: str, **values: Any) -> list[Any]:
         given = {**values, "table_id": self._table.table_id}

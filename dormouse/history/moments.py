@@ -75,7 +75,7 @@ def now(context: TableContext, after: Position | None = None) -> Position:
     """
     rows = _rows(context, "now")
     if not rows:
-        raise _gone(context)
+        raise TableNotFound.gone(context.table.name)
     epoch, snapshot, at = rows[0]
     return Position(epoch, snapshot, at if after is None else max(at, after.at))
 
@@ -121,7 +121,7 @@ def oldest(context: TableContext, conn: Any = None) -> datetime:
     """The oldest moment that can be read; `conn` is inside a transaction that asks."""
     rows = _rows(context, "since", conn)
     if not rows:
-        raise _gone(context)
+        raise TableNotFound.gone(context.table.name)
     found: datetime = rows[0][0]
     return found
 
@@ -159,7 +159,7 @@ def _position_at(context: TableContext, at: datetime) -> Position:
     what = f"the moment {_text(at)}"
     _check_since(context, at, since, what)
     [(epoch, made_at, snapshot, since, times_known)] = _rows(context, "as_of", at=at) or [
-        _raise(_gone(context))
+        _raise(TableNotFound.gone(context.table.name))
     ]
     _check_since(context, at, since, what)
     if not times_known:
@@ -178,7 +178,7 @@ def _when_finished(context: TableContext, at: datetime) -> datetime:
         attempt += 1
         rows = _rows(context, "range", at=at)
         if not rows:
-            raise _gone(context)
+            raise TableNotFound.gone(context.table.name)
         created, since, clock, tracked, unfinished = rows[0]
         _check_time(context, at, created, clock, tracked)
         ahead = (at - clock).total_seconds()
@@ -232,10 +232,6 @@ def _text(at: datetime) -> str:
 
 def _in_utc(row: list[Any]) -> list[Any]:
     return [value.astimezone(UTC) if isinstance(value, datetime) else value for value in row]
-
-
-def _gone(context: TableContext) -> TableNotFound:
-    return TableNotFound(f"table {context.table.name!r} does not exist any more")
 
 
 def _raise(error: Exception) -> Any:

@@ -55,7 +55,7 @@ def restore(context: TableContext, to: When, *, dry_run: bool = False) -> Restor
     def work(conn: Any) -> RestoreReport:
         lock = _QUERIES["lock"].on()
         if not dry_run and not conn.execute(lock, {"table_id": context.table.table_id}).fetchall():
-            raise TableNotFound(f"table {context.table.name!r} does not exist any more")
+            raise TableNotFound.gone(context.table.name)
         # collection, which would let files go, waits for the row that is locked
         check_since(context, position.at, conn=conn)
         return _restored(context, position, conn, dry_run=dry_run)

@@ -234,7 +234,7 @@ class _Scale:
     def _hold(self, conn: psycopg.Connection[Any]) -> tuple[int, int]:
         rows = self._scaling._rows(conn, "hold")
         if not rows:
-            raise TableNotFound(f"table {self._table.name!r} does not exist any more")
+            raise TableNotFound.gone(self._table.name)
         return rows[0][0], rows[0][1]
 
     def _answered(self, conn: psycopg.Connection[Any]) -> list[Partition] | None:

@@ -43,7 +43,7 @@ class TreeReader:
         """The current epoch, and when it was made, in microseconds since 1970; `TableNotFound`."""
         row = self._execute(conn, "epoch").fetchone()
         if row is None:
-            raise TableNotFound(f"table {self._table.name!r} does not exist any more")
+            raise TableNotFound.gone(self._table.name)
         if row[1] is None:
             raise MetadataDamaged(
                 f"table {self._table.name!r}: the database has lost its row of epoch {row[0]}: "
@@ -110,7 +110,7 @@ class TreeReader:
             epoch=epoch,
         ).fetchall()
         if not rows:
-            raise TableNotFound(f"table {self._table.name!r} does not exist any more")
+            raise TableNotFound.gone(self._table.name)
         if len(rows) > nodes_max:
             return None
         arrays, epoch = TreeArrays(self._table.schema), rows[0][-1]
