@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from dormouse.context import TableContext
 from dormouse.errors import InvalidCut, InvalidInput, TableNotFound
-from dormouse.files.layout import composed
 from dormouse.history.moments import find_cut, oldest, position_of
 from dormouse.model.cut import BEGINNING, Cut, When, when_of_text
 from dormouse.model.text import check_text
@@ -108,13 +107,9 @@ def _cut(row: list[Any]) -> Cut:
 
 
 def _run(context: TableContext, name: str, values: dict[str, Any]) -> list[Any]:
-    own = context.store.own
-    found: list[Any] = own.run(lambda conn: _execute(context, conn, name, values), operation="cuts")
-    return found
+    return context.store.own.rows(_QUERIES[name], values, operation="cuts")
 
 
 def _execute(context: TableContext, conn: Any, name: str, values: dict[str, Any]) -> list[Any]:
-    own = context.store.own
-    query = _QUERIES[name].including(file_facts=own.layout.own["file_facts"])
-    statement = composed(query, own.layout.names(context.table.table_id))
+    statement = context.store.own.on(_QUERIES[name])
     return rows_of(statement, {**values, "table_id": context.table.table_id})(conn)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from dormouse.context import TableContext
 from dormouse.errors import (
-    ConcurrentScale,
     FileReferenceAssignedToJob,
     InvalidProperties,
     InvalidRange,
@@ -98,7 +97,7 @@ def _merge(context: TableContext, pair: SmallPair, errors: list[str]) -> list[Me
     """What was merged of the pair, if it still is one; raises `NotWhole`."""
     try:
         leaf = context.partitions.merge([pair.left_id, pair.right_id])
-    except (PartitionNotActive, ConcurrentScale, InvalidRange):
+    except (PartitionNotActive, InvalidRange):
         logger.debug("partition %s: its halves are other ones by now", pair.partition_id)
         return []
     except FileReferenceAssignedToJob as error:

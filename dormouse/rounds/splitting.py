@@ -14,7 +14,6 @@ from itertools import islice
 
 from dormouse.context import TableContext
 from dormouse.errors import (
-    ConcurrentScale,
     FileNotFound,
     FileReferenceAssignedToJob,
     FileReferenceNotFound,
@@ -97,7 +96,7 @@ def _divide(context: TableContext, partition_id: str) -> DividedPartition | None
         return None
     try:
         left, right = context.partitions.split(partition_id, found.point, found.field)
-    except (PartitionNotActive, ConcurrentScale):
+    except PartitionNotActive:
         logger.debug("partition %s was divided or merged by another", partition_id)
         return None
     return DividedPartition(partition_id, found.field, found.point, left.partition_id, right.partition_id)
