@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -20,7 +21,7 @@ from dormouse.files.layout import MAY_BE_OF
 from dormouse.files.reads import KeyBounds
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.keys import decode_value, encode_key
-from dormouse.postgres.queries import Query, load
+from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import run_alone, run_transaction
 
 RETIRED_MAX = 100
@@ -108,25 +109,20 @@ class Deletions:
 
         Each that may be of the rows of a file that came before it is needed. Gives how many were retired.
         """
-        key = {"table_id": self._own.table.table_id}
-        found = self._own.rows(_QUERIES["some_pending"], {"limit": RETIRED_MAX}, operation="retire deletions")
-        free = [
-            one
-            for (one,) in found
-            if not self._own.rows(self._is_needed, {"deletion_id": one}, operation="retire deletions")[0][0]
-        ]
+        key, rows = (
+            {"table_id": self._own.table.table_id},
+            partial(self._own.rows, operation="retire deletions"),
+        )
+        not_needed = _QUERIES["not_needed"].including(may_be_of=MAY_BE_OF)
+        some = _first_column(rows(_QUERIES["some_pending"], {"limit": RETIRED_MAX}))
+        free = _first_column(rows(not_needed, {"deletion_ids": some})) if some else []
         if free:
 
             def work(conn: psycopg.Connection[Any]) -> None:
                 # what came meanwhile is seen, whatever it began with
                 self._store.keep_writers_out(conn)
-                needed = self._own.on(self._is_needed)
-                still = [
-                    one
-                    for one in free
-                    if not conn.execute(needed, {**key, "deletion_id": one}).fetchall()[0][0]
-                ]
-                conn.execute(_QUERIES["retire"].on(), {**key, "deletion_ids": still})
+                still = conn.execute(self._own.on(not_needed), {**key, "deletion_ids": free}).fetchall()
+                conn.execute(_QUERIES["retire"].on(), {**key, "deletion_ids": _first_column(still)})
 
             name = f"retire deletions of table {self._own.table.name!r}"
             self._own.following(lambda: run_alone(self._store.supplier, work, operation=name))
@@ -146,10 +142,6 @@ class Deletions:
 
         run_transaction(self._store.supplier, work, operation="forget deletions")
 
-    @property
-    def _is_needed(self) -> Query:
-        return _QUERIES["is_needed"].including(may_be_of=MAY_BE_OF)
-
     def _beginning(self, values: Sequence[bytes | None]) -> bytes:
         """The key that bounds of row keys begin with, as far as they are bounds."""
         fields = self._own.table.schema.row_keys
@@ -158,3 +150,7 @@ class Deletions:
 
     def count_pending(self) -> int:
         return int(self._own.rows(_QUERIES["count_pending"], operation="count deletions")[0][0])
+
+
+def _first_column(rows: Sequence[Any]) -> list[int]:
+    return [row[0] for row in rows]

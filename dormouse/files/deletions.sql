@@ -30,28 +30,30 @@ where table_id = %(table_id)s and retired_xid is null
 order by random()
 limit %(limit)s;
 
--- name: is_needed
--- Whether a deletion may be of rows that some partition refers to: it walks down the tree where its keys may be.
-with recursive d as materialized (
-    select * from deletion where table_id = %(table_id)s and deletion_id = %(deletion_id)s and retired_xid is null
-), walk as (
-    select p.partition_id, p.split_key, p.split_point, p.left_id, p.right_id
-    from partition p
-    where p.table_id = %(table_id)s and p.parent_id is null and p.is_upper is null and p.merged_epoch is null
-    union all
-    select p.partition_id, p.split_key, p.split_point, p.left_id, p.right_id
-    from walk w
-    cross join d
-    cross join lateral (
-        values
-        (w.left_id, d.min_keys[w.split_key + 1] < w.split_point),
-        (w.right_id, d.max_keys[w.split_key + 1] >= w.split_point)
-    ) as child (partition_id, is_reached)
-    join partition p on p.table_id = %(table_id)s and p.partition_id = child.partition_id
-    -- an open end reaches it: null
-    where child.is_reached is not false and w.left_id is not null
-)
-select exists (
+-- name: not_needed
+-- Which of some deletions are of no rows that a partition refers to: each walks down the tree where its keys may be.
+select o.deletion_id
+from unnest(%(deletion_ids)s::bigint[]) as o (deletion_id)
+where not exists (
+    with recursive d as materialized (
+        select * from deletion where table_id = %(table_id)s and deletion_id = o.deletion_id and retired_xid is null
+    ), walk as (
+        select p.partition_id, p.split_key, p.split_point, p.left_id, p.right_id
+        from partition p
+        where p.table_id = %(table_id)s and p.parent_id is null and p.is_upper is null and p.merged_epoch is null
+        union all
+        select p.partition_id, p.split_key, p.split_point, p.left_id, p.right_id
+        from walk w
+        cross join d
+        cross join lateral (
+            values
+            (w.left_id, d.min_keys[w.split_key + 1] < w.split_point),
+            (w.right_id, d.max_keys[w.split_key + 1] >= w.split_point)
+        ) as child (partition_id, is_reached)
+        join partition p on p.table_id = %(table_id)s and p.partition_id = child.partition_id
+        -- an open end reaches it: null
+        where child.is_reached is not false and w.left_id is not null
+    )
     select from walk w
     cross join d
     cross join lateral (
