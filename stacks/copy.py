@@ -7,6 +7,7 @@ from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
 from dormouse.settings.deployment import DeploymentSettings
+from stacks.constructs.access_logs import access_logs
 from stacks.constructs.copy_names import CopyNames
 from stacks.constructs.key import key_of
 from stacks.constructs.vault import vault
@@ -29,18 +30,7 @@ class CopyStack(InstanceStack):
         assert settings.backup is not None  # noqa: S101
         key = key_of(self, "copy", None)
         key.add_alias(names.alias)
-        logs = s3.Bucket(
-            self,
-            "AccessLogs",
-            encryption=s3.BucketEncryption.S3_MANAGED,  # S3 delivers logs to no other.
-            enforce_ssl=True,
-            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
-            object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
-            lifecycle_rules=[
-                s3.LifecycleRule(expiration=cdk.Duration.days(settings.storage.access_log_days))
-            ],
-            removal_policy=self.removal_policy,
-        )
+        logs = access_logs(self)
         s3.Bucket(
             self,
             "Copy",

@@ -13,6 +13,7 @@ from constructs import Construct
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.resources import StorageResources
 from stacks.acknowledge import acknowledge
+from stacks.constructs.access_logs import access_logs
 from stacks.constructs.copy_names import copy_names
 from stacks.constructs.key import key_of
 from stacks.constructs.replication import Replication
@@ -86,18 +87,7 @@ class StorageStack(InstanceStack):
         acknowledge_resources(role, [f"{exported}/{below}"], "these objects, and nothing else, are below it")
 
     def _access_logs(self) -> s3.Bucket:
-        bucket = s3.Bucket(
-            self,
-            "AccessLogs",
-            encryption=s3.BucketEncryption.S3_MANAGED,  # S3 delivers logs to no other.
-            enforce_ssl=True,
-            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
-            object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
-            lifecycle_rules=[
-                s3.LifecycleRule(expiration=cdk.Duration.days(self.settings.storage.access_log_days))
-            ],
-            removal_policy=self.removal_policy,
-        )
+        bucket = access_logs(self)
         # Whether there is one or not, so that it can come and go without a change here.
         bucket.add_to_resource_policy(
             iam.PolicyStatement(
