@@ -112,11 +112,6 @@ def find_cut(context: TableContext, which: Cut | str | int) -> FoundCut:
     )
 
 
-def microseconds(at: datetime) -> int:
-    """As the database tells times to plans."""
-    return (at - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
-
-
 def oldest(context: TableContext, conn: Any = None) -> datetime:
     """The oldest moment that can be read; `conn` is inside a transaction that asks."""
     rows = _rows(context, "since", conn)

@@ -82,7 +82,7 @@ def encode_value(data_type: DataType, value: KeyValue) -> bytes:
         return value.encode()
     if isinstance(value, bytes):
         return value
-    return _STRUCTS[data_type.name].pack(_number(value) + _INT_LIMITS[data_type.name])
+    return _STRUCTS[data_type.name].pack(number_of_value(value) + _INT_LIMITS[data_type.name])
 
 
 def decode_value(data_type: DataType, encoded: bytes) -> KeyValue:
@@ -103,7 +103,7 @@ def value_of_number(data_type: DataType, number: int) -> int | datetime | date:
     return date.fromordinal(number + _EPOCH.toordinal()) if data_type == DATE else number
 
 
-def _number(value: int | datetime | date) -> int:
+def number_of_value(value: int | datetime | date) -> int:
     """Itself, the microseconds since 1970, or the days."""
     if isinstance(value, datetime):
         return (value - _EPOCH) // _MICROSECOND

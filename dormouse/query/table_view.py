@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from dormouse.context import TableContext
 from dormouse.errors import CutExpired, DormouseError, InvalidQuery, QueryOvertaken
 from dormouse.files.reads import KeyBounds, PlannedRows
-from dormouse.history.moments import check_since, microseconds, position_of
+from dormouse.history.moments import check_since, position_of
 from dormouse.model.cut import Position, When
+from dormouse.model.keys import number_of_value
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.postgres import Isolation, run_lookup, run_transaction
 from dormouse.query.deletions import deletions_of, key_bounds
@@ -254,7 +255,7 @@ class _View:
         since, rows = self._alone(
             partial(self._store.planned_at, page.partition_ids, self._bounds(ranges), snapshot)
         )
-        if self._at is not None and since > microseconds(self._at.at):
+        if self._at is not None and since > number_of_value(self._at.at):
             check_since(self._context, self._at.at)
         for _, filename, *_, is_there in rows.references:
             # compacted after that moment, and collected: only a later plan can do without it

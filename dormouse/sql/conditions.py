@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from dormouse.data.transform import quoted
+from dormouse.model.keys import number_of_value
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import (
@@ -37,7 +37,6 @@ _TYPES = {
     TIMESTAMP: "TIMESTAMPTZ",
     DATE: "DATE",
 }
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def type_name(found: DataType) -> str:
@@ -60,7 +59,7 @@ def literal(field: Field, value: Any) -> str:
     if field.type == BYTES:
         return f"from_hex('{value.hex()}')"
     if field.type == TIMESTAMP:
-        return f"make_timestamptz({(value - _EPOCH) // timedelta(microseconds=1)})"
+        return f"make_timestamptz({number_of_value(value)})"
     kind = type_name(field.type)
     if field.type == DATE:
         return f"'{value.isoformat()}'::DATE"
