@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import dormouse as dm
 from dormouse.errors import ConsumerOvertaken, InvalidInput
@@ -20,6 +19,7 @@ from dormouse.history.cuts import record_cut
 from dormouse.instance import Instance
 from dormouse.model.cut import Cut
 from dormouse.query.consumer import Consumer
+from tests.machines import run_machine
 
 KEYS = st.lists(st.integers(0, 40), min_size=1, max_size=6)
 NAMES = st.sampled_from(["one", "two"])
@@ -146,21 +146,12 @@ def _rows(reader: pa.RecordBatchReader) -> list[tuple[int, int]]:
     return sorted(zip(found["key"].to_pylist(), found["number"].to_pylist(), strict=True))
 
 
-def run(instance: Instance, layout: str, examples: int, steps: int) -> None:
-    made: Callable[[], RuleBasedStateMachine] = type(
-        "Machine", (ChangesMachine,), {"instance": instance, "layout": layout}
-    )
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        made, settings=settings(max_examples=examples, stateful_step_count=steps, deadline=None)
-    )
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_change_is_missed_and_none_comes_twice(instance: Instance, layout: str) -> None:
-    run(instance, layout, EXAMPLES // 2, STEPS)
+    run_machine(ChangesMachine, instance, layout, EXAMPLES // 2, STEPS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_change_is_missed_and_none_comes_twice_in_many_lives(instance: Instance, layout: str) -> None:
-    run(instance, layout, 10 * EXAMPLES, 2 * STEPS)
+    run_machine(ChangesMachine, instance, layout, 10 * EXAMPLES, 2 * STEPS)

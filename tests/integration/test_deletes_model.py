@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
     rule,
-    run_state_machine_as_test,
 )
 
 import dormouse as dm
@@ -34,6 +32,7 @@ from dormouse.rounds import compaction_job as task
 from dormouse.rounds.ingest import write_leaves
 from dormouse.rounds.ingest_commit import commit_files
 from dormouse.rounds.job_deletions import JobDeletions
+from tests.machines import run_machine
 
 EXAMPLES, STEPS = 6, 20
 SCHEMA = dm.Schema(
@@ -228,21 +227,12 @@ def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
         yield found
 
 
-def run(instance: Instance, layout: str, examples: int, steps: int) -> None:
-    made: Callable[[], RuleBasedStateMachine] = type(
-        "Machine", (DeletesMachine,), {"instance": instance, "layout": layout}
-    )
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        made, settings=settings(max_examples=examples, stateful_step_count=steps, deadline=None)
-    )
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_reader_sees_the_rows_of_a_naive_list(instance: Instance, layout: str) -> None:
-    run(instance, layout, EXAMPLES // 2, STEPS)
+    run_machine(DeletesMachine, instance, layout, EXAMPLES // 2, STEPS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_reader_sees_the_rows_of_a_naive_list_in_many_lives(instance: Instance, layout: str) -> None:
-    run(instance, layout, 10 * EXAMPLES, 2 * STEPS)
+    run_machine(DeletesMachine, instance, layout, 10 * EXAMPLES, 2 * STEPS)

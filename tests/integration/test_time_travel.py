@@ -9,12 +9,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from served import service
 from state import query
 
-import dormouse as dm
 from dormouse.cli import main
 from dormouse.client import connect as connect_client
 from dormouse.errors import CutExpired, InvalidCut, InvalidInput, ObjectNotFound, TableNotFound
@@ -23,10 +21,7 @@ from dormouse.files.layout import LAYOUTS
 from dormouse.history import moments
 from dormouse.instance import Instance, connect
 from dormouse.model.cut import Cut
-from dormouse.table import Table
-
-SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])
-SMALL = {"compaction_strategy": "basic", "compaction_batch_files": 2, "split_threshold_rows": 60}
+from tests.small_tables import add, clock, keys, made
 
 
 @pytest.fixture
@@ -35,27 +30,8 @@ def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
         yield opened
 
 
-def made(instance: Instance, name: str = "t", layout: str = "file_table", **properties: Any) -> Table:
-    given = dm.TableProperties(**{**SMALL, "split_min_rows": 2, **properties})
-    return instance.create_table(name, SCHEMA, layout=layout, properties=given)
-
-
-def add(table: Table, first: int, rows: int = 20, v: int = 0) -> None:
-    keys = range(first, first + rows)
-    table.ingest(pa.table({"k": keys, "v": [v] * rows}))
-
-
-def keys(table: Table, as_of: Any = None) -> list[int]:
-    return [row["k"] for batch in table.query(columns=["k"], as_of=as_of) for row in batch.to_pylist()]
-
-
 def summed(instance: Instance, statement: str, as_of: Any = None) -> Any:
     return instance.sql(statement, as_of=as_of).read_all().to_pylist()
-
-
-def clock(instance: Instance) -> datetime:
-    found: datetime = query(instance._supplier, "select clock_timestamp()")[0][0]
-    return found
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
