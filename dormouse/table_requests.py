@@ -137,13 +137,16 @@ def _whole(table: Table) -> dict[str, Any]:
 
 def _drawn(table: Table) -> dict[str, Any]:
     """`drawn` has a line for each partition: its parent's number, how it was divided off, rows of leaves."""
+    branches = outline(table.partitions.tree(), LEAVES_SHOWN_MAX)
+    leaves = [one.partition.partition_id for one in branches if one.partition and one.partition.is_leaf]
+    found = {rows.partition_id: rows for rows in table.partitions.leaf_rows_in(leaves)}
     lines = []
-    for above, where, partition in outline(table.partitions.tree(), LEAVES_SHOWN_MAX):
+    for above, where, partition in branches:
         line = {"above": above, "where": where, "rows": None, "exact": True}
         if partition is not None and partition.is_leaf:
-            found = table.partitions.leaf_rows_in([partition.partition_id])
-            line["rows"] = sum(rows.row_count for rows in found)
-            line["exact"] = all(rows.row_count == rows.exact_row_count for rows in found)
+            rows = found.get(partition.partition_id)
+            line["rows"] = rows.row_count if rows else 0
+            line["exact"] = rows is None or rows.row_count == rows.exact_row_count
         lines.append(line)
     return {**description(table), "drawn": lines}
 
