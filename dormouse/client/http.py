@@ -15,7 +15,7 @@ import httpx
 
 from dormouse import errors
 from dormouse.backoff import backoff_seconds
-from dormouse.errors import BatchFailed, DormouseError, InstanceError, InstanceForbidden, InvalidInput
+from dormouse.errors import DormouseError, InstanceError, InstanceForbidden, InvalidInput
 
 CONNECT_SECONDS_MAX = 10.0
 CONNECTIONS_MAX = 256
@@ -152,10 +152,7 @@ def problem_error(problem: Mapping[str, Any], url: str) -> DormouseError:
         status = problem.get("status")
         refused = InstanceForbidden if status in {401, 403} else InstanceError
         return refused(f"{url} answered {status}: {message}" if status else f"{url}: {message}")
-    error = found((), ()) if issubclass(found, BatchFailed) else found()
-    # some make their message of table, file and job, which only the service knows
-    error.args = (message,)
-    return error
+    return found.told(message)
 
 
 def _checked_url(url: str) -> str:

@@ -74,7 +74,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Self
 
 from dormouse.errors.base import DormouseError as DormouseError
 from dormouse.errors.references import (
@@ -360,6 +360,12 @@ class CheckFailed(DormouseError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.problems, self.consequence)
+
+    @classmethod
+    def _of_nothing(cls) -> Self:
+        error = cls.__new__(cls)
+        error.problems, error.consequence = (), ""
+        return error
 
 
 class QueryTooLarge(DormouseError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from dormouse.errors.base import DormouseError
 
@@ -82,6 +82,10 @@ class BatchFailed(DormouseError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.succeeded, self.failed)
+
+    @classmethod
+    def _of_nothing(cls) -> Self:
+        return cls((), ())
 
     @property
     def errors(self) -> tuple[DormouseError, ...]:

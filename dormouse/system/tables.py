@@ -46,5 +46,5 @@ def _error(kind: str, message: str) -> DormouseError:
     """As it was raised there; of a kind that is not known here, an InstanceError."""
     found = getattr(errors, kind, None)
     if isinstance(found, type) and issubclass(found, DormouseError):
-        return Exception.__new__(found, message)  # some are made of more than a message
+        return found.told(message)
     return InstanceError(message)

@@ -44,6 +44,12 @@ def test_every_error_is_drawn_at_the_top_and_documented(kind: type) -> None:
     assert kind.__doc__
 
 
+@pytest.mark.parametrize("kind", ALL)
+def test_what_another_process_met_is_told_by_its_message(kind: Any) -> None:
+    error = kind.told("the table is away")
+    assert (type(error), str(error)) == (kind, "the table is away")
+
+
 def test_a_failed_commit_is_not_an_unknown_outcome() -> None:
     assert not issubclass(errors.CommitOutcomeUnknown, errors.CommitFailed)
     assert not issubclass(errors.CommitFailed, errors.CommitOutcomeUnknown)
