@@ -312,3 +312,18 @@ def test_a_file_of_nulls_is_read_where_null_is_a_value(
     assert found == lake.expect(f"select k from t where {condition} order by k")
     with views.opened(lake.context.objects, {"t": lake.context}, {}) as db:
         assert db.execute(f"select k from t where {condition} order by k").fetchall() == found
+
+
+@pytest.mark.parametrize("column", ["k", "x"])
+@pytest.mark.parametrize("join", ["full join", "natural  FULL /* both */ outer join"])
+def test_the_first_rows_of_a_full_join_are_not_those_that_duckdb_skipped(
+    dsn: str, supplier: ConnectionSupplier, tmp_path: Path, column: str, join: str
+) -> None:
+    """It skips row groups of the left side that cannot be among the first, and then gives NULL in their place."""
+    schema = Schema([Field("k", LONG)], [], [Field("x", DOUBLE)])
+    lake = Lake(dsn, supplier, tmp_path, schema, name="t")
+    for first in range(0, 25_000, 5_000):
+        lake.add([{"k": k, "x": float(k)} for k in range(first, first + 5_000)])
+    on = "" if join.startswith("natural") else f"on l.{column} = r.{column}"
+    statement = f"select l.{column} from t l {join} t r {on} order by 1 nulls first limit 3"
+    assert [int(row[0]) for row in tuples(sql({"t": lake.context}, statement))] == [0, 1, 2]
