@@ -184,6 +184,7 @@ class _View:
         self._context = context
         self._at = at
         self._filtered_again = filtered_again
+        self._is_further = False
         self._store = context.store
         self._partitions = context.partitions
         self._seen_at = time.monotonic()
@@ -233,6 +234,7 @@ class _View:
             if rest is None:
                 return
             leaves_max = min(leaves_max * PAGE_GROWTH, PAGE_LEAVES_MAX)
+            self._is_further = True
             # files that the snapshot shows may be collected soon: later ones may show the same rows
             is_old = self._at is None and time.monotonic() - self._seen_at > cut_seconds_max
             later = self.now(rest, leaves_max) if is_old else None
@@ -286,7 +288,9 @@ class _View:
             page = whole_page(tree, ranges, in_key_order=False)
         else:
             page = first_page(tree, ranges, leaves_max)
-        return replace(page, filtered_again=self._filtered_again)
+        # a leaf can reach beyond a page: what filters again does not know where the page ends
+        is_whole = page.rest is None and not self._is_further
+        return replace(page, filtered_again=self._filtered_again and is_whole)
 
     def _bounds(self, ranges: KeyRanges) -> KeyBounds:
         return key_bounds(self._context.schema, ranges)

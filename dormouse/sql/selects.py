@@ -54,11 +54,18 @@ class Select:
     """What is wanted of one table, as a select."""
 
     def __init__(
-        self, context: TableContext, asked: Question, now_ms: int, *, compares_null: bool = True
+        self,
+        context: TableContext,
+        asked: Question,
+        now_ms: int,
+        *,
+        compares_null: bool = True,
+        joins_full: bool = False,
     ) -> None:
-        """`compares_null`: whether what reads it may compare so that NULL is a value."""
+        """Whether what reads it may compare so that NULL is a value, and whether it may have a FULL JOIN."""
         self._context = context
         self._compares_null = compares_null
+        self._joins_full = joins_full
         self._schema = context.schema
         self._transform = Transform.parse(context.schema, context.properties)
         self._asked = asked
@@ -101,9 +108,13 @@ class Select:
 
     def _column(self, field: Field, unbounded: bool) -> str:
         """A column as the file has it, computed where DuckDB would leave out rows that are wanted."""
+        name = quoted(field.name)
         is_plain = field.nullable and not self._compares_null and (unbounded or not field.type.is_floating)
         computed = None if is_plain else _computed(field, unbounded)
-        name = quoted(field.name)
+        if self._joins_full and not field.type.is_nested:
+            # under ORDER BY … NULLS FIRST LIMIT DuckDB skips rows of one side of a FULL JOIN by what it has
+            # read of it; those of the other side, left alone, come with NULL, and first
+            computed = f"CASE WHEN {name} IS NULL THEN NULL ELSE {computed or name} END"
         return name if computed is None else f"{computed} AS {name}"
 
     def _merged(self, rows: str) -> str:
