@@ -73,9 +73,7 @@ def columns_of_changes(context: TableContext, columns: Sequence[str] | None) -> 
     )
     names = question(context.schema, None, columns if named is None else named, None).columns
     whole = arrow_schema(context.schema)
-    return pa.schema(
-        [*(whole.field(name) for name in names), pa.field(CHANGE, pa.string(), nullable=False)]
-    )
+    return pa.schema([*(whole.field(name) for name in names), pa.field(CHANGE, pa.string(), nullable=False)])
 
 
 def _followed(batches: Iterator[pa.RecordBatch], at_end: Callable[[], object]) -> Iterator[pa.RecordBatch]:

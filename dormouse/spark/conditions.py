@@ -42,9 +42,7 @@ def _is_of(schema: Schema, deletion: Deletion) -> Column:
 
 
 def _in_slice(schema: Schema, ranges: KeyRanges) -> Column | None:
-    return _all(
-        _in_ranges(field, ranges[field.name]) for field in schema.row_keys if field.name in ranges
-    )
+    return _all(_in_ranges(field, ranges[field.name]) for field in schema.row_keys if field.name in ranges)
 
 
 def _in_ranges(field: Field, ranges: Sequence[Range]) -> Column | None:

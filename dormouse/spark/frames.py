@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from operator import or_
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -16,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from dormouse.context import TableAddress, TableContext
 from dormouse.data.transform import Transform
-from dormouse.history.moments import now, position_of
+from dormouse.history.moments import now, now_together, position_of
 from dormouse.model.cut import Position, When
 from dormouse.query.deletions import Deletion
 from dormouse.query.executor import Part, columns_of, parts
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from dormouse.table import Table
 
 WAYS_MAX = 32
-"""In how many ways files are read by Spark itself, each a DataFrame; what is left is read by tasks of ours."""
+"""In how many ways files are read by Spark itself, each a DataFrame; tasks of ours read the others."""
 _AS_WRITTEN = {"datetimeRebaseMode": "CORRECTED", "recursiveFileLookup": "true"}
 """No day is moved to another calendar, and no folder's name is a column."""
 _PATTERNS = frozenset("{}[]*?\\")
@@ -62,11 +61,13 @@ def read(
 
 
 def view(spark: SparkSession, instance: Instance, *, as_of: When | None = None) -> list[str]:
-    """Makes a temporary view of each table, as `read` gives it; gives their names."""
-    tables = instance.tables()
-    for table in tables:
-        read(spark, table, as_of=as_of).createOrReplaceTempView(f"`{table.name}`")
-    return [table.name for table in tables]
+    """Makes a temporary view of each table, as `read` gives it, all of one moment; gives their names."""
+    contexts = [table.context for table in instance.tables()]
+    moments = now_together(contexts) if as_of is None else [position_of(one, as_of) for one in contexts]
+    for context, at in zip(contexts, moments, strict=True):
+        asked = question(context.schema, None, None, None)
+        _frame(spark, context, asked, at).createOrReplaceTempView(f"`{context.table.name}`")
+    return [context.table.name for context in contexts]
 
 
 def write(frame: DataFrame, table: Table, *, ingest_id: str | None = None) -> IngestReport:

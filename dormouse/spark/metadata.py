@@ -29,7 +29,13 @@ if TYPE_CHECKING:
 
 PAGE_ROWS = 10_000
 _Row = tuple[Any, ...]
-_TEXT, _WHOLE, _BYTES, _TIME, _BOOLEAN = StringType(), LongType(), BinaryType(), TimestampType(), BooleanType()
+_TEXT, _WHOLE, _BYTES, _TIME, _BOOLEAN = (
+    StringType(),
+    LongType(),
+    BinaryType(),
+    TimestampType(),
+    BooleanType(),
+)
 _COLUMNS: Mapping[Metadata, Mapping[str, DataType]] = {
     "files": {
         "filename": _TEXT,
@@ -112,7 +118,9 @@ _READ: Mapping[Metadata, Callable[[Table], Iterator[_Row]]] = {
 }
 
 
-def _pages(page: Callable[[Any, int], list[Any]], key: Callable[[Any], str], after: Any = None) -> Iterator[Any]:
+def _pages(
+    page: Callable[[Any, int], list[Any]], key: Callable[[Any], str], after: Any = None
+) -> Iterator[Any]:
     def all_pages() -> Iterator[list[Any]]:
         last = after
         while found := page(last, PAGE_ROWS):

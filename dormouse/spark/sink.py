@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
@@ -52,15 +52,13 @@ class _Table:
     @staticmethod
     def of(context: TableContext) -> _Table:
         # Spark's writers cannot ask that rows be moved: a file a leaf would be tasks times leaves
-        properties = context.properties.model_copy(
-            update={"ingest_file_writing": "one_reference_per_leaf"}
-        )
+        properties = context.properties.model_copy(update={"ingest_file_writing": "one_reference_per_leaf"})
         return _Table(context.objects, context.schema, properties, LeafLookup(context.partitions.tree()))
 
 
 @dataclass(frozen=True)
 class TableWriter(DataSourceArrowWriter):
-    """One write: what its tasks need, and the attempt that they write for; None when it was applied before."""
+    """One write: what its tasks need, and their attempt; None when it was applied before."""
 
     of: TableOptions
     ingest_id: str
@@ -91,7 +89,9 @@ class TableWriter(DataSourceArrowWriter):
             return Written(0, ())
         # a task that Spark runs again writes a file of its own
         name = self.attempt.object_name(f"leaves-{uuid.uuid4().hex}")
-        files = LeafFiles(table.objects, table.schema, table.properties, table.lookup.leaf_ids, lambda _: name)
+        files = LeafFiles(
+            table.objects, table.schema, table.properties, table.lookup.leaf_ids, lambda _: name
+        )
         with files.sorter(MEMORY_BYTES) as sorter:
             for batch in iterator:
                 conformed = conform(batch, table.schema)
@@ -105,7 +105,9 @@ class TableWriter(DataSourceArrowWriter):
             return
         done = [one for one in messages if isinstance(one, Written)]
         if len(done) < len(messages):
-            raise JobFailed(f"{len(messages) - len(done)} of {len(messages)} tasks told nothing of their files")
+            raise JobFailed(
+                f"{len(messages) - len(done)} of {len(messages)} tasks told nothing of their files"
+            )
         files = [file for one in done for file in one.files]
         check_ingested(sum(one.rows for one in done), None, files)
         with self.of.open(writes=True, goes_on=True) as table:

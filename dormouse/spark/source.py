@@ -57,7 +57,7 @@ class DormouseSource(DataSource):
 
         if overwrite:
             raise InvalidInput(
-                "rows are only added: write .mode(\"append\"), after table.delete where others are to go"
+                'rows are only added: write .mode("append"), after table.delete where others are to go'
             )
         return TableWriter.begun(WriteOptions.parse(self.options), schema)
 

@@ -1,4 +1,4 @@
-"""`format("dormouse")` and the functions beside it: what Spark reads is what queries read; what it writes counts once."""
+"""`format("dormouse")` and the functions beside it: what Spark reads is what queries read."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
 @pytest.fixture
 def table(instance: Instance) -> Table:
     """Files of one leaf and of several, deletions of keys and of values, a cut of before."""
-    made = instance.create_table("t", SCHEMA, properties=dm.TableProperties(split_threshold_rows=60, split_min_rows=2))
+    made = instance.create_table(
+        "t", SCHEMA, properties=dm.TableProperties(split_threshold_rows=60, split_min_rows=2)
+    )
     made.ingest(rows())
     for _ in range(3):
         made.split()
@@ -105,7 +107,7 @@ def exact(value: Any) -> Any:
 
 
 def of_spark(frame: DataFrame) -> list[tuple[Any, ...]]:
-    """Rows in an order that both sides have, as Arrow has them: Python's datetime is of this machine's zone."""
+    """As Arrow has them: Python's datetime is of this machine's zone."""
     found = frame.toArrow()
     return ordered(found)
 
@@ -131,10 +133,16 @@ QUESTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("asked", QUESTIONS, ids=repr)
-def test_spark_reads_what_a_query_reads(spark: SparkSession, table: Table, load: Load, asked: dict[str, Any]) -> None:
+def test_spark_reads_what_a_query_reads(
+    spark: SparkSession, table: Table, load: Load, asked: dict[str, Any]
+) -> None:
     expected = ordered(table.query(**asked).read_all())
     options = {
-        **({"where": json.dumps({k: _json(v) for k, v in asked["where"].items()})} if "where" in asked else {}),
+        **(
+            {"where": json.dumps({k: _json(v) for k, v in asked["where"].items()})}
+            if "where" in asked
+            else {}
+        ),
         **({"columns": ",".join(asked["columns"])} if "columns" in asked else {}),
         **({"as_of": asked["as_of"]} if "as_of" in asked else {}),
     }
@@ -146,7 +154,10 @@ def _json(wanted: Any) -> Any:
     return [json_value(one) for one in (wanted if isinstance(wanted, list) else [wanted])]
 
 
-@pytest.mark.parametrize("properties", [{"filter": "age_off(at, 1)"}, {"aggregate": "max(x), max(day), max(at), max(cost), max(raw)"}])
+@pytest.mark.parametrize(
+    "properties",
+    [{"filter": "age_off(at, 1)"}, {"aggregate": "max(x), max(day), max(at), max(cost), max(raw)"}],
+)
 def test_rows_are_filtered_and_merged_first(
     spark: SparkSession, instance: Instance, load: Load, properties: dict[str, Any]
 ) -> None:
@@ -166,7 +177,9 @@ def test_a_leaf_is_a_partition_of_spark_until_they_reach_split_bytes(table: Tabl
     assert load().select("k").rdd.getNumPartitions() == leaves
 
 
-def test_each_action_reads_the_newest_rows_and_a_moment_stays(spark: SparkSession, table: Table, load: Load) -> None:
+def test_each_action_reads_the_newest_rows_and_a_moment_stays(
+    spark: SparkSession, table: Table, load: Load
+) -> None:
     fresh, before, kept = load(), load(as_of="before"), dormouse.spark.read(spark, table)
     counts = [frame.count() for frame in (fresh, before, kept)]
     table.ingest(rows(1_000, 10))
@@ -193,12 +206,17 @@ def test_changes_since_a_cut(table: Table, load: Load) -> None:
 def test_metadata_are_rows(instance: Instance, table: Table, load: Load) -> None:
     table.consumer("etl", from_="before")
     files = load(metadata="files").collect()
-    assert {row.filename: row.row_count for row in files} == {f.filename: f.row_count for f in table.file_page()}
+    assert {row.filename: row.row_count for row in files} == {
+        f.filename: f.row_count for f in table.file_page()
+    }
     partitions = {row.partition_id: row for row in load(metadata="partitions").collect()}
     assert sum(row.is_leaf for row in partitions.values()) == len(table.partitions.leaves())
     assert json.loads(partitions["root"].region) == {}
     [cut] = load(metadata="cuts").collect()
-    assert (cut.name, cut.recorded_at.timestamp()) == ("before", table.history.cut("before").recorded_at.timestamp())
+    assert (cut.name, cut.recorded_at.timestamp()) == (
+        "before",
+        table.history.cut("before").recorded_at.timestamp(),
+    )
     [consumer] = load(metadata="consumers").collect()
     assert (consumer.name, consumer.rows_behind) == ("etl", 20)
 
@@ -220,7 +238,9 @@ def frame_of(spark: SparkSession, first: int, count: int) -> DataFrame:
     return spark.createDataFrame(rows(first, count)).repartition(3)
 
 
-def test_a_write_adds_its_rows_in_one_commit(spark: SparkSession, instance: Instance, dsn: str, table: Table) -> None:
+def test_a_write_adds_its_rows_in_one_commit(
+    spark: SparkSession, instance: Instance, dsn: str, table: Table
+) -> None:
     before = ordered(table.query().read_all())
     files = {file.filename for file in table.file_page()}
     writer(frame_of(spark, 2_000, 90), instance, dsn).save()
@@ -231,7 +251,9 @@ def test_a_write_adds_its_rows_in_one_commit(spark: SparkSession, instance: Inst
     assert {report.kind for report in instance.check(deep=True).problems} == set()
 
 
-def test_the_same_ingest_id_adds_nothing(spark: SparkSession, instance: Instance, dsn: str, table: Table) -> None:
+def test_the_same_ingest_id_adds_nothing(
+    spark: SparkSession, instance: Instance, dsn: str, table: Table
+) -> None:
     for _ in range(2):
         writer(frame_of(spark, 2_000, 10), instance, dsn, ingest_id="monday").save()
     assert table.query({"k": dm.Range(1_000)}).read_all().num_rows == 10
@@ -242,7 +264,9 @@ def test_a_write_that_fails_leaves_nothing(
 ) -> None:
     objects = sorted(tmp_path.rglob("*.parquet"))
     frame = frame_of(spark, 2_000, 90)
-    broken = frame.withColumn("name", when(col("k") == 1_020, raise_error(lit("no more"))).otherwise(col("name")))
+    broken = frame.withColumn(
+        "name", when(col("k") == 1_020, raise_error(lit("no more"))).otherwise(col("name"))
+    )
     with pytest.raises(Exception, match="no more"):
         writer(broken, instance, dsn).save()
     assert table.query({"k": dm.Range(1_000)}).read_all().num_rows == 0
@@ -262,10 +286,16 @@ def test_a_write_that_fails_leaves_nothing(
         ({"columns": "k,zz"}, "InvalidQuery: unknown column 'zz'"),
         ({"as_of": "2026-01-01T00:00"}, "InvalidCut: the time .* has no zone"),
         ({"as_of": "nothing"}, "InvalidCut: table 't' has no cut 'nothing'"),
-        ({"as_of": "before", "changes_after": "before"}, "InvalidInput: the options changes_after and as_of do not"),
+        (
+            {"as_of": "before", "changes_after": "before"},
+            "InvalidInput: the options changes_after and as_of do not",
+        ),
         ({"changes_till": "before"}, "InvalidInput: the option changes_till needs changes_after"),
         ({"metadata": "file"}, "InvalidInput: the option metadata is one of files, partitions, cuts"),
-        ({"split_bytes": "1 GB"}, "InvalidInput: the option split_bytes is a whole number above 0, not '1 GB'"),
+        (
+            {"split_bytes": "1 GB"},
+            "InvalidInput: the option split_bytes is a whole number above 0, not '1 GB'",
+        ),
         ({"instance": "/nowhere"}, "InvalidInput: give the option instance, or dsn and objects, not both"),
     ],
 )
@@ -292,7 +322,9 @@ def test_what_cannot_be_written_is_refused_before_a_task_runs(
     assert query(instance._supplier, "select count(*) from write_attempt")[0][0] == 0
 
 
-def test_moments_of_the_function_are_those_of_queries(spark: SparkSession, instance: Instance, table: Table) -> None:
+def test_moments_of_the_function_are_those_of_queries(
+    spark: SparkSession, instance: Instance, table: Table
+) -> None:
     at = clock(instance)
     count = table.query().read_all().num_rows
     table.ingest(rows(1_000, 10))
