@@ -1,5 +1,5 @@
 """How Spark finds `format("dormouse")`: of each package called `pyspark_…` it takes the DefaultSource."""
 
-from dormouse.spark.source import DormouseSource as DefaultSource
+from dormouse.datasource.source import DormouseSource as DefaultSource
 
 __all__ = ["DefaultSource"]

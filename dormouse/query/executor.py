@@ -38,6 +38,7 @@ from dormouse.query.where import Question, Where, question
 
 Groups = Iterator[tuple[Scan, ...]]
 REPLANS_MAX = 10
+PART_BYTES = 128 * 1024 * 1024
 
 
 def query(
@@ -88,7 +89,9 @@ class Part:
             yield exact(batch.select(self.asked.columns), schema)
 
 
-def parts(context: TableContext, asked: Question, at: Position, bytes_max: int) -> Iterator[Part]:
+def parts(
+    context: TableContext, asked: Question, at: Position, bytes_max: int = PART_BYTES
+) -> Iterator[Part]:
     """A query of a moment, by groups of leaves that have about so many bytes of files, in key order.
 
     Each file counts as often as it is read. Raises as `query` does.

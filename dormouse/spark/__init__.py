@@ -1,7 +1,8 @@
-"""Spark: tables as DataFrames, bulk ingest, compaction as tasks."""
+"""Spark: the session, large ingests, compaction jobs as tasks; and tables as DataFrames."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,9 +12,7 @@ __all__ = ["read", "view", "write"]
 
 
 def __getattr__(name: str) -> Any:
-    """Loads DataFusion and pyarrow only when they are used: tasks import this package, too."""
+    """Loads what is needed when it is used: tasks import this package, too."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dormouse.spark import frames
-
-    return getattr(frames, name)
+    return getattr(import_module("dormouse.spark.frames"), name)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -25,12 +25,9 @@ from dormouse.query.planner import Scan
 from dormouse.query.where import Question, Where, question
 from dormouse.spark.conditions import in_slices, meets, remains
 from dormouse.spark.shuffle import stage
-from dormouse.spark.source_options import SPLIT_BYTES
 
 if TYPE_CHECKING:
-    from dormouse.instance import Instance
     from dormouse.rounds.ingest_commit import IngestReport
-    from dormouse.table import Table
 
 WAYS_MAX = 32
 """In how many ways files are read by Spark itself, each a DataFrame; tasks of ours read the others."""
@@ -41,9 +38,24 @@ _PATTERNS = frozenset("{}[]*?\\")
 _Way = tuple[tuple[KeyRanges, ...], tuple[Deletion, ...]]
 
 
+class Tabular(Protocol):
+    """What is needed of a `Table`."""
+
+    @property
+    def context(self) -> TableContext: ...
+
+    def ingest(self, data: DataFrame, *, ingest_id: str | None = None) -> IngestReport: ...
+
+
+class WithTables(Protocol):
+    """What is needed of an `Instance`."""
+
+    def tables(self) -> Sequence[Tabular]: ...
+
+
 def read(
     spark: SparkSession,
-    table: Table,
+    table: Tabular,
     where: Where = None,
     columns: Sequence[str] | None = None,
     *,
@@ -60,7 +72,7 @@ def read(
     return _frame(spark, context, question(context.schema, where, columns, None), at)
 
 
-def view(spark: SparkSession, instance: Instance, *, as_of: When | None = None) -> list[str]:
+def view(spark: SparkSession, instance: WithTables, *, as_of: When | None = None) -> list[str]:
     """Makes a temporary view of each table, as `read` gives it, all of one moment; gives their names."""
     contexts = [table.context for table in instance.tables()]
     moments = now_together(contexts) if as_of is None else [position_of(one, as_of) for one in contexts]
@@ -70,13 +82,13 @@ def view(spark: SparkSession, instance: Instance, *, as_of: When | None = None) 
     return [context.table.name for context in contexts]
 
 
-def write(frame: DataFrame, table: Table, *, ingest_id: str | None = None) -> IngestReport:
+def write(frame: DataFrame, table: Tabular, *, ingest_id: str | None = None) -> IngestReport:
     """Adds a DataFrame's rows, moved to their leaves first: a file a leaf; see `Table.ingest`."""
     return table.ingest(frame, ingest_id=ingest_id)
 
 
 def _frame(spark: SparkSession, context: TableContext, asked: Question, at: Position) -> DataFrame:
-    found = list(parts(context, asked, at, SPLIT_BYTES))
+    found = list(parts(context, asked, at))
     transform = Transform.parse(context.schema, context.properties)
     frames = []
     if not (transform.aggregates or transform.age_off or _PATTERNS & set(context.objects.url)):

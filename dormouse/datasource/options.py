@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from dormouse.instance import Instance
     from dormouse.table import Table
 
-SPLIT_BYTES = 128 * 1024 * 1024
 Metadata = Literal["files", "partitions", "cuts", "consumers"]
 _WHICH = ("instance", "dsn", "objects", "table")
 _ROWS = ("where", "as_of")
@@ -90,7 +89,7 @@ class ReadOptions:
     as_of: When | None = None
     changes: tuple[When | None, When | None] | None = None
     metadata: Metadata | None = None
-    split_bytes: int = SPLIT_BYTES
+    split_bytes: int | None = None
 
     @staticmethod
     def parse(given: Mapping[str, str]) -> ReadOptions:
@@ -114,7 +113,7 @@ class ReadOptions:
             as_of=_when(given, "as_of"),
             changes=_changes(given),
             metadata=_metadata(given.get("metadata")),
-            split_bytes=_positive(given, "split_bytes", SPLIT_BYTES),
+            split_bytes=_positive(given, "split_bytes"),
         )
 
 
@@ -193,10 +192,10 @@ def _metadata(text: str | None) -> Metadata | None:
     raise InvalidInput(f"the option metadata is one of {', '.join(known)}, not {text!r}")
 
 
-def _positive(given: Mapping[str, str], name: str, default: int) -> int:
+def _positive(given: Mapping[str, str], name: str) -> int | None:
     text = given.get(name)
     if text is None:
-        return default
+        return None
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
         raise InvalidInput(f"the option {name} is a whole number above 0, not {text!r}")
     return int(text)

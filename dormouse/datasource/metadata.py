@@ -21,8 +21,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from dormouse.datasource.options import Metadata, TableOptions
 from dormouse.model.values import json_value
-from dormouse.spark.source_options import Metadata, TableOptions
 
 if TYPE_CHECKING:
     from dormouse.table import Table

@@ -15,6 +15,7 @@ from dormouse.data.arrow_schema import check_columns, conform
 from dormouse.data.leaf_files import LeafFiles
 from dormouse.data.leaf_lookup import LeafLookup
 from dormouse.data.leaf_sorter import MEMORY_BYTES
+from dormouse.datasource.options import TableOptions, WriteOptions
 from dormouse.errors import InvalidData, JobFailed
 from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences
@@ -24,7 +25,6 @@ from dormouse.objects import ObjectStore
 from dormouse.objects.activity import note_if_shared
 from dormouse.rounds.ingest_commit import commit_files, commit_id
 from dormouse.rounds.row_counts import check_ingested
-from dormouse.spark.source_options import TableOptions, WriteOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa

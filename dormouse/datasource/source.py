@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, InputPartition
 from pyspark.sql.types import StructType
 
+from dormouse.datasource.options import ReadOptions, WriteOptions
 from dormouse.errors import InvalidInput, ObjectNotFound
-from dormouse.spark.source_options import ReadOptions, WriteOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +32,7 @@ class DormouseSource(DataSource):
         """The columns that are read: those of the table, some of them, or what metadata have."""
         options = ReadOptions.parse(self.options)
         if options.metadata is not None:
-            from dormouse.spark.metadata import columns_of_metadata
+            from dormouse.datasource.metadata import columns_of_metadata
 
             return columns_of_metadata(options.metadata)
         with options.of.open() as table:
@@ -47,13 +47,13 @@ class DormouseSource(DataSource):
                 f"{found.simpleString()}: leave .schema(…) out, and name columns by the option columns"
             )
         if options.metadata is not None:
-            from dormouse.spark.metadata import MetadataReader
+            from dormouse.datasource.metadata import MetadataReader
 
             return MetadataReader(options.of, options.metadata)
         return RowsReader(options) if options.changes is None else ChangesReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from dormouse.spark.sink import TableWriter
+        from dormouse.datasource.sink import TableWriter
 
         if overwrite:
             raise InvalidInput(
@@ -78,13 +78,13 @@ class RowsReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         from dormouse.history.moments import now, position_of
-        from dormouse.query.executor import parts
+        from dormouse.query.executor import PART_BYTES, parts
 
         options = self._options
         with options.of.open() as table:
             context = table.context
             at = now(context) if options.as_of is None else position_of(context, options.as_of)
-            found = parts(context, _asked(context, options), at, options.split_bytes)
+            found = parts(context, _asked(context, options), at, options.split_bytes or PART_BYTES)
             tasks: list[InputPartition] = [_Rows(context.address, part) for part in found]
         # without a task Spark calls `read` with None
         return tasks or [InputPartition(None)]
