@@ -94,6 +94,11 @@ class Table:
         return self._context.partitions
 
     @property
+    def context(self) -> TableContext:
+        """Its services, for what runs in other processes."""
+        return self._context
+
+    @property
     def history(self) -> History:
         """What the table was: its epochs, who became whom."""
         from dormouse.history.history import History

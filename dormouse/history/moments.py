@@ -7,8 +7,9 @@ same rows whenever it is asked for: a transaction that was slow is of the moment
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -25,8 +26,9 @@ from dormouse.errors import (
 from dormouse.files.holds import is_held, moment_held
 from dormouse.model.cut import Cut, Position, When
 from dormouse.model.text import is_text
+from dormouse.postgres.connection import Isolation
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import rows_of, run_lookup
+from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
 AHEAD_SECONDS_MAX = 60.0
 """How far a client's clock may be ahead of the database's: a time that is not yet past is waited for."""
@@ -73,11 +75,26 @@ def now(context: TableContext, after: Position | None = None) -> Position:
 
     It is not before a position that was known, also when the clock was set back since.
     """
-    rows = _rows(context, "now")
-    if not rows:
-        raise TableNotFound.gone(context.table.name)
-    epoch, snapshot, at = rows[0]
-    return Position(epoch, snapshot, at if after is None else max(at, after.at))
+    found = _present(context, _rows(context, "now"))
+    return found if after is None else replace(found, at=max(found.at, after.at))
+
+
+def now_together(contexts: Sequence[TableContext]) -> list[Position]:
+    """The present of some tables of one instance, each its position at one moment. `TableNotFound`."""
+    if not contexts:
+        return []
+
+    def work(conn: Any) -> list[Position]:
+        found = [(context, _rows(context, "now", conn)) for context in contexts]
+        return [_present(context, rows) for context, rows in found]
+
+    return run_transaction(
+        contexts[0].supplier,
+        work,
+        isolation=Isolation.REPEATABLE_READ,
+        read_only=True,
+        operation="find a moment",
+    )
 
 
 def find_cut(context: TableContext, which: Cut | str | int) -> FoundCut:
@@ -142,6 +159,12 @@ def kept(context: TableContext, position: Position) -> Iterator[None]:
                 if not stack.enter_context(held):
                     check_since(context, position.at)
         yield
+
+
+def _present(context: TableContext, rows: list[Any]) -> Position:
+    if not rows:
+        raise TableNotFound.gone(context.table.name)
+    return Position(*rows[0])
 
 
 def _position_at(context: TableContext, at: datetime) -> Position:

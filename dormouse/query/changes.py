@@ -52,6 +52,18 @@ def changes(
     `pages_between` does and `InvalidQuery`; while it is read `CutExpired` when a file is collected meanwhile,
     `ObjectNotFound` and `ObjectDamaged` as queries do.
     """
+    schema = columns_of_changes(context, columns)
+    names = schema.names[:-1]
+    interruption = interruption or Interruption()
+    reading = _Reading(context, names, schema, after, interruption)
+    # what cannot be read is told before the first row
+    pages = pages_between(context, after, till)
+    found = one_ahead(reading.rows(pages, deletions_between(context, after, till), till), interruption.set)
+    return pa.RecordBatchReader.from_batches(schema, _followed(found, at_end))
+
+
+def columns_of_changes(context: TableContext, columns: Sequence[str] | None) -> pa.Schema:
+    """What `changes` gives: the columns asked for, and `_change`. Raises `InvalidQuery`."""
     if CHANGE in context.schema:
         raise InvalidQuery(
             f"table {context.table.name!r} has a column {CHANGE!r} of its own: changes need the name"
@@ -61,15 +73,7 @@ def changes(
     )
     names = question(context.schema, None, columns if named is None else named, None).columns
     whole = arrow_schema(context.schema)
-    schema = pa.schema(
-        [*(whole.field(name) for name in names), pa.field(CHANGE, pa.string(), nullable=False)]
-    )
-    interruption = interruption or Interruption()
-    reading = _Reading(context, names, schema, after, interruption)
-    # what cannot be read is told before the first row
-    pages = pages_between(context, after, till)
-    found = one_ahead(reading.rows(pages, deletions_between(context, after, till), till), interruption.set)
-    return pa.RecordBatchReader.from_batches(schema, _followed(found, at_end))
+    return pa.schema([*(whole.field(name) for name in names), pa.field(CHANGE, pa.string(), nullable=False)])
 
 
 def _followed(batches: Iterator[pa.RecordBatch], at_end: Callable[[], object]) -> Iterator[pa.RecordBatch]:
