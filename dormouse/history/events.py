@@ -63,6 +63,14 @@ def events_between(context: TableContext, after: Position, till: Position) -> li
     return found
 
 
+def has_events_since(context: TableContext, after: Position) -> bool:
+    """Whether rows were deleted, or the table was restored, since a moment."""
+    rows = context.store.own.rows(
+        _QUERIES["any_since"], {"after": after.snapshot}, operation="look for deletions and restores"
+    )
+    return bool(rows[0][0])
+
+
 def touched(context: TableContext, restore: PastRestore) -> tuple[list[str], DeletionRows]:
     """Where a restore changed rows: the partitions of its references, and the deletions that it changed."""
     own, values = context.store.own, {"xid": restore.xid}
@@ -73,6 +81,7 @@ def touched(context: TableContext, restore: PastRestore) -> tuple[list[str], Del
 
 def _not_told(context: TableContext, moment: datetime, at: datetime) -> InvalidCut:
     return InvalidCut(
-        f"table {context.table.name!r} was restored at {at} to what it was at {moment}, by an older Dormouse: "
-        "changes across that are not told; ask for those after it, and read the table as of then"
+        f"table {context.table.name!r} was restored at {at} to what it was at {moment}, by an older Dormouse, "
+        "which noted too little to tell changes across that: ask for those after it, and read the table as of "
+        "then"
     )

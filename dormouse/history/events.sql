@@ -32,6 +32,16 @@ cross join lateral (
 where not pg_visible_in_snapshot(e.xid, %(after)s::pg_snapshot) and pg_visible_in_snapshot(e.xid, %(till)s::pg_snapshot)
 order by e.deletion_id, e.number;
 
+-- name: any_since
+-- Whether there is any after a snapshot.
+select exists (
+    select from deletion d
+    where d.table_id = %(table_id)s and not pg_visible_in_snapshot(d.added_xid, %(after)s::pg_snapshot)
+) or exists (
+    select from restored r
+    where r.table_id = %(table_id)s and not pg_visible_in_snapshot(r.restored_xid, %(after)s::pg_snapshot)
+);
+
 -- name: touched
 -- The partitions whose references a restore removed or added.
 select r.partition_id from {file_reference} r where r.added_xid = %(xid)s::xid8 and r.partition_id <> ''

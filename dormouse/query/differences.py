@@ -1,7 +1,7 @@
 """The rows that a restore changed: those by which the moments just before and just after it differ.
 
-Files come and go that hold the same rows, as what a compaction merged is put back. So the rows of both moments
-are counted against each other, merged in key order, group by group of leaves: only where files differ.
+Files come and go that hold the same rows, as what a compaction merged is put back. So the rows of both
+moments are counted against each other, merged in key order, a group of leaves at a time, where files differ.
 """
 
 from __future__ import annotations

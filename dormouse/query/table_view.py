@@ -107,7 +107,7 @@ def plan_query(
 def differing_groups(
     context: TableContext, ranges: KeyRanges, before: Position, after: Position
 ) -> Iterator[tuple[list[Scan], list[Scan]]]:
-    """What two moments of one epoch have of the same leaves, where their scans are not the same, in key order.
+    """What two moments of one epoch have of the same leaves, where it is not the same, in key order.
 
     The iterator raises `FileGone`.
     """

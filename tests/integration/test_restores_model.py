@@ -1,11 +1,10 @@
-"""Restores against a naive list: beside deletes, late ingests, merges and collections, as changes tell them."""
+"""Restores against a naive list: beside deletes, late ingests, merges and collections, told by changes."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
