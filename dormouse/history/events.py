@@ -81,7 +81,7 @@ def touched(context: TableContext, restore: PastRestore) -> tuple[list[str], Del
 
 def _not_told(context: TableContext, moment: datetime, at: datetime) -> InvalidCut:
     return InvalidCut(
-        f"table {context.table.name!r} was restored at {at} to what it was at {moment}, by an older Dormouse, "
-        "which noted too little to tell changes across that: ask for those after it, and read the table as of "
-        "then"
+        f"table {context.table.name!r} was restored at {at}, to what it was at {moment}, by an old Dormouse, "
+        "which noted too little of it to tell changes across it: ask for those after it, and read the table "
+        "as of then"
     )
