@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from test_scaling import everything, ids
-from test_scaling import halves as halves
 
 from dormouse.context import TableContext
 from dormouse.errors import InvalidRange
