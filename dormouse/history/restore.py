@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from dormouse.context import TableContext
-from dormouse.errors import InvalidCut, NotWhole, TableNotFound
+from dormouse.errors import NotWhole, TableNotFound
 from dormouse.history.moments import check_since, position_of
 from dormouse.model.cut import Position, When
 from dormouse.model.file_reference import FileReference
@@ -62,21 +62,6 @@ def restore(context: TableContext, to: When, *, dry_run: bool = False) -> Restor
 
     own, run = context.store.own, partial(run_transaction, read_only=True) if dry_run else run_alone
     return own.following(lambda: run(context.supplier, work, operation=f"restore {context.table.name}"))
-
-
-def check_not_restored(context: TableContext, after: Position, till: Position) -> None:
-    """`InvalidCut` when the table was restored after a position and up to another.
-
-    Its rows went and came back then, so that what was ingested is not how the two differ.
-    """
-    values = {"after": after.snapshot, "till": till.snapshot}
-    for moment, restored_at in context.store.own.rows(
-        _QUERIES["between"], values, operation="look for restores"
-    ):
-        raise InvalidCut(
-            f"table {context.table.name!r} was restored at {restored_at} to what it was at {moment}: changes "
-            "across that are not told; ask for those after it, and read the table as of then"
-        )
 
 
 def _restored(context: TableContext, position: Position, conn: Any, *, dry_run: bool) -> RestoreReport:

@@ -4,8 +4,8 @@ with began as materialized (select epoch from tables where table_id = %(table_id
 select t.epoch, b.epoch from tables t, began b where t.table_id = %(table_id)s for no key update of t;
 
 -- name: answered
--- What a request sealed and made, if it was done before.
-select sealed, created from epoch where table_id = %(table_id)s and request_id = %(request_id)s;
+-- The epoch of a request that was done before, and what it sealed and made.
+select epoch, sealed, created from epoch where table_id = %(table_id)s and request_id = %(request_id)s;
 
 -- name: stored
 -- Some partitions, as they are now.

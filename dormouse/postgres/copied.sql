@@ -36,6 +36,7 @@ update cut set snapshot = null;
 update consumer set snapshot = null;
 update truncation set snapshot = null;
 update epoch set added_xid = '3' where added_xid >= pg_snapshot_xmin(pg_current_snapshot());
+update restored set snapshot = null where snapshot is not null;
 update restored set restored_xid = '3' where restored_xid >= pg_snapshot_xmin(pg_current_snapshot());
 delete from hold;
 

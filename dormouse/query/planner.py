@@ -86,12 +86,14 @@ class SharedFile(NamedTuple):
 class QueryPlan:
     """Scans in groups: every row of a group sorts before every row of the next.
 
-    `summary` counts the `shared` files too.
+    `summary` counts the `shared` files too. `numbers` tell which of its page's groups these are, as those
+    without files are left out.
     """
 
     groups: tuple[tuple[Scan, ...], ...]
     summary: PlanSummary
     shared: Mapping[str, SharedFile] = field(default_factory=dict)
+    numbers: tuple[int, ...] = ()
 
     @property
     def filenames(self) -> tuple[str, ...]:
@@ -168,6 +170,7 @@ def plan(page: Page, references: Iterable[PlannedReference], deletions: Sequence
         groups=tuple(tuple(scans[group]) for group in sorted(scans)),
         summary=PlanSummary(len(planner.group_of), page.tree.leaf_count, files, pruned, byte_count),
         shared=shared,
+        numbers=tuple(sorted(scans)),
     )
 
 

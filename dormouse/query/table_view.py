@@ -104,6 +104,24 @@ def plan_query(
     return (group for planned in view.pages(first) for group in planned.plan.groups)
 
 
+def differing_groups(
+    context: TableContext, ranges: KeyRanges, before: Position, after: Position
+) -> Iterator[tuple[list[Scan], list[Scan]]]:
+    """What two moments of one epoch have of the same leaves, where it is not the same, in key order.
+
+    The iterator raises `FileGone`.
+    """
+    # of one tree, they have the same pages
+    views = [_View(context, at=position) for position in (before, after)]
+    pages = [view.pages(view.first(ranges, PAGE_LEAVES)) for view in views]
+    for both in zip(*pages, strict=True):
+        groups = [dict(zip(page.plan.numbers, page.plan.groups, strict=True)) for page in both]
+        for number in sorted({number for side in groups for number in side}):
+            one, other = (list(side.get(number, ())) for side in groups)
+            if one != other:
+                yield one, other
+
+
 def gone_of_moment(context: TableContext, at: Position, error: FileGone) -> DormouseError:
     """Why a file of a moment is gone: `CutExpired`, or it is lost."""
     try:
