@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dormouse.errors import InvalidInput, InvalidQuery
 from dormouse.model.cut import BEGINNING, When, when_of_text
+from dormouse.model.text import check_text
 
 if TYPE_CHECKING:
     from dormouse.instance import Instance
@@ -20,6 +21,10 @@ _WHICH = ("instance", "dsn", "objects", "table")
 _ROWS = ("where", "as_of")
 _CHANGES = ("changes_after", "changes_till")
 _WRITES = (*_WHICH, "ingest_id")
+_SPARKS = {"checkpointlocation", "path", "queryname", "triggerinterval"}
+"""Options of Spark's streams, which it passes on."""
+STREAM_BYTES_MAX = 200
+_STREAMS = (*_WHICH, "columns", "changes_after")
 _READS = (*_WHICH, "columns", "split_bytes", *_ROWS, *_CHANGES, "metadata")
 
 
@@ -115,6 +120,38 @@ class ReadOptions:
             metadata=_metadata(given.get("metadata")),
             split_bytes=_positive(given, "split_bytes"),
         )
+
+    @staticmethod
+    def of_stream(given: Mapping[str, str]) -> ReadOptions:
+        """Those of a stream, which reads all changes after a moment, once and again."""
+        plain = {name: value for name, value in given.items() if name not in _SPARKS}
+        check_known(plain, _STREAMS)
+        if "changes_after" not in plain:
+            # Spark asks for the columns without telling that it is for a stream
+            raise InvalidInput(
+                f"a stream reads changes: give the option changes_after, a moment, or {BEGINNING!r} for all"
+            )
+        return ReadOptions.parse(plain)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """Where a stream adds rows, and its name: batches are counted by it."""
+
+    of: TableOptions
+    stream: str
+
+    @staticmethod
+    def parse(given: Mapping[str, str]) -> StreamOptions:
+        """`InvalidInput` for an option that is unknown, or a stream that has no name."""
+        check_known((name for name in given if name not in _SPARKS), (*_WHICH, "stream"))
+        stream = given.get("stream")
+        if not stream:
+            raise InvalidInput(
+                "the option stream is missing: a name of the stream's own, by which its batches are counted"
+            )
+        check_text("stream", stream, STREAM_BYTES_MAX)
+        return StreamOptions(TableOptions.parse(given), stream)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from dormouse.context import TableContext
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
@@ -41,7 +43,7 @@ class Written(WriterCommitMessage):
 
 
 @dataclass(frozen=True)
-class _Table:
+class TableParts:
     """What tasks need of the table; they ask no database."""
 
     objects: ObjectStore
@@ -50,10 +52,47 @@ class _Table:
     lookup: LeafLookup
 
     @staticmethod
-    def of(context: TableContext) -> _Table:
+    def of(context: TableContext) -> TableParts:
         # Spark's writers cannot ask that rows be moved: a file a leaf would be tasks times leaves
         properties = context.properties.model_copy(update={"ingest_file_writing": "one_reference_per_leaf"})
-        return _Table(context.objects, context.schema, properties, LeafLookup(context.partitions.tree()))
+        return TableParts(context.objects, context.schema, properties, LeafLookup(context.partitions.tree()))
+
+    def write(self, attempt: WriteAttempt, batches: Iterator[pa.RecordBatch]) -> Written:
+        """A task's rows as one sorted file, with a reference in each leaf that it has rows of."""
+        # a task that Spark runs again writes a file of its own
+        name = attempt.object_name(f"leaves-{uuid.uuid4().hex}")
+        files = LeafFiles(self.objects, self.schema, self.properties, self.lookup.leaf_ids, lambda _: name)
+        rows = 0
+        with files.sorter(MEMORY_BYTES) as sorter:
+            for batch in batches:
+                conformed = conform(batch, self.schema)
+                sorter.add(conformed, self.lookup.indexes(conformed))
+                rows += batch.num_rows
+            return Written(rows, tuple(files.write(sorter)))
+
+
+def check_fits(schema: StructType, context: TableContext) -> None:
+    """`InvalidData` when a DataFrame has not the table's columns."""
+    try:
+        found = to_arrow_schema(schema)
+    except Exception as error:
+        raise InvalidData(f"the DataFrame has a column that Arrow cannot hold: {error}") from None
+    check_columns(found, context.schema)
+
+
+def told(kind: type[T], messages: Sequence[object]) -> list[T]:
+    """What tasks told, each; `JobFailed` when one did not."""
+    found = [one for one in messages if isinstance(one, kind)]
+    if len(found) < len(messages):
+        raise JobFailed(f"{len(messages) - len(found)} of {len(messages)} tasks told nothing of their files")
+    return found
+
+
+def files_of(written: Sequence[Written]) -> list[FileWithReferences]:
+    """All that tasks wrote; `JobFailed` when these are not the rows that they read."""
+    files = [file for one in written for file in one.files]
+    check_ingested(sum(one.rows for one in written), None, files)
+    return files
 
 
 @dataclass(frozen=True)
@@ -62,54 +101,32 @@ class TableWriter(DataSourceArrowWriter):
 
     of: TableOptions
     ingest_id: str
-    table: _Table
+    table: TableParts
     attempt: WriteAttempt | None
 
     @staticmethod
     def begun(options: WriteOptions, schema: StructType) -> TableWriter:
-        """Announced, on the driver. `InvalidData` when the DataFrame has not the table's columns."""
+        """Announced, on the driver."""
         ingest_id = options.ingest_id or uuid.uuid4().hex
         with options.of.open(writes=True) as table:
             context = table.context
-            try:
-                found = to_arrow_schema(schema)
-            except Exception as error:
-                raise InvalidData(f"the DataFrame has a column that Arrow cannot hold: {error}") from None
-            check_columns(found, context.schema)
+            check_fits(schema, context)
             is_applied = context.store.is_applied(commit_id(ingest_id))
             attempt = None if is_applied else context.attempts.begin(context.table)
-            return TableWriter(options.of, ingest_id, _Table.of(context), attempt)
+            return TableWriter(options.of, ingest_id, TableParts.of(context), attempt)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """A task's rows as one sorted file, with a reference in each leaf that it has rows of."""
-        rows, table = 0, self.table
-        if self.attempt is None:
-            for _ in iterator:
-                pass
-            return Written(0, ())
-        # a task that Spark runs again writes a file of its own
-        name = self.attempt.object_name(f"leaves-{uuid.uuid4().hex}")
-        files = LeafFiles(
-            table.objects, table.schema, table.properties, table.lookup.leaf_ids, lambda _: name
-        )
-        with files.sorter(MEMORY_BYTES) as sorter:
-            for batch in iterator:
-                conformed = conform(batch, table.schema)
-                sorter.add(conformed, table.lookup.indexes(conformed))
-                rows += batch.num_rows
-            return Written(rows, tuple(files.write(sorter)))
+        if self.attempt is not None:
+            return self.table.write(self.attempt, iterator)
+        for _ in iterator:
+            pass
+        return Written(0, ())
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Adds what the tasks wrote, in one commit."""
         if self.attempt is None:
             return
-        done = [one for one in messages if isinstance(one, Written)]
-        if len(done) < len(messages):
-            raise JobFailed(
-                f"{len(messages) - len(done)} of {len(messages)} tasks told nothing of their files"
-            )
-        files = [file for one in done for file in one.files]
-        check_ingested(sum(one.rows for one in done), None, files)
+        files = files_of(told(Written, messages))
         with self.of.open(writes=True, goes_on=True) as table:
             context = table.context
             # a task that Spark repeated, or ran twice, may still write

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.types import StructType
 
-from dormouse.datasource.options import ReadOptions, WriteOptions
+from dormouse.datasource.options import ReadOptions, StreamOptions, WriteOptions
 from dormouse.errors import InvalidInput, ObjectNotFound
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from dormouse.context import TableAddress, TableContext
-    from dormouse.model.cut import Position
     from dormouse.query.executor import Part
     from dormouse.query.where import Question
 
@@ -50,7 +56,11 @@ class DormouseSource(DataSource):
             from dormouse.datasource.metadata import MetadataReader
 
             return MetadataReader(options.of, options.metadata)
-        return RowsReader(options) if options.changes is None else ChangesReader(options)
+        if options.changes is not None:
+            from dormouse.datasource.changes import ChangesReader
+
+            return ChangesReader(options)
+        return RowsReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from dormouse.datasource.sink import TableWriter
@@ -60,6 +70,18 @@ class DormouseSource(DataSource):
                 'rows are only added: write .mode("append"), after table.delete where others are to go'
             )
         return TableWriter.begun(WriteOptions.parse(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 Spark's name
+        from dormouse.datasource.streams import ChangesStream
+
+        return ChangesStream(ReadOptions.of_stream(self.options))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        from dormouse.datasource.streams import StreamWriter
+
+        if overwrite:
+            raise InvalidInput('a stream only adds rows: write .outputMode("append")')
+        return StreamWriter(StreamOptions.parse(self.options), schema)
 
 
 @dataclass(frozen=True)
@@ -102,36 +124,6 @@ class RowsReader(DataSourceReader):
                     f"file {error.filename!r} of table {error.table!r} is gone: it was collected while Spark "
                     "read it; raise the table's property gc_delay_seconds or history_retention_seconds"
                 ) from error
-
-
-@dataclass(frozen=True)
-class _Changes(InputPartition):
-    address: TableAddress
-    start: Position
-    end: Position
-    columns: tuple[str, ...] | None
-
-
-class ChangesReader(DataSourceReader):
-    """What came and went between two moments, in one task, as its order counts."""
-
-    def __init__(self, options: ReadOptions) -> None:
-        self._options = options
-
-    def partitions(self) -> list[InputPartition]:
-        from dormouse.history.changes import span
-
-        after, till = cast("tuple[Any, Any]", self._options.changes)
-        with self._options.of.open() as table:
-            start, end = span(table.context, after, till)
-            return [_Changes(table.context.address, start, end, self._options.columns)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from dormouse.query.changes import changes
-
-        assert isinstance(partition, _Changes)  # noqa: S101 as `partitions` made it
-        with partition.address.open() as context:
-            yield from changes(context, partition.start, partition.end, partition.columns)
 
 
 def _asked(context: TableContext, options: ReadOptions) -> Question:

@@ -368,8 +368,7 @@ insert into restored (table_id, restored_xid, moment, number, deletion_id, epoch
 select t.table_id, pg_current_xact_id(), %(at)s,
     1 + coalesce((select max(number) from restored where table_id = %(table_id)s), 0),
     coalesce((select max(deletion_id) from deletion where table_id = %(table_id)s), 0), t.epoch, pg_current_snapshot()
-from tables t
-where t.table_id = %(table_id)s;
+from tables t where t.table_id = %(table_id)s;
 
 -- name: clear
 -- Forgets every file, reference, job and attempt of the table, how its rounds ended, and what was found to be lost; what
