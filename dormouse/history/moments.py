@@ -7,7 +7,7 @@ same rows whenever it is asked for: a transaction that was slow is of the moment
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from dormouse.errors import (
     TableBusy,
     TableNotFound,
 )
+from dormouse.files.erasures import erased_by
 from dormouse.files.holds import is_held, moment_held
 from dormouse.model.cut import Cut, Position, When
 from dormouse.model.text import is_text
@@ -142,6 +143,24 @@ def kept(context: TableContext, position: Position) -> Iterator[None]:
                 if not stack.enter_context(held):
                     check_since(context, position.at)
         yield
+
+
+def expired_by_erasure(
+    context: TableContext, at: datetime, files: Sequence[str] | None = None
+) -> CutExpired | None:
+    """Why a moment cannot be read where files, given by names or ids, were erased since; None: they were not.
+
+    Without files, whether any were.
+    """
+    found = erased_by(context.store, files, at)
+    if found is None or found.ended_at < at:
+        return None
+    return CutExpired(
+        f"the moment {_text(at)} of table {context.table.name!r} cannot be read any more for these keys: "
+        f"rows of then were erased for ever from {_text(found.began_at)} on (deletion {found.deletion_id}), "
+        f"with the files that had them; other keys can be read, and these from {_text(found.ended_at)} on",
+        found.ended_at.astimezone(UTC),
+    )
 
 
 def _position_at(context: TableContext, at: datetime) -> Position:
