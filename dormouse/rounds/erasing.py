@@ -125,6 +125,7 @@ def erase(
         round(time.monotonic() - started, 3),
     )
     erasure.finish(report.to_json(), is_finished=report.is_finished)
+    context.deletions.retire()
     return report
 
 
