@@ -46,7 +46,7 @@ class EraseReport:
     """The proof of an erasure.
 
     `files_looked_at` of the table and its history, and `objects_looked_at` that the store has beside them.
-    `rows` of the deletion were found in `files` of these, once for each copy in a file: the files are deleted.
+    `rows` of the deletion were found in `files` of these, once for each copy: these files are deleted.
     `versions` of deleted objects went, too. `consumers` did not read the deletion in time, and are told
     `CutExpired`. `backups` still hold rows, or, those of the metadata, keys of them; `unreadable` objects are
     not of the table, and could not be looked at. `open` says what may have rows still: attempts of writers
