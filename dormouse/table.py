@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dormouse.context import TableContext
 from dormouse.errors import InvalidProperties
-from dormouse.files.deletions import RecordedDeletion
 from dormouse.files.garbage import GarbageReport
 from dormouse.files.reads import FileFacts
 from dormouse.files.store import FileReferenceStore
@@ -22,6 +20,7 @@ from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
 from dormouse.partitions.store import PartitionStore
+from dormouse.table_changes import Changing, Engine, compact_on_spark
 from dormouse.tables import Tables
 
 if TYPE_CHECKING:
@@ -32,19 +31,15 @@ if TYPE_CHECKING:
     from dormouse.partitions.leaves import SmallPair
     from dormouse.query import PlanSummary
     from dormouse.query.consumer import Consumer
-    from dormouse.query.deleting import DeleteReport, DeleteWhere
     from dormouse.query.interruption import Interruption
     from dormouse.rounds.compaction import CompactionReport
-    from dormouse.rounds.compaction_job import CompactionResult
     from dormouse.rounds.ingest_commit import IngestReport
     from dormouse.rounds.merging import MergeReport
     from dormouse.rounds.splitting import SplitReport
     from dormouse.sql.values import Parameters
 
-Engine = Literal["auto", "local", "spark"]
 
-
-class Table:
+class Table(Changing):
     """One table of an instance; made by `Instance.create_table` and `Instance.table`."""
 
     def __init__(
@@ -211,27 +206,6 @@ class Table:
         self._check_writable()
         Consumers(self._context).drop(name)
 
-    def delete(self, where: DeleteWhere, dry_run: bool = False) -> DeleteReport:
-        """Deletes the rows that match, at once, for every reader: whatever they are, one row in the database.
-
-        `where` is as for `query`; `dm.ALL` for all rows. Rows that were committed before it are deleted, and
-        those that a `filter` hides, too; what is committed later stays. A row whose value is null only goes
-        where null is asked for. Moments before still have them. `dry_run` counts what `query` would give.
-
-        Raises `InvalidQuery` for a condition that is none, or does not fit the schema, and for one on values
-        where the property `aggregate` merges rows; `TableBusy` when others change the table all the time.
-        """
-        from dormouse.query.deleting import delete
-
-        if dry_run:
-            return delete(self._context, where, dry_run=True)
-        with self._changing():
-            return delete(self._context, where)
-
-    def deletions(self, *, pending_only: bool = True) -> list[RecordedDeletion]:
-        """The deletions by their numbers: those that readers apply, or all that the history has."""
-        return self._context.deletions.list(pending_only=pending_only)
-
     def sql(
         self,
         statement: str,
@@ -259,7 +233,7 @@ class Table:
 
         with self._changing():
             self._wait_for_queue(waiting)
-            return compact(self._context, engine=engine, progress=progress, on_spark=_compact_on_spark)
+            return compact(self._context, engine=engine, progress=progress, on_spark=compact_on_spark)
 
     def split(self, *, waiting: Callable[[str], object] | None = None) -> SplitReport:
         """One round of splits: leaves over the threshold, and references pushed down by one level.
@@ -285,7 +259,7 @@ class Table:
 
         with self._changing():
             self._wait_for_queue(waiting)
-            return merge(self._context, rest_seconds=rest_seconds, on_spark=_compact_on_spark)
+            return merge(self._context, rest_seconds=rest_seconds, on_spark=compact_on_spark)
 
     def mergeable(self) -> Iterator[SmallPair]:
         """The pairs of leaves that `merge` would merge now; streamed. Raises `InvalidProperties`, too."""
@@ -372,23 +346,8 @@ class Table:
     def _wait_for_queue(self, waiting: Callable[[str], object] | None) -> None:
         self._tables.commits.wait_for_room(self._context.table.table_id, waiting)
 
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Of what may have changed something also when it raises."""
-        self._check_writable()
-        try:
-            yield
-        finally:
-            self._tables.note_activity()
-
 
 def _ingest_on_spark(*args: Any, **options: Any) -> IngestReport:
     from dormouse.spark.ingest import ingest_with_spark
 
     return ingest_with_spark(*args, **options)
-
-
-def _compact_on_spark(context: TableContext, now_ms: int) -> Generator[CompactionResult, None, None]:
-    from dormouse.spark.compaction_tasks import compact_on_spark
-
-    return compact_on_spark(context, now_ms)

@@ -22,6 +22,7 @@ from dormouse.cli import (
     demo,
     deployed,
     deployment,
+    erase,
     history,
     maintenance,
     moments,
@@ -46,6 +47,7 @@ app = typer.Typer(
 demo.add_to(app)
 tables.add_to(app)
 data.add_to(app)
+erase.add_to(app)
 changes.add_to(app)
 history.add_to(app)
 maintenance.add_to(app)

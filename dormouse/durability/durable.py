@@ -16,6 +16,7 @@ from dormouse.durability.owner_records import FOLDER as OWNER_FOLDER
 from dormouse.durability.ownership import KEEP_DAYS, WAIT_SECONDS, Ownership
 from dormouse.errors import CheckFailed, InstanceReadOnly, InvalidInput, TableNotFound
 from dormouse.files.attempts import WriteAttempts
+from dormouse.files.erasures import note_backup
 from dormouse.files.holds import Hold, holds, release
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
@@ -83,7 +84,7 @@ class Durable:
             raise InvalidInput(
                 f"{store.url} is in the instance's own folder, and is lost with it: give another"
             )
-        return back_up(
+        made = back_up(
             self._supplier,
             self._catalog,
             self._objects,
@@ -93,6 +94,8 @@ class Durable:
             despite_damage=despite_damage,
             progress=progress,
         )
+        note_backup(self._supplier, store.url, made.name)
+        return made
 
     def maintain(
         self,

@@ -124,6 +124,11 @@ class WriteAttempts:
         if self.abandon(attempt) and not self._delete_objects(attempt.object_prefix):
             self._execute("forget", attempt._key)
 
+    def abandon_each(self, attempt_ids: Sequence[str], table: TableRecord) -> None:
+        """Attempts of a table commit nothing any more; `collect` deletes their objects."""
+        for attempt_id in attempt_ids:
+            self._execute("abandon", {"table_id": table.table_id, "attempt_id": attempt_id})
+
     def abandon_all(self) -> None:
         """For the embedded instance that starts its database: all earlier writers are dead."""
         self._execute("abandon_all", {})

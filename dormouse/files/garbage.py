@@ -102,6 +102,20 @@ class GarbageCollector:
         self._refuse(self._store.differences.remembered())
         return self._store.files_ready_for_gc(self._due_before())
 
+    def look(self) -> None:
+        """Sees which files lost their last reference, as `collect` does first. `CheckFailed` as there."""
+        self._store.totals.bring_forward(daily=True)
+        self._store.stamp_unreferenced()
+        self._refuse(self._store.differences.remembered())
+
+    def free(self, filenames: list[str]) -> list[tuple[str, Exception]]:
+        """Deletes files that nothing refers to, whoever holds them; gives what could not be deleted."""
+        objects = [part for name in filenames for part in (name, name + SKETCHES_SUFFIX)]
+        failed = self._objects.delete(objects)
+        kept = {name.removesuffix(SKETCHES_SUFFIX) for name, _ in failed}
+        self._forget([name for name in filenames if name not in kept])
+        return failed
+
     def _refuse(self, lost: Sequence[Difference]) -> None:
         if lost:
             table = self._store.table.name

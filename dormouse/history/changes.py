@@ -15,7 +15,7 @@ from uuid import UUID
 
 from dormouse.context import TableContext
 from dormouse.errors import CutExpired, InvalidCut
-from dormouse.history.moments import now, oldest, position_of
+from dormouse.history.moments import expired_by_erasure, now, oldest, position_of
 from dormouse.model.cut import Position, When
 from dormouse.model.file_reference import FileReference
 from dormouse.model.region import Region
@@ -185,6 +185,8 @@ def _check_log(context: TableContext, position: Position) -> None:
 def expired(context: TableContext, position: Position) -> CutExpired:
     """Why what was at a moment, or came since, cannot be read."""
     since = oldest(context)
+    if since <= position.at and (erased := expired_by_erasure(context, position.at)) is not None:
+        return erased
     return CutExpired(
         f"the history of table {context.table.name!r} does not reach back to {position.at} any more, but to "
         f"{since}: files of then were collected; name a cut to keep its files, or raise the table's property "

@@ -23,6 +23,7 @@ from dormouse.errors import (
     TableBusy,
     TableNotFound,
 )
+from dormouse.files.erasures import erased_by
 from dormouse.files.holds import is_held, moment_held
 from dormouse.model.cut import Cut, Position, When
 from dormouse.model.text import is_text
@@ -165,6 +166,24 @@ def _present(context: TableContext, rows: list[Any]) -> Position:
     if not rows:
         raise TableNotFound.gone(context.table.name)
     return Position(*rows[0])
+
+
+def expired_by_erasure(
+    context: TableContext, at: datetime, files: Sequence[str] | None = None
+) -> CutExpired | None:
+    """Why a moment cannot be read where files, given by names or ids, were erased since; None: they were not.
+
+    Without files, whether any were.
+    """
+    found = erased_by(context.store, files, at)
+    if found is None or found.ended_at < at:
+        return None
+    return CutExpired(
+        f"the moment {_text(at)} of table {context.table.name!r} cannot be read any more for these keys: "
+        f"rows of then were erased for ever from {_text(found.began_at)} on (deletion {found.deletion_id}), "
+        f"with the files that had them; other keys can be read, and these from {_text(found.ended_at)} on",
+        found.ended_at.astimezone(UTC),
+    )
 
 
 def _position_at(context: TableContext, at: datetime) -> Position:

@@ -33,7 +33,7 @@ _FILENAME = attrgetter("filename")
 class PlannedReference(NamedTuple):
     """A reference with what is known of its file; `only`: the file has rows of this partition alone.
 
-    Deletions up to the number `deletions_till` are not to be applied to it.
+    Deletions up to the number `deletions_till` are not to be applied to it, but for those `deletions_left`.
     """
 
     partition_id: str
@@ -43,6 +43,7 @@ class PlannedReference(NamedTuple):
     min_key: bytes | None = None
     max_key: bytes | None = None
     deletions_till: int = 0
+    deletions_left: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Scan:
     """A file, and the rows of it that are wanted: those in any of `slices`, which are disjoint.
 
     `partition_id` is one that refers to it, `byte_count` its size, None or 0 where it is not known. Rows that
-    the `deletions` match are gone, which all have larger numbers than `deletions_till`.
+    the `deletions` match are gone, of which those up to `deletions_till` are of this file alone.
     """
 
     filename: str
@@ -154,18 +155,18 @@ def plan(page: Page, references: Iterable[PlannedReference], deletions: Sequence
     shared: dict[str, SharedFile] = {}
     files = pruned = byte_count = 0
     for found in _by_file(references):
-        is_read = False
-        gone = reach.of(found[0].deletions_till, found[0].min_key, found[0].max_key)
+        is_read, file = False, found[0]
+        gone = reach.of(file.deletions_till, file.min_key, file.max_key, file.deletions_left)
         for group, scan in planner.scans(found):
             scans[group].append(
-                replace(scan, deletions=gone, deletions_till=found[0].deletions_till) if gone else scan
+                replace(scan, deletions=gone, deletions_till=file.deletions_till) if gone else scan
             )
             is_read = True
         files, pruned = files + is_read, pruned + (not is_read)
-        size = found[0].byte_count or 0
+        size = file.byte_count or 0
         byte_count += size * is_read
-        if planner.reaches_beyond(found[0]):
-            shared[found[0].filename] = SharedFile(is_read, size)
+        if planner.reaches_beyond(file):
+            shared[file.filename] = SharedFile(is_read, size)
     return QueryPlan(
         groups=tuple(tuple(scans[group]) for group in sorted(scans)),
         summary=PlanSummary(len(planner.group_of), page.tree.leaf_count, files, pruned, byte_count),

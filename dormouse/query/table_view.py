@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from dormouse.context import TableContext
 from dormouse.errors import CutExpired, DormouseError, InvalidQuery, QueryOvertaken
 from dormouse.files.reads import KeyBounds, PlannedRows
-from dormouse.history.moments import check_since, position_of
+from dormouse.history.moments import check_since, expired_by_erasure, position_of
 from dormouse.model.cut import Position, When
 from dormouse.model.keys import number_of_value
 from dormouse.model.partition_tree import PartitionTree
@@ -128,7 +128,7 @@ def gone_of_moment(context: TableContext, at: Position, error: FileGone) -> Dorm
         check_since(context, at.at)
     except CutExpired as expired:
         return expired
-    return error.lost()
+    return expired_by_erasure(context, at.at, [error.filename]) or error.lost()
 
 
 def plan_tables(
@@ -280,7 +280,8 @@ class _View:
         for _, filename, *_, is_there in rows.references:
             # compacted after that moment, and collected: only a later plan can do without it
             if not is_there:
-                raise FileGone(filename, self._context.table.name)
+                gone = FileGone(filename, self._context.table.name)
+                raise gone if self._at is None else gone_of_moment(self._context, self._at, gone)
         known = PlannedRows([row[:-1] for row in rows.references], rows.deletions)
         return _PlannedPage.of(page, ranges, known, snapshot)
 

@@ -25,6 +25,7 @@ class CompactionReport:
     `jobs_run` were merged and committed; `jobs_failed` counts failed runs, also of jobs that went well later;
     `given_up` jobs failed at their last attempt, or killed their process, for the reasons in `errors`;
     `superseded` runs lost to another run of the same job. Rows and files are those of the committed jobs.
+    `jobs_looked` found that deletions take few rows of their files, which stay as they are.
     """
 
     jobs_created: int
@@ -38,6 +39,7 @@ class CompactionReport:
     files_out: int
     seconds: float
     errors: tuple[str, ...] = ()
+    jobs_looked: int = 0
 
 
 def compact(
@@ -83,13 +85,20 @@ class _Tally:
 
     def add(self, result: CompactionResult) -> None:
         self._outcomes[result.outcome] += 1
+        if result.outcome == "looked":
+            self._tell()
+            return
         self._sums["rows_read"] += result.rows_read
         self._sums["rows_written"] += result.rows_written
         self._sums["files_in"] += result.files_read
         self._sums["files_out"] += result.filename is not None
         if result.outcome == "given_up" and result.error:
             self._errors.append(result.error)
-        if self._progress and result.outcome != "retry":
+        if result.outcome != "retry":
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._progress:
             done = self._outcomes.total() - self._outcomes["retry"]
             self._progress(done, max(done, self._jobs), self._sums["rows_read"])
 
@@ -102,5 +111,6 @@ class _Tally:
             superseded=self._outcomes["superseded"],
             seconds=seconds,
             errors=tuple(self._errors),
+            jobs_looked=self._outcomes["looked"],
             **self._sums,
         )

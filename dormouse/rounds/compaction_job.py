@@ -22,6 +22,7 @@ from dormouse.postgres.connection import Isolation
 from dormouse.postgres.transaction import run_transaction
 from dormouse.rounds.job_deletions import JobDeletions
 from dormouse.rounds.job_inputs import JobInputs
+from dormouse.rounds.looking import look_at
 from dormouse.rounds.row_counts import check_output
 
 if TYPE_CHECKING:
@@ -29,15 +30,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Outcome = Literal["committed", "superseded", "retry", "given_up"]
+Outcome = Literal["committed", "looked", "superseded", "retry", "given_up"]
 COMMIT_TRIES_MAX = 5
+ROWS_GONE_MANY = 0.1
+"""A share of a file's rows: when so many are deleted, it is worth merging for that alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionResult:
     """What became of one run of a job. Rows read are those that the references tell.
 
-    `superseded`: another run committed it, or released its files. `retry`: it failed and is due again.
+    `looked`: deletions take few rows of its files, which stay. `superseded`: another run committed it, or
+    released its files. `retry`: it failed and is due again.
     """
 
     job_id: str
@@ -107,6 +111,11 @@ def run_compaction(
 def _run(
     context: TableContext, job: CompactionJob, now_ms: int, cancellation: Cancellation
 ) -> CompactionResult:
+    if job.looks and not _is_worth_merging(context, job):
+        context.store.unassign_job(job.job_id, partition_id=job.partition_id)
+        return CompactionResult(
+            job.job_id, job.partition_id, "looked", files_read=len(job.inputs), rows_read=job.row_count
+        )
     with context.attempts.attempt(context.table) as attempt:
         try:
             cancellation.begin(attempt)
@@ -125,6 +134,17 @@ def _run(
         rows_read=job.row_count,
         rows_written=facts.row_count,
         filename=name if facts.row_count else None,
+    )
+
+
+def _is_worth_merging(context: TableContext, job: CompactionJob) -> bool:
+    """Looks at a job's files for rows of deletions: whether these are many, or the deletions are."""
+    looks = look_at(context, [(item.filename, item.byte_count) for item in job.inputs])
+    pending = {one.deletion_id for one in context.deletions.list()}
+    found = [[rows for number, rows in one.rows.items() if number in pending] for one in looks]
+    deletions_max = context.properties.deletions_max
+    return any(len(rows) > deletions_max for rows in found) or (
+        sum(map(sum, found)) >= ROWS_GONE_MANY * job.row_count and any(found)
     )
 
 

@@ -20,6 +20,7 @@ from dormouse.sql.connection import path_of
 
 SETS_MAX = 32
 """Of deletions of which each is of a file: files that have different ones are read apart."""
+_Age = tuple[int, ...]
 _Way = tuple[tuple[KeyRanges, ...], tuple[Deletion, ...], bool]
 
 
@@ -36,12 +37,18 @@ def together(scans: Iterable[Scan]) -> list[Scan]:
     listed = list(scans)
     if len({scan.deletions for scan in listed}) <= SETS_MAX:
         return listed
-    of_till: dict[int, dict[int, Deletion]] = defaultdict(dict)
+    of_age: dict[_Age, dict[int, Deletion]] = defaultdict(dict)
     for scan in listed:
         if scan.deletions:
-            of_till[scan.deletions_till].update({one.deletion_id: one for one in scan.deletions})
-    sets = {till: tuple(found[number] for number in sorted(found)) for till, found in of_till.items()}
-    return [replace(scan, deletions=sets[scan.deletions_till]) if scan.deletions else scan for scan in listed]
+            of_age[_age(scan)].update({one.deletion_id: one for one in scan.deletions})
+    sets = {age: tuple(found[number] for number in sorted(found)) for age, found in of_age.items()}
+    return [replace(scan, deletions=sets[_age(scan)]) if scan.deletions else scan for scan in listed]
+
+
+def _age(scan: Scan) -> _Age:
+    """Files of one age have the same deletions, as far as their keys do not tell."""
+    left = (one.deletion_id for one in scan.deletions if one.deletion_id <= scan.deletions_till)
+    return scan.deletions_till, *left
 
 
 def _no_rows(context: TableContext) -> str:
