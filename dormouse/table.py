@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -17,12 +17,13 @@ from dormouse.history.consumers import Consumers, ConsumerStatus
 from dormouse.history.moments import position_of
 from dormouse.history.status import TableStatus, status_of
 from dormouse.model.cut import When
+from dormouse.model.keyed import check_kept, check_upsert
 from dormouse.model.partition_tree import Partition
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
 from dormouse.partitions.store import PartitionStore
-from dormouse.tables import Tables
+from dormouse.tables import Tables, compact_on_spark, ingest_on_spark
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from dormouse.query.deleting import DeleteReport, DeleteWhere
     from dormouse.query.interruption import Interruption
     from dormouse.rounds.compaction import CompactionReport
-    from dormouse.rounds.compaction_job import CompactionResult
     from dormouse.rounds.ingest_commit import IngestReport
     from dormouse.rounds.merging import MergeReport
     from dormouse.rounds.splitting import SplitReport
@@ -117,17 +117,32 @@ class Table:
         Raises `InvalidData` when the data does not fit the schema, `JobFailed` and `CommitFailed` when
         nothing was added, `CommitOutcomeUnknown` when it cannot be told yet: then try the same id again.
         """
+        return self._load(data, ingest_id=ingest_id, engine=engine, progress=progress)
+
+    def upsert(
+        self,
+        data: Any,
+        deletes: str | None = None,
+        *,
+        ingest_id: str | None = None,
+        engine: Engine = "auto",
+        progress: Callable[[int, int | None], None] | None = None,
+    ) -> IngestReport:
+        """Brings rows to a table that keeps the newest row of each key, as `ingest` does there, too.
+
+        `deletes` names a boolean column that the data has and the table has not: rows where it is true delete
+        their key; of them only the row keys and `newest_by` count. Of rows of equal key one stays: by
+        `newest_by` the largest; among equals, and without it, of the load that began last, in which the last.
+        Raises as `ingest` does, and `InvalidInput` on a table that keeps every row.
+        """
+        check_upsert(self.name, self.properties)
+        return self._load(data, deletes=deletes, ingest_id=ingest_id, engine=engine, progress=progress)
+
+    def _load(self, data: Any, **how: Any) -> IngestReport:
         from dormouse.rounds.ingest import ingest
 
         with self._changing():
-            return ingest(
-                self._context,
-                data,
-                ingest_id=ingest_id,
-                engine=engine,
-                progress=progress,
-                on_spark=_ingest_on_spark,
-            )
+            return ingest(self._context, data, **how, on_spark=ingest_on_spark)
 
     def query(
         self,
@@ -254,7 +269,7 @@ class Table:
 
         with self._changing():
             self._wait_for_queue(waiting)
-            return compact(self._context, engine=engine, progress=progress, on_spark=_compact_on_spark)
+            return compact(self._context, engine=engine, progress=progress, on_spark=compact_on_spark)
 
     def split(self, *, waiting: Callable[[str], object] | None = None) -> SplitReport:
         """One round of splits: leaves over the threshold, and references pushed down by one level.
@@ -280,7 +295,7 @@ class Table:
 
         with self._changing():
             self._wait_for_queue(waiting)
-            return merge(self._context, rest_seconds=rest_seconds, on_spark=_compact_on_spark)
+            return merge(self._context, rest_seconds=rest_seconds, on_spark=compact_on_spark)
 
     def mergeable(self) -> Iterator[SmallPair]:
         """The pairs of leaves that `merge` would merge now; streamed. Raises `InvalidProperties`, too."""
@@ -329,6 +344,7 @@ class Table:
             values = {**now.model_dump(exclude_defaults=True), **changes}
             changed = TableProperties(**{name: value for name, value in values.items() if value is not None})
             Transform.check(self.schema, changed)
+            check_kept(now, changed)
             if changed.aggregate and not now.aggregate:
                 # a delete waits for the change, or the change for it
                 self._context.deletions.check_mergeable()
@@ -375,15 +391,3 @@ class Table:
             yield
         finally:
             self._tables.note_activity()
-
-
-def _ingest_on_spark(*args: Any, **options: Any) -> IngestReport:
-    from dormouse.spark.ingest import ingest_with_spark
-
-    return ingest_with_spark(*args, **options)
-
-
-def _compact_on_spark(context: TableContext, now_ms: int) -> Generator[CompactionResult, None, None]:
-    from dormouse.spark.compaction_tasks import compact_on_spark
-
-    return compact_on_spark(context, now_ms)
