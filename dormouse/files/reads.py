@@ -244,6 +244,10 @@ class FileReferenceReads:
         """What was found to be lost."""
         return Differences(self.own)
 
+    def have_several_files(self) -> bool:
+        """Whether any partition has more than one file."""
+        return bool(self._rows("several_files", run=partial(run_transaction, scans=True))[0][0])
+
     def has_no_files(self) -> bool:
         """Whether nothing is tracked; files without references are tracked too."""
         return not self._rows("has_files")[0][0]
