@@ -227,11 +227,13 @@ class Table:
         `where` is as for `query`; `dm.ALL` for all rows. Rows that were committed before it are deleted, and
         those that a `filter` hides, too; what is committed later stays. A row whose value is null only goes
         where null is asked for. Moments before still have them. `dry_run` counts what `query` would give.
+        On a keyed table it is a load: rows of loads that began before it stay gone, whenever they come. By values
+        it writes a mark for each key whose newest row matches.
 
         Raises `InvalidQuery` for a condition that is none, or does not fit the schema, and for one on values
         where the property `aggregate` merges rows; `TableBusy` when others change the table all the time.
         """
-        from dormouse.query.deleting import delete
+        from dormouse.rounds.deleting import delete
 
         if dry_run:
             return delete(self._context, where, dry_run=True)

@@ -29,7 +29,10 @@ DeleteWhere = Mapping[str, Any] | Region | Literal[_All.ALL]
 
 @dataclass(frozen=True, slots=True)
 class DeleteReport:
-    """A deletion: its number and its moment, None of one that was only tried; `rows` then are exact."""
+    """A deletion: its number and its moment, None of one that was only tried; `rows` then are exact.
+
+    One that is a load of marks, on a keyed table, has no number, and tells its rows.
+    """
 
     deletion_id: int | None
     deleted_at: datetime | None
@@ -46,10 +49,19 @@ def delete(context: TableContext, where: DeleteWhere, *, dry_run: bool = False) 
     condition = condition_of(asked)
     if dry_run:
         return DeleteReport(None, None, sum(batch.num_rows for batch in _matching(context, where)))
-    by_values = any(one.field.name not in context.schema.key_names for one in asked.conditions)
+    by_values = _is_by_values(context, asked)
     bounds = key_bounds(context.schema, asked.ranges)
     deletion_id, at = context.deletions.record(condition, bounds, by_values=by_values)
     return DeleteReport(deletion_id, at, None)
+
+
+def names_values(context: TableContext, where: DeleteWhere) -> bool:
+    """Whether a condition names columns that are no keys; raises as `delete` does."""
+    return _is_by_values(context, _asked(context, where))
+
+
+def _is_by_values(context: TableContext, asked: Question) -> bool:
+    return any(one.field.name not in context.schema.key_names for one in asked.conditions)
 
 
 def _asked(context: TableContext, where: DeleteWhere) -> Question:
