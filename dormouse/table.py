@@ -187,7 +187,9 @@ class Table:
         None: from the table's beginning. The columns asked for, and `_change`: "insert" of rows that were
         ingested, "delete" of those that a deletion is of, as they were just before it. Rows are as they were
         ingested, without the table's filter and aggregation; between two deletions in no order. Whatever was
-        split, merged, compacted or collected meanwhile, no row is missed, and none comes twice.
+        split, merged, compacted or collected meanwhile, no row is missed, and none comes twice. Of a keyed table
+        each key comes once whose row is another at the later moment: "upsert" with it, or "delete", which has the
+        row keys, and null else.
 
         Raises `InvalidCut` for a moment that cannot be, `CutExpired` before the first row when not all can be
         served.

@@ -9,7 +9,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from datafusion import DataFrame, Expr, SessionContext, functions, literal
@@ -18,7 +17,7 @@ from dormouse.data.arrow_schema import arrow_schema, exact
 from dormouse.data.datafusion_session import panics_as_errors, query_error, sorted_session, table_file
 from dormouse.data.expressions import column, in_region, key_order, union
 from dormouse.data.file_shape import FileShape
-from dormouse.data.newest import Marks, first_of_keys
+from dormouse.data.newest import Marks, first_of_keys, without_values
 from dormouse.data.parquet_file import FileFacts, file_facts, write_groups
 from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError, InvalidData, JobFailed
@@ -94,11 +93,10 @@ class KeyedMerge:
         return pc.or_(there, pc.fill_null(pc.greater(deleted_at, since), False))
 
     def _without_values(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        numbers = pa.array(np.arange(batch.num_rows))
-        places = pc.if_else(pc.is_null(batch.column(DELETED_AT)), numbers, pa.scalar(None, pa.int64()))
+        there = pc.is_null(batch.column(DELETED_AT))
         values = {f.name for f in self.schema.values} - {self.properties.newest_by}
         columns = [
-            column.take(places) if name in values else column
+            without_values(column, there) if name in values else column
             for name, column in zip(batch.schema.names, batch.columns, strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)

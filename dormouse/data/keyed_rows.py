@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_schema
+from dormouse.data.newest import without_values
 from dormouse.data.source import Source, open_source
 from dormouse.errors import InvalidData
 from dormouse.model.keyed import DELETED_AT, HIDDEN, given_schema, stored_schema
@@ -55,29 +56,29 @@ class KeyedRows:
 
     def _columns(self, batch: pa.RecordBatch, first_row: int) -> list[pa.Array]:
         marked = None if self.deletes is None else batch.column(self.deletes)
-        kept = None if marked is None else _kept(marked)
+        there = None if marked is None else pc.invert(marked)
         sequence = pa.repeat(pa.scalar(self.sequence, pa.int64()), batch.num_rows)
         return [
             *(batch.column(field.name) for field in self.schema.row_keys),
-            *(self._value(batch.column(f.name), f, kept, first_row) for f in self.schema.values),
+            *(self._value(batch.column(f.name), f, there, first_row) for f in self.schema.values),
             sequence,
             self._deleted_at(marked, batch.num_rows),
             pa.array(np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)),
         ]
 
-    def _value(self, column: pa.Array, field: Field, kept: pa.Array | None, first_row: int) -> pa.Array:
+    def _value(self, column: pa.Array, field: Field, there: pa.Array | None, first_row: int) -> pa.Array:
         if field.name == self.properties.newest_by:
             return _comparable(column, field, first_row) if field.type.is_floating else column
-        if kept is None:
+        if there is None:
             return column
         if column.null_count and not field.nullable:
-            missing = pc.index(pc.and_(pc.is_null(column), pc.is_valid(kept)), True).as_py()
+            missing = pc.index(pc.and_(pc.is_null(column), there), True).as_py()
             if missing >= 0:
                 raise InvalidData(
                     f"column {field.name!r} must not be null but where a row is to be deleted, and is in row "
                     f"{missing + first_row:,} (counted from 0)"
                 )
-        return column.take(kept) if kept.null_count else column
+        return column if there.false_count == 0 else without_values(column, there)
 
     def _deleted_at(self, marked: pa.Array | None, rows: int) -> pa.Array:
         kind = arrow_schema(stored_schema(self.schema, self.properties)).field(DELETED_AT).type
@@ -85,11 +86,6 @@ class KeyedRows:
             return pa.nulls(rows, kind)
         at = pa.repeat(pa.scalar(self.taken_at, kind), rows)
         return pc.if_else(marked, at, pa.scalar(None, kind))
-
-
-def _kept(marked: pa.Array) -> pa.Array:
-    """The numbers of the rows that are not marked; null where they are."""
-    return pc.if_else(marked, pa.scalar(None, pa.int64()), pa.array(np.arange(len(marked), dtype=np.int64)))
 
 
 def _comparable(column: pa.Array, field: Field, first_row: int) -> pa.Array:

@@ -39,6 +39,17 @@ def first_of_keys(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> It
     return map(FirstOfKeys(names).of, batches)
 
 
+def without_values(column: pa.Array, there: pa.Array) -> pa.Array:
+    """A column with null where a row is a mark, and not `there`.
+
+    A null is copied, as one that Arrow makes of a struct may have parts that must not be null, and are.
+    """
+    nothing = pa.array([None], column.type)
+    numbers = pa.array(np.arange(len(column)))
+    kept = pc.and_(there, pc.is_valid(column))
+    return pa.concat_arrays([column, nothing]).take(pc.if_else(kept, numbers, pa.scalar(len(column), pa.int64())))
+
+
 @dataclass(slots=True)
 class Marks:
     """How many rows passed, and how many of them are marks of deletion."""

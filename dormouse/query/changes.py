@@ -18,11 +18,13 @@ from dormouse.errors import InvalidQuery
 from dormouse.history.changes import ChangedFile, PastDeletion, deletions_between, pages_between
 from dormouse.history.moments import kept
 from dormouse.model.cut import Position
+from dormouse.model.keyed import is_keyed
 from dormouse.query.deletions import Deletion, deletions_of
 from dormouse.query.failures import named_failures
 from dormouse.query.file_checks import FileGone
 from dormouse.query.interruption import Interruption
 from dormouse.query.key_ranges import KeyRanges
+from dormouse.query.keyed_changes import KeyedChanges
 from dormouse.query.planner import Scan
 from dormouse.query.predicates import is_of
 from dormouse.query.scan_session import FILES_A_SCAN, key_session, planned, stored_rows
@@ -31,7 +33,7 @@ from dormouse.query.table_view import gone_of_moment, plan_query
 from dormouse.query.where import question
 
 CHANGE = "_change"
-"""The column that says what became of a row: "insert", or "delete" of one that was there."""
+"""The column that says what became of a row: "insert", "upsert", or "delete" of one that was there."""
 INSERT, DELETE = "insert", "delete"
 
 
@@ -47,7 +49,8 @@ def changes(
     """The rows that were ingested after one moment and up to another, each once, as they were ingested.
 
     And those that deletions are of, as they were just before: a reader that applies all in their order has
-    the rows of the later moment. The columns asked for, and `_change`; between two deletions in no order, but
+    the rows of the later moment. Of a keyed table each key whose newest row is another, once: "upsert" with that
+    row, or "delete" with its key. The columns asked for, and `_change`; between two deletions in no order, but
     for the files that are read side by side. `at_end` is called when the last row was given. Raises what
     `pages_between` does and `InvalidQuery`; while it is read `CutExpired` when a file is collected meanwhile,
     `ObjectNotFound` and `ObjectDamaged` as queries do.
@@ -65,6 +68,11 @@ def changes(
         [*(whole.field(name) for name in names), pa.field(CHANGE, pa.string(), nullable=False)]
     )
     interruption = interruption or Interruption()
+    if is_keyed(context.properties):
+        keyed = KeyedChanges(context, names, after, till, interruption, CHANGE)
+        pages = pages_between(context, after, till)
+        found = one_ahead(_of_keys(keyed, pages, deletions_between(context, after, till)), interruption.set)
+        return pa.RecordBatchReader.from_batches(keyed.schema, _followed(found, at_end))
     reading = _Reading(context, names, schema, after, interruption)
     # what cannot be read is told before the first row
     pages = pages_between(context, after, till)
@@ -75,6 +83,16 @@ def changes(
 def _followed(batches: Iterator[pa.RecordBatch], at_end: Callable[[], object]) -> Iterator[pa.RecordBatch]:
     yield from batches
     at_end()
+
+
+def _of_keys(
+    keyed: KeyedChanges, pages: Iterable[Sequence[ChangedFile]], deletions: Sequence[PastDeletion]
+) -> Iterator[pa.RecordBatch]:
+    with kept(keyed.context, keyed.after):
+        try:
+            yield from keyed.batches((list(_scans(page)) for page in pages), deletions)
+        except FileGone as error:
+            raise gone_of_moment(keyed.context, keyed.after, error) from error
 
 
 class _Reading:
