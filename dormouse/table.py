@@ -187,9 +187,9 @@ class Table:
         None: from the table's beginning. The columns asked for, and `_change`: "insert" of rows that were
         ingested, "delete" of those that a deletion is of, as they were just before it. Rows are as they were
         ingested, without the table's filter and aggregation; between two deletions in no order. Whatever was
-        split, merged, compacted or collected meanwhile, no row is missed, and none comes twice. Of a keyed table
-        each key comes once whose row is another at the later moment: "upsert" with it, or "delete", which has the
-        row keys, and null else.
+        split, merged, compacted or collected meanwhile, no row is missed, and none comes twice. Of a keyed
+        table each key comes once whose row is another at the later moment: "upsert" with it, or "delete" with
+        its row keys, and null else.
 
         Raises `InvalidCut` for a moment that cannot be, `CutExpired` before the first row when not all can be
         served.
@@ -229,8 +229,8 @@ class Table:
         `where` is as for `query`; `dm.ALL` for all rows. Rows that were committed before it are deleted, and
         those that a `filter` hides, too; what is committed later stays. A row whose value is null only goes
         where null is asked for. Moments before still have them. `dry_run` counts what `query` would give.
-        On a keyed table it is a load: rows of loads that began before it stay gone, whenever they come. By values
-        it writes a mark for each key whose newest row matches.
+        On a keyed table it is a load: rows of loads that began before it are gone, whenever they come. By
+        values it writes a mark for each key whose newest row matches.
 
         Raises `InvalidQuery` for a condition that is none, or does not fit the schema, and for one on values
         where the property `aggregate` merges rows; `TableBusy` when others change the table all the time.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import pyarrow as pa
 
 import dormouse as dm
 from dormouse.instance import Instance
+from dormouse.rounds.ingest import keyed_rows, write_leaves
+from dormouse.rounds.ingest_commit import commit_files
 from dormouse.table import Table
 
 SCHEMA = dm.Schema(
@@ -60,3 +63,18 @@ def seen(table: Table, instance: Instance, **how: Any) -> dict[int, int]:
             viewed = opened.execute(f"select k, v from {table.name}").fetchall()
         assert sorted(viewed) == sorted(found.items())
     return found
+
+
+def begun(table: Table, *rows: Row, marks: list[bool] | None = None) -> Callable[[], None]:
+    """A load that has begun, and written; it commits when it is called."""
+    context, stack = table._context, ExitStack()
+    attempt = stack.enter_context(context.attempts.attempt(context.table, loads=True))
+    load = keyed_rows(context, attempt, None if marks is None else MARKS)
+    assert load is not None
+    files = write_leaves(context, attempt, load.opened(data(rows, marks)), lambda *_: None, 1 << 20)
+
+    def commit() -> None:
+        assert commit_files(context, attempt, files, attempt.attempt_id)
+        stack.close()
+
+    return commit

@@ -12,7 +12,7 @@ from dormouse.objects import ObjectStore
 
 
 class Places(NamedTuple):
-    """The smallest and largest place of a file's rows, None where that is not known; whether some are marks."""
+    """The smallest and largest place of a file's rows, None where not known; whether some are marks."""
 
     first: int | None
     last: int | None

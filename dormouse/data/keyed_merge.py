@@ -36,8 +36,8 @@ _OPTIONS = {"datafusion.execution.parquet.schema_force_view_types": "false"}
 class KeyedMerge:
     """How rows of a keyed table are merged.
 
-    Ages are measured from `now_ms`. `forgets_marks`: no older row of a marked key is elsewhere, or can still come.
-    With `newest_by` one can always; marks then go after `deletion_marks_seconds`.
+    Ages are measured from `now_ms`. `forgets_marks`: no older row of a marked key is elsewhere, or can still
+    come. With `newest_by` one can always; marks then go after `deletion_marks_seconds`.
     """
 
     schema: Schema

@@ -1,4 +1,4 @@
-"""What a load brings to a keyed table, as the table's files have it: with its place, and with marks of deletion."""
+"""What a load brings to a keyed table, as its files have it: with its place, and marks of deletion."""
 
 from __future__ import annotations
 
@@ -93,8 +93,7 @@ def _comparable(column: pa.Array, field: Field, first_row: int) -> pa.Array:
     odd = pc.index(pc.is_nan(column), True).as_py()
     if odd >= 0:
         raise InvalidData(
-            f"column {field.name!r} tells which row is newer, and is NaN in row {odd + first_row:,} (counted from 0)"
+            f"column {field.name!r} tells which row is newer, and is NaN in row {odd + first_row:,} "
+            "(counted from 0)"
         )
     return pc.add(column, pa.scalar(0, column.type))
-
-

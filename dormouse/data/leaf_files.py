@@ -30,10 +30,10 @@ WRITTEN_ROWS = 65_536
 
 
 class LeafFiles:
-    """Writes one writer's files, for leaves by their position; of a keyed table with the last row of each key.
+    """Writes one writer's files, for leaves by their position; of a keyed table the last row of each key.
 
-    `schema` is that of the files; `name_of` gives the object name of a partition's file, or of the one file of
-    all "leaves".
+    `schema` is that of the files; `name_of` gives the object name of a partition's file, or of the one file
+    of all "leaves".
     """
 
     def __init__(

@@ -30,10 +30,10 @@ STREAM_ROWS = 65_536
 class LeafSorter:
     """Takes rows with the numbers of their leaves; gives them sorted by leaf, then by key.
 
-    With `by_leaf=False` they come in key order alone. Rows of equal key have the largest of the columns
-    `descending` first, of which those that are not in the schema are not given. About twice `memory_bytes` are
-    held at once. A context manager: its temporary files go at the end. A temporary disk that is full is
-    `JobFailed`.
+    With `by_leaf=False` they come in key order alone. Of rows of equal key those come first that are the
+    largest by the columns `descending`; of these what the schema has not is not given. About twice
+    `memory_bytes` are held at once. A context manager: its temporary files go at the end. A temporary disk
+    that is full is `JobFailed`.
     """
 
     def __init__(

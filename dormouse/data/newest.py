@@ -47,7 +47,9 @@ def without_values(column: pa.Array, there: pa.Array) -> pa.Array:
     nothing = pa.array([None], column.type)
     numbers = pa.array(np.arange(len(column)))
     kept = pc.and_(there, pc.is_valid(column))
-    return pa.concat_arrays([column, nothing]).take(pc.if_else(kept, numbers, pa.scalar(len(column), pa.int64())))
+    return pa.concat_arrays([column, nothing]).take(
+        pc.if_else(kept, numbers, pa.scalar(len(column), pa.int64()))
+    )
 
 
 @dataclass(slots=True)

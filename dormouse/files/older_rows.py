@@ -12,9 +12,9 @@ from dormouse.postgres.arrays import Uuids
 
 @dataclass(frozen=True, slots=True)
 class OlderRows:
-    """At one moment: the smallest place of a load that is still open, and the files that may meet the job's keys.
+    """At one moment: the smallest place of a load that is still open, and files that may have the job's keys.
 
-    `files` is None where that cannot be told, as the job's partition is no leaf any more.
+    `files` is None where they cannot be told, as the job's partition is no leaf any more.
     """
 
     open_sequence: int | None

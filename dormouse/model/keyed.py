@@ -73,7 +73,9 @@ def check_keyed(schema: Schema, properties: TableProperties) -> None:
             f"make {schema.sort_keys[0].name!r} a row key or a value"
         )
     if properties.aggregate is not None:
-        raise InvalidProperties("aggregate: with keep='newest_row' a row replaces another, and merges with none")
+        raise InvalidProperties(
+            "aggregate: with keep='newest_row' a row replaces another, and merges with none"
+        )
     if len(schema.fields) + len(HIDDEN) > FIELDS_MAX:
         raise InvalidProperties(
             f"keep: a table with keep='newest_row' has at most {FIELDS_MAX - len(HIDDEN)} columns"
@@ -85,8 +87,8 @@ def check_upsert(name: str, properties: TableProperties) -> None:
     """`InvalidInput` for a table of which no row replaces another."""
     if not is_keyed(properties):
         raise InvalidInput(
-            f"table {name!r} keeps every row, so that none replaces another: ingest the rows, or make the table "
-            "with keep='newest_row'"
+            f"table {name!r} keeps every row, so that none replaces another: ingest the rows, or make the "
+            "table with keep='newest_row'"
         )
 
 
@@ -95,8 +97,8 @@ def check_kept(now: TableProperties, changed: TableProperties) -> None:
     for name in ("keep", "newest_by"):
         if getattr(now, name) != getattr(changed, name):
             raise InvalidProperties(
-                f"{name} is chosen when a table is made, and stays {getattr(now, name)!r}: what compaction left "
-                "out does not come back; make another table, and ingest the rows into it"
+                f"{name} is chosen when a table is made, and stays {getattr(now, name)!r}: what compaction "
+                "left out does not come back; make another table, and ingest the rows into it"
             )
 
 
@@ -113,7 +115,7 @@ def _check_newest_by(schema: Schema, properties: TableProperties) -> None:
     if name is None:
         if properties.deletion_marks_seconds is not None:
             raise InvalidProperties(
-                "deletion_marks_seconds: without newest_by marks of deletion go as soon as no older row can come"
+                "deletion_marks_seconds: without newest_by marks of deletion go when no older row can come"
             )
         return
     field = next((one for one in schema.values if one.name == name), None)

@@ -189,19 +189,18 @@ class _Execution:
         return named_failures(self._context, scans, self._transform)
 
     def _physical(self, scans: Sequence[Scan], start: Reached | None) -> ExecutionPlan:
-        schema = self._context.schema
-        objects = self._context.objects
-        keyed = self._keyed(scans) if self._is_keyed else None
-        if keyed is not None:
-            frame = keyed.rows(key_session(objects), objects)
-        else:
-            frame = rows(key_session(objects), objects, self._transform, scans, self._now_ms)
-        if self._asked.conditions and keyed is None:
-            frame = frame.filter(reduce(and_, map(meets, self._asked.conditions)))
+        schema, objects = self._context.schema, self._context.objects
+        ctx = key_session(objects)
+        after = None
         if start is not None:
-            frame = frame.filter(from_key(schema.key_fields, start.key, inclusive=not start.given))
-        if keyed is not None:
-            return keyed.sorted(frame).execution_plan()
+            after = from_key(schema.key_fields, start.key, inclusive=not start.given)
+        if self._is_keyed:
+            return self._keyed(scans).plan(ctx, objects, after)
+        frame = rows(ctx, objects, self._transform, scans, self._now_ms)
+        if self._asked.conditions:
+            frame = frame.filter(reduce(and_, map(meets, self._asked.conditions)))
+        if after is not None:
+            frame = frame.filter(after)
         frame = frame.sort(*key_order(schema.key_names))
         names = dict.fromkeys((*schema.key_names, *self._asked.columns))
         return frame.select(*map(column, names)).execution_plan()

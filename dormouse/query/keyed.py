@@ -1,4 +1,4 @@
-"""The rows of keyed tables: the newest of each key first, and then what is asked of values, never the other way."""
+"""The rows of keyed tables: the newest of each key first, then what is asked of values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from operator import and_
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from datafusion import DataFrame, Expr, SessionContext, functions, literal
+from datafusion import DataFrame, ExecutionPlan, Expr, SessionContext, functions, literal
 
 from dormouse.data.expressions import column, key_order, union
 from dormouse.data.newest import FirstOfKeys
@@ -32,9 +32,10 @@ GONE = "__gone"
 
 @dataclass(frozen=True, slots=True)
 class KeyedScans:
-    """Files of a keyed table that are read together: all that may have a row of the keys that are wanted of them.
+    """Files of a keyed table that are read together: all that may have a row of the keys that are wanted.
 
-    `conditions` are those on values. Where no two files can have the same key, rows are filtered as they are read.
+    `conditions` are those on values. Where no two files can have the same key, rows are filtered as they are
+    read.
     """
 
     schema: Schema
@@ -50,7 +51,7 @@ class KeyedScans:
         return overlap(self.scans)
 
     def rows(self, ctx: SessionContext, store: ObjectStore) -> DataFrame:
-        """The rows in no order: those that are wanted, where each key is once; else all, with what is gone."""
+        """In no order: the rows that are wanted, where each key is once; else all, with what is gone."""
         stored, order = stored_schema(self.schema, self.properties), newest_first(self.properties)
         narrowed = self._marked if self.merges else self._filtered
         return union(
@@ -60,7 +61,12 @@ class KeyedScans:
             ]
         )
 
-    def sorted(self, rows: DataFrame) -> DataFrame:
+    def plan(self, ctx: SessionContext, store: ObjectStore, start: Expr | None = None) -> ExecutionPlan:
+        """Of what `newest` takes; with `start` of the keys that meet it."""
+        rows = self.rows(ctx, store)
+        return self._sorted(rows if start is None else rows.filter(start)).execution_plan()
+
+    def _sorted(self, rows: DataFrame) -> DataFrame:
         """By key, and the newest first, with the columns that are needed from there on."""
         if not self.merges:
             return rows.sort(*key_order(self.schema.row_key_names)).select(*map(column, self.names))

@@ -1,14 +1,14 @@
 """What became of the keys of a keyed table between two moments: each whose newest row is another, once.
 
-Only keys that a load brought, or that a deletion is of, can have another row. They are sorted, and looked up at
-both moments, some at a time: a late load of an older row changes nothing, and a key that came and went neither.
+Only keys that a load brought, or that a deletion is of, can have another row. They are sorted, and looked up
+at both moments, some at a time: a late load of an older row changes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from operator import attrgetter
 
@@ -88,9 +88,11 @@ class KeyedChanges:
             plan = planned(
                 self.context,
                 scans,
-                lambda: stored_rows(ctx, self.context.objects, self._stored, scans)
-                .select(*map(column, names))
-                .execution_plan(),
+                lambda: (
+                    stored_rows(ctx, self.context.objects, self._stored, scans)
+                    .select(*map(column, names))
+                    .execution_plan()
+                ),
             )
             for number in range(plan.partition_count):
                 for batch in ctx.execute(plan, number):
@@ -133,8 +135,7 @@ class KeyedChanges:
             batch.filter(pc.is_in(batch.column(first), value_set=among))
             for batch in self._newest(ranges, at, names)
         ]
-        whole = arrow_schema(self._stored)
-        return pa.Table.from_batches(found, pa.schema([whole.field(name) for name in names]))
+        return pa.Table.from_batches(found, self._of_stored(names))
 
     def _ranges(self, keys: pa.Table) -> KeyRanges:
         """What bounds some keys, which are in order."""
@@ -153,18 +154,14 @@ class KeyedChanges:
         for scans in plan_query(context, ranges, at=at):
             keyed = KeyedScans(context.schema, unfiltered, scans, names=tuple(names))
             with named_failures(context, scans, self._transform):
-                plan = planned(
-                    context,
-                    scans,
-                    lambda keyed=keyed: keyed.sorted(keyed.rows(ctx, context.objects)).execution_plan(),
-                )
+                plan = planned(context, scans, partial(keyed.plan, ctx, context.objects))
                 for batch in keyed.newest(batch.to_pyarrow() for batch in ctx.execute(plan, 0)):
                     self.interruption.check()
-                    yield self._as_stored(batch, names)
+                    yield pa.RecordBatch.from_arrays(batch.columns, schema=self._of_stored(names))
 
-    def _as_stored(self, batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
+    def _of_stored(self, names: Sequence[str]) -> pa.Schema:
         whole = arrow_schema(self._stored)
-        return pa.RecordBatch.from_arrays(batch.columns, schema=pa.schema([whole.field(name) for name in names]))
+        return pa.schema([whole.field(name) for name in names])
 
     @cached_property
     def _stored(self) -> Schema:

@@ -50,8 +50,8 @@ class Scan:
     """A file, and the rows of it that are wanted: those in any of `slices`, which are disjoint.
 
     `partition_id` is one that refers to it, `byte_count` its size, None or 0 where it is not known. Rows that
-    the `deletions` match are gone, which all have larger numbers than `deletions_till`. The file's keys lie from
-    `min_key` to `max_key`, where that is known.
+    the `deletions` match are gone, which all have larger numbers than `deletions_till`. The file's keys lie
+    from `min_key` to `max_key`, where that is known.
     """
 
     filename: str

@@ -53,7 +53,9 @@ def _marks(context: TableContext, where: Where) -> Iterator[pa.RecordBatch]:
     known = [*schema.row_key_names, *([] if by is None else [by])]
     for batch in query(whole, where, known):
         columns = [
-            batch.column(field.name) if field.name in known else pa.nulls(batch.num_rows, arrow_type(field.type))
+            batch.column(field.name)
+            if field.name in known
+            else pa.nulls(batch.num_rows, arrow_type(field.type))
             for field in schema.fields
         ]
         names = [*arrow_schema(schema).names, _DELETES]

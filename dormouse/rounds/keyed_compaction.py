@@ -1,4 +1,4 @@
-"""Compaction of keyed tables: the newest row of each key stays, and marks of deletion as long as one needs them."""
+"""Compaction of keyed tables: the newest row of each key stays, and marks of deletion that are needed."""
 
 from __future__ import annotations
 

@@ -70,8 +70,8 @@ def ingest_with_spark(
         session = source.sparkSession if isinstance(source, DataFrame) else spark or spark_session()
         files = _Write(context, attempt, schema, rows).files(source, session)
         if progress is not None:
-            rows = sum(file.row_count or 0 for file in files)
-            progress(rows, rows)
+            written = sum(file.row_count or 0 for file in files)
+            progress(written, written)
         return files
 
     # a task that Spark repeated, or ran twice, may still write
