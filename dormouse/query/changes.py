@@ -52,8 +52,8 @@ def changes(
     the rows of the later moment. Of a keyed table each key whose newest row is another, once: "upsert" with
     that row, or "delete" with its key. The columns asked for, and `_change`; between two deletions in no
     order, but for the files that are read side by side. `at_end` is called when the last row was given.
-    Raises what `pages_between` does and `InvalidQuery`; while it is read `CutExpired` when a file is collected
-    meanwhile, `ObjectNotFound` and `ObjectDamaged` as queries do.
+    Raises what `pages_between` does and `InvalidQuery`; while it is read `CutExpired` when a file is
+    collected meanwhile, `ObjectNotFound` and `ObjectDamaged` as queries do.
     """
     if CHANGE in context.schema:
         raise InvalidQuery(
