@@ -27,6 +27,10 @@ def block(kind: str, holds: str) -> str:
     return found
 
 
+def run(code: str) -> None:
+    exec(compile(code, str(PAGE), "exec"), {})  # noqa: S102 the page's own
+
+
 def test_the_change_feed_of_the_page_makes_the_newest_accounts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -34,12 +38,12 @@ def test_the_change_feed_of_the_page_makes_the_newest_accounts(
     feed = block("json", '"op"')
     Path("changes.jsonl").write_text(feed)
     code = block("python", "changes.jsonl")
-    exec(compile(code, str(PAGE), "exec"), {})
+    run(code)
     expected = "[{'id': 1, 'owner': 'Ada', 'balance': 15}, {'id': 3, 'owner': 'Cy', 'balance': 5}]\n"
     assert capsys.readouterr().out == expected
     # once more, and in another order
     Path("changes.jsonl").write_text("\n".join(reversed(feed.splitlines())))
-    exec(compile(code.replace('"./lake"', '"./again"'), str(PAGE), "exec"), {})
+    run(code.replace('"./lake"', '"./again"'))
     assert capsys.readouterr().out == expected
 
 

@@ -102,6 +102,8 @@ class KeyedMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "table"):
+            for commit, _ in self.late:
+                commit()
             for stack, *_ in self.jobs:
                 stack.close()
             self.instance.drop_table(self.table.name)
