@@ -14,6 +14,7 @@ from dormouse.files.deletions import Deletions
 from dormouse.files.garbage import GarbageCollector
 from dormouse.files.last_rounds import LastRounds
 from dormouse.files.store import FileReferenceStore
+from dormouse.model.keyed import stored_schema
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord
@@ -77,6 +78,11 @@ class TableContext:
     @property
     def schema(self) -> Schema:
         return self.table.schema
+
+    @cached_property
+    def stored_schema(self) -> Schema:
+        """The columns of the table's files."""
+        return stored_schema(self.schema, self.properties)
 
     @property
     def properties(self) -> TableProperties:

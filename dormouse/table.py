@@ -15,13 +15,14 @@ from dormouse.history.consumers import Consumers, ConsumerStatus
 from dormouse.history.moments import position_of
 from dormouse.history.status import TableStatus, status_of
 from dormouse.model.cut import When
+from dormouse.model.keyed import check_kept, check_upsert
 from dormouse.model.partition_tree import Partition
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
 from dormouse.partitions.store import PartitionStore
-from dormouse.table_changes import Changing, Engine, compact_on_spark
-from dormouse.tables import Tables
+from dormouse.table_changes import Changing, Engine
+from dormouse.tables import Tables, compact_on_spark, ingest_on_spark
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -117,17 +118,32 @@ class Table(Changing):
         Raises `InvalidData` when the data does not fit the schema, `JobFailed` and `CommitFailed` when
         nothing was added, `CommitOutcomeUnknown` when it cannot be told yet: then try the same id again.
         """
+        return self._load(data, ingest_id=ingest_id, engine=engine, progress=progress)
+
+    def upsert(
+        self,
+        data: Any,
+        deletes: str | None = None,
+        *,
+        ingest_id: str | None = None,
+        engine: Engine = "auto",
+        progress: Callable[[int, int | None], None] | None = None,
+    ) -> IngestReport:
+        """Brings rows to a table that keeps the newest row of each key, as `ingest` does there, too.
+
+        `deletes` names a boolean column that the data has and the table has not: rows where it is true delete
+        their key; of them only the row keys and `newest_by` count. Of rows of equal key one stays: by
+        `newest_by` the largest; among equals, and without it, of the load that began last, in which the last.
+        Raises as `ingest` does, and `InvalidInput` on a table that keeps every row.
+        """
+        check_upsert(self.name, self.properties)
+        return self._load(data, deletes=deletes, ingest_id=ingest_id, engine=engine, progress=progress)
+
+    def _load(self, data: Any, **how: Any) -> IngestReport:
         from dormouse.rounds.ingest import ingest
 
         with self._changing():
-            return ingest(
-                self._context,
-                data,
-                ingest_id=ingest_id,
-                engine=engine,
-                progress=progress,
-                on_spark=_ingest_on_spark,
-            )
+            return ingest(self._context, data, **how, on_spark=ingest_on_spark)
 
     def query(
         self,
@@ -172,7 +188,9 @@ class Table(Changing):
         None: from the table's beginning. The columns asked for, and `_change`: "insert" of rows that were
         ingested, "delete" of those that a deletion is of, as they were just before it. Rows are as they were
         ingested, without the table's filter and aggregation; between two deletions in no order. Whatever was
-        split, merged, compacted or collected meanwhile, no row is missed, and none comes twice.
+        split, merged, compacted or collected meanwhile, no row is missed, and none comes twice. Of a keyed
+        table each key comes once whose row is another at the later moment: "upsert" with it, or "delete" with
+        its row keys, and null else.
 
         Raises `InvalidCut` for a moment that cannot be, `CutExpired` before the first row when not all can be
         served.
@@ -308,6 +326,7 @@ class Table(Changing):
             values = {**now.model_dump(exclude_defaults=True), **changes}
             changed = TableProperties(**{name: value for name, value in values.items() if value is not None})
             Transform.check(self.schema, changed)
+            check_kept(now, changed)
             if changed.aggregate and not now.aggregate:
                 # a delete waits for the change, or the change for it
                 self._context.deletions.check_mergeable()
@@ -345,9 +364,3 @@ class Table(Changing):
 
     def _wait_for_queue(self, waiting: Callable[[str], object] | None) -> None:
         self._tables.commits.wait_for_room(self._context.table.table_id, waiting)
-
-
-def _ingest_on_spark(*args: Any, **options: Any) -> IngestReport:
-    from dormouse.spark.ingest import ingest_with_spark
-
-    return ingest_with_spark(*args, **options)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from dormouse.context import TableContext
 from dormouse.files.deletions import RecordedDeletion
 from dormouse.files.erasures import proofs
-from dormouse.tables import Tables
+from dormouse.tables import Tables, compact_on_spark
 
 if TYPE_CHECKING:
     from dormouse.query.deleting import DeleteReport, DeleteWhere
-    from dormouse.rounds.compaction_job import CompactionResult
     from dormouse.rounds.erasing import EraseReport
 
 Engine = Literal["auto", "local", "spark"]
@@ -32,11 +31,13 @@ class Changing:
         `where` is as for `query`; `dm.ALL` for all rows. Rows that were committed before it are deleted, and
         those that a `filter` hides, too; what is committed later stays. A row whose value is null only goes
         where null is asked for. Moments before still have them. `dry_run` counts what `query` would give.
+        On a keyed table it is a load: rows of loads that began before it are gone, whenever they come. By
+        values it writes a mark for each key whose newest row matches.
 
         Raises `InvalidQuery` for a condition that is none, or does not fit the schema, and for one on values
         where the property `aggregate` merges rows; `TableBusy` when others change the table all the time.
         """
-        from dormouse.query.deleting import delete
+        from dormouse.rounds.deleting import delete
 
         if dry_run:
             return delete(self._context, where, dry_run=True)
@@ -104,12 +105,3 @@ class Changing:
             yield
         finally:
             self._tables.note_activity()
-
-
-def compact_on_spark(
-    context: TableContext, now_ms: int, *, run_id: str | None = None
-) -> Generator[CompactionResult, None, None]:
-    """Compaction jobs as Spark tasks: those of a run, or all that are due."""
-    from dormouse.spark import compaction_tasks
-
-    return compaction_tasks.compact_on_spark(context, now_ms, run_id=run_id)

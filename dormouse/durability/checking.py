@@ -19,6 +19,7 @@ from dormouse.durability.unknown import Known, is_there
 from dormouse.errors import InvalidName, ObjectNotFound, PartitionNotFound, TableNotFound
 from dormouse.files.checks import FileChecks, TrackedFile
 from dormouse.files.own_tables import OwnTables
+from dormouse.model.keyed import stored_schema
 from dormouse.model.problem import Problem
 from dormouse.model.region import Region
 from dormouse.model.table import TableRecord
@@ -317,6 +318,7 @@ class _Reader:
     ) -> None:
         self._objects = objects
         self._table = table
+        self._stored = stored_schema(table.schema, table.properties)
         self._partitions = PartitionStore(supplier, table)
         self._apart = apart
 
@@ -331,7 +333,7 @@ class _Reader:
             region = self._region(file.partition_id)
             written = Written(file.row_count, file.min_key, file.max_key, region)
             read = self._apart.problems if file.digest is None else file_problems
-            found = read(self._objects, name, self._table.schema, written)
+            found = read(self._objects, name, self._stored, written)
         return [Problem(kind, self._table.name, file.partition_id, name, detail) for kind, detail in found]
 
     def _region(self, partition_id: str | None) -> Region | None:

@@ -341,3 +341,39 @@ where j.table_id = %(table_id)s and j.leased_until < clock_timestamp() and {is_o
 select count(*), count(*) filter (where leased_until > clock_timestamp())
 from compaction_job
 where table_id = %(table_id)s;
+
+-- name: beside_job
+-- What may have older rows of the keys of a job's files: the smallest place of a load that is still open, and the other
+-- files of the partition and of those above it, with their keys. And whether the partition is a leaf, as the files of one
+-- that is not may be those of others, too; and between which keys the job's files are.
+with recursive upwards as (
+    select p.partition_id, p.parent_id, p.sealed_epoch is null and p.merged_epoch is null as is_leaf
+    from partition p
+    where p.table_id = %(table_id)s and p.partition_id = %(partition_id)s
+    union all
+    select p.partition_id, p.parent_id, false
+    from upwards u
+    join partition p on p.table_id = %(table_id)s and p.partition_id = u.parent_id
+), beside as materialized (
+    select distinct r.file_id
+    from upwards u
+    cross join lateral (
+        select r.file_id from {file_reference} r where r.partition_id = u.partition_id offset 0
+    ) r
+    where r.file_id <> all(%(file_ids)s::uuid[])
+), fact as materialized (
+    select f.filename, f.min_key, f.max_key
+    from beside b
+    left join lateral (select f.* from ({file_facts}) f where f.file_id = b.file_id offset 0) f on true
+), input as materialized (
+    select f.min_key, f.max_key
+    from unnest(%(file_ids)s::uuid[]) as i (file_id)
+    left join lateral (select f.* from ({file_facts}) f where f.file_id = i.file_id offset 0) f on true
+)
+select coalesce((select bool_or(is_leaf) from upwards), false), (
+        select min(a.sequence)
+        from write_attempt a
+        where a.table_id = %(table_id)s and a.abandoned_at is null and a.finished_at is null
+    ), array(select filename from fact order by filename), array(select min_key from fact order by filename),
+    array(select max_key from fact order by filename),
+    array(select min_key from input), array(select max_key from input);

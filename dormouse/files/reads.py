@@ -23,6 +23,7 @@ from dormouse.files.own_tables import OwnTables, dropped_tables
 from dormouse.files.parameters import Parameters, key_arrays, reference_from_row
 from dormouse.files.totals import TableTotals
 from dormouse.model.file_reference import AllFiles, FileReference, FileWithReferences
+from dormouse.model.keyed import is_keyed
 from dormouse.model.table import TableRecord
 from dormouse.model.text import is_text, narrow_bytes, narrow_id
 from dormouse.postgres.arrays import Uuids, bytes_
@@ -185,11 +186,11 @@ class FileReferenceReads:
         since then that may be of rows within the bounds.
         """
         properties = self.table.properties
-        is_transformed = properties.filter is not None or properties.aggregate is not None
+        is_transformed = properties.filter or properties.aggregate or is_keyed(properties)
         values = {
             "partition_ids": list(partition_ids),
             "snapshot": snapshot,
-            "is_transformed": is_transformed,
+            "is_transformed": bool(is_transformed),
             **bounds.arrays(),
         }
         rows = self._rows("has_same_rows", values, run=partial(run_transaction, read_only=True, scans=True))
@@ -267,6 +268,10 @@ class FileReferenceReads:
     def differences(self) -> Differences:
         """What was found to be lost."""
         return Differences(self.own)
+
+    def have_several_files(self) -> bool:
+        """Whether any partition has more than one file."""
+        return bool(self._rows("several_files", run=partial(run_transaction, scans=True))[0][0])
 
     def has_no_files(self) -> bool:
         """Whether nothing is tracked; files without references are tracked too."""

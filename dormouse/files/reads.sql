@@ -171,6 +171,10 @@ limit %(limit)s;
 -- Whether any file is tracked.
 select exists ({file_facts});
 
+-- name: several_files
+-- Whether any partition has more than one file.
+select exists (select from {file_reference} r where {live} group by r.partition_id having count(*) > 1);
+
 -- name: reference_columns
 -- Part of a query: the columns of a reference r.
 r.filename, r.partition_id, r.row_count, r.job_id, r.last_updated, r.count_approximate,

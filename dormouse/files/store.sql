@@ -5,8 +5,8 @@ with {sent}, {before}, file as materialized (
     from unnest(
         %(commits)s::integer[], %(file_ids)s::uuid[], %(filenames)s::text[], %(byte_counts)s::bigint[],
         %(row_counts)s::bigint[], %(min_keys)s::bytea[], %(max_keys)s::bytea[], %(digests)s::uuid[],
-        %(referenced)s::boolean[]
-    ) as t (commit, file_id, filename, byte_count, row_count, min_key, max_key, digest, referenced)
+        %(referenced)s::boolean[], %(deletions_till)s::bigint[]
+    ) as t (commit, file_id, filename, byte_count, row_count, min_key, max_key, digest, referenced, came_after)
 ), refused as materialized (
     select o.commit, o.filename from file o where exists ({is_tracked})
 ), {merged_of_refs}, checks as (
@@ -18,7 +18,9 @@ with {sent}, {before}, file as materialized (
     from merged m, unnest(%(ref_commits)s::integer[], %(ref_partition_ids)s::text[]) as t (commit, partition_id)
     where t.partition_id = m.partition_id
 ), {verdict_of_commits}, new_file as materialized (
-    select *, {deletions_seen} as deletions_till from file where (select ok from verdict)[commit]
+    select *, least(came_after, {deletions_seen}) as deletions_till
+    from file
+    where (select ok from verdict)[commit]
 ), tracked as (
     {track}
     on conflict do nothing
@@ -168,11 +170,13 @@ select case when (select count(*) from removed) < cardinality(%(inputs)s::uuid[]
 -- name: add_whole
 -- As add_files, when no file is tracked; else an error, not_whole or a unique violation, and nothing is done. Quicker.
 with {sent}, new_file as materialized (
-    select *, {deletions_seen} as deletions_till
+    -- least passes over null
+    select *, least(came_after, {deletions_seen}) as deletions_till
     from unnest(
         %(file_ids)s::uuid[], %(filenames)s::text[], %(byte_counts)s::bigint[], %(row_counts)s::bigint[],
-        %(min_keys)s::bytea[], %(max_keys)s::bytea[], %(digests)s::uuid[], %(referenced)s::boolean[]
-    ) as t (file_id, filename, byte_count, row_count, min_key, max_key, digest, referenced)
+        %(min_keys)s::bytea[], %(max_keys)s::bytea[], %(digests)s::uuid[], %(referenced)s::boolean[],
+        %(deletions_till)s::bigint[]
+    ) as t (file_id, filename, byte_count, row_count, min_key, max_key, digest, referenced, came_after)
 ), tracked as (
     {track}
 ), added as (

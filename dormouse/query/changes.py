@@ -21,6 +21,7 @@ from dormouse.history.changes import ChangedFile, pages_between
 from dormouse.history.events import PastDeletion, PastEvent, PastRestore, events_between
 from dormouse.history.moments import kept
 from dormouse.model.cut import Position
+from dormouse.model.keyed import is_keyed
 from dormouse.query.deletions import Deletion, deletions_of
 from dormouse.query.differences import COUNT, Restored, one_each
 from dormouse.query.failures import named_failures
@@ -28,6 +29,7 @@ from dormouse.query.file_checks import FileGone
 from dormouse.query.interruptible import interruptible
 from dormouse.query.interruption import Interruption
 from dormouse.query.key_ranges import KeyRanges
+from dormouse.query.keyed_changes import KeyedChanges
 from dormouse.query.planner import Scan
 from dormouse.query.predicates import is_of
 from dormouse.query.scan_session import FILES_A_SCAN, key_session, planned, stored_rows
@@ -36,7 +38,7 @@ from dormouse.query.table_view import gone_of_moment, plan_query
 from dormouse.query.where import question
 
 CHANGE = COUNT
-"""The column that says what became of a row: "insert", or "delete" of one that was there."""
+"""The column that says what became of a row: "insert", "upsert", or "delete" of one that was there."""
 INSERT, DELETE = "insert", "delete"
 
 
@@ -52,8 +54,9 @@ def changes(
     """The rows that were ingested after one moment and up to another, each once, as they were ingested.
 
     And those that deletions are of, as they were just before, and those that a restore took away or brought
-    back: a reader that applies all in their order has the rows of the later moment. The columns asked for,
-    and `_change`; between two deletions or restores in no order, but for the files that are read side by
+    back: a reader that applies all in their order has the rows of the later moment. Of a keyed table each key
+    whose newest row is another, once: "upsert" with that row, or "delete" with its key. The columns asked
+    for, and `_change`; between two deletions or restores in no order, but for the files that are read side by
     side. `at_end` is called when the last row was given. Raises what `pages_between` and `events_between` do
     and `InvalidQuery`; while it is read `CutExpired` when a file is collected meanwhile, `ObjectNotFound` and
     `ObjectDamaged` as queries do.
@@ -61,15 +64,21 @@ def changes(
     schema = columns_of_changes(context, columns)
     names = schema.names[:-1]
     interruption = interruption or Interruption()
-    reading = _Reading(context, names, schema, after, interruption)
     # what cannot be read is told before the first row
-    pages = pages_between(context, after, till)
-    found = one_ahead(reading.rows(pages, events_between(context, after, till), till), interruption.set)
+    pages, events = pages_between(context, after, till), events_between(context, after, till)
+    if is_keyed(context.properties):
+        rows = _of_keys(KeyedChanges(context, after, till, interruption, schema), pages, events)
+    else:
+        rows = _Reading(context, names, schema, after, interruption).rows(pages, events, till)
+    found = one_ahead(rows, interruption.set)
     return pa.RecordBatchReader.from_batches(schema, _followed(found, at_end))
 
 
 def columns_of_changes(context: TableContext, columns: Sequence[str] | None) -> pa.Schema:
-    """What `changes` gives: the columns asked for, and `_change`. Raises `InvalidQuery`."""
+    """What `changes` gives: the columns asked for, and `_change`. Raises `InvalidQuery`.
+
+    Of a keyed table all but the row keys may be null: of a key that went, only these are known.
+    """
     if CHANGE in context.schema:
         raise InvalidQuery(
             f"table {context.table.name!r} has a column {CHANGE!r} of its own: changes need the name"
@@ -78,13 +87,26 @@ def columns_of_changes(context: TableContext, columns: Sequence[str] | None) -> 
         None if columns is None or isinstance(columns, str) else [name for name in columns if name != CHANGE]
     )
     names = question(context.schema, None, columns if named is None else named, None).columns
-    whole = arrow_schema(context.schema)
-    return pa.schema([*(whole.field(name) for name in names), pa.field(CHANGE, pa.string(), nullable=False)])
+    whole, known = arrow_schema(context.schema), context.schema.row_key_names
+    fields = [whole.field(name) for name in names]
+    if is_keyed(context.properties):
+        fields = [field.with_nullable(field.name not in known) for field in fields]
+    return pa.schema([*fields, pa.field(CHANGE, pa.string(), nullable=False)])
 
 
 def _followed(batches: Iterator[pa.RecordBatch], at_end: Callable[[], object]) -> Iterator[pa.RecordBatch]:
     yield from batches
     at_end()
+
+
+def _of_keys(
+    keyed: KeyedChanges, pages: Iterable[Sequence[ChangedFile]], events: Sequence[PastEvent]
+) -> Iterator[pa.RecordBatch]:
+    with kept(keyed.context, keyed.after):
+        try:
+            yield from keyed.batches((list(_scans(page)) for page in pages), events)
+        except FileGone as error:
+            raise gone_of_moment(keyed.context, keyed.after, error) from error
 
 
 class _Reading:

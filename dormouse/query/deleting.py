@@ -30,7 +30,10 @@ DeleteWhere = Mapping[str, Any] | Region | Literal[_All.ALL]
 
 @dataclass(frozen=True, slots=True)
 class DeleteReport:
-    """A deletion: its number and its moment, None of one that was only tried; `rows` then are exact."""
+    """A deletion: its number and its moment, None of one that was only tried; `rows` then are exact.
+
+    One that is a load of marks, on a keyed table, has no number, and tells its rows.
+    """
 
     deletion_id: int | None
     deleted_at: datetime | None
@@ -49,6 +52,11 @@ def delete(context: TableContext, where: DeleteWhere, *, dry_run: bool = False) 
     bounds, by_values = bounds_to_delete(context, asked)
     deletion_id, at = context.deletions.record(condition, bounds, by_values=by_values)
     return DeleteReport(deletion_id, at, None)
+
+
+def names_values(context: TableContext, where: DeleteWhere) -> bool:
+    """Whether a condition names columns that are no keys; raises as `delete` does."""
+    return bounds_to_delete(context, asked_to_delete(context, where)[0])[1]
 
 
 def asked_to_delete(context: TableContext, where: DeleteWhere) -> tuple[Question, str]:

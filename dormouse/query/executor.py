@@ -22,6 +22,7 @@ from dormouse.data.transform import Transform
 from dormouse.errors import ObjectNotFound
 from dormouse.history.moments import kept, position_of
 from dormouse.model.cut import Position, When
+from dormouse.model.keyed import is_keyed
 from dormouse.model.region import Range
 from dormouse.model.schema import Schema
 from dormouse.query.failures import named_failures
@@ -29,6 +30,7 @@ from dormouse.query.file_checks import FileGone
 from dormouse.query.held_back import HeldBack, Reached
 from dormouse.query.interruptible import interruptible
 from dormouse.query.interruption import Interruption
+from dormouse.query.keyed import KeyedScans
 from dormouse.query.planner import Scan
 from dormouse.query.predicates import from_key, meets
 from dormouse.query.scan_session import key_session, planned, rows
@@ -131,6 +133,7 @@ class _Execution:
         self._transform = Transform.parse(context.schema, context.properties)
         self.now_ms = time.time_ns() // 1_000_000
         self._remaining = asked.limit
+        self._is_keyed = is_keyed(context.properties)
         self._held = HeldBack(context.schema.key_names)
 
     def rows(self, groups: Groups) -> Iterator[pa.RecordBatch]:
@@ -181,11 +184,20 @@ class _Execution:
         # with a limit the next group may be needless
         for scans, physical in prepared if self._asked.limit is not None else one_ahead(prepared):
             with self._naming(scans):
-                for batch in self._stream(physical, scans):
-                    yield from self._held.take(batch.to_pyarrow())
+                for batch in self._newest(self._stream(physical, scans), scans):
+                    yield from self._held.take(batch)
                     if self._remaining is not None and self._held.row_count >= self._remaining:
                         break
             yield from self._held.end()
+
+    def _newest(self, stream: Iterator[RecordBatch], scans: Sequence[Scan]) -> Iterator[pa.RecordBatch]:
+        batches = (batch.to_pyarrow() for batch in stream)
+        return self._keyed(scans).newest(batches) if self._is_keyed else batches
+
+    def _keyed(self, scans: Sequence[Scan]) -> KeyedScans:
+        context, asked = self._context, self._asked
+        names = tuple(dict.fromkeys((*context.schema.key_names, *asked.columns)))
+        return KeyedScans(context.schema, context.properties, scans, asked.conditions, self.now_ms, names)
 
     def _stream(self, physical: ExecutionPlan, scans: Sequence[Scan]) -> Iterator[RecordBatch]:
         self._interruption.check()
@@ -220,13 +232,18 @@ class _Execution:
         return named_failures(self._context, scans, self._transform)
 
     def _physical(self, scans: Sequence[Scan], start: Reached | None) -> ExecutionPlan:
-        schema = self._context.schema
-        objects = self._context.objects
-        frame = rows(key_session(objects), objects, self._transform, scans, self.now_ms)
+        schema, objects = self._context.schema, self._context.objects
+        ctx = key_session(objects)
+        after = None
+        if start is not None:
+            after = from_key(schema.key_fields, start.key, inclusive=not start.given)
+        if self._is_keyed:
+            return self._keyed(scans).plan(ctx, objects, after)
+        frame = rows(ctx, objects, self._transform, scans, self.now_ms)
         if self._asked.conditions:
             frame = frame.filter(reduce(and_, map(meets, self._asked.conditions)))
-        if start is not None:
-            frame = frame.filter(from_key(schema.key_fields, start.key, inclusive=not start.given))
+        if after is not None:
+            frame = frame.filter(after)
         frame = frame.sort(*key_order(schema.key_names))
         names = dict.fromkeys((*schema.key_names, *self._asked.columns))
         return frame.select(*map(column, names)).execution_plan()

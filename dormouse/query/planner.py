@@ -51,7 +51,8 @@ class Scan:
     """A file, and the rows of it that are wanted: those in any of `slices`, which are disjoint.
 
     `partition_id` is one that refers to it, `byte_count` its size, None or 0 where it is not known. Rows that
-    the `deletions` match are gone, of which those up to `deletions_till` are of this file alone.
+    the `deletions` match are gone, of which those up to `deletions_till` are of this file alone. The file's
+    keys lie from `min_key` to `max_key`, where that is known.
     """
 
     filename: str
@@ -60,6 +61,8 @@ class Scan:
     byte_count: int | None
     deletions: tuple[Deletion, ...] = ()
     deletions_till: int = 0
+    min_key: bytes | None = field(default=None, compare=False, repr=False)
+    max_key: bytes | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +311,14 @@ class _Planner:
 
 
 def _scan(file: PlannedReference, slices: tuple[KeyRanges, ...]) -> Scan:
-    return Scan(file.filename, slices, file.partition_id, file.byte_count)
+    return Scan(
+        file.filename,
+        slices,
+        file.partition_id,
+        file.byte_count,
+        min_key=file.min_key,
+        max_key=file.max_key,
+    )
 
 
 def _walk(tree: PartitionTree, ranges: KeyRanges) -> Iterator[tuple[int, KeyRanges, KeyValue | None]]:

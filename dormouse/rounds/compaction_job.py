@@ -17,11 +17,13 @@ from dormouse.errors import CommitOutcomeUnknown, InvalidCommitRequest, JobFaile
 from dormouse.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.files.compaction_jobs import CompactionJob
 from dormouse.model.file_reference import FileReference, ReplaceFileReferencesRequest
+from dormouse.model.keyed import is_keyed
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.postgres.connection import Isolation
 from dormouse.postgres.transaction import run_transaction
 from dormouse.rounds.job_deletions import JobDeletions
 from dormouse.rounds.job_inputs import JobInputs
+from dormouse.rounds.keyed_compaction import merge_keyed
 from dormouse.rounds.looking import look_at
 from dormouse.rounds.row_counts import check_output
 
@@ -181,17 +183,21 @@ def _merge(
     if not all(item.whole for item in job.inputs):
         region = context.partitions.partition(job.partition_id).region
     inputs = JobInputs(context.objects, context.table.name, job, cancellation.check)
+    remains = deletions.remains(context.schema)
     with inputs.verified(path.parent) as places:
-        facts = merge_sorted(
-            places,
-            context.schema,
-            path,
-            region=region,
-            properties=context.properties,
-            now_ms=now_ms,
-            store=context.objects,
-            remains=deletions.remains(context.schema),
-        )
+        if is_keyed(context.properties):
+            facts = merge_keyed(context, job, places, path, region=region, now_ms=now_ms, remains=remains)
+        else:
+            facts = merge_sorted(
+                places,
+                context.schema,
+                path,
+                region=region,
+                properties=context.properties,
+                now_ms=now_ms,
+                store=context.objects,
+                remains=remains,
+            )
     check_output(job, context.properties, facts.row_count, deletes=any(deletions.of_inputs))
     return facts
 
@@ -239,7 +245,12 @@ def _request(
 ) -> ReplaceFileReferencesRequest:
     reference = file = None
     if facts.row_count:
-        reference = FileReference(filename=name, partition_id=job.partition_id, row_count=facts.row_count)
+        reference = FileReference(
+            filename=name,
+            partition_id=job.partition_id,
+            row_count=facts.row_count,
+            count_approximate=bool(facts.marks),
+        )
         file = facts.file(name, [reference])
     return ReplaceFileReferencesRequest(
         job_id=job.job_id,
