@@ -18,13 +18,15 @@ from typing import Any
 
 from dormouse.backoff import backoff_seconds
 from dormouse.context import TableContext
-from dormouse.errors import JobFailed, ObjectNotFound, ObjectStoreError, TableBusy
+from dormouse.errors import InvalidQuery, JobFailed, ObjectNotFound, ObjectStoreError, TableBusy
 from dormouse.files.erasures import Candidate, Erasure, begin, begun
 from dormouse.files.holds import holds
 from dormouse.files.reads import KeyBounds
-from dormouse.query.deleting import DeleteWhere, asked_to_delete, bounds_to_delete
+from dormouse.model.keyed import is_keyed
+from dormouse.query.deleting import DeleteWhere, asked_to_delete, bounds_to_delete, names_values
 from dormouse.query.deletions import Deletion
 from dormouse.query.reach import may_hold
+from dormouse.query.where import Question
 from dormouse.rounds.compaction_job import CompactionResult
 from dormouse.rounds.compaction_threads import compact_in_threads
 from dormouse.rounds.engine import check_engine, choose_engine
@@ -96,7 +98,7 @@ def erase(
     """Deletes the rows that match, and makes that physical everywhere; `Table.erase` says what it raises."""
     check_engine(engine)
     started = time.monotonic()
-    asked, condition = asked_to_delete(context, where)
+    asked, condition = _asked(context, where)
     found = begun(context.store, condition)
     if found is None:
         bounds, by_values = bounds_to_delete(context, asked)
@@ -129,10 +131,19 @@ def erase(
     return report
 
 
+def _asked(context: TableContext, where: DeleteWhere) -> tuple[Question, str]:
+    if is_keyed(context.properties) and names_values(context, where):
+        raise InvalidQuery(
+            f"erase from table {context.table.name!r}, which keeps one row a key: name row keys alone, as its "
+            "older rows have other values; table.query tells the keys"
+        )
+    return asked_to_delete(context, where)
+
+
 def would_erase(context: TableContext, where: DeleteWhere, progress: Progress) -> EraseReport:
     """What is in the files of the table and its history; changes nothing."""
     started = time.monotonic()
-    asked, _ = asked_to_delete(context, where)
+    asked, _ = _asked(context, where)
     deletion = Deletion(0, "", asked.ranges, asked.conditions)
     looked = files = rows = 0
     for file in chain.from_iterable(context.store.pages()):

@@ -292,3 +292,18 @@ def test_open_queries_go_on_or_say_that_they_were_overtaken(instance: Instance) 
     reader = table.query({"k": dm.Range(min=104)})
     quick(table, {"k": dm.Range(0, 5), "who": GONE})
     assert sum(batch.num_rows for batch in reader) == 1896
+
+
+def test_of_a_keyed_table_every_row_of_a_key_is_erased(instance: Instance, tmp_path: Path) -> None:
+    """Also those that others had replaced, and marks of deletion; by values it is refused."""
+    table = made(instance, keep="newest_row")
+    table.ingest(data(*range(20)))
+    table.upsert(data(*range(2, 9), v=1))
+    table.delete({"k": 9, "v": 0})
+    with pytest.raises(InvalidQuery, match="which keeps one row a key: name row keys alone"):
+        quick(table)
+    quick(table, {"k": [3, 9, 10, 17]})
+    assert [k for k, _ in people(table)] == [k for k in range(20) if k not in {3, 9, 10, 17}]
+    assert is_erased(tmp_path)
+    table.upsert(data(3, v=2))
+    assert people(table, where={"k": 3}) == [(3, GONE)]
