@@ -1,7 +1,7 @@
-"""Processes upsert, delete, compact, split, merge and collect a keyed table, and are killed, while it is read.
+"""Processes upsert, delete, compact, split, merge and collect a keyed table, and are killed, amid reads.
 
-Each key is one writer's, which says what it begins to do with it, and what was acknowledged. So of each read it
-is known what a key may have: what was acknowledged before it, or anything that was begun after that.
+Each key is one writer's, which says what it begins to do with it, and what was acknowledged. So of each read
+it is known what a key may have: what was acknowledged before it, or anything that was begun after that.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ WORKER = dedent("""
 
     dsn, objects, folder, role = sys.argv[1:5]
     stop = Path(folder, "stop")
-    print("ready", flush=True)
-
     def upsert(table):
         writer = int(role.split()[1])
         path = Path(folder, f"log {writer}")
@@ -80,7 +78,7 @@ PATIENCE_SECONDS = 600
 
 
 class Notes:
-    """What the writers noted: of each key what was begun, in its order, and the last that was acknowledged."""
+    """What the writers noted: of each key what was begun, in its order, and what was acknowledged last."""
 
     def __init__(self, folder: Path) -> None:
         self.begun: dict[int, list[tuple[int, bool]]] = defaultdict(lambda: [(GONE, False)])
@@ -121,7 +119,7 @@ class Workers:
 
     def _start(self, role: str) -> subprocess.Popen[bytes]:
         with (self._folder / "errors").open("a") as errors:
-            return subprocess.Popen([*self._command, role], stdout=subprocess.PIPE, stderr=errors)
+            return subprocess.Popen([*self._command, role], stderr=errors)
 
     def kill_one(self, rng: random.Random) -> None:
         at = rng.randrange(len(self._roles))
@@ -141,10 +139,10 @@ class Workers:
     def leave_nobody(self) -> None:
         for process in self.running:
             process.kill()
-            process.communicate()
+            process.wait()
 
     def _ended(self, process: subprocess.Popen[bytes], code: int) -> None:
-        process.communicate()
+        process.wait()
         assert process.returncode == code, (self._folder / "errors").read_text()
 
 
@@ -164,9 +162,6 @@ def storm(dsn: str, folder: Path, roles: list[str], seconds: float, kills: bool,
         table = instance.create_table("t", SCHEMA, properties=given)
         workers = Workers(roles, dsn, objects, folder=folder)
         try:
-            for process in workers.running:
-                assert process.stdout is not None
-                process.stdout.readline()
             began, turns = time.monotonic(), 0
             # on a machine that is busy, until enough was done
             while time.monotonic() - began < seconds or len(Notes(folder).acknowledged) < 30:
