@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     verb(app, "erase", example="dormouse erase customers --where email=a@example.com --dry-run")(erase)
+    verb(app, "erasures", example="dormouse erasures customers --json")(erasures)
 
 
 def erase(
@@ -75,6 +76,19 @@ def erase(
     session.show({**asdict(report), "finished": report.is_finished}, lambda: _told(what, report))
     if report.open:
         raise typer.Exit(1)
+
+
+def erasures(session: Session, table: TableName) -> None:
+    """The proofs of a table's erasures, the oldest first."""
+    with session.open(read_only=True) as instance:
+        found = instance.table(table).erasures()
+    session.show(
+        [{**asdict(one), "finished": one.is_finished} for one in found],
+        lambda: (
+            "\n".join(_told(f"deletion {one.deletion_id} of {one.deleted_at}", one) for one in found)
+            or f"nothing of table {table} was erased"
+        ),
+    )
 
 
 def _told(what: str, report: EraseReport) -> str:

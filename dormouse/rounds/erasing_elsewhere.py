@@ -9,13 +9,13 @@ from itertools import islice
 from pathlib import Path
 
 from dormouse.context import TableContext
+from dormouse.durability.backups import FOLDER, Backup, objects_of
 from dormouse.durability.backups import backups as backups_in
-from dormouse.durability.backups import objects_of
 from dormouse.durability.metadata_backups import metadata_backups
 from dormouse.errors import BackupDamaged, DormouseError, ObjectNotFound, ObjectStoreError
 from dormouse.files.checks import FileChecks
 from dormouse.files.erasures import Erasure, backups_taken
-from dormouse.objects import open_store
+from dormouse.objects import ObjectStore, open_store
 from dormouse.objects.hidden import HiddenVersions
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.query.deletions import Deletion
@@ -62,21 +62,24 @@ class Elsewhere:
                     with tempfile.TemporaryDirectory(prefix="dormouse-erase-") as folder:
                         copy = Path(folder) / "hidden.parquet"
                         self._hidden.fetch(hidden, copy)
-                        rows = self._rows(hidden.name, hidden.byte_count, Path(folder), copy.name)
+                        rows = self._rows(hidden.name, hidden.byte_count, open_store(folder), copy.name)
                     self._note(hidden.name, rows)
                     if rows:
                         self.versions += self.delete_versions([hidden.name])
                     progress(self.looked)
 
     def backups(self, places: Sequence[str]) -> Iterator[str]:
-        """The backups that still hold rows, by name: those that are known, and those in some other places."""
+        """The backups that still hold rows, by name: of those that are known, and those in some other places.
+
+        Files of a backup that the table does not have any more are read; of the others it is known.
+        """
         files = set(self._erasure.filenames())
         known = backups_taken(self._context.supplier)
         for place in dict.fromkeys([*known, *(open_store(place).url for place in places)]):
             try:
                 store = open_store(place)
                 for one in backups_in(store):
-                    if not files.isdisjoint(objects_of(store, one)):
+                    if self._holds(store, one, files):
                         yield f"{place}/{one.name}"
             except BackupDamaged as error:
                 yield f"{place}: {error}"
@@ -88,6 +91,19 @@ class Elsewhere:
             yield f"{self._context.objects.url}/{metadata.name} (keys of files, and no rows)"
         if files:
             yield from self._hidden.replicas()
+
+    def _holds(self, store: ObjectStore, backup: Backup, files: set[str]) -> bool:
+        own = [
+            name
+            for name in objects_of(store, backup)
+            if name.startswith(self._context.table.object_prefixes) and not name.endswith(SKETCHES_SUFFIX)
+        ]
+        if not files.isdisjoint(own):
+            return True
+        folder = open_store(f"{store.url}/{backup.name}/{FOLDER}", **store.options)
+        checks = FileChecks(self._context.store.own)
+        pages = (own[start : start + PAGE_NAMES] for start in range(0, len(own), PAGE_NAMES))
+        return any(self._rows(name, None, folder) for page in pages for name in checks.unknown(page))
 
     def _unknown(self, prefix: str) -> Iterator[tuple[str, int]]:
         """The objects of the store that are no files of the table, nor their sketches, and of no attempt."""
@@ -107,9 +123,9 @@ class Elsewhere:
                 raise ObjectStoreError(f"{failed[0][0]} has rows, and could not be deleted: {failed[0][1]}")
             self.versions += self.delete_versions([name])
 
-    def _rows(self, name: str, size: int, folder: Path | None = None, copy: str = "") -> int:
-        """How many rows of the erasure an object has, of which a copy may be in a folder."""
-        context = self._context if folder is None else replace(self._context, objects=open_store(folder))
+    def _rows(self, name: str, size: int | None, objects: ObjectStore | None = None, copy: str = "") -> int:
+        """How many rows of the erasure an object has, of which there may be a copy in another store."""
+        context = self._context if objects is None else replace(self._context, objects=objects)
         try:
             found = count(context, copy or name, size, [self._deletion])
         except ObjectNotFound:
