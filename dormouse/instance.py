@@ -116,9 +116,15 @@ class Instance(Durable):
     def open(self, *, writers_are_dead: bool = False) -> Self:
         """Migrates the database, and checks that it and the object store belong together.
 
-        A copy of the database that owns the store is opened read-only.
+        A copy of the database that owns the store is opened read-only, and so is a standby.
         """
         migrate(self._supplier)
+        if self._supplier.is_standby():
+            self._read_only = True
+            self._refusal = self._ownership.look(self._catalog.instance_id()) or InstanceReadOnly(
+                "the database is a standby, which only takes reads: open the primary to change anything"
+            )
+            return self
         if self._read_only:
             self._refusal = self._ownership.look(self._catalog.instance_id())
             return self

@@ -1,4 +1,4 @@
-"""A primary and its hot standby: real servers, the second made of the first by pg_basebackup, and streaming."""
+"""A primary and its hot standby: real servers, the second made of the first by pg_basebackup; it streams."""
 
 from __future__ import annotations
 

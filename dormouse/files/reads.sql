@@ -22,7 +22,8 @@ order by f.filename, r.partition_id;
 -- What a query is planned on, of one moment: first the table's epoch, the snapshot, and for bytes when the epoch was
 -- made, in microseconds, and the pending deletions that may meet some keys; then the references of some partitions
 -- with what is known of their files.
-select t.epoch, pg_current_snapshot()::text as snapshot, (
+select t.epoch,
+    (case when pg_is_in_recovery() then replayed_snapshot(t.table_id) else pg_current_snapshot() end)::text as snapshot, (
         select json_agg(json_build_array(d.deletion_id, d.condition))
         from deletion d
         where d.table_id = %(table_id)s and d.retired_xid is null and {may_meet}

@@ -195,15 +195,20 @@ def _position_at(context: TableContext, at: datetime) -> Position:
     since = _when_finished(context, at)
     what = f"the moment {_text(at)}"
     _check_since(context, at, since, what)
-    [(epoch, made_at, snapshot, since, times_known)] = _rows(context, "as_of", at=at) or [
+    [(epoch, made_at, snapshot, since, times_known, is_once)] = _rows(context, "as_of", at=at) or [
         _raise(TableNotFound.gone(context.table.name))
     ]
     _check_since(context, at, since, what)
     if not times_known:
         raise CutExpired(
-            f"{what} of table {context.table.name!r} cannot be told: the database did not note the times of "
-            "all commits since the last cut before it (track_commit_timestamp was off); record a cut, and "
-            "times from then on can be read"
+            f"{what} of table {context.table.name!r} cannot be told: the database does not know the times of "
+            "all commits since the last cut before it (track_commit_timestamp was off, or they are so old "
+            "that it has forgotten them): name a cut; times from the next one on can be read"
+        )
+    if not is_once:
+        raise InvalidCut(
+            f"{what} of table {context.table.name!r} cannot be told: the database's clock was set back then, "
+            "so that it was that time twice; name a cut, or give a later time"
         )
     return Position(epoch or 0, snapshot, at.astimezone(UTC), made_at)
 
@@ -216,8 +221,9 @@ def _when_finished(context: TableContext, at: datetime) -> datetime:
         rows = _rows(context, "range", at=at)
         if not rows:
             raise TableNotFound.gone(context.table.name)
-        created, since, clock, tracked, unfinished = rows[0]
+        created, since, clock, tracked, unfinished, *replayed = rows[0]
         _check_time(context, at, created, clock, tracked)
+        _check_replayed(at, *replayed)
         ahead = (at - clock).total_seconds()
         if ahead < 0 and not unfinished:
             return since  # type: ignore[no-any-return]
@@ -244,6 +250,16 @@ def _check_time(
         raise InvalidCut(f"table {table!r} was made at {_text(created)}, after {_text(at)}")
     if (at - clock).total_seconds() > AHEAD_SECONDS_MAX:
         raise InvalidCut(f"the moment {_text(at)} is in the future: it is {_text(clock)}")
+
+
+def _check_replayed(at: datetime, is_standby: bool, replayed_at: datetime | None) -> None:
+    """A standby has what the primary committed up to some time; what it has not may be of any time since."""
+    if is_standby and (replayed_at is None or at >= replayed_at):
+        till = "no commit yet" if replayed_at is None else f"the commits till {_text(replayed_at)}"
+        raise InvalidCut(
+            f"the moment {_text(at)} cannot be told here: the database is a standby, which has replayed "
+            f"{till}: give an earlier time, or a cut's name, or ask the primary"
+        )
 
 
 def _check_since(context: TableContext, at: datetime, since: datetime, what: str) -> None:
@@ -278,9 +294,10 @@ def _raise(error: Exception) -> Any:
 def _rows(context: TableContext, statement: str, conn: Any = None, **values: Any) -> list[Any]:
     """What one statement gives, in one round trip."""
     own, key = context.store.own, {**values, "table_id": context.table.table_id}
+    query = _QUERIES[statement].including(committed_at=_QUERIES["committed_at"])
 
     def work(conn: Any) -> list[Any]:
-        return rows_of(own.on(_QUERIES[statement]), key)(conn)
+        return rows_of(own.on(query), key)(conn)
 
     if conn is not None:
         return work(conn)
