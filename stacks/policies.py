@@ -142,8 +142,10 @@ class PoliciesStack(InstanceStack):
             if sleeping is not None:
                 switch = fact(sleeping, self, "switch", sleeping.switch.function.function_arn)
                 _allow(policy, ["lambda:InvokeFunction"], [switch])
-                stack = fact(sleeping, self, "stack", sleeping.stack_id)
+                name = f"{sleeping.stack_name}/*"
+                stack = self.format_arn(service="cloudformation", resource="stack", resource_name=name)
                 _allow(policy, ["cloudformation:DescribeStackEvents"], [stack])
+                acknowledge_resources(policy, [stack], "who asks by name may be let in by the name only")
 
     def _runs(self, policy: iam.ManagedPolicy) -> None:
         """What a pause ends when it takes too long, and what it stops."""

@@ -75,6 +75,8 @@ def test_an_operator_may_change_only_what_a_pause_changes(made: Assembly) -> Non
     assert state.endswith(":parameter/dormouse/prod/desired")
     [(runs, _)] = may["emr-serverless:CancelJobRun"]
     assert "dormouseprodcompactionapplication" in runs and runs.endswith("/jobruns/*")
+    [(events, _)] = may["cloudformation:DescribeStackEvents"]
+    assert events.endswith(":stack/dormouse-prod-query/*"), "the command asks by the name of the stack"
     [(_, condition)] = may["sqs:DeleteMessage"]
     assert condition == {"StringEquals": {"aws:ResourceTag/dormouse:instance": "prod"}}
 
