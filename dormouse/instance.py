@@ -179,19 +179,30 @@ class Instance(Durable):
     def create_table(
         self,
         name: str,
-        schema: Schema,
+        schema: Schema | None = None,
         *,
+        like: Path | str | None = None,
+        row_keys: Sequence[str] = (),
+        sort_keys: Sequence[str] = (),
         layout: str = "file_table",
         split_points: Sequence[KeyValue] | None = (),
         properties: TableProperties | None = None,
     ) -> Table:
         """Makes a table; `split_points` divide it from the start, on the first row key, ascending.
 
-        Raises `TableAlreadyExists`, `InvalidName`, `InvalidRange` and `InvalidProperties`.
+        In place of a schema it takes the columns of a file, `like` the path of one in Parquet or CSV, of
+        which the keys are named. Raises `TableAlreadyExists`, `InvalidName`, `InvalidSchema`, `InvalidData`,
+        `InvalidRange` and `InvalidProperties`.
         """
         from dormouse.data.transform import Transform
 
         self._check_writable()
+        if like is not None and schema is None:
+            from dormouse.data.infer import schema_like
+
+            schema = schema_like(like, row_keys, sort_keys)
+        elif like is not None or row_keys or sort_keys:
+            raise InvalidSchema("give a schema, or like, row_keys and sort_keys: either says everything")
         properties = TableProperties() if properties is None else properties
         if not isinstance(properties, TableProperties):
             raise InvalidProperties(f"properties must be dm.TableProperties(...), not {properties!r}")

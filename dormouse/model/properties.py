@@ -27,7 +27,7 @@ class TableProperties(BaseModel):
         ge=0,
         le=SECONDS_MAX,
         description="how far back the table can be read as it was; with gc_delay_seconds 0 only as far as "
-        "cuts and consumers hold files",
+        "consumers and cuts hold files: those that maintenance records hold none then",
     )
     consumer_expiry_seconds: float = Field(
         604_800,
