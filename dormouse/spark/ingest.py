@@ -21,7 +21,7 @@ from dormouse.data.keyed_rows import KeyedRows
 from dormouse.data.leaf_lookup import LeafLookup
 from dormouse.data.source import are_paths
 from dormouse.data.source_files import CSV, find_files
-from dormouse.errors import InvalidData
+from dormouse.errors import InvalidData, JobFailed
 from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.schema import Schema
@@ -118,7 +118,10 @@ def _write(
         written = blobs.repartition(targets.count, TARGET).mapInArrow(stage(gather), WRITTEN)
         tasks = [written_of(row) for row in written.collect()]
         files = [file for task in tasks for file in task.files]
-        check_ingested(sum(task.sent for task in tasks), None, files, context.properties)
+        sent, received = sum(task.sent for task in tasks), sum(task.received for task in tasks)
+        check_ingested(sent, None, files, context.properties)
+        if received != sent:
+            raise JobFailed(f"the ingest sent {sent:,} rows and received {received:,}; nothing was added")
         return files
 
     try:
