@@ -147,7 +147,7 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a task of stage two wrote, of how many rows, and how many those of stage one that told it had sent."""
+    """What a task of stage two wrote, of how many rows; and how many had sent those that told it."""
 
     sent: int
     received: int
