@@ -96,7 +96,7 @@ def write_leaves(
             rows += batch.num_rows
             progress(rows, source.rows_total)
         files = list(writer.write(sorter))
-    check_ingested(rows, source.rows_total, files, replaces=is_keyed(context.properties))
+    check_ingested(rows, source.rows_total, files, context.properties)
     return files
 
 

@@ -28,16 +28,17 @@ def check_output(
 
 
 def check_ingested(
-    rows_read: int, rows_total: int | None, files: Sequence[FileWithReferences], *, replaces: bool = False
+    rows_read: int, rows_total: int | None, files: Sequence[FileWithReferences], properties: TableProperties
 ) -> None:
     """Refuses an ingest that read fewer or more rows than its source has, or wrote others than it read.
 
-    `replaces`: of rows of equal key it wrote one.
+    Of a keyed table it wrote one for each key.
     """
     if rows_total not in (None, rows_read):
         raise InvalidData(
             f"the data has {rows_total:,} rows, but {rows_read:,} were read: it changed meanwhile"
         )
     written = sum(reference.row_count for file in files for reference in file.references)
-    if written > rows_read or (written < rows_read and not (replaces and (written or not rows_read))):
+    fewest = min(1, rows_read) if is_keyed(properties) else rows_read
+    if not fewest <= written <= rows_read:
         raise JobFailed(f"the ingest read {rows_read:,} rows and wrote {written:,}; nothing was added")

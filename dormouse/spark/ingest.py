@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from dormouse.data.keyed_rows import KeyedRows
 from dormouse.data.leaf_lookup import LeafLookup
 from dormouse.data.source import are_paths
 from dormouse.data.source_files import CSV, find_files
-from dormouse.errors import InvalidData
+from dormouse.errors import InvalidData, JobFailed
 from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.schema import Schema
@@ -65,10 +64,9 @@ def ingest_with_spark(
 
     def write(attempt: WriteAttempt) -> list[FileWithReferences]:
         rows = keyed_rows(context, attempt, deletes)
-        schema = context.schema if rows is None else rows.given
-        source = _source(data, schema)
+        source = _source(data, context.schema if rows is None else rows.given)
         session = source.sparkSession if isinstance(source, DataFrame) else spark or spark_session()
-        files = _Write(context, attempt, schema, rows).files(source, session)
+        files = _write(context, attempt, source, session, rows)
         if progress is not None:
             written = sum(file.row_count or 0 for file in files)
             progress(written, written)
@@ -102,50 +100,45 @@ def _check_frame(frame: DataFrame, schema: Schema) -> None:
     check_columns(found, schema)
 
 
-@dataclass(frozen=True)
-class _Write:
-    """The Spark job of one ingest, of data that has a schema; `keyed` makes of it rows of a keyed table."""
+def _write(
+    context: TableContext,
+    attempt: WriteAttempt,
+    source: DataFrame | Sequence[FileSplit] | Sequence[str],
+    spark: SparkSession,
+    keyed: KeyedRows | None,
+) -> list[FileWithReferences]:
+    """Runs the Spark job; the files of the task attempts that succeeded."""
+    lookup = LeafLookup(context.partitions.tree())
+    targets = Targets.of(len(lookup.leaf_ids), _tasks_max(spark))
+    scatter = Scatter(context.schema if keyed is None else keyed.given, lookup, targets, keyed)
+    gather = Gather(context.objects, context.stored_schema, context.properties, lookup.leaf_ids, attempt)
 
-    context: TableContext
-    attempt: WriteAttempt
-    schema: Schema
-    keyed: KeyedRows | None
+    def job() -> list[FileWithReferences]:
+        blobs = _blobs(spark, source, scatter)
+        written = blobs.repartition(targets.count, TARGET).mapInArrow(stage(gather), WRITTEN)
+        tasks = [written_of(row) for row in written.collect()]
+        files = [file for task in tasks for file in task.files]
+        sent, received = sum(task.sent for task in tasks), sum(task.received for task in tasks)
+        check_ingested(sent, None, files, context.properties)
+        if received != sent:
+            raise JobFailed(f"the ingest sent {sent:,} rows and received {received:,}; nothing was added")
+        return files
 
-    def files(
-        self, source: DataFrame | Sequence[FileSplit] | Sequence[str], spark: SparkSession
-    ) -> list[FileWithReferences]:
-        """Runs the Spark job; the files of the task attempts that succeeded."""
-        context = self.context
-        lookup = LeafLookup(context.partitions.tree())
-        targets = Targets.of(len(lookup.leaf_ids), _tasks_max(spark))
-        scatter = Scatter(self.schema, lookup, targets, self.keyed)
-        gather = Gather(
-            context.objects, context.stored_schema, context.properties, lookup.leaf_ids, self.attempt
-        )
+    try:
+        return run_action(spark, job)
+    except Exception as failure:
+        raise dormouse_error(failure) from failure
 
-        def job() -> list[FileWithReferences]:
-            blobs = self._blobs(spark, source, scatter)
-            written = blobs.repartition(targets.count, TARGET).mapInArrow(stage(gather), WRITTEN)
-            tasks = [written_of(row) for row in written.collect()]
-            files = [file for task in tasks for file in task.files]
-            sent = sum(task.sent for task in tasks)
-            check_ingested(sent, None, files, replaces=self.keyed is not None)
-            return files
 
-        try:
-            return run_action(spark, job)
-        except Exception as failure:
-            raise dormouse_error(failure) from failure
-
-    def _blobs(self, spark: SparkSession, source: DataFrame | Sequence[Any], scatter: Scatter) -> DataFrame:
-        if not isinstance(source, DataFrame) and all(isinstance(part, FileSplit) for part in source):
-            # the numbers of the splits, one a task
-            numbers = spark.range(0, len(source), 1, max(1, len(source)))
-            return numbers.mapInArrow(stage(SplitScatter(tuple(source), scatter)), BLOBS)
-        if not isinstance(source, DataFrame):
-            source = spark.read.parquet(*source)
-            _check_frame(source, self.schema)
-        return source.mapInArrow(stage(scatter), BLOBS)
+def _blobs(spark: SparkSession, source: DataFrame | Sequence[Any], scatter: Scatter) -> DataFrame:
+    if not isinstance(source, DataFrame) and all(isinstance(part, FileSplit) for part in source):
+        # the numbers of the splits, one a task
+        numbers = spark.range(0, len(source), 1, max(1, len(source)))
+        return numbers.mapInArrow(stage(SplitScatter(tuple(source), scatter)), BLOBS)
+    if not isinstance(source, DataFrame):
+        source = spark.read.parquet(*source)
+        _check_frame(source, scatter.schema)
+    return source.mapInArrow(stage(scatter), BLOBS)
 
 
 def _tasks_max(spark: SparkSession) -> int:

@@ -140,15 +140,17 @@ class Gather:
                 for blob in filter(_holds_rows, batch.column(1)):
                     for rows in pa.ipc.open_stream(blob.as_buffer()):
                         sorter.add(rows.drop_columns([LEAF]), rows.column(LEAF))
-            written = pickle.dumps(Written(sent, tuple(files.write(sorter))))
+            received = int(sorter.counts.sum())
+            written = pickle.dumps(Written(sent, received, tuple(files.write(sorter))))
         yield pa.RecordBatch.from_arrays([pa.array([written], pa.binary())], schema=_WRITTEN)
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a task of stage two wrote, and how many rows the tasks of stage one that told it had sent."""
+    """What a task of stage two wrote, of how many rows; and how many had sent those that told it."""
 
     sent: int
+    received: int
     files: tuple[FileWithReferences, ...]
 
 
