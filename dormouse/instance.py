@@ -34,6 +34,7 @@ from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore, open_store
 from dormouse.objects.guarded import GuardedStore
 from dormouse.partitions.tree_cache import TreeCache
+from dormouse.payloads import PayloadStore
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.settings import Settings, load_settings
 from dormouse.table import Table
@@ -102,6 +103,7 @@ class Instance(Durable):
                 self._supplier,
                 self._attempts,
             )
+        self._payloads = PayloadStore(self._supplier, objects, self._check_writable)
         self._tables = Tables(
             dsn,
             self._supplier,
@@ -331,6 +333,11 @@ class Instance(Durable):
     def commits(self) -> CommitQueues:
         """The commit queues: how deep they are, and what could not be handled."""
         return self._commits
+
+    @property
+    def payloads(self) -> PayloadStore:
+        """JSON documents, hot in PostgreSQL for a day, and cold in the object store after it."""
+        return self._payloads
 
     def check_reachable(self) -> None:
         """Asks the database and the object store for a little. `InstanceError`, `ObjectStoreError`."""

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.files.removal_log import DAYS_AHEAD
 from dormouse.instance import Instance
 from dormouse.objects import activity
 from dormouse.partitions.store import PartitionStore
+from dormouse.postgres.days import DAYS_AHEAD
 from dormouse.schedules import work
 from dormouse.schedules.runs import list_name, run_id_for
 from dormouse.schedules.upkeep import keep_up
