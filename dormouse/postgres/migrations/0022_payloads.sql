@@ -97,6 +97,8 @@ create table payload_day (
     objects bigint not null default 0,
     seconds float8 not null default 0,
     swap_lock_ms float8,
+    -- when it was made hot again; it stays so for a day
+    rehydrated_at timestamptz,
     -- why the last try failed, and when
     error text,
     failed_at timestamptz,
@@ -109,7 +111,8 @@ create table payload_day (
 create table payload_object (
     object_key text collate "C" constraint payload_object_pkey primary key,
     day date not null,
-    -- pending: no transaction relies on it yet; live: pointers do; block: it stands for its payloads; dead: to be deleted
+    -- pending: no transaction relies on it yet; live: pointers do; staged: a block that is not read yet; block: it stands
+    -- for its payloads; dead: to be deleted
     state text not null default 'pending'
         constraint payload_object_state_known check (state in ('pending', 'live', 'staged', 'block', 'dead')),
     -- whose it is while it is pending
