@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 
 from dormouse.errors import DormouseError, InvalidInput, PayloadDayBusy, PayloadExpired, one_line
+from dormouse.payloads.fold import fold_day
 from dormouse.payloads.lease import Lease, Work, leased, read
 from dormouse.payloads.offload import Tools, is_empty, offload_day
 from dormouse.payloads.rows import DAYS
@@ -84,7 +85,17 @@ def _offload(tools: Tools, lease: Lease) -> bool:
     return offload_day(tools, lease)
 
 
+def _fold(tools: Tools, lease: Lease) -> bool:
+    if lease.row().phase == "prepare" and lease.row().state == "offloaded" and is_empty(tools, lease.day):
+        tools.exchange(lease).end("folded")
+        return True
+    return fold_day(tools, lease)
+
+
 OFFLOAD = Job("offload", ("open",), _offload)
+FOLD = Job("fold", ("offloaded", "folding", "folded"), _fold)
+FOLD_AGAIN_BYTES = 2**20
+"""Of a folded day's partition: then it is folded again."""
 
 
 def offload(tools: Tools, day: date | None, dry_run: bool) -> OffloadReport:
@@ -103,6 +114,27 @@ def offload(tools: Tools, day: date | None, dry_run: bool) -> OffloadReport:
     if day is not None:
         return OffloadReport((done := OFFLOAD.run(tools, day),), int(not done.finished))
     return drain(tools, [(OFFLOAD, one.day) for one in waiting])
+
+
+def fold(tools: Tools, day: date | None) -> OffloadReport:
+    """Folds one day, or each that has been cold for long enough, or was written to since."""
+    found = days(tools.supplier)
+    if day is not None:
+        one = _named(tools, day, found)
+        if one.state == "open":
+            raise InvalidInput(f"the payloads of {day} are not offloaded yet: do that first")
+        return OffloadReport((done := FOLD.run(tools, day),), int(not done.finished))
+    last = DAYS.today(tools.supplier) - timedelta(days=tools.options.pointer_days)
+    due = [one.day for one in found if _is_to_be_folded(one, last)]
+    return drain(tools, [(FOLD, one) for one in due])
+
+
+def _is_to_be_folded(one: PayloadDay, last: date) -> bool:
+    if one.work is not None:
+        return one.work == "fold"
+    if one.state == "folded":
+        return one.postgres_bytes >= FOLD_AGAIN_BYTES
+    return one.state == "offloaded" and one.day < last
 
 
 def drain(tools: Tools, work: Iterable[tuple[Job, date]]) -> OffloadReport:

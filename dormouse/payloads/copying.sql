@@ -3,7 +3,7 @@
 copy (
     select tenant, id, inserted_at, kind, convert_to(content::text, 'UTF8'), object_key, byte_start, byte_length, checksum
     from {day}
-    where location <> 'deleted' and (%(after_kind)s::text is null
+    where (%(after_kind)s::text is null
             or (kind, tenant, id, inserted_at)
             > (%(after_kind)s::text, %(after_tenant)s::text, %(after_id)s::text, %(after_at)s::timestamptz))
         and (%(till_kind)s::text is null

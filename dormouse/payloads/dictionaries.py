@@ -10,6 +10,9 @@ from dormouse.payloads.pack import compressed
 
 DICTIONARY_BYTES = 64 * 2**10
 SAMPLES_MIN = 200
+SAMPLES_BYTES_MIN = 2**20
+"""Of fewer, the dictionary would be the most of what is written."""
+
 SAMPLES_BYTES_MAX = 4 * 2**20
 GAIN_MIN = 0.10
 """Of what the payloads take without it, the dictionary's own share in an object included."""
@@ -21,7 +24,7 @@ def trained(texts: Iterable[bytes], object_bytes: int) -> bytes:
     One half of them trains it, the other judges it. `object_bytes` is how large objects are that have it.
     """
     samples = _bounded(texts)
-    if len(samples) < SAMPLES_MIN:
+    if len(samples) < SAMPLES_MIN or sum(map(len, samples)) < SAMPLES_BYTES_MIN:
         return b""
     training, others = samples[::2], samples[1::2]
     try:

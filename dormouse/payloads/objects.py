@@ -44,6 +44,7 @@ class DayObject:
     payloads: int
     index_start: int
     dictionaries: Places
+    kept: bool
     first: PayloadKey
     last: PayloadKey
 
@@ -103,20 +104,29 @@ class PayloadObjects:
         values = {"day": day, "states": list(states)}
         rows = run_lookup(self._supplier, rows_of(_QUERIES["of_day"], values), operation="look for objects")
         return [
-            DayObject(*row[:7], first=PayloadKey(*row[7:11]), last=PayloadKey(*row[11:])) for row in rows
+            DayObject(*row[:8], first=PayloadKey(*row[8:12]), last=PayloadKey(*row[12:])) for row in rows
         ]
 
     @staticmethod
-    def change(
-        conn: psycopg.Connection[Any], day: date, before: Sequence[str], state: str, but: Sequence[str] = ()
-    ) -> None:
+    def change(conn: psycopg.Connection[Any], day: date, before: Sequence[str], state: str) -> None:
         """Has a day's objects of the states `before` be in another."""
-        values = {"day": day, "states": list(before), "state": state, "but": list(but)}
+        values = {"day": day, "states": list(before), "state": state}
         conn.execute(_QUERIES["change_state"].on(), values)
 
     @staticmethod
-    def change_some(conn: psycopg.Connection[Any], object_keys: Sequence[str], state: str) -> None:
-        conn.execute(_QUERIES["change_some"].on(), {"object_keys": list(object_keys), "state": state})
+    def keep(conn: psycopg.Connection[Any], object_key: str) -> None:
+        """Has a fold go on with an object as it is."""
+        conn.execute(_QUERIES["keep"].on(), {"object_key": object_key})
+
+    @staticmethod
+    def activate(conn: psycopg.Connection[Any], day: date) -> None:
+        """Has what a fold goes on with be the day's blocks, and nothing else."""
+        conn.execute(_QUERIES["activate"].on(), {"day": day})
+
+    @staticmethod
+    def unstage(conn: psycopg.Connection[Any], day: date, partition: str) -> None:
+        """Has the objects of a day be as if a fold had not begun."""
+        conn.execute(_QUERIES["unstage"].on(day=partition), {"day": day})
 
     def relied_on(self) -> Iterator[tuple[str, int, date]]:
         """The name, bytes and day of every object that a payload needs; streamed, by name."""

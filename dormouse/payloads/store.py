@@ -110,6 +110,20 @@ class PayloadStore:
             self._check_writable()
         return cooling.offload(self._tools(seconds_max, progress), day, dry_run)
 
+    def fold(
+        self,
+        day: date | None = None,
+        *,
+        seconds_max: float | None = None,
+        progress: Progress = lambda day, payloads: None,
+    ) -> OffloadReport:
+        """Makes blocks of a day's objects, or of each day that is cold for a week: then its rows are some hundred.
+
+        What is written to such a day later stays inline until it is folded again. Raises as `offload`.
+        """
+        self._check_writable()
+        return cooling.fold(self._tools(seconds_max, progress), day)
+
     def days(self, *, expired: bool = False) -> list[PayloadDay]:
         """The days that there are payloads of, the oldest first; with `expired` those that were dropped, too."""
         return days(self._supplier, expired=expired)

@@ -117,6 +117,8 @@ create table payload_object (
         constraint payload_object_state_known check (state in ('pending', 'live', 'staged', 'block', 'dead')),
     -- whose it is while it is pending
     token bigint not null,
+    -- whether the fold that is under way goes on with it as a block
+    kept boolean not null default false,
     changed_at timestamptz not null default clock_timestamp(),
     byte_count bigint,
     -- SHA-256 of all of it
