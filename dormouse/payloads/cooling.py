@@ -13,6 +13,7 @@ from dormouse.payloads.lease import Lease, Work, leased, read
 from dormouse.payloads.offload import Tools, is_empty, offload_day
 from dormouse.payloads.rows import DAYS
 from dormouse.payloads.status import PayloadDay, days
+from dormouse.payloads.warming import warm_day
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +117,16 @@ def offload(tools: Tools, day: date | None, dry_run: bool) -> OffloadReport:
     return drain(tools, [(OFFLOAD, one.day) for one in waiting])
 
 
+WARM = Job("rehydrate", ("offloaded", "folded"), warm_day)
+
+
+def rehydrate(tools: Tools, day: date) -> int:
+    """Makes a day hot again; gives how many payloads were cold."""
+    if _named(tools, day, days(tools.supplier)).state == "open":
+        return 0
+    return WARM.run(tools, day).payloads
+
+
 def fold(tools: Tools, day: date | None) -> OffloadReport:
     """Folds one day, or each that has been cold for long enough, or was written to since."""
     found = days(tools.supplier)
@@ -163,7 +174,9 @@ def _named(tools: Tools, day: date, found: Sequence[PayloadDay]) -> PayloadDay:
     if day not in by_day:
         if (row := read(tools.supplier, day)) is not None and row.state == "expired":
             raise PayloadExpired(f"payloads of {day} are past their retention, and were dropped")
-        raise InvalidInput(f"there are no payloads of {day}: 'dormouse payloads days' lists those that there are")
+        raise InvalidInput(
+            f"there are no payloads of {day}: 'dormouse payloads days' lists those that there are"
+        )
     if not by_day[day].is_closed:
         today = DAYS.today(tools.supplier)
         raise InvalidInput(f"the day {day} is not over: {today - timedelta(days=1)} is the last that is")

@@ -56,12 +56,13 @@ class PayloadOptions:
 
 
 class Payload(NamedTuple):
-    """A payload of a day: its content, or else where it is."""
+    """A payload of a day: its content, or else where it is; neither: it is deleted."""
 
     key: PayloadKey
     content: bytes | None
     object_key: str | None
     entry: Entry | None
+    in_block: bool = False
 
 
 @dataclass
@@ -72,6 +73,18 @@ class Unit:
     packed: Packed | None
     passed: list[tuple[str, Entry]] = field(default_factory=list)
     object_key: str | None = None
+
+    @property
+    def done(self) -> dict[str, int]:
+        """What it adds to the counts of the work."""
+        if self.packed is None:
+            return {}
+        return {
+            "payloads": len(self.packed.entries),
+            "bytes_in": self.packed.bytes_in,
+            "bytes_out": len(self.packed.data),
+            "objects": 1,
+        }
 
 
 class Pages:
@@ -196,16 +209,22 @@ class Uploads:
 
 def commit_pointers(lease: Lease, copy: str, unit: Unit, step: Step = lambda name: None) -> None:
     """Adds the pointers of a unit to a copy, and notes how far it is. Raises `LeaseLost`."""
+
+    def work(conn: psycopg.Connection[Any]) -> None:
+        lease.advance(conn, "copy", unit.till, **unit.done)
+        if unit.packed is not None and unit.object_key is not None:
+            PayloadObjects.settle(conn, unit.object_key, unit.packed, "live")
+        add_pointers(conn, copy, unit)
+        step("pointers")
+
+    run_transaction(lease.supplier, work, operation="add pointers")
+
+
+def add_pointers(conn: psycopg.Connection[Any], partition: str, unit: Unit) -> int:
+    """Adds the pointers of a unit, but for keys that have a row already; gives how many."""
     found = list(unit.passed)
-    done = {"payloads": 0, "bytes_in": 0, "bytes_out": 0, "objects": 0}
     if unit.packed is not None and unit.object_key is not None:
         found += [(unit.object_key, entry) for entry in unit.packed.entries]
-        done = {
-            "payloads": len(unit.packed.entries),
-            "bytes_in": unit.packed.bytes_in,
-            "bytes_out": len(unit.packed.data),
-            "objects": 1,
-        }
     values = {
         **columns(entry.key for _, entry in found),
         "object_keys": [object_key for object_key, _ in found],
@@ -213,12 +232,4 @@ def commit_pointers(lease: Lease, copy: str, unit: Unit, step: Step = lambda nam
         "lengths": [entry.length for _, entry in found],
         "checksums": [entry.checksum for _, entry in found],
     }
-
-    def work(conn: psycopg.Connection[Any]) -> None:
-        lease.advance(conn, "copy", unit.till, **done)
-        if unit.packed is not None and unit.object_key is not None:
-            PayloadObjects.settle(conn, unit.object_key, unit.packed, "live")
-        conn.execute(_QUERIES["add_pointers"].on(copy=copy), values)
-        step("pointers")
-
-    run_transaction(lease.supplier, work, operation="add pointers")
+    return conn.execute(_QUERIES["add_pointers"].on(copy=partition), values).rowcount

@@ -6,7 +6,7 @@ range is written anew. What is written while this goes on is mirrored, and wins 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from heapq import merge
 from itertools import groupby
@@ -14,21 +14,19 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from dormouse.errors import DormouseError, PayloadCorrupt, PayloadsDiffer
+from dormouse.errors import PayloadsDiffer
+from dormouse.payloads.contents import Contents
 from dormouse.payloads.copying import Pages, Payload, Unit, Units, Uploads
 from dormouse.payloads.exchange import DIFFERENCES_MAX, Exchange, differs
 from dormouse.payloads.keys import PayloadKey
 from dormouse.payloads.lease import Lease
 from dormouse.payloads.objects import DayObject, PayloadObjects
 from dormouse.payloads.offload import Slice, Tools, check_objects
-from dormouse.payloads.pack import Damaged, Entry, checksum
-from dormouse.payloads.reading import Pointer, Reader
+from dormouse.payloads.pack import checksum
 from dormouse.payloads.rows import DAYS
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
-READ_BYTES_MAX = 4 * 2**20
-READ_PAYLOADS_MAX = 1_000
 _OF_A_DAY = ("live", "block", "staged")
 _QUERIES = load(__package__ or "", "fold")
 
@@ -58,7 +56,7 @@ class _Fold:
         self._tools = tools
         self._lease = lease
         self._exchange: Exchange = tools.exchange(lease)
-        self._reader = Reader(tools.objects)
+        self._contents = Contents(tools.objects, tools.known)
 
     def go_on(self) -> bool:
         phase = self._lease.row().phase
@@ -149,59 +147,11 @@ class _Fold:
         pages = Pages(
             self._tools.supplier, self._lease.day, self._tools.options.page_rows_max, self._tools.step
         )
+        blocks = [one for one in range_.objects if one.state == "block"]
         with closing(pages.payloads(range_.after, range_.before)) as rows:
-            places = {one.object_key: one for one in range_.objects}
-            portion: list[Payload] = []
-            size = 0
-            for one in _until(self._current(rows, range_.objects, range_.after), range_.before):
-                portion.append(one)
-                size += len(one.content or b"") + (one.entry.length if one.entry else 0)
-                if size >= READ_BYTES_MAX or len(portion) >= READ_PAYLOADS_MAX:
-                    yield from self._with_content(portion, places)
-                    portion, size = [], 0
-            yield from self._with_content(portion, places)
-
-    def _current(
-        self, rows: Iterator[Payload], objects: Sequence[DayObject], after: PayloadKey | None
-    ) -> Iterator[Payload]:
-        """Rows, and what blocks have that no row has; in the order of keys."""
-        in_blocks = (
-            Payload(entry.key, None, one.object_key, entry)
-            for one in objects
-            if one.state == "block"
-            for entry in self._entries(one)
-            if after is None or entry.key.place > after.place
-        )
-        # of equal keys, that of the first comes first
-        every = merge(rows, in_blocks, key=lambda one: one.key.place)
-        for _, found in groupby(every, key=lambda one: one.key):
-            first = next(found)
-            if first.content is not None or first.entry is not None:
-                yield first
-
-    def _with_content(
-        self, portion: Sequence[Payload], places: dict[str, DayObject]
-    ) -> Iterator[Payload]:
-        wanted = {}
-        for one in portion:
-            if one.content is None and one.entry is not None and one.object_key is not None:
-                known = places.get(one.object_key)
-                dictionaries = (
-                    known.dictionaries if known else self._reader.index(one.object_key).dictionaries
-                )
-                wanted[one.key] = Pointer(one.object_key, one.entry, dictionaries)
-        found = self._reader.read(wanted) if wanted else {}
-        for one in portion:
-            content = one.content if one.content is not None else found[one.key]
-            if isinstance(content, DormouseError):
-                raise content
-            yield Payload(one.key, content, None, None)
-
-    def _entries(self, one: DayObject) -> Iterator[Entry]:
-        try:
-            yield from self._reader.index(one.object_key, one.index_start, one.byte_count)
-        except Damaged as error:
-            raise PayloadCorrupt(f"object {one.object_key!r} is damaged: {error}") from None
+            current = self._contents.current(rows, blocks, range_.after)
+            for one, content in self._contents.each(_until(current, range_.before)):
+                yield Payload(one.key, content, None, None)
 
     def _keep(self, one: DayObject) -> None:
         def work(conn: psycopg.Connection[Any]) -> None:
@@ -217,8 +167,7 @@ class _Fold:
             return
 
         def work(conn: psycopg.Connection[Any]) -> None:
-            done = {"payloads": len(packed.entries), "bytes_in": packed.bytes_in}
-            self._lease.advance(conn, "copy", unit.till, **done, bytes_out=len(packed.data), objects=1)
+            self._lease.advance(conn, "copy", unit.till, **unit.done)
             PayloadObjects.settle(conn, object_key, packed, "staged")
             self._tools.step("pointers")
 
@@ -230,9 +179,9 @@ class _Fold:
         found = self._tools.known.of_day(self._lease.day, *_OF_A_DAY)
         pages = Pages(self._tools.supplier, self._lease.day, self._tools.options.page_rows_max)
         with closing(pages.payloads(None)) as rows:
-            before = [one for one in found if one.state != "staged"]
-            had = ((*_said(one), "had") for one in self._current(rows, before, None))
-            kept = (entry for one in found if one.kept for entry in self._entries(one))
+            blocks = [one for one in found if one.state == "block"]
+            had = ((*_said(one), "had") for one in self._contents.current(rows, blocks, None))
+            kept = (entry for one in found if one.kept for entry in self._contents.entries(one))
             new = ((entry.key.place, entry.checksum, "new") for entry in kept)
             every = groupby(merge(had, new, key=lambda one: one[0]), key=lambda one: one[0])
             suspects = [place for place, pair in every if not _is_pair(list(pair))]

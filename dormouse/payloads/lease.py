@@ -26,7 +26,7 @@ from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
 LEASE_SECONDS = 60.0
-Work = Literal["offload", "fold", "rehydrate"]
+Work = Literal["offload", "fold", "rehydrate", "rebuild"]
 _QUERIES = load(__package__ or "", "lease")
 
 logger = logging.getLogger(__name__)

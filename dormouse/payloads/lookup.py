@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import groupby
 from typing import Any
 
 from dormouse.errors import DormouseError, ObjectStoreError, PayloadCorrupt, PayloadNotFound
 from dormouse.payloads import rows
 from dormouse.payloads.content import decode
+from dormouse.payloads.copying import Payload
 from dormouse.payloads.keys import PayloadKey
 from dormouse.payloads.pack import Damaged, Entry
 from dormouse.payloads.reading import Pointer, Reader, problem
 from dormouse.payloads.rows import Place
+from dormouse.payloads.warming import warm
 from dormouse.postgres.connection import Supplier
 
 TRIES = 3
@@ -33,13 +36,38 @@ class Lookup:
         for _ in range(TRIES):
             places = dict(rows.places(self._supplier, again))
             # one that is where it was is read no better
-            todo = {key: place for key, place in places.items() if before.get(key) != place or key not in before}
+            todo = {
+                key: place for key, place in places.items() if before.get(key) != place or key not in before
+            }
             found |= self._at(todo)
             again = [key for key in todo if isinstance(found[key], PayloadCorrupt)]
             if not again:
                 break
             before = {key: place for key in again if (place := places[key]) is not None}
         return found
+
+    def warm(self, wanted: Mapping[PayloadKey, None]) -> int:
+        """Has those be inline that are not; gives how many. Raises what is in place of a payload."""
+        cold: dict[PayloadKey, tuple[Pointer, bool]] = {}
+        for key, place in rows.places(self._supplier, wanted):
+            if place is None:
+                raise rows.expired(key)
+            if place.content is not None:
+                continue
+            pointer = self._pointer(key, place)
+            if isinstance(pointer, DormouseError):
+                raise pointer
+            cold[key] = pointer, place.byte_start is None
+        contents = self._reader.read({key: pointer for key, (pointer, _) in cold.items()}) if cold else {}
+        for day, keys in groupby(sorted(cold, key=lambda key: (key.day, key.place)), key=lambda key: key.day):
+            portion = []
+            for key in keys:
+                if isinstance(content := contents[key], DormouseError):
+                    raise content
+                pointer, in_block = cold[key]
+                portion.append((Payload(key, None, pointer.object_key, pointer.entry, in_block), content))
+            warm(self._supplier, day, portion)
+        return len(cold)
 
     def _at(self, places: Mapping[PayloadKey, Place | None]) -> dict[PayloadKey, Any]:
         found: dict[PayloadKey, Any] = {}

@@ -69,9 +69,7 @@ class PayloadObjects:
         """Announces an object, and then writes it; gives its name."""
         object_key = f"{FOLDER}/{day.isoformat()}/{token:06d}-{uuid.uuid4().hex[:20]}"
         values = {"object_key": object_key, "day": day, "token": token}
-        run_transaction(
-            self._supplier, rows_of(_QUERIES["announce"], values), operation="announce an object"
-        )
+        run_transaction(self._supplier, rows_of(_QUERIES["announce"], values), operation="announce an object")
         try:
             self._objects.put(object_key, packed.data)
         except ObjectAlreadyExists:
@@ -99,13 +97,22 @@ class PayloadObjects:
         if not conn.execute(_QUERIES["settle"].on(), values).fetchall():
             raise CommitFailed(f"object {object_key!r} was collected before anything relied on it")
 
+    @classmethod
+    def register(
+        cls, conn: psycopg.Connection[Any], object_key: str, day: date, packed: Packed, day_state: str
+    ) -> bool:
+        """Takes an object that is found for one of a day's; whether it was known."""
+        values = {"object_key": object_key, "day": day}
+        known = not conn.execute(_QUERIES["register"].on(), values).fetchall()
+        if not known:
+            cls.settle(conn, object_key, packed, "block" if day_state == "folded" else "live")
+        return known
+
     def of_day(self, day: date, *states: str) -> list[DayObject]:
         """Those of a day in the order of their payloads."""
         values = {"day": day, "states": list(states)}
         rows = run_lookup(self._supplier, rows_of(_QUERIES["of_day"], values), operation="look for objects")
-        return [
-            DayObject(*row[:8], first=PayloadKey(*row[8:12]), last=PayloadKey(*row[12:])) for row in rows
-        ]
+        return [DayObject(*row[:8], first=PayloadKey(*row[8:12]), last=PayloadKey(*row[12:])) for row in rows]
 
     @staticmethod
     def change(conn: psycopg.Connection[Any], day: date, before: Sequence[str], state: str) -> None:

@@ -2,6 +2,13 @@
 -- Announces an object before it is written.
 insert into payload_object (object_key, day, token) values (%(object_key)s, %(day)s, %(token)s);
 
+-- name: register
+-- Takes an object for one of a day's, if nothing is known of it; no row: it is known.
+insert into payload_object (object_key, day, token)
+values (%(object_key)s, %(day)s, 0)
+on conflict (object_key) do nothing
+returning object_key;
+
 -- name: settle
 -- Within the transaction that relies on an object: it is there, and what it has; no row: it is collected.
 update payload_object

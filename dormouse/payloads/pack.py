@@ -157,9 +157,7 @@ class Index(Sequence[Entry]):
             self.day = date.fromisoformat(columns["day"])
             self.dictionaries: Places = {k: tuple(v) for k, v in columns["dictionaries"].items()}
             times = [_EPOCH + timedelta(microseconds=micros) for micros in columns["times"]]
-            self.places = list(
-                zip(columns["kinds"], columns["tenants"], columns["ids"], times, strict=True)
-            )
+            self.places = list(zip(columns["kinds"], columns["tenants"], columns["ids"], times, strict=True))
             self._lengths: list[int] = columns["lengths"]
             self._starts = list(accumulate(self._lengths, initial=columns["start"]))
             self._checksums = base64.b64decode(columns["checksums"])
@@ -189,6 +187,14 @@ class Index(Sequence[Entry]):
         number = bisect_left(self.places, key.place)
         found = number < len(self.places) and self.places[number] == key.place
         return self[number] if found else None
+
+
+def index_start(data: bytes) -> int:
+    """Where the index begins of a whole object, or of its end; `Damaged`."""
+    if len(data) < TAIL_BYTES or data[-len(MAGIC) :] != MAGIC:
+        raise Damaged("it does not end as an object of payloads does")
+    length, _, _ = _TAIL.unpack_from(data, len(data) - TAIL_BYTES)
+    return len(data) - TAIL_BYTES - int(length)
 
 
 def decompressor(dictionary: bytes | None) -> zstandard.ZstdDecompressor:

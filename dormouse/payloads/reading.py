@@ -13,10 +13,25 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import zstandard
 
-from dormouse.errors import DormouseError, ObjectNotFound, ObjectStoreError, PayloadCorrupt, PayloadUnavailable
+from dormouse.errors import (
+    DormouseError,
+    ObjectNotFound,
+    ObjectStoreError,
+    PayloadCorrupt,
+    PayloadUnavailable,
+)
 from dormouse.objects import ObjectStore
 from dormouse.payloads.keys import PayloadKey
-from dormouse.payloads.pack import TAIL_BYTES, Damaged, Entry, Index, Places, decompressor, unpacked
+from dormouse.payloads.pack import (
+    TAIL_BYTES,
+    Damaged,
+    Entry,
+    Index,
+    Places,
+    decompressor,
+    index_start,
+    unpacked,
+)
 
 JOIN_GAP_BYTES = 64 * 2**10
 """Less is read in vain rather than asked for by another request."""
@@ -90,44 +105,50 @@ class Reader:
 
     def read(self, pointers: Mapping[PayloadKey, Pointer]) -> dict[PayloadKey, bytes | DormouseError]:
         """The content of each, or `PayloadCorrupt` or `PayloadUnavailable`."""
-        groups = [
-            (object_key, run)
-            for object_key, found in groupby(
-                sorted(pointers.values(), key=lambda one: (one.object_key, one.entry.start)),
-                key=lambda one: one.object_key,
-            )
+        return {
+            pointer.entry.key: self.content(pointer, frame)
+            for pointer, frame in self.frames(pointers.values())
+        }
+
+    def frames(self, pointers: Iterable[Pointer]) -> Iterator[tuple[Pointer, bytes | DormouseError]]:
+        """The frame of each, compressed as it is, or the error; those that lie together by one request."""
+        by_place = sorted(pointers, key=lambda one: (one.object_key, one.entry.start))
+        runs = [
+            run
+            for _, found in groupby(by_place, key=lambda one: one.object_key)
             for run in _joined(list(found))
         ]
-        if len(groups) == 1:
-            return dict(self._run(*groups[0]))
+        if len(runs) == 1:
+            yield from self._run(runs[0])
+            return
         with ThreadPoolExecutor(READS_AT_ONCE, "payloads") as pool:
-            found_in = pool.map(lambda group: list(self._run(*group)), groups)
-            return {key: content for found in found_in for key, content in found}
+            for frames in pool.map(lambda run: list(self._run(run)), runs):
+                yield from frames
 
-    def unpack(self, pointer: Pointer, frame: bytes) -> bytes:
-        """The content of a payload from its frame. Raises `Damaged` and `ObjectStoreError`."""
-        return unpacked(frame, pointer.entry, self._decompressor(pointer))
+    def content(self, pointer: Pointer, frame: bytes | DormouseError) -> bytes | DormouseError:
+        """The content of a payload from its frame, or the error."""
+        if isinstance(frame, DormouseError):
+            return frame
+        try:
+            return unpacked(frame, pointer.entry, self._decompressor(pointer))
+        except (ObjectStoreError, Damaged) as error:
+            return problem(pointer.entry.key, pointer.object_key, error)
 
-    def _run(
-        self, object_key: str, run: Sequence[Pointer]
-    ) -> Iterator[tuple[PayloadKey, bytes | DormouseError]]:
+    def _run(self, run: Sequence[Pointer]) -> Iterator[tuple[Pointer, bytes | DormouseError]]:
         start = run[0].entry.start
         length = max(one.entry.start + one.entry.length for one in run) - start
         try:
-            data = memoryview(self._range(object_key, start, length))
+            data = memoryview(self._range(run[0].object_key, start, length))
         except (ObjectStoreError, Damaged) as error:
             if len(run) > 1:  # what can be read of it is
                 for one in run:
-                    yield from self._run(object_key, [one])
+                    yield from self._run([one])
                 return
-            yield run[0].entry.key, problem(run[0].entry.key, object_key, error)
+            yield run[0], problem(run[0].entry.key, run[0].object_key, error)
             return
         for one in run:
             at = one.entry.start - start
-            try:
-                yield one.entry.key, self.unpack(one, bytes(data[at : at + one.entry.length]))
-            except (ObjectStoreError, Damaged) as error:
-                yield one.entry.key, problem(one.entry.key, object_key, error)
+            yield one, bytes(data[at : at + one.entry.length])
 
     def _decompressor(self, pointer: Pointer) -> zstandard.ZstdDecompressor:
         place = pointer.dictionaries.get(pointer.entry.key.kind)
@@ -156,10 +177,10 @@ class Reader:
 
     def _index_start(self, object_key: str, size: int) -> int:
         tail = self._range(object_key, max(0, size - TAIL_BYTES), min(size, TAIL_BYTES))
-        length = int.from_bytes(tail[:8], "little")
-        if len(tail) < TAIL_BYTES or length > size - TAIL_BYTES:
+        start = size - len(tail) + index_start(tail)
+        if start < 0:
             raise Damaged("it does not end as an object of payloads does")
-        return size - TAIL_BYTES - length
+        return start
 
 
 def problem(key: PayloadKey, object_key: str, error: Any) -> PayloadCorrupt | PayloadUnavailable:

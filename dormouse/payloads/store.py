@@ -12,12 +12,14 @@ from dormouse.payloads import cooling, rows
 from dormouse.payloads.content import encode
 from dormouse.payloads.cooling import OffloadReport
 from dormouse.payloads.copying import PayloadOptions
+from dormouse.payloads.expiry import expire
 from dormouse.payloads.keys import PayloadKey, checked
 from dormouse.payloads.lookup import Lookup
 from dormouse.payloads.objects import CollectedObjects, PayloadObjects
 from dormouse.payloads.offload import Progress, Tools, within
 from dormouse.payloads.reading import Reader
 from dormouse.payloads.status import PayloadDay, PayloadStatus, days, status
+from dormouse.payloads.verifying import PayloadVerification, verify
 from dormouse.postgres.connection import Supplier
 
 
@@ -123,6 +125,45 @@ class PayloadStore:
         """
         self._check_writable()
         return cooling.fold(self._tools(seconds_max, progress), day)
+
+    def rehydrate(
+        self,
+        what: date | Iterable[tuple[str, str, datetime, str]],
+        *,
+        progress: Progress = lambda day, payloads: None,
+    ) -> int:
+        """Has the payloads of a day, or of some keys, be in PostgreSQL again; gives how many were not.
+
+        A day stays so for a day at least. Raises `InvalidInput`, `PayloadExpired`, `PayloadDayBusy`; of keys
+        what `get` does, when some are warm already.
+        """
+        self._check_writable()
+        if isinstance(what, date):
+            return cooling.rehydrate(self._tools(progress=progress), what)
+        return self._lookup.warm(dict.fromkeys(map(checked, what)))
+
+    def verify(
+        self, day: date, *, rebuild: bool = False, progress: Progress = lambda day, payloads: None
+    ) -> PayloadVerification:
+        """Reads all objects of a day, and compares the day's pointers or blocks with what they have.
+
+        With `rebuild`, what the database has lost of these is made anew from the objects; what was deleted of
+        payloads whose pointers are made anew is there again.
+        """
+        if rebuild:
+            self._check_writable()
+        cooling.check_day(day)
+        return verify(self._tools(progress=progress), day, rebuild=rebuild)
+
+    def expire(self, before: date, dry_run: bool = False) -> tuple[list[date], list[date]]:
+        """Drops the days before one, and then has their objects deleted; with `dry_run` only tells which.
+
+        Gives the days, and those that are worked on or used all the time, and stay for another time.
+        """
+        cooling.check_day(before)
+        if not dry_run:
+            self._check_writable()
+        return expire(self._supplier, before, dry_run=dry_run)
 
     def days(self, *, expired: bool = False) -> list[PayloadDay]:
         """The days that there are payloads of, the oldest first; with `expired` those that were dropped, too."""

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
 
-import psycopg
 import pytest
 
-from dormouse.errors import PayloadsDiffer
 from dormouse.instance import Instance
 from dormouse.payloads import cooling
 from tests.cooling import DAY, FOLD_STEPS, STEPS, WITHIN, Model, key, leftovers, locations, names, tools
@@ -92,7 +89,9 @@ def test_a_write_at_any_step_of_an_offload_stays(
     model.check(*every)
     assert leftovers(instance) == []
     assert locations(instance).keys() <= {"external", "inline"}
-    assert set(query(instance._supplier, "select tenant, id, inserted_at, kind from payload")) == set(model.expected)
+    assert set(query(instance._supplier, "select tenant, id, inserted_at, kind from payload")) == set(
+        model.expected
+    )
 
 
 @pytest.mark.parametrize("kind", WRITES)

@@ -77,7 +77,7 @@ create table payload_day (
     state text not null default 'open'
         constraint payload_day_state_known check (state in ('open', 'offloaded', 'folding', 'folded', 'expired')),
     -- what is being done with it, and the step that comes next; null: nothing
-    work text constraint payload_day_work_known check (work in ('offload', 'fold', 'rehydrate')),
+    work text constraint payload_day_work_known check (work in ('offload', 'fold', 'rehydrate', 'rebuild')),
     phase text constraint payload_day_phase_known check (phase in ('prepare', 'copy', 'verify', 'swap', 'finish')),
     -- who works on it, until when; each that takes it over has a larger token
     token bigint not null default 0,
