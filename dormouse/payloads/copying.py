@@ -16,7 +16,7 @@ import psycopg
 
 from dormouse.payloads.dictionaries import trained
 from dormouse.payloads.keys import PayloadKey, columns
-from dormouse.payloads.lease import Lease, after_values
+from dormouse.payloads.lease import Lease, after_values, mark_reader
 from dormouse.payloads.objects import PayloadObjects
 from dormouse.payloads.pack import Entry, Packed, Packer, Row
 from dormouse.payloads.rows import DAYS
@@ -92,6 +92,7 @@ class Pages:
 
     def __init__(self, supplier: Supplier, day: date, rows_max: int, step: Step = lambda name: None) -> None:
         self._supplier = supplier
+        self._day = day
         self._query = _QUERIES["page"].on(day=DAYS.name(day))
         self._rows_max = rows_max
         self._step = step
@@ -100,7 +101,8 @@ class Pages:
         """Those after a key, and up to another; who takes no more ends the page that is being read."""
         while True:
             count = 0
-            with self._supplier.connection() as conn, conn.cursor() as cursor:
+            with self._supplier.connection() as conn, conn.transaction(), conn.cursor() as cursor:
+                mark_reader(conn, self._day)
                 for found in self._page(cursor, after, till):
                     count, after = count + 1, found.key
                     yield found

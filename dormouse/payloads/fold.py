@@ -175,7 +175,7 @@ class _Fold:
         self._tools.step("committed")
 
     def _verify(self) -> None:
-        """What the day has, and what its blocks are to have, key by key; but for what was written meanwhile."""
+        """What the day has, and its blocks are to have, key by key; but for what was written since."""
         found = self._tools.known.of_day(self._lease.day, *_OF_A_DAY)
         pages = Pages(self._tools.supplier, self._lease.day, self._tools.options.page_rows_max)
         with closing(pages.payloads(None)) as rows:

@@ -1,4 +1,4 @@
-"""The objects of payloads: announced before they are written, relied on by a transaction, deleted long after."""
+"""The objects of payloads: announced before they are written, then relied on, deleted long after."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cools a day down: its payloads go into objects, and a copy of its partition with their pointers takes its place."""
+"""Cools a day down: its payloads go into objects, and a copy of its partition has pointers to them."""
 
 from __future__ import annotations
 

@@ -2,9 +2,8 @@
 
     DORMPAY1 | dictionary … | frame … | index | length and hash of the index | DORMPAY1
 
-A frame's content is the payload's key in a line of JSON, and the payload's: so each tells by itself whose it is.
-The index is columns of JSON, compressed: in the order of keys. So an object can be read, checked and indexed
-from itself alone.
+A frame has the payload's key in a line of JSON, and then the payload: so each tells whose it is. The index is
+columns of JSON, compressed, in the order of keys. So an object can be read, checked and indexed from itself.
 """
 
 from __future__ import annotations

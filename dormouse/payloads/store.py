@@ -119,7 +119,7 @@ class PayloadStore:
         seconds_max: float | None = None,
         progress: Progress = lambda day, payloads: None,
     ) -> OffloadReport:
-        """Makes blocks of a day's objects, or of each day that is cold for a week: then its rows are some hundred.
+        """Makes blocks of a day's objects, or of each day that is cold for a week: some hundred rows.
 
         What is written to such a day later stays inline until it is folded again. Raises as `offload`.
         """
@@ -166,7 +166,7 @@ class PayloadStore:
         return expire(self._supplier, before, dry_run=dry_run)
 
     def days(self, *, expired: bool = False) -> list[PayloadDay]:
-        """The days that there are payloads of, the oldest first; with `expired` those that were dropped, too."""
+        """The days that there are payloads of, the oldest first; also those that were dropped."""
         return days(self._supplier, expired=expired)
 
     def status(self) -> PayloadStatus:
