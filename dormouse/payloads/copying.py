@@ -6,7 +6,7 @@ What is in memory is compressed, but for one portion: so it is bounded, whatever
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import date
@@ -97,7 +97,9 @@ class Pages:
         self._rows_max = rows_max
         self._step = step
 
-    def payloads(self, after: PayloadKey | None, till: PayloadKey | None = None) -> Iterator[Payload]:
+    def payloads(
+        self, after: PayloadKey | None, till: PayloadKey | None = None
+    ) -> Generator[Payload, None, None]:
         """Those after a key, and up to another; who takes no more ends the page that is being read."""
         while True:
             count = 0

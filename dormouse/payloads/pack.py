@@ -214,14 +214,14 @@ def unpacked(frame: bytes, entry: Entry, by: zstandard.ZstdDecompressor) -> byte
     return content
 
 
-def compressed(texts: list[bytes], dictionary: bytes, threads: int) -> list[bytes]:
+def compressed(texts: Sequence[bytes], dictionary: bytes, threads: int) -> list[bytes]:
     """A frame of each text."""
     by = zstandard.ZstdCompressor(
         level=LEVEL, dict_data=zstandard.ZstdCompressionDict(dictionary) if dictionary else None
     )
     if len(texts) == 1 or not hasattr(by, "multi_compress_to_buffer"):
         return [by.compress(text) for text in texts]
-    made = by.multi_compress_to_buffer(texts, threads=threads)
+    made = by.multi_compress_to_buffer(list(texts), threads=threads)
     return [made[number].tobytes() for number in range(len(texts))]
 
 
