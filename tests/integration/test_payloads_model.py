@@ -1,9 +1,10 @@
-"""A stateful model: payloads beside a dictionary, while days are cooled down, made hot again, and cut short."""
+"""A stateful model: payloads beside a dictionary, while days are cooled down, and what does so is killed."""
 
 from __future__ import annotations
 
 import tempfile
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +104,8 @@ class Payloads(RuleBasedStateMachine):
 
         given = tools(self.instance, stop, page_rows_max=rows, uploads=1)
         arguments = (DAY, False) if work == "offload" else (DAY,)
-        try:
+        with suppress(Stops, InvalidInput, PayloadDayBusy):
             getattr(cooling, work)(given, *arguments)
-        except (Stops, InvalidInput, PayloadDayBusy):
-            pass
 
     @invariant()
     def every_payload_is_what_was_committed_last(self) -> None:
