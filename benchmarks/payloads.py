@@ -91,7 +91,7 @@ def measure(plan: Plan, tell: Tell) -> Figures:
 
 
 class Lake:
-    """An instance, and its days: 0 is offloaded alone, 1 during puts, 2 without dictionaries, 3 one by one."""
+    """An instance, and its days: 0 is offloaded alone, 1 during puts, 2 without dictionaries, 3 by rows."""
 
     def __init__(self, place: Place, instance: Instance, plan: Plan) -> None:
         self._place = place
@@ -213,7 +213,7 @@ class Lake:
         return {"ratio_without_dictionary": round(done.bytes_in / done.bytes_out, 3)}
 
     def one_by_one(self) -> Figures:
-        """An object and an UPDATE a payload, each in its transaction, by as many threads as offloads upload."""
+        """An object and an UPDATE a payload, each in its transaction, by as many threads as uploads have."""
         self._fill(3, self._plan.plain)
         name = f"payload_{_day(3):%Y%m%d}"
         keys = self._ask(f"select kind, tenant, id, inserted_at from {name}")

@@ -153,7 +153,7 @@ with dm.connect(dsn, objects) as instance:
     def die(name):
         global left
         left -= name == step
-        if not left:
+        if name == step and not left:
             print("dies", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
     given = (None, False) if work == "offload" else (date(2026, 3, 5),)
@@ -229,3 +229,38 @@ def test_a_killed_fold_is_gone_on_with(
     assert locations(instance) == {}
     model.check(key("b0001"), key("a0001"))
     assert known_objects(instance).keys() <= {"block", "dead", "pending"}
+
+
+STOPPED = DIES.replace("signal.SIGKILL", "signal.SIGSTOP")
+
+
+@pytest.mark.parametrize("step", ["uploaded", "pointers", "swapping"])
+def test_a_stopped_worker_that_lost_its_lease_commits_nothing(
+    instance: Instance, model: Model, dsn: str, step: str
+) -> None:
+    """SIGSTOP amid a page, past the end of the lease: another finishes the day, and the first finds it so."""
+    model.put(*(key(f"a{number:04d}") for number in range(100, 400)))
+    frozen = subprocess.Popen(
+        [sys.executable, "-c", STOPPED, dsn, instance._objects.url, "offload", step, "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert frozen.stdout is not None
+        assert frozen.stdout.readline() == "dies\n"
+        query(instance._supplier, "update payload_day set leased_until = now() - interval '1 second'")
+        model.put(key("a0001"), content="meanwhile")
+        assert instance.payloads.offload(DAY).days_left == 0
+        model.check()
+        before = query(instance._supplier, "select count(*), sum(hashtext(p::text)) from payload p")
+        frozen.send_signal(signal.SIGCONT)
+        _, said = frozen.communicate(timeout=120)
+    finally:
+        frozen.kill()
+    assert frozen.returncode == 0, said  # of many days it would go on with others
+    assert query(instance._supplier, "select count(*), sum(hashtext(p::text)) from payload p") == before
+    model.check()
+    assert leftovers(instance) == []
+    collect(instance)
+    assert len(stored(instance)) == known_objects(instance)["live"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
-from datetime import UTC, date, datetime, timedelta
+import tracemalloc
+from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 
 import psycopg
@@ -333,4 +335,63 @@ def test_writers_of_a_stricter_isolation_lose_nothing(
 
         assert cooling.offload(tools(instance, at), None, False).errors == ()
     assert failures == [psycopg.errors.SerializationFailure]
+    model.check()
+
+
+def test_memory_is_bounded_by_decompressed_bytes(instance: Instance) -> None:
+    """Payloads that compress a thousandfold: a page of them is many times what is in memory at once."""
+    count, megabyte = 48, 2**20
+    for number in range(count):
+        instance.payloads.put("t", f"{number:03d}", AT, "k", "x" * megabyte)
+    made = tools(instance, portion_bytes_max=4 * megabyte, object_bytes_min=megabyte, page_rows_max=10_000)
+    tracemalloc.start()
+    try:
+        assert cooling.offload(made, None, False).days_left == 0
+        offloaded = tracemalloc.get_traced_memory()[1]
+        instance.payloads.put("t", "late", AT, "k", 1)
+        instance.payloads.delete("t", "001", AT, "k")
+        tracemalloc.reset_peak()
+        assert cooling.fold(made, DAY).days_left == 0
+        folded = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert offloaded < 20 * megabyte < count * megabyte
+    assert folded < 20 * megabyte
+    assert instance.payloads.get("t", "047", AT, "k") == "x" * megabyte
+    assert locations(instance) == {}
+
+
+def test_objects_stay_in_their_bounds(instance: Instance) -> None:
+    """All but the last of a day have the least; none has more than the most, unless one payload has."""
+    chance = random.Random(3)
+    sizes = [chance.choice((10, 100, 1_000, 5_000)) for _ in range(300)]
+    instance.payloads.put_many(
+        ("t", f"{number:04d}", AT, "k", chance.randbytes(size).hex()) for number, size in enumerate(sizes)
+    )
+    made = tools(
+        instance, object_bytes_min=8_000, object_bytes_max=40_000, portion_bytes_max=4_000, page_rows_max=50
+    )
+    [done] = cooling.offload(made, None, False).days
+    found = [one.byte_count for one in made.known.of_day(DAY, "live")]
+    assert len(found) == done.objects > 10
+    assert min(found[:-1]) >= 8_000
+    assert max(found) <= 40_000 + 2_000  # the index
+    instance.payloads.put("t", "large", AT, "k", chance.randbytes(100_000).hex())
+    assert cooling.fold(made, DAY).days_left == 0
+    assert instance.payloads.get("t", "0299", AT, "k")
+
+
+def test_days_are_utc_at_their_edges(instance: Instance) -> None:
+    """The last microsecond of a day, and the first of the next, whatever the session's zone is."""
+    edges = [
+        datetime(2026, 3, 5, 0, 0, tzinfo=UTC),
+        datetime(2026, 3, 5, 23, 59, 59, 999_999, tzinfo=UTC),
+        datetime(2026, 3, 6, 0, 0, tzinfo=UTC),
+    ]
+    model = Model(instance.payloads)
+    model.put(*(key("a", at.astimezone(timezone(timedelta(hours=-11)))) for at in edges))
+    assert [one.payloads for one in cooling.offload(tools(instance), None, False).days] == [2, 1]
+    model.check()
+    for day in (DAY, DAY + timedelta(days=1)):
+        cooling.fold(tools(instance), day)
     model.check()
