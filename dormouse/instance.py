@@ -34,6 +34,7 @@ from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore, open_store
 from dormouse.objects.guarded import GuardedStore
 from dormouse.partitions.tree_cache import TreeCache
+from dormouse.payloads import PayloadStore
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.settings import Settings, load_settings
 from dormouse.table import Table
@@ -73,6 +74,7 @@ class Instance(Durable):
     ) -> None:
         self._base_backup = base_backup
         self._metadata_backups = settings.metadata_backups
+        self._payload_retention_days = settings.payload_retention_days
         self._read_only = read_only
         self._refusal: InstanceReadOnly | None = None
         self._on_close = on_close
@@ -102,6 +104,7 @@ class Instance(Durable):
                 self._supplier,
                 self._attempts,
             )
+        self._payloads = PayloadStore(self._supplier, objects, self._check_writable)
         self._tables = Tables(
             dsn,
             self._supplier,
@@ -348,6 +351,11 @@ class Instance(Durable):
     def commits(self) -> CommitQueues:
         """The commit queues: how deep they are, and what could not be handled."""
         return self._commits
+
+    @property
+    def payloads(self) -> PayloadStore:
+        """JSON documents, hot in PostgreSQL for a day, and cold in the object store after it."""
+        return self._payloads
 
     def check_reachable(self) -> None:
         """Asks the database and the object store for a little. `InstanceError`, `ObjectStoreError`."""

@@ -26,6 +26,7 @@ from dormouse.cli import (
     history,
     maintenance,
     moments,
+    payloads,
     serve,
     system,
     tables,
@@ -55,6 +56,7 @@ moments.add_to(app)
 backups.add_to(app)
 checks.add_to(app)
 commits.add_to(app)
+payloads.add_to(app)
 serve.add_to(app)
 system.add_to(app)
 deployment.add_to(app)

@@ -24,7 +24,7 @@ assert PICTURE, "ARCHITECTURE.md draws the house"
 ROOMS = re.findall(r"^(\w+)(?:/|\.py) ", PICTURE[1], re.M)
 """From the top floor down: each knows those below it alone."""
 
-STORES = {"files", "partitions", "catalog", "durability", "commits"}
+STORES = {"files", "partitions", "catalog", "durability", "commits", "payloads"}
 HOMES = {
     "psycopg": {"postgres"} | STORES | {"embedded"},
     "boto3": {"commits", "system"},
@@ -37,6 +37,7 @@ HOMES = {
     "starlette": {"service"},
     "uvicorn": {"service"},
     "prometheus_client": {"durability", "service"},
+    "zstandard": {"payloads"},
     "datafusion": {"data", "query"},
     "datasketches": {"data", "query"},
     "pyspark": {"spark", "datasource"},
