@@ -26,6 +26,8 @@ from dormouse.errors import (
 )
 from dormouse.files import removal_log
 from dormouse.files.attempts import WriteAttempts
+from dormouse.files.round_reports import RoundReports
+from dormouse.jobs import JobStore
 from dormouse.model.cut import When
 from dormouse.model.keys import KeyValue
 from dormouse.model.properties import TableProperties
@@ -104,6 +106,7 @@ class Instance(Durable):
                 self._attempts,
             )
         self._payloads = PayloadStore(self._supplier, objects, self._check_writable)
+        self._jobs = JobStore(self._supplier, objects, self._payloads, self._check_writable)
         self._tables = Tables(
             dsn,
             self._supplier,
@@ -113,6 +116,7 @@ class Instance(Durable):
             self._commits,
             job_commits,
             self._ownership.advance,
+            RoundReports(self._supplier),
         )
 
     def open(self, *, writers_are_dead: bool = False) -> Self:
@@ -328,6 +332,11 @@ class Instance(Durable):
     def wait_for_commits(self, commit_ids: Sequence[str], *, seconds_max: float = 60) -> list[CommitStatus]:
         """What became of commits, when each is applied or rejected, or the time is over."""
         return self._commits.wait_for(commit_ids, seconds_max)
+
+    @property
+    def jobs(self) -> JobStore:
+        """Jobs, which workers run sooner or later, and what rounds did."""
+        return self._jobs
 
     @property
     def commits(self) -> CommitQueues:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import psycopg
 
 from dormouse.errors import ConnectionsExhausted, InstanceError, TableNotFound, one_line
+from dormouse.files.round_reports import who
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
@@ -60,6 +61,8 @@ class Round:
 
     worked: bool = False
     errors: list[str] = field(default_factory=list)
+    outcome: str | None = None
+    """What came of it, in a line for people."""
     goes_on: bool = False
     """Its work is done elsewhere, where its end is remembered."""
 
@@ -103,6 +106,9 @@ class LastRounds:
             "error": error and _storable(error),
             "worked": ended.worked,
             "idle_seconds": IDLE_SECONDS,
+            "job_kind": f"round:{kind}",
+            "outcome": ended.outcome and _storable(ended.outcome),
+            "worker": who(),
         }
         try:
             work = rows_of(_QUERIES["record"], values)

@@ -1,0 +1,8 @@
+"""Jobs: asked for by programs, run by workers anywhere, seen by people."""
+
+from dormouse.jobs.job import Job, JobState, KindOfJob
+from dormouse.jobs.progress import Progress
+from dormouse.jobs.store import JobStore
+from dormouse.jobs.worker import JobFunction, Worker
+
+__all__ = ["Job", "JobFunction", "JobState", "JobStore", "KindOfJob", "Progress", "Worker"]
