@@ -17,7 +17,7 @@ from dormouse.postgres.transaction import rows_of, run_statement, run_transactio
 
 CHANNEL = "dormouse_jobs"
 CANCELLED, LIMITS = "cancelled", "limits"
-"""What a notification says of jobs that are to end, and of limits that changed; others say the id of a kind."""
+"""What a notification says of jobs that are to end, and of limits that changed; others, a kind."""
 
 DEATHS_MAX = 3
 """A job whose workers died so often has failed: it may be what they die of."""
