@@ -334,6 +334,11 @@ class Instance(Durable):
         return self._commits.wait_for(commit_ids, seconds_max)
 
     @property
+    def objects(self) -> ObjectStore:
+        """Where its objects are."""
+        return self._objects
+
+    @property
     def jobs(self) -> JobStore:
         """Jobs, which workers run sooner or later, and what rounds did."""
         return self._jobs

@@ -23,6 +23,7 @@ from dormouse.cli import (
     deployed,
     deployment,
     history,
+    jobs,
     maintenance,
     moments,
     serve,
@@ -53,6 +54,7 @@ moments.add_to(app)
 backups.add_to(app)
 checks.add_to(app)
 commits.add_to(app)
+jobs.add_to(app)
 serve.add_to(app)
 system.add_to(app)
 deployment.add_to(app)

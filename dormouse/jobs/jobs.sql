@@ -158,5 +158,5 @@ select k.name, k.running_max,
         where k.kind_id = any(a.kind_ids) and a.lease_until > clock_timestamp()
     )
 from job_kind k
-where k.kind_id >= 100
+where k.kind_id > 0
 order by k.name;

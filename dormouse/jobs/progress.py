@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from dormouse.errors import InvalidInput, JobCancelled, JobError, JobLost
 from dormouse.jobs.job import shortened
@@ -17,13 +18,15 @@ class Progress:
     wants the job to end, and `JobLost` when another worker has it: the function should let both through.
     """
 
-    def __init__(self, job_id: str, owner: str | None = None) -> None:
+    def __init__(self, job_id: str, owner: str | None = None, attempt: int = 1) -> None:
         self.job_id = job_id
         self.owner = owner
+        self.attempt = attempt
         self._lock = threading.Lock()
         self._end: JobError | None = None
         self._told: tuple[int | None, int | None, str | None] = (None, None, None)
         self._has_news = False
+        self._calls: list[Callable[[], object]] = []
 
     def __call__(
         self, current: int | None = None, total: int | None = None, message: str | None = None
@@ -51,6 +54,17 @@ class Progress:
         """Has the next call raise; the first reason stays."""
         with self._lock:
             self._end = self._end or why
+            calls, self._calls = self._calls, []
+        for call in calls:
+            call()
+
+    def at_end(self, call: Callable[[], object]) -> None:
+        """Has `call` called, by another thread, when the job is to end: it interrupts what cannot ask."""
+        with self._lock:
+            if self._end is None:
+                self._calls.append(call)
+                return
+        call()
 
     @property
     def is_cancelled(self) -> bool:

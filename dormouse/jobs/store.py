@@ -17,6 +17,7 @@ from dormouse.errors import (
 )
 from dormouse.jobs import documents
 from dormouse.jobs.claims import Claims
+from dormouse.jobs.expiry import expire, roll
 from dormouse.jobs.job import (
     Job,
     JobState,
@@ -222,6 +223,18 @@ class JobStore:
                 raise InvalidInput(f"the function of kind {kind!r} cannot be called: {function!r}")
         by_id = {self._kind_id(kind): function for kind, function in functions.items()}
         return Worker(Claims(self._supplier), self._objects, by_id, options)
+
+    def expire(self, retention_days: int) -> int:
+        """Drops the days of jobs that ended so long ago, with their requests, results and answers.
+
+        Gives how many days went. Whole days go, in UTC; jobs that have not ended stay. Raises `InvalidInput`.
+        """
+        self._check_writable()
+        return expire(self._supplier, self._objects, self._payloads, retention_days)
+
+    def roll(self) -> None:
+        """Makes the days that jobs will end on."""
+        roll(self._supplier)
 
     def _found(self, job_id: str, owner: str | None) -> Job:
         check_owner(owner)

@@ -230,7 +230,7 @@ class Worker:
         for claim in claims:
             if claim in back:
                 continue
-            run = Run(claim, self._functions[claim.kind_id], Progress(claim.job_id, claim.owner))
+            run = Run(claim, self._functions[claim.kind_id], Progress(claim.job_id, claim.owner, claim.token))
             self._running[claim.job_key] = run
             self._pulse.began(run)
             request = requests[claim]
