@@ -1,6 +1,6 @@
 """Work that takes long, as jobs: queries whose answers become objects, ingests of objects, rounds.
 
-Started through the query service, or by `Instance.jobs.start`; run by `dormouse serve` and `dormouse jobs worker`.
+Started by the query service or `Instance.jobs.start`, run by `dormouse serve` and `dormouse jobs worker`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class QueryAsked(_Asked):
 
 
 class IngestAsked(_Asked):
-    """Objects of the instance's own store, by name, that become rows of a table, once for each `ingest_id`."""
+    """Objects of the instance's own store, by name, that become rows of a table, once for each id."""
 
     table: str
     objects: list[str] = Field(min_length=1, max_length=OBJECTS_MAX)
@@ -181,7 +181,7 @@ def _ingest(instance: Instance, asked: IngestAsked, progress: Progress) -> Any:
         report = table.ingest(
             # a job that is run again, as its worker died, adds its rows once
             paths, ingest_id=asked.ingest_id or f"job:{progress.job_id}",
-            progress=lambda done, total: progress(done, total),
+            progress=progress,
         )  # fmt: skip
     return json_value(report)
 

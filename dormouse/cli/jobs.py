@@ -62,13 +62,7 @@ def list_(
         found = instance.jobs.list(kind, state, owner=owner, limit=limit)  # type: ignore[arg-type]
         kinds = instance.jobs.kinds()
     columns = ("job", "kind", "about", "state", "started", "seconds", "by", "what")
-    rows = [
-        (
-            job.job_id, job.kind, job.about or job.owner or "", _state(job), f"{job.started_at:%Y-%m-%d %H:%M:%S}",
-            "" if job.seconds is None else f"{job.seconds:.1f}", job.worker or "", _what(job),
-        )
-        for job in found
-    ]  # fmt: skip
+    rows = [_row(job) for job in found]
     session.show(
         {"jobs": found, "kinds": kinds}, lambda: grid(columns, rows) if rows else "there are no jobs"
     )
@@ -173,6 +167,13 @@ def _function(text: str) -> tuple[str, JobFunction]:
     except (ImportError, AttributeError) as error:
         raise DormouseError(f"--function {text!r}: {error}; is its folder in PYTHONPATH?") from None
     return kind, found
+
+
+def _row(job: Job) -> tuple[str, ...]:
+    started = f"{job.started_at:%Y-%m-%d %H:%M:%S}"
+    seconds = "" if job.seconds is None else f"{job.seconds:.1f}"
+    about = job.about or job.owner or ""
+    return job.job_id, job.kind, about, _state(job), started, seconds, job.worker or "", _what(job)
 
 
 def _state(job: Job) -> str:

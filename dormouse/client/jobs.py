@@ -16,7 +16,7 @@ PARQUET = "application/vnd.apache.parquet"
 
 
 class RemoteJobs:
-    """The jobs of a service that the token's holder sees; `Client.jobs`. Its methods are those of `JobStore`."""
+    """The jobs of a service that the token's holder sees; `Client.jobs`, with the methods of `JobStore`."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
@@ -35,7 +35,10 @@ class RemoteJobs:
         return _job(self._http.json("GET", _path(job_id)))
 
     def result(self, job_id: str) -> Any:
-        """What it gave. Raises `JobNotFound`, `JobNotEnded`, `JobCancelled`, `JobFailed` and `PayloadExpired`."""
+        """What it gave.
+
+        Raises `JobNotFound`, `JobNotEnded`, `JobCancelled`, `JobFailed` and `PayloadExpired`.
+        """
         return self._http.json("GET", _path(job_id, "result"))["result"]
 
     def cancel(self, job_id: str) -> Job:
@@ -69,8 +72,8 @@ def _path(job_id: str, *rest: str) -> str:
 
 
 def _job(found: Mapping[str, Any]) -> Job:
-    values = {name: found.get(name) for name in Job.__dataclass_fields__}
-    for name in values:
-        if name.endswith("_at") and values[name] is not None:
-            values[name] = datetime.fromisoformat(str(values[name]))
-    return Job(**values)  # type: ignore[arg-type]
+    values = {
+        name: datetime.fromisoformat(value) if value and name.endswith("_at") else value
+        for name, value in ((name, found.get(name)) for name in Job.__dataclass_fields__)
+    }
+    return Job(**values)

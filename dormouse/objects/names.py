@@ -16,16 +16,8 @@ PARQUET_SUFFIX = ".v2.parquet"
 RECORDS = frozenset(
     {
         STAGING,
-        "instance.json",
-        "owner",
-        "commits",
-        "payloads",
-        "answers",
-        "backups",
-        "runs",
-        "work",
-        "activity",
-    }  # fmt: skip
+        *["instance.json", "owner", "commits", "payloads", "answers", "backups", "runs", "work", "activity"],
+    }
 )
 """What the instance itself keeps beside them, by the first segment."""
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from dormouse.errors import InvalidInput, JobForbidden, one_line
+from dormouse.errors import InvalidInput, JobForbidden
 from dormouse.instance import Instance
 from dormouse.jobs import Job, Worker
 from dormouse.jobs.answers import ANSWERING
@@ -146,5 +146,5 @@ class JobWorker:
     def _run(self) -> None:
         try:
             self._worker.run()
-        except Exception as error:
-            logger.exception("the worker of jobs has ended: %s", one_line(error))
+        except Exception:
+            logger.exception("the worker of jobs has ended")

@@ -49,8 +49,8 @@ class ServiceSettings(BaseSettings):
     """A file with the token, in place of DORMOUSE_SERVICE_TOKEN."""
 
     job_threads: Annotated[int | None, Optional] = Field(default=None, ge=0, le=1_000)
-    """How many jobs of each kind run here at once; 0: others run them. It is not given: no jobs are taken, and
-    nothing is written."""
+    """How many jobs of each kind run here at once; 0: others run them. If not given, it takes no jobs, and
+    writes nothing."""
 
     job_tokens_file: Annotated[Path | None, Optional] = None
     """A file that says which tokens may start which jobs: NAME KIND,KIND TOKEN a line, * for all kinds. Their
