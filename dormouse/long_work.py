@@ -55,7 +55,7 @@ class QueryAsked(_Asked):
     def _is_one(self) -> Self:
         if (self.statement is None) == (self.table is None):
             raise ValueError("give a statement, or a table")
-        if self.statement is not None and not (self.where is self.columns is self.limit is None):
+        if self.statement is not None and (self.where, self.columns, self.limit) != (None, None, None):
             raise ValueError("where, columns and limit go with a table: a statement says them itself")
         if self.table is not None and self.parameters is not None:
             raise ValueError("parameters go with a statement")
@@ -118,7 +118,7 @@ def functions(instance: Instance, sessions: Sessions | None = None) -> dict[str,
         return lambda request, progress: do(instance, parsed(kind, request), progress)
 
     return {
-        "query": work("query", lambda *given: _query(*given, sessions)),
+        "query": work("query", lambda on, asked, progress: _query(on, asked, progress, sessions)),
         "ingest": work("ingest", _ingest),
         "compact": work("compact", _compact),
         "split": work("split", _split),
@@ -138,7 +138,7 @@ def _query(
     try:
         with objects.staged(name) as path, path.open("wb") as sink:
             reader = _Watched(_rows(instance, asked, interruption, sessions), progress)
-            rows = export(reader, sink, "parquet")  # type: ignore[arg-type]
+            rows = export(reader, sink, "parquet")
     except Exception:
         progress.check()  # of an interrupted reader nothing else is worth telling
         raise

@@ -72,7 +72,7 @@ def _path(job_id: str, *rest: str) -> str:
 
 
 def _job(found: Mapping[str, Any]) -> Job:
-    values = {
+    values: dict[str, Any] = {
         name: datetime.fromisoformat(value) if value and name.endswith("_at") else value
         for name, value in ((name, found.get(name)) for name in Job.__dataclass_fields__)
     }

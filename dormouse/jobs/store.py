@@ -30,7 +30,8 @@ from dormouse.jobs.job import (
     job_key,
     new_job_id,
 )
-from dormouse.jobs.worker import LEASE_SECONDS, JobFunction, Worker, WorkerOptions
+from dormouse.jobs.runs import JobFunction
+from dormouse.jobs.worker import LEASE_SECONDS, Worker, WorkerOptions
 from dormouse.objects import ObjectStore
 from dormouse.objects.activity import note_if_shared
 from dormouse.payloads import PayloadStore
@@ -152,6 +153,11 @@ class JobStore:
             job = self._found(job_id, owner)
         return job
 
+    def kinds(self) -> list[KindOfJob]:
+        """The kinds of jobs that there were, and who works on each."""
+        work = rows_of(_QUERIES["kinds"], {"counted_max": COUNTED_MAX})
+        return [KindOfJob(*row) for row in run_lookup(self._supplier, work, operation="list kinds of jobs")]
+
     def list(
         self,
         kind: str | None = None,
@@ -175,11 +181,6 @@ class JobStore:
         values = {"kind": kind, "state": state, "owner": owner, "limit": limit}
         rows = run_lookup(self._supplier, rows_of(_LIST, values), operation="list jobs")
         return [_job(row, owner) for row in rows]
-
-    def kinds(self) -> list[KindOfJob]:
-        """The kinds of jobs that there were, and who works on each."""
-        work = rows_of(_QUERIES["kinds"], {"counted_max": COUNTED_MAX})
-        return [KindOfJob(*row) for row in run_lookup(self._supplier, work, operation="list kinds of jobs")]
 
     def limit(self, kind: str, running_max: int | None) -> None:
         """How many jobs of a kind run at once in the whole cluster; None: any number.

@@ -16,7 +16,15 @@ PARQUET_SUFFIX = ".v2.parquet"
 RECORDS = frozenset(
     {
         STAGING,
-        *["instance.json", "owner", "commits", "payloads", "answers", "backups", "runs", "work", "activity"],
+        "instance.json",
+        "owner",
+        "commits",
+        "payloads",
+        "answers",
+        "backups",
+        "runs",
+        "work",
+        "activity",
     }
 )
 """What the instance itself keeps beside them, by the first segment."""
