@@ -1,7 +1,7 @@
 """A worker in a process of its own, which tests kill, stop and let go on: `python -m tests.job_worker`.
 
-Its kinds: `hold` writes its process id into the file that the request names, and returns when the file is gone;
-`die` ends the process.
+Its kinds: `hold` writes its process id into the file that the request names, and returns when that is
+gone; `die` ends the process.
 """
 
 from __future__ import annotations

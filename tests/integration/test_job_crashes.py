@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -144,8 +145,6 @@ def test_a_limit_holds_for_all_workers_and_when_they_die(
 
 
 def test_a_limit_holds_while_many_claim_at_once(jobs: JobStore) -> None:
-    import threading
-
     lock, running, most = threading.Lock(), 0, 0
 
     def work(request: Any, progress: Progress) -> None:
@@ -172,8 +171,6 @@ def test_a_limit_holds_while_many_claim_at_once(jobs: JobStore) -> None:
 
 
 def test_a_limit_that_is_raised_or_gone_lets_more_run(jobs: JobStore) -> None:
-    import threading
-
     gate = threading.Event()
     jobs.limit("work", 1)
     for number in range(4):
@@ -243,8 +240,6 @@ def _kill_at(monkeypatch: pytest.MonkeyPatch, step: str, when: str, nth: int) ->
 
 
 def test_a_worker_that_is_interrupted_gives_its_jobs_back(jobs: JobStore) -> None:
-    import threading
-
     began, seen = threading.Event(), []
 
     def work(request: Any, progress: Progress) -> None:
