@@ -7,7 +7,7 @@ from typing import Any
 from dormouse.errors.base import DormouseError
 
 __all__ = [
-    "PayloadCorrupt", "PayloadDayBusy", "PayloadDaysFailed", "PayloadExpired", "PayloadNotFound",
+    "PayloadCorrupt", "PayloadDayBusy", "PayloadExpired", "PayloadNotFound",
     "PayloadUnavailable", "PayloadsDiffer",
 ]  # fmt: skip
 
@@ -41,7 +41,3 @@ class PayloadsDiffer(DormouseError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (str(self), self.keys)
-
-
-class PayloadDaysFailed(DormouseError):
-    """Some days could not be cooled down; the others were."""

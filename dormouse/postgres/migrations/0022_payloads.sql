@@ -77,7 +77,7 @@ create table payload_day (
     state text not null default 'open'
         constraint payload_day_state_known check (state in ('open', 'offloaded', 'folding', 'folded', 'expired')),
     -- what is being done with it, and the step that comes next; null: nothing
-    work text constraint payload_day_work_known check (work in ('offload', 'fold', 'rehydrate')),
+    work text constraint payload_day_work_known check (work in ('offload', 'fold', 'rehydrate', 'rebuild')),
     phase text constraint payload_day_phase_known check (phase in ('prepare', 'copy', 'verify', 'swap', 'finish')),
     -- who works on it, until when; each that takes it over has a larger token
     token bigint not null default 0,
@@ -97,6 +97,8 @@ create table payload_day (
     objects bigint not null default 0,
     seconds float8 not null default 0,
     swap_lock_ms float8,
+    -- when it was made hot again; it stays so for a day
+    rehydrated_at timestamptz,
     -- why the last try failed, and when
     error text,
     failed_at timestamptz,
@@ -109,11 +111,14 @@ create table payload_day (
 create table payload_object (
     object_key text collate "C" constraint payload_object_pkey primary key,
     day date not null,
-    -- pending: no transaction relies on it yet; live: pointers do; block: it stands for its payloads; dead: to be deleted
+    -- pending: no transaction relies on it yet; live: pointers do; staged: a block that is not read yet; block: it stands
+    -- for its payloads; dead: to be deleted
     state text not null default 'pending'
         constraint payload_object_state_known check (state in ('pending', 'live', 'staged', 'block', 'dead')),
     -- whose it is while it is pending
     token bigint not null,
+    -- whether the fold that is under way goes on with it as a block
+    kept boolean not null default false,
     changed_at timestamptz not null default clock_timestamp(),
     byte_count bigint,
     -- SHA-256 of all of it
