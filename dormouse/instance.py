@@ -76,6 +76,7 @@ class Instance(Durable):
     ) -> None:
         self._base_backup = base_backup
         self._metadata_backups = settings.metadata_backups
+        self._jobs_retention_days = settings.jobs_retention_days
         self._read_only = read_only
         self._refusal: InstanceReadOnly | None = None
         self._on_close = on_close
@@ -140,6 +141,7 @@ class Instance(Durable):
                 self._attempts.collect_abandoned(NO_TABLE)
             self._objects.sweep_staging()
             removal_log.roll(self._supplier)
+            self._jobs.roll()
         return self
 
     def close(self) -> None:
@@ -361,6 +363,9 @@ class Instance(Durable):
         return Table(
             self._tables.context(record), self._tables, self._check_writable, read_only=self._read_only
         )
+
+    def _daily(self) -> Mapping[str, Callable[[], object]]:
+        return {"jobs": lambda: self._jobs.expire(self._jobs_retention_days)}
 
     def _check_writable(self) -> None:
         if self._refusal is not None:

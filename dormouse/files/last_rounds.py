@@ -16,7 +16,14 @@ from typing import Any, Literal
 
 import psycopg
 
-from dormouse.errors import ConnectionsExhausted, InstanceError, TableNotFound, one_line
+from dormouse.errors import (
+    ConnectionsExhausted,
+    InstanceError,
+    JobCancelled,
+    JobLost,
+    TableNotFound,
+    one_line,
+)
 from dormouse.files.round_reports import who
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import Supplier
@@ -78,12 +85,12 @@ class LastRounds:
     def round(self, kind: RoundKind) -> Iterator[Round]:
         """A round, whose end is remembered: with what it raises, or with the errors that it tells.
 
-        Not that of one which was interrupted, nor where there is nothing to remember it in.
+        Not that of one which was interrupted or cancelled, nor where there is nothing to remember it in.
         """
         current, started = Round(), time.monotonic()
         try:
             yield current
-        except (InstanceError, ConnectionsExhausted, TableNotFound):
+        except (InstanceError, ConnectionsExhausted, TableNotFound, JobCancelled, JobLost):
             raise
         except Exception as error:
             self._remember(kind, started, current, one_line(error))

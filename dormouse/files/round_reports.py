@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from dormouse.errors import InstanceError, TableNotFound, one_line
+from dormouse.errors import InstanceError, JobCancelled, JobLost, TableNotFound, one_line
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_statement
@@ -61,7 +61,7 @@ class RoundReports:
         current, began = Reported(), time.monotonic()
         try:
             yield current
-        except (InstanceError, TableNotFound):
+        except (InstanceError, TableNotFound, JobCancelled, JobLost):
             raise
         except Exception as error:
             self._add(_Report(table, began, time.monotonic(), None, _storable(one_line(error))))
