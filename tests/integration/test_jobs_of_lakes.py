@@ -165,8 +165,11 @@ def test_maintenance_expires_jobs(instance: Instance) -> None:
 def connections(supplier: ConnectionSupplier) -> int:
     """Those of workers, as `application_name` tells."""
     with supplier.connection() as conn:
-        sql = "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'idle'"
-        return int(conn.execute(sql).fetchall()[0][0])
+        found = conn.execute(
+            "select count(*) from pg_stat_activity "
+            "where datname = current_database() and application_name = 'idle'"
+        ).fetchall()
+    return int(found[0][0])
 
 
 @pytest.fixture
