@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from dormouse.jobs.documents import put_results
+from psycopg import errors as pg
+
+from dormouse.jobs.documents import REQUEST, TENANT, result_of_claim
 from dormouse.jobs.job import Claim, JobState
-from dormouse.payloads.rows import with_days
+from dormouse.payloads.keys import columns
+from dormouse.payloads.rows import DAYS, PUT, with_days, write
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import rows_of, run_statement, run_transaction
@@ -26,10 +30,20 @@ FORGET_SECONDS = 3_600.0
 
 _QUERIES = load(__package__ or "", "claims")
 _CLAIM = {
-    name: _QUERIES["claim"].including(wanted=_QUERIES[name], me=_QUERIES["me"])
-    for name in ("any_number", "limited")
+    (kinds, requests): _QUERIES["claim"].including(
+        wanted=_QUERIES[kinds], me=_QUERIES["me"], requests=_QUERIES[requests]
+    )
+    for kinds in ("any_number", "limited")
+    for requests in ("with_requests", "without_requests")
 }
-_FINISH = _QUERIES["finish"].including(me=_QUERIES["me"], wake_limited=_QUERIES["wake_limited"])
+_FINISH_KEEPING = _QUERIES["finish"].including(
+    kept=_QUERIES["keep"].including(put=PUT), me=_QUERIES["me"], wake_limited=_QUERIES["wake_limited"]
+)
+_FINISH = _QUERIES["finish"].including(
+    kept=replace(_QUERIES["keep"], text=""), me=_QUERIES["me"], wake_limited=_QUERIES["wake_limited"]
+)
+_KEPT_CHARACTERS_MAX = 4 * 2**20
+"""Of results that are kept by the statement that ends their jobs; more are kept before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +96,27 @@ class Claims:
             "kind_ids": list(free),
             "free": list(free.values()),
             "since": [since.get(kind_id, 0) for kind_id in free],
+            "tenant": TENANT,
+            "request": REQUEST,
         }
-        if limited:
-            rows = run_transaction(
-                self.supplier, lambda conn: _claim_limited(conn, values), operation="claim jobs"
-            )
-        else:
-            rows = self._rows(_CLAIM["any_number"], values)
-        found = [Claim(key, job_id or str(key), *values) for key, job_id, *values in rows]
+        kinds = "limited" if limited else "any_number"
+        try:
+            day = DAYS.name(datetime.now(UTC).date())
+            rows = self._claimed(_CLAIM[kinds, "with_requests"].on(day=day), values, limited=limited)
+        except pg.UndefinedTable:  # nothing was kept on this day yet
+            rows = self._claimed(_CLAIM[kinds, "without_requests"].on(), values, limited=limited)
+        found = [Claim(key, job_id or str(key), *others) for key, job_id, *others in rows]
         return sorted(found, key=lambda claim: claim.number)
+
+    def _claimed(self, claim: Any, values: Mapping[str, Any], *, limited: bool) -> list[Any]:
+        if not limited:
+            return run_statement(self.supplier, rows_of(claim, values), operation="jobs: claim")
+
+        def work(conn: Any) -> list[Any]:
+            conn.execute(_QUERIES["lock_limits"].on(), values)
+            return list(conn.execute(claim, values).fetchall())
+
+        return run_transaction(self.supplier, work, operation="jobs: claim")
 
     def pulse(
         self,
@@ -132,12 +158,18 @@ class Claims:
         }
         if not results:
             return {key for key, _ in self._rows(_FINISH, values)}
+        contents = {result_of_claim(claim): text for claim, text in results}
+        days = {key.day for key in contents}
+        if len(days) == 1 and sum(map(len, contents.values())) <= _KEPT_CHARACTERS_MAX:
+            keeping = {**values, **columns(contents), "contents": list(contents.values())}
+            statement = rows_of(_FINISH_KEEPING.on(day=DAYS.name(*days)), keeping)
+            with suppress(pg.UndefinedTable):  # its day is to be made
+                return {key for key, _ in run_statement(self.supplier, statement, operation="jobs: finish")}
 
         def work(conn: Any) -> set[UUID]:
-            put_results(conn, results)
+            write(conn, contents)
             return {key for key, _ in conn.execute(_FINISH.on(), values).fetchall()}
 
-        days = {claim.started_at.astimezone(UTC).date() for claim, _ in results}
         return with_days(self.supplier, work, lambda: days, operation="jobs: finish")
 
     def give_back(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
@@ -172,9 +204,3 @@ class Claims:
 
     def _rows(self, query: Query, values: Mapping[str, Any]) -> list[Any]:
         return run_statement(self.supplier, rows_of(query, values), operation=f"jobs: {query.name}")
-
-
-def _claim_limited(conn: Any, values: Mapping[str, Any]) -> list[Any]:
-    conn.execute(_QUERIES["lock_limits"].on(), values)
-    rows: list[Any] = conn.execute(_CLAIM["limited"].on(), values).fetchall()
-    return rows

@@ -33,6 +33,17 @@ where kind_id = any(%(kind_ids)s::smallint[]) and running_max is not null
 order by kind_id
 for update;
 
+-- name: with_requests
+-- Part of a query: claimed jobs, and the requests of those that started on a day, as long as these are hot.
+select c.*, p.content::text
+from claimed c
+left join {day} p on p.kind = %(request)s and p.tenant = %(tenant)s
+    and p.id = coalesce(c.job_id, c.job_key::text) and p.inserted_at = c.started_at
+
+-- name: without_requests
+-- Part of a query: claimed jobs.
+select c.*, null from claimed c
+
 -- name: claim
 -- Takes jobs that wait, of each kind in the order of start, which no other worker is taking.
 with me as materialized (
@@ -51,15 +62,17 @@ with me as materialized (
         for update skip locked
     ) j
     where exists (select from me)
+), claimed as (
+    update job j
+    set worker_id = %(worker_id)s, token = j.token + 1, claimed_at = clock_timestamp(),
+        current = null, total = null, message = null, told_at = null
+    from due,
+        -- a claim that a crash undoes is made again, so that no worker waits for the disk
+        (select set_config('synchronous_commit', 'off', true)) as quick
+    where j.job_key = due.job_key
+    returning j.job_key, j.job_id, j.kind_id, j.token, j.started_at, j.job_number, j.owner
 )
-update job j
-set worker_id = %(worker_id)s, token = j.token + 1, claimed_at = clock_timestamp(),
-    current = null, total = null, message = null, told_at = null
-from due,
-    -- a claim that a crash undoes is made again, so that no worker waits for the disk
-    (select set_config('synchronous_commit', 'off', true)) as quick
-where j.job_key = due.job_key
-returning j.job_key, j.job_id, j.kind_id, j.token, j.started_at, j.job_number, j.owner;
+{requests};
 
 -- name: pulse
 -- Renews the lease, unless it is over, and writes what functions told; gives whether it is renewed, and which jobs somebody
@@ -67,6 +80,7 @@ returning j.job_key, j.job_id, j.kind_id, j.token, j.started_at, j.job_number, j
 with me as (
     update job_worker
     set lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s)
+    from (select set_config('synchronous_commit', 'off', true)) as quick
     where worker_id = %(worker_id)s and lease_until > clock_timestamp()
     returning worker_id
 ), told as (
@@ -83,9 +97,15 @@ select exists (select from me), array(
     where j.is_cancelled
 );
 
+-- name: keep
+-- Part of a query: keeps results.
+kept as (
+    {put}
+),
+
 -- name: finish
 -- Ends jobs, each only as long as it is this worker's; gives those that ended. Where a limit held others up, wakes a worker.
-with me as materialized (
+with {kept} me as materialized (
     {me}
 ), gone as (
     delete from job j
@@ -168,6 +188,7 @@ with me as (
     update job_worker
     set lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s + %(wait_seconds)s),
         waits_until = clock_timestamp() + make_interval(secs => %(wait_seconds)s)
+    from (select set_config('synchronous_commit', 'off', true)) as quick
     where worker_id = %(worker_id)s and lease_until > clock_timestamp()
     returning worker_id
 )
@@ -185,6 +206,7 @@ select exists (select from me), (
 -- The worker works, and needs no notifications; its jobs are others' soon after it dies.
 update job_worker
 set lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s), waits_until = '-infinity'
+from (select set_config('synchronous_commit', 'off', true)) as quick
 where worker_id = %(worker_id)s and lease_until > clock_timestamp();
 
 -- name: sleep

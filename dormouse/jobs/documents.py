@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from dormouse.errors import DormouseError
 from dormouse.jobs.job import Claim, Job
 from dormouse.payloads import PayloadKey, PayloadStore
-from dormouse.payloads.content import encode
+from dormouse.payloads.content import decode, encode
 from dormouse.payloads.rows import write
 
 TENANT = "dormouse"
@@ -26,7 +26,7 @@ def encode_request(job_id: str, request: Any) -> str:
 
 def encode_result(claim: Claim, result: Any) -> str:
     """Its JSON; `InvalidPayload`."""
-    return encode(_result_of(claim), result)
+    return encode(result_of_claim(claim), result)
 
 
 def put_request(conn: Any, key: PayloadKey, text: str) -> None:
@@ -34,17 +34,14 @@ def put_request(conn: Any, key: PayloadKey, text: str) -> None:
     write(conn, {key: text})
 
 
-def put_results(conn: Any, results: Iterable[tuple[Claim, str]]) -> None:
-    """Keeps them, in the transaction that ends the jobs."""
-    if contents := {_result_of(claim): text for claim, text in results}:
-        write(conn, contents)
-
-
 def requests(payloads: PayloadStore, claims: Sequence[Claim]) -> Mapping[Claim, Any]:
     """Of each job its request, or the error why it cannot be read."""
-    keys = {claim: request_key(claim.job_id, claim.started_at) for claim in claims}
-    found = payloads.get_many(keys.values())
-    return {claim: found[key] for claim, key in keys.items()}
+    found = {claim: decode(claim.request) for claim in claims if claim.request is not None}
+    if left := [claim for claim in claims if claim not in found]:
+        keys = {claim: request_key(claim.job_id, claim.started_at) for claim in left}
+        contents = payloads.get_many(keys.values())
+        found |= {claim: contents[key] for claim, key in keys.items()}
+    return found
 
 
 def request_of(payloads: PayloadStore, job: Job) -> Any:
@@ -64,7 +61,7 @@ def result_key(job_id: str, token: int, started_at: datetime) -> PayloadKey:
     return PayloadKey(TENANT, f"{job_id}/{token}", started_at, RESULT)
 
 
-def _result_of(claim: Claim) -> PayloadKey:
+def result_of_claim(claim: Claim) -> PayloadKey:
     return result_key(claim.job_id, claim.token, claim.started_at)
 
 

@@ -82,6 +82,8 @@ class Claim:
     started_at: datetime
     number: int
     owner: str | None
+    request: str | None
+    """Its JSON, if it was at hand."""
 
 
 @dataclass(frozen=True, slots=True)

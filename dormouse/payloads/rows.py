@@ -23,6 +23,8 @@ STATEMENT_CHARACTERS_MAX = 16 * 2**20
 _TRIES = 20
 T = TypeVar("T")
 _QUERIES = load(__package__ or "", "rows")
+PUT = _QUERIES["put"]
+"""For statements that keep payloads of one day beside what else they do."""
 
 
 class Place(NamedTuple):
@@ -53,7 +55,7 @@ def write(conn: psycopg.Connection[Any], contents: Mapping[PayloadKey, str]) -> 
     for day, keys in _by_day(contents):
         for batch in _batches(keys, contents):
             values = {**columns(batch), "contents": [contents[key] for key in batch]}
-            conn.execute(_QUERIES["put"].on(day=DAYS.name(day)), values)
+            conn.execute(PUT.on(day=DAYS.name(day)), values)
 
 
 def with_days(

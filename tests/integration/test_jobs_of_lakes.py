@@ -183,20 +183,39 @@ def store(supplier: ConnectionSupplier, objects: ObjectStore) -> JobStore:
     return JobStore(supplier, objects, PayloadStore(supplier, objects), lambda: None)
 
 
-def test_an_idle_worker_costs_one_connection_and_few_statements(
-    instance: Instance, of_worker: ConnectionSupplier
+def test_an_idle_worker_costs_one_connection_and_is_woken_by_a_notification(
+    instance: Instance, of_worker: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = store(of_worker, instance.objects).worker({"work": lambda request, _: request})
-    job_id = instance.jobs.start("work", 1)
-    with Working(found):
-        until(lambda: instance.jobs.status(job_id).has_ended)
-        until(lambda: connections(instance._supplier) == 1)
-        # waits are twice as long each time: by now the next one is long
-        until(lambda: found._wait_seconds > 1)
-        before = found._wait_seconds
-        again = instance.jobs.start("work", 2)
-        until(lambda: instance.jobs.status(again).has_ended, before)
+    """It would not look by itself for an hour."""
+    monkeypatch.setattr(worker, "FIRST_WAIT_SECONDS", 3_600.0)
+    monkeypatch.setattr(worker, "LOOK_SECONDS_MAX", 7_200.0)
+    jobs = store(of_worker, instance.objects)
+    with Working(jobs.worker({"work": lambda request, _: request}, idle_seconds=3_600)):
+        for number in range(3):
+            until(lambda: is_announced(instance._supplier))
+            until(lambda: connections(instance._supplier) == 1)
+            job_id = instance.jobs.start("work", number)
+            until(lambda job_id=job_id: instance.jobs.status(job_id).has_ended)  # type: ignore[misc]
     assert connections(instance._supplier) == 0
+
+
+def test_no_one_is_notified_while_no_worker_of_the_kind_sleeps(instance: Instance) -> None:
+    """A notification is a lock that all commits wait for."""
+    with instance._supplier.connection() as conn:
+        conn.execute("listen dormouse_jobs")
+        instance.jobs.start("work", 1)
+        with Working(instance.jobs.worker({"other": lambda request, _: request})):
+            until(lambda: is_announced(instance._supplier))
+            instance.jobs.start("work", 2)
+            assert list(conn.notifies(timeout=0)) == []
+            instance.jobs.start("other", 3)
+            assert len(list(conn.notifies(timeout=0))) == 1
+
+
+def is_announced(supplier: ConnectionSupplier) -> bool:
+    with supplier.connection() as conn:
+        found = conn.execute("select count(*) from job_worker where waits_until > clock_timestamp()")
+        return found.fetchall() == [(1,)]
 
 
 def test_an_idle_worker_lets_its_connection_go_and_asks_the_store(
@@ -238,14 +257,14 @@ def test_a_start_is_noted_for_workers_that_sleep(s3_store: ObjectStore, supplier
     note(s3_store)
 
 
-def test_the_command_line_lists_shows_cancels_and_runs(cli: Cli, tmp_path: Path) -> None:
-    lake = ("--instance", str(tmp_path / "lake"))
-    assert cli("table", "create", "t", "--row-key", "k:long", *lake)[0] == 0
+def test_the_command_line_lists_shows_cancels_and_runs(
+    cli: Cli, instance: Instance, dsn: str, tmp_path: Path
+) -> None:
+    lake = ("--dsn", dsn, "--objects", (tmp_path / "objects").as_uri())
     assert cli("jobs", *lake)[1] == "there are no jobs\n"
-    with dm.local(tmp_path / "lake") as instance:
-        asked = instance.jobs.start("query", {"statement": "select 1 as n"}, "ada")
-        nobody = instance.jobs.start("nobody", {"n": 1})
-        bad = instance.jobs.start("query", {"statement": "select nothing"})
+    asked = instance.jobs.start("query", {"statement": "select 1 as n"}, "ada")
+    nobody = instance.jobs.start("nobody", {"n": 1})
+    bad = instance.jobs.start("query", {"statement": "select nothing"})
     code, out, _ = cli("jobs", "--json", *lake)
     assert code == 0
     assert [one["job_id"] for one in json.loads(out)["jobs"]] == [bad, nobody, asked]

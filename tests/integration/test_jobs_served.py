@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from dormouse.errors import (
     TableNotFound,
 )
 from dormouse.instance import Instance
+from dormouse.long_work import functions
+from dormouse.objects import ObjectStore
 from tests.serving import serving
 from tests.working import until
 
@@ -81,6 +84,26 @@ def test_objects_of_the_store_are_ingested_once(instance: Instance, client: Clie
     assert ended(client, client.jobs.start("ingest", asked))["rows"] == 10
     assert ended(client, client.jobs.start("ingest", asked))["rows"] == 0
     assert instance.table("t").count() == 1_010 if hasattr(instance.table("t"), "count") else True
+
+
+def test_objects_in_s3_are_ingested_and_answers_are_written_there(
+    dsn: str, s3_store: ObjectStore, tmp_path: Path
+) -> None:
+    with dm.connect(dsn, s3_store.url, **s3_store.options) as instance:
+        instance.create_table("t", SCHEMA)
+        pq.write_table(ROWS, tmp_path / "rows.parquet")
+        instance.objects.put("incoming/rows.parquet", (tmp_path / "rows.parquet").read_bytes())
+        ingest = instance.jobs.start("ingest", {"table": "t", "objects": ["incoming/rows.parquet"]})
+        instance.jobs.worker(functions(instance)).run(drain=True)
+        assert instance.jobs.result(ingest)["rows"] == 1_000
+        query = instance.jobs.start("query", {"statement": STATEMENT, "parameters": [990]})
+        with serving(instance, job_threads=1, shutdown_seconds_max=10) as url, connect(url) as client:
+            until(lambda: client.jobs.status(query).has_ended)
+            saved = client.jobs.save_answer(query, tmp_path / "answer.parquet")
+        assert pq.read_table(saved).to_pylist() == [{"n": 10, "v": "v999"}]
+        assert instance.jobs.result(query)["url"].startswith("s3://")
+        assert {one.kind for one in instance.check().problems} == set()
+        assert [one.name for one in instance.orphans(timedelta(0))] == ["incoming/rows.parquet"]
 
 
 def test_rounds_are_run_as_jobs(instance: Instance, client: Client) -> None:
