@@ -27,6 +27,7 @@ from dormouse.errors import (
     InvalidInput,
     InvalidPayload,
     JobLost,
+    ObjectStoreError,
     PayloadExpired,
     PayloadUnavailable,
     one_line,
@@ -207,10 +208,7 @@ class Worker:
 
     def _claim(self) -> int:
         """Claims what may run, and has threads run it; gives how many jobs that were."""
-        busy = Counter(run.claim.kind_id for run in self._running.values())
-        free = {kind_id: self._options.threads - busy[kind_id] for kind_id in self._functions}
-        free = {kind_id: count for kind_id, count in free.items() if count > 0}
-        if not free:
+        if not (free := self._free()):
             return 0
         claims = self._claims.claim(self._worker_id, free, self._sight.since())
         self._sight.saw((claim.kind_id, claim.number) for claim in claims)
@@ -219,6 +217,12 @@ class Worker:
         if claims:
             self._begin(claims)
         return len(claims)
+
+    def _free(self) -> dict[int, int]:
+        """How many more of each kind may run here; without those that are full."""
+        busy = Counter(run.claim.kind_id for run in self._running.values())
+        free = {kind_id: self._options.threads - busy[kind_id] for kind_id in self._functions}
+        return {kind_id: count for kind_id, count in free.items() if count > 0}
 
     def _begin(self, claims: Sequence[Claim]) -> None:
         try:
@@ -299,10 +303,14 @@ class Worker:
         elif (until := self._idle_since + options.idle_seconds) <= now:
             self._sleep()
             return
-        if not self._is_announced and not self._stops:
+        is_open = not self._stops and bool(self._free())
+        if is_open and not self._is_announced:
             self._look()
             return
-        heard = self._line.wait(max(min(self._wait_seconds, self._look_at - now, until - now), 0.001))
+        seconds = min(until - now, self._wait_seconds) if is_open else until - now
+        if not self._stops:
+            seconds = min(seconds, self._look_at - now)
+        heard = self._line.wait(max(seconds, 0.001))
         self._wait_seconds = min(2 * self._wait_seconds, LOOK_SECONDS_MAX)
         if CANCELLED in heard:
             self._pulse.now()
@@ -342,7 +350,13 @@ class Worker:
 
     def _may_have_work(self, since: datetime) -> bool:
         """Activity is noted in a store that is shared; a server beside a folder costs nothing to be asked."""
-        return not self._objects.url.startswith("s3://") or is_noted_since(self._objects, since)
+        if not self._objects.url.startswith("s3://"):
+            return True
+        try:
+            return is_noted_since(self._objects, since)
+        except ObjectStoreError as error:
+            logger.warning("worker: it cannot ask whether there is work: %s", one_line(error))
+            return False
 
     def _leave(self) -> None:
         claims = [run.claim for run in self._running.values()]
