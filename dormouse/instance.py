@@ -77,6 +77,7 @@ class Instance(Durable):
         self._base_backup = base_backup
         self._metadata_backups = settings.metadata_backups
         self._jobs_retention_days = settings.jobs_retention_days
+        self._payload_retention_days = settings.payload_retention_days
         self._read_only = read_only
         self._refusal: InstanceReadOnly | None = None
         self._on_close = on_close

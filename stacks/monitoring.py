@@ -109,6 +109,7 @@ class MonitoringStack(InstanceStack):
             watch.given_up()
         if (maintenance := watched.maintenance) is not None:
             watch.function("Maintenance", self._function(maintenance, maintenance.function))
+            watch.payloads(limits.payload_backlog_days_max)
             if maintenance.runs is not None:
                 watch.runs("Split runs", self._machine(maintenance, maintenance.runs))
         if (query := watched.query) is not None:

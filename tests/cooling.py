@@ -31,8 +31,8 @@ STEPS = (
     "swapping", "swapped", "finished",
 )  # fmt: skip
 FOLD_STEPS = (
-    "leased", "prepared", "page", "kept", "upload", "uploaded", "pointers", "committed", "copied", "activated",
-    "swapping", "swapped", "finished",
+    "leased", "prepared", "page", "kept", "upload", "uploaded", "pointers", "committed", "copied",
+    "activated", "swapping", "swapped", "finished",
 )  # fmt: skip
 WITHIN = {"pointers", "swapping"}
 """Within a transaction, which others may wait for."""
@@ -109,16 +109,24 @@ def leftovers(instance: Instance) -> list[str]:
 
 def locations(instance: Instance) -> dict[str, int]:
     rows = query(instance._supplier, "select location, count(*) from payload group by location")
-    return {location: count for location, count in rows}
+    return dict(rows)
 
 
 def known_objects(instance: Instance) -> dict[str, int]:
     rows = query(instance._supplier, "select state, count(*) from payload_object group by state")
-    return {state: count for state, count in rows}
+    return dict(rows)
 
 
 def stored(instance: Instance) -> set[str]:
     return {name for name, _ in instance._objects.list("payloads")}
+
+
+def collect(instance: Instance) -> None:
+    """As rounds do over some days."""
+    for _ in range(3):
+        instance.payloads.collect()
+        query(instance._supplier, "update payload_object set changed_at = changed_at - interval '2 days'")
+    instance.payloads.collect()
 
 
 def days_of(first: date, count: int) -> Iterable[date]:

@@ -26,6 +26,7 @@ from dormouse.cli import (
     jobs,
     maintenance,
     moments,
+    payloads,
     serve,
     system,
     tables,
@@ -55,6 +56,7 @@ backups.add_to(app)
 checks.add_to(app)
 commits.add_to(app)
 jobs.add_to(app)
+payloads.add_to(app)
 serve.add_to(app)
 system.add_to(app)
 deployment.add_to(app)

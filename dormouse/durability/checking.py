@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from dormouse.durability.listing import Listed, by_file
 from dormouse.durability.orphans import is_quarantined
+from dormouse.durability.payload_checks import payload_problems
 from dormouse.durability.unknown import Known, is_there
 from dormouse.errors import InvalidName, ObjectNotFound, PartitionNotFound, TableNotFound
 from dormouse.files.checks import FileChecks, TrackedFile
@@ -131,6 +132,7 @@ class Checker:
     ) -> None:
         self._notes = notes
         self._go_on = go_on
+        self._deep = deep
         self._apart: FileReader | None = None
         if deep:
             from dormouse.data.file_reader import FileReader
@@ -160,6 +162,7 @@ class Checker:
             if self._apart is not None:
                 self._apart.close()
         if rest and not self._done.is_over and self._go_on():
+            self._done.problems += payload_problems(self._supplier, self._objects, deep=self._deep)
             self._rest(tables)
         return self._done.report()
 

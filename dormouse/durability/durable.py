@@ -18,6 +18,7 @@ from dormouse.errors import CheckFailed, InstanceReadOnly, InvalidInput, TableNo
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.holds import Hold, holds, release
 from dormouse.objects import ObjectStore, open_store
+from dormouse.payloads import PayloadStore
 from dormouse.postgres import ConnectionSupplier
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 OLDER_THAN = timedelta(days=7)
 KEEP_DAYS_MAX = 36_500
+PAYLOAD_SECONDS_MAX = 600.0
+"""For so long an hour `maintain` cools payloads down, and keeps tables waiting."""
 
 
 class Durable:
@@ -43,10 +46,15 @@ class Durable:
     _ownership: Ownership
     _base_backup: Callable[[Path], None] | None
     _metadata_backups: int
+    _payload_retention_days: int | None
     _refusal: InstanceReadOnly | None
     _read_only: bool
 
     def tables(self) -> Sequence[Maintained]:
+        raise NotImplementedError
+
+    @property
+    def payloads(self) -> PayloadStore:
         raise NotImplementedError
 
     def _check_writable(self) -> None:
@@ -116,6 +124,7 @@ class Durable:
         """
         from dormouse.durability import metadata_backups, shares
         from dormouse.durability.maintaining import Maintainer
+        from dormouse.payloads import upkeep as payload_upkeep
 
         self._check_writable()
         daily: dict[str, Callable[[], object]] = {}
@@ -139,13 +148,19 @@ class Durable:
             if metrics is not None:
                 write_metrics(metrics, (one.status() for one in self.tables()), self.rounds(), done)
 
-        maintainer = Maintainer(self._supplier, self.tables, daily, tell, after_cycle)
+        hourly = {payload_upkeep.KIND: self._cool_payloads}
+        maintainer = Maintainer(self._supplier, self.tables, daily, tell, after_cycle, hourly)
         maintainer.run(Event() if stop is None else stop, once=once, cycle_seconds=cycle_seconds)
         return maintainer.done
 
     def _daily(self) -> Mapping[str, Callable[[], object]]:
         """What else is done once a day, by its kind."""
         raise NotImplementedError
+
+    def _cool_payloads(self) -> None:
+        self.payloads.maintain(
+            seconds_max=PAYLOAD_SECONDS_MAX, retention_days=self._payload_retention_days
+        ).check()
 
     def check(
         self,

@@ -68,6 +68,7 @@ DormouseError
 ├── PayloadUnavailable               the object store does not give it now: try again
 ├── PayloadDayBusy                   another worker has the day, or readers do not let go of it
 ├── PayloadsDiffer                   a copy of a day that is not what the day has
+├── PayloadRoundFailed               some of what was due failed; the rest was done
 ├── BackupDamaged                    a backup, or a part of it, is not what was written
 ├── MetadataDamaged                  the database has lost a row: a check tells more
 ├── CheckFailed                      a check found problems

@@ -7,7 +7,7 @@ from typing import Any
 from dormouse.errors.base import DormouseError
 
 __all__ = [
-    "PayloadCorrupt", "PayloadDayBusy", "PayloadExpired", "PayloadNotFound",
+    "PayloadCorrupt", "PayloadDayBusy", "PayloadExpired", "PayloadNotFound", "PayloadRoundFailed",
     "PayloadUnavailable", "PayloadsDiffer",
 ]  # fmt: skip
 
@@ -41,3 +41,7 @@ class PayloadsDiffer(DormouseError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (str(self), self.keys)
+
+
+class PayloadRoundFailed(DormouseError):
+    """Something that was due of payloads failed; the rest was done."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import date, timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -34,7 +35,7 @@ def roll(supplier: Supplier) -> None:
         DAYS.attempt(supplier, lambda conn: _date_back(conn, max(ahead)))
     DAYS.make(supplier, sorted((ahead | {day for day in late if day < today}) - have))
     for day in sorted(day for day in have if day < today):
-        DAYS.attempt(supplier, lambda conn, day=day: _drop_unless_needed(conn, day))
+        DAYS.attempt(supplier, partial(_drop_unless_needed, day=day))
 
 
 def _date_back(conn: psycopg.Connection[Any], last: date) -> None:

@@ -1,4 +1,4 @@
-"""Which days are worked on, and in which order: the oldest first, each by one, and a bad one holds up no other."""
+"""Which days are worked on: the oldest first, each by one worker, and a bad one holds up no other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 
-from dormouse.errors import DormouseError, InvalidInput, PayloadDayBusy, PayloadExpired, one_line
+import psycopg
+
+from dormouse.errors import InstanceError, InvalidInput, PayloadDayBusy, PayloadExpired, one_line
 from dormouse.payloads.fold import fold_day
 from dormouse.payloads.lease import Lease, Work, leased, read
 from dormouse.payloads.offload import Tools, is_empty, offload_day
@@ -68,7 +70,12 @@ class Job:
         """Raises what goes wrong."""
         with leased(tools.supplier, day, self.work, self.states, tools.options.lease_seconds) as lease:
             tools.step("leased")
-            finished = self.on(tools, lease)
+            try:
+                finished = self.on(tools, lease)
+            except psycopg.Error as error:
+                raise InstanceError(
+                    f"payloads of {day}: {one_line(error)}; it is gone on with later"
+                ) from error
         return self.report(tools, day, finished)
 
     def report(self, tools: Tools, day: date, finished: bool, error: str | None = None) -> DayReport:
@@ -160,7 +167,7 @@ def drain(tools: Tools, work: Iterable[tuple[Job, date]]) -> OffloadReport:
         except PayloadDayBusy as error:
             logger.info("%s", error)
             done.append(job.report(tools, day, finished=False))
-        except DormouseError as error:
+        except Exception as error:
             logger.warning("payloads of %s are not %sed in this round: %s", day, job.work, error)
             done.append(job.report(tools, day, finished=False, error=one_line(error)))
     left = len(todo) - sum(one.finished for one in done)
@@ -174,9 +181,7 @@ def _named(tools: Tools, day: date, found: Sequence[PayloadDay]) -> PayloadDay:
     if day not in by_day:
         if (row := read(tools.supplier, day)) is not None and row.state == "expired":
             raise PayloadExpired(f"payloads of {day} are past their retention, and were dropped")
-        raise InvalidInput(
-            f"there are no payloads of {day}: 'dormouse payloads days' lists those that there are"
-        )
+        raise InvalidInput(f"there are no payloads of {day}: 'dormouse payloads days' lists what there is")
     if not by_day[day].is_closed:
         today = DAYS.today(tools.supplier)
         raise InvalidInput(f"the day {day} is not over: {today - timedelta(days=1)} is the last that is")

@@ -6,7 +6,7 @@ What is in memory is compressed, but for one portion: so it is bounded, whatever
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import date
@@ -16,7 +16,7 @@ import psycopg
 
 from dormouse.payloads.dictionaries import trained
 from dormouse.payloads.keys import PayloadKey, columns
-from dormouse.payloads.lease import Lease, after_values
+from dormouse.payloads.lease import Lease, after_values, mark_reader
 from dormouse.payloads.objects import PayloadObjects
 from dormouse.payloads.pack import Entry, Packed, Packer, Row
 from dormouse.payloads.rows import DAYS
@@ -92,15 +92,19 @@ class Pages:
 
     def __init__(self, supplier: Supplier, day: date, rows_max: int, step: Step = lambda name: None) -> None:
         self._supplier = supplier
+        self._day = day
         self._query = _QUERIES["page"].on(day=DAYS.name(day))
         self._rows_max = rows_max
         self._step = step
 
-    def payloads(self, after: PayloadKey | None, till: PayloadKey | None = None) -> Iterator[Payload]:
+    def payloads(
+        self, after: PayloadKey | None, till: PayloadKey | None = None
+    ) -> Generator[Payload, None, None]:
         """Those after a key, and up to another; who takes no more ends the page that is being read."""
         while True:
             count = 0
-            with self._supplier.connection() as conn, conn.cursor() as cursor:
+            with self._supplier.connection() as conn, conn.transaction(), conn.cursor() as cursor:
+                mark_reader(conn, self._day)
                 for found in self._page(cursor, after, till):
                     count, after = count + 1, found.key
                     yield found

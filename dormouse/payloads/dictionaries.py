@@ -29,7 +29,9 @@ def trained(texts: Iterable[bytes], object_bytes: int) -> bytes:
     training, others = samples[::2], samples[1::2]
     try:
         # with these, it is made at once; zstd would try many
-        made = zstandard.train_dictionary(DICTIONARY_BYTES, training, k=512, d=8, f=20, accel=4).as_bytes()
+        made = zstandard.train_dictionary(
+            DICTIONARY_BYTES, list(training), k=512, d=8, f=20, accel=4
+        ).as_bytes()
     except zstandard.ZstdError:  # too little is common to them
         return b""
     without = sum(map(len, compressed(others, b"", 1)))
@@ -39,7 +41,7 @@ def trained(texts: Iterable[bytes], object_bytes: int) -> bytes:
 
 
 def _bounded(texts: Iterable[bytes]) -> Sequence[bytes]:
-    found, size = [], 0
+    found, size = list[bytes](), 0
     for text in texts:
         size += len(text)
         if size > SAMPLES_BYTES_MAX:

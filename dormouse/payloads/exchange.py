@@ -85,7 +85,7 @@ class Exchange:
         self.names = Names(lease.day)
 
     def prepare(self, also: Callable[[psycopg.Connection[Any]], object] = lambda conn: None) -> None:
-        """Makes the copy, to which all that is written from here on goes too. `also` is of the transaction."""
+        """Makes the copy, to which all that is written goes from here on; `also` in the transaction."""
 
         def work(conn: psycopg.Connection[Any]) -> None:
             self._lease.advance(conn, "copy")
@@ -116,23 +116,25 @@ class Exchange:
         self._step("copied")
 
     def verify(self) -> None:
-        """Compares what was written until all was copied. `PayloadsDiffer` names the keys; stops when over."""
+        """Compares what was written until all was copied; `PayloadsDiffer` names the keys."""
         while not self._is_over():
             after = self._lease.row().after
             till = self._last_of_page(after)
             self._differ(self._compared(after, till))
             if till is None:
-                return run_transaction(
-                    self._lease.supplier,
-                    lambda conn: self._lease.advance(conn, "swap"),
-                    operation="verify a day",
-                )
-            run_transaction(
-                self._lease.supplier,
-                lambda conn, till=till: self._lease.advance(conn, "verify", till),
-                operation="verify a day",
-            )
-            self._step("verified")
+                break
+            self._go_on_from("verify", till)
+        else:
+            return
+        self._go_on_from("swap", None)
+        self._step("verified")
+
+    def _go_on_from(self, phase: str, after: PayloadKey | None) -> None:
+        run_transaction(
+            self._lease.supplier,
+            lambda conn: self._lease.advance(conn, phase, after),
+            operation="verify a day",
+        )
 
     def wait_for_readers(self) -> bool:
         """Waits for transactions that began before all was copied, which would not see it; False: over."""
@@ -279,7 +281,7 @@ def differs(day: date, keys: Sequence[PayloadKey]) -> PayloadsDiffer:
     listed = "; ".join(map(str, keys))
     more = " at least" if len(keys) >= DIFFERENCES_MAX else ""
     return PayloadsDiffer(
-        f"payloads of {day}: the copy differs from the day at{more} {len(keys)}: {listed}; the day is as it was",
+        f"payloads of {day}: the copy differs at{more} {len(keys)}: {listed}; the day is as it was",
         tuple(keys),
     )
 

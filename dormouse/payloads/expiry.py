@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import date
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -24,10 +25,10 @@ def expire(supplier: Supplier, before: date, *, dry_run: bool = False) -> tuple[
     due = [one.day for one in days(supplier) if one.day < before]
     if dry_run:
         return due, []
-    gone, busy = [], []
+    gone, busy = list[date](), list[date]()
     for day in due:
         try:
-            done = DAYS.attempt(supplier, lambda conn, day=day: _drop(conn, day), attempts=TRIES)
+            done = DAYS.attempt(supplier, partial(_drop, day=day), attempts=TRIES)
         except PayloadDayBusy:
             done = False
         (gone if done else busy).append(day)

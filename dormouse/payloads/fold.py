@@ -6,7 +6,7 @@ range is written anew. What is written while this goes on is mirrored, and wins 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from heapq import merge
 from itertools import groupby
@@ -142,7 +142,7 @@ class _Fold:
         )[0]
         return not others and pointers in ({one.payloads} if one.state == "live" else {0, one.payloads})
 
-    def _rewritten(self, range_: Range) -> Iterator[Payload]:
+    def _rewritten(self, range_: Range) -> Generator[Payload, None, None]:
         """What a range has now, with its content."""
         pages = Pages(
             self._tools.supplier, self._lease.day, self._tools.options.page_rows_max, self._tools.step
@@ -175,7 +175,7 @@ class _Fold:
         self._tools.step("committed")
 
     def _verify(self) -> None:
-        """What the day has, and what its blocks are to have, key by key; but for what was written meanwhile."""
+        """What the day has, and its blocks are to have, key by key; but for what was written since."""
         found = self._tools.known.of_day(self._lease.day, *_OF_A_DAY)
         pages = Pages(self._tools.supplier, self._lease.day, self._tools.options.page_rows_max)
         with closing(pages.payloads(None)) as rows:

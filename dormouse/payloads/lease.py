@@ -27,6 +27,9 @@ from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
 LEASE_SECONDS = 60.0
 Work = Literal["offload", "fold", "rehydrate", "rebuild"]
+_READERS = 723_615_409
+"""Of the advisory locks of those that read a day."""
+
 _QUERIES = load(__package__ or "", "lease")
 
 logger = logging.getLogger(__name__)
@@ -126,6 +129,7 @@ def leased(
     if not taken:
         raise PayloadDayBusy(_why_not(supplier, day, work))
     lease = Lease(supplier, day, taken[0][0], seconds)
+    run_lookup(supplier, rows_of(_QUERIES["end_readers"], _reader_of(day)), operation="lease a day")
     began, error = time.monotonic(), None
     try:
         with _renewed(lease):
@@ -145,6 +149,15 @@ def read(supplier: Supplier, day: date) -> DayRow | None:
     """A day as it is; None when nothing was ever done with it."""
     rows = run_lookup(supplier, rows_of(_QUERIES["read"], {"day": day}), operation="look at a day")
     return DayRow(*rows[0]) if rows else None
+
+
+def mark_reader(conn: psycopg.Connection[Any], day: date) -> None:
+    """In a transaction that reads much of a day: whoever takes the day over ends it."""
+    conn.execute(_QUERIES["mark_reader"].on(), _reader_of(day))
+
+
+def _reader_of(day: date) -> dict[str, int]:
+    return {"class": _READERS, "number": day.toordinal()}
 
 
 def after_values(after: PayloadKey | None) -> dict[str, Any]:

@@ -16,6 +16,17 @@ where (d.leased_until is null or d.leased_until < clock_timestamp())
     and (d.work = excluded.work or (d.work is null and d.state = any(%(states)s)))
 returning token;
 
+-- name: end_readers
+-- Ends the sessions that still read a day for whoever had it before: one that is frozen would never let go of it.
+select pg_terminate_backend(pid)
+from pg_locks
+where locktype = 'advisory' and classid = %(class)s and objid = %(number)s and pid <> pg_backend_pid()
+    and database = (select oid from pg_database where datname = current_database());
+
+-- name: mark_reader
+-- Until the end of the transaction: this session reads a day for whoever has it.
+select pg_advisory_xact_lock_shared(%(class)s, %(number)s);
+
 -- name: renew
 -- Keeps a day for longer; no row: another has it.
 update payload_day set leased_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s)

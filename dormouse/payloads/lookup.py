@@ -18,7 +18,7 @@ from dormouse.payloads.warming import warm
 from dormouse.postgres.connection import Supplier
 
 TRIES = 3
-"""A day that is folded or made hot again meanwhile has other objects, and those of before are deleted in time."""
+"""A day that is folded or made hot again meanwhile has other objects."""
 
 
 class Lookup:

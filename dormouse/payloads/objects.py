@@ -1,4 +1,4 @@
-"""The objects of payloads: announced before they are written, relied on by a transaction, deleted long after."""
+"""The objects of payloads: announced before they are written, then relied on, deleted long after."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class PayloadObjects:
         """Those of a day in the order of their payloads."""
         values = {"day": day, "states": list(states)}
         rows = run_lookup(self._supplier, rows_of(_QUERIES["of_day"], values), operation="look for objects")
-        return [DayObject(*row[:8], first=PayloadKey(*row[8:12]), last=PayloadKey(*row[12:])) for row in rows]
+        return [DayObject(*(*row[:8], PayloadKey(*row[8:12]), PayloadKey(*row[12:]))) for row in rows]
 
     @staticmethod
     def change(conn: psycopg.Connection[Any], day: date, before: Sequence[str], state: str) -> None:
@@ -134,23 +134,6 @@ class PayloadObjects:
     def unstage(conn: psycopg.Connection[Any], day: date, partition: str) -> None:
         """Has the objects of a day be as if a fold had not begun."""
         conn.execute(_QUERIES["unstage"].on(day=partition), {"day": day})
-
-    def relied_on(self) -> Iterator[tuple[str, int, date]]:
-        """The name, bytes and day of every object that a payload needs; streamed, by name."""
-        after = ""
-        while True:
-            values = {"after": after, "limit": PAGE_OBJECTS}
-            work = rows_of(_QUERIES["relied_on"], values)
-            rows = run_lookup(self._supplier, work, operation="look for objects")
-            yield from rows
-            if len(rows) < PAGE_OBJECTS:
-                return
-            after = rows[-1][0]
-
-    def known(self, object_keys: Sequence[str]) -> set[str]:
-        """Of some names those of objects that are payloads', or are being written."""
-        work = rows_of(_QUERIES["known"], {"object_keys": list(object_keys)})
-        return {name for (name,) in run_lookup(self._supplier, work, operation="look for objects")}
 
     def orphaned(self) -> tuple[int, int]:
         """How many objects nothing relies on, and their bytes as far as they are known."""
@@ -180,3 +163,21 @@ class PayloadObjects:
             done.deleted += len(gone["object_keys"])
             done.failures += len(failed)
             done.failed = (*done.failed, *((name, str(why)) for name, why in failed))[:100]
+
+
+def written(supplier: Supplier) -> Iterator[tuple[str, int, bytes, bool]]:
+    """The name, bytes and SHA-256 of every object, and whether payloads need it; streamed, by name."""
+    after = ""
+    while True:
+        values = {"after": after, "limit": PAGE_OBJECTS}
+        rows = run_lookup(supplier, rows_of(_QUERIES["written"], values), operation="look for objects")
+        yield from rows
+        if len(rows) < PAGE_OBJECTS:
+            return
+        after = rows[-1][0]
+
+
+def known(supplier: Supplier, object_keys: Sequence[str]) -> set[str]:
+    """Of some names those of objects that are payloads', or are being written."""
+    work = rows_of(_QUERIES["known"], {"object_keys": list(object_keys)})
+    return {name for (name,) in run_lookup(supplier, work, operation="look for objects")}

@@ -88,11 +88,11 @@ where object_key = any(%(object_keys)s) and state = 'dead'
 -- Of some objects those that are payloads', or may be.
 select object_key from payload_object where object_key = any(%(object_keys)s);
 
--- name: relied_on
--- All objects that payloads need, a page at a time.
-select object_key, byte_count, day
+-- name: written
+-- All objects that transactions have relied on, a page at a time, and whether payloads need them.
+select object_key, byte_count, digest, state <> 'dead'
 from payload_object
-where state in ('live', 'staged', 'block') and object_key > %(after)s
+where byte_count is not null and object_key > %(after)s
 order by object_key
 limit %(limit)s;
 

@@ -1,4 +1,4 @@
-"""Cools a day down: its payloads go into objects, and a copy of its partition with their pointers takes its place."""
+"""Cools a day down: its payloads go into objects, and a copy of its partition has pointers to them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ def offload_day(tools: Tools, lease: Lease) -> bool:
 def _phases(tools: Tools, lease: Lease, exchange: Exchange) -> bool:
     phase = lease.row().phase
     if phase == "prepare":
-        exchange.prepare()
+        # what a copy that was given up has left
+        exchange.prepare(lambda conn: PayloadObjects.unstage(conn, lease.day, exchange.names.day))
         phase = "copy"
     if phase == "copy":
         if not _copy(tools, lease, exchange):

@@ -2,9 +2,8 @@
 
     DORMPAY1 | dictionary … | frame … | index | length and hash of the index | DORMPAY1
 
-A frame's content is the payload's key in a line of JSON, and the payload's: so each tells by itself whose it is.
-The index is columns of JSON, compressed: in the order of keys. So an object can be read, checked and indexed
-from itself alone.
+A frame has the payload's key in a line of JSON, and then the payload: so each tells whose it is. The index is
+columns of JSON, compressed, in the order of keys. So an object can be read, checked and indexed from itself.
 """
 
 from __future__ import annotations
@@ -215,14 +214,14 @@ def unpacked(frame: bytes, entry: Entry, by: zstandard.ZstdDecompressor) -> byte
     return content
 
 
-def compressed(texts: list[bytes], dictionary: bytes, threads: int) -> list[bytes]:
+def compressed(texts: Sequence[bytes], dictionary: bytes, threads: int) -> list[bytes]:
     """A frame of each text."""
     by = zstandard.ZstdCompressor(
         level=LEVEL, dict_data=zstandard.ZstdCompressionDict(dictionary) if dictionary else None
     )
     if len(texts) == 1 or not hasattr(by, "multi_compress_to_buffer"):
         return [by.compress(text) for text in texts]
-    made = by.multi_compress_to_buffer(texts, threads=threads)
+    made = by.multi_compress_to_buffer(list(texts), threads=threads)
     return [made[number].tobytes() for number in range(len(texts))]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,6 +13,7 @@ from psycopg import errors as pg
 
 from dormouse.errors import PayloadExpired
 from dormouse.payloads.keys import PayloadKey, columns
+from dormouse.payloads.pack import Places
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.days import DayPartitions
 from dormouse.postgres.queries import load
@@ -39,7 +41,7 @@ class Place(NamedTuple):
     byte_start: int | None
     byte_length: int | None
     checksum: bytes | None
-    dictionaries: Mapping[str, tuple[int, int]] | None
+    dictionaries: Places | None
     index_start: int | None
     byte_count: int | None
 
@@ -122,7 +124,7 @@ def _make(supplier: Supplier, days: Iterable[date]) -> None:
     for day in sorted(days):
         if is_expired(supplier, day):
             raise PayloadExpired(f"payloads of {day} are past their retention, and were dropped")
-        DAYS.attempt(supplier, lambda conn, day=day: DAYS.add(conn, day), attempts=_TRIES)
+        DAYS.attempt(supplier, partial(DAYS.add, day=day), attempts=_TRIES)
 
 
 def _by_day(keys: Iterable[PayloadKey]) -> Iterator[tuple[date, list[PayloadKey]]]:

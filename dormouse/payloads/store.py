@@ -8,7 +8,7 @@ from typing import Any
 
 from dormouse.errors import DormouseError, InvalidPayload
 from dormouse.objects import ObjectStore
-from dormouse.payloads import cooling, rows
+from dormouse.payloads import cooling, rows, upkeep
 from dormouse.payloads.content import encode
 from dormouse.payloads.cooling import OffloadReport
 from dormouse.payloads.copying import PayloadOptions
@@ -19,6 +19,7 @@ from dormouse.payloads.objects import CollectedObjects, PayloadObjects
 from dormouse.payloads.offload import Progress, Tools, within
 from dormouse.payloads.reading import Reader
 from dormouse.payloads.status import PayloadDay, PayloadStatus, days, status
+from dormouse.payloads.upkeep import PayloadRound
 from dormouse.payloads.verifying import PayloadVerification, verify
 from dormouse.postgres.connection import Supplier
 
@@ -119,7 +120,7 @@ class PayloadStore:
         seconds_max: float | None = None,
         progress: Progress = lambda day, payloads: None,
     ) -> OffloadReport:
-        """Makes blocks of a day's objects, or of each day that is cold for a week: then its rows are some hundred.
+        """Makes blocks of a day's objects, or of each day that is cold for a week: some hundred rows.
 
         What is written to such a day later stays inline until it is folded again. Raises as `offload`.
         """
@@ -166,7 +167,7 @@ class PayloadStore:
         return expire(self._supplier, before, dry_run=dry_run)
 
     def days(self, *, expired: bool = False) -> list[PayloadDay]:
-        """The days that there are payloads of, the oldest first; with `expired` those that were dropped, too."""
+        """The days that there are payloads of, the oldest first; also those that were dropped."""
         return days(self._supplier, expired=expired)
 
     def status(self) -> PayloadStatus:
@@ -177,6 +178,16 @@ class PayloadStore:
         """Deletes the objects that no payload needs any more: of expired days, and of workers that died."""
         self._check_writable()
         return self._known.collect()
+
+    def maintain(
+        self, *, seconds_max: float | None = None, retention_days: int | None = None
+    ) -> PayloadRound:
+        """A round of all that is due: days made ahead, days dropped, offloaded and folded, objects deleted.
+
+        What fails is in its `errors`, and holds up nothing else.
+        """
+        self._check_writable()
+        return upkeep.run(self._tools(seconds_max), retention_days)
 
     @property
     def _known(self) -> PayloadObjects:

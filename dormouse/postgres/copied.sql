@@ -55,6 +55,16 @@ select to_regclass('deletion') is not null;
 -- Whether a database has the tables of the history, which come with a migration.
 select to_regclass('cut') is not null;
 
+-- name: knows_payloads
+-- Whether a database has the days of payloads, which come with a migration.
+select to_regclass('payload_day') is not null;
+
+-- name: begin_days_anew
+-- What was written while a day was copied is told by transactions of the other cluster: it is copied anew.
+update payload_day
+set phase = 'prepare', verified_till = null, after_kind = null, after_tenant = null, after_id = null, after_at = null
+where work in ('offload', 'fold') and phase <> 'finish';
+
 -- name: forget_looks
 -- Everything is to be looked at, and counted.
 delete from watermark;

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import date, timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -52,7 +53,7 @@ class DayPartitions:
     def make(self, supplier: Supplier, days: Iterable[date]) -> None:
         """Makes the partitions of days; those whose locks are busy wait for next time."""
         for day in days:
-            self.attempt(supplier, lambda conn, day=day: self.add(conn, day))
+            self.attempt(supplier, partial(self.add, day=day))
 
     def attempt(
         self, supplier: Supplier, work: Callable[[psycopg.Connection[Any]], None], *, attempts: int = 1

@@ -204,7 +204,7 @@ class GarbageSettings(Section):
 
 
 class MaintenanceSettings(Section):
-    """Upkeep: days of the removal log, and splits of full partitions, which run where compactions do."""
+    """Upkeep: days of the removal log, payloads, and splits of full partitions, run where compactions are."""
 
     every_minutes: EveryMinutes = setting(60)
     """How often it is looked for."""
@@ -213,7 +213,10 @@ class MaintenanceSettings(Section):
     """The memory of the lambda."""
 
     timeout_seconds: TimeoutSeconds = setting(300)
-    """How long a round may take."""
+    """How long a round may take; what is left of it goes into cooling payloads down."""
+
+    payload_retention_days: int | None = setting(None, ge=1, le=36_500)
+    """After how many days payloads are dropped, with their objects; left out: never."""
 
 
 class PauseSettings(Section):

@@ -37,6 +37,9 @@ class MonitoringSettings(Section):
     orphaned_gb_max: float = setting(100, gt=0)
     """How many GB of objects that nothing refers to raise an alarm."""
 
+    payload_backlog_days_max: int = setting(3, ge=1)
+    """How many days whose payloads wait to be offloaded raise an alarm."""
+
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if self.topic_arn and self.email:
             yield "email", "it is of an own topic: leave it out, or topic_arn"

@@ -32,6 +32,7 @@ from tests.cooling import (
     AT,
     DAY,
     Model,
+    collect,
     days_of,
     key,
     known_objects,
@@ -110,7 +111,7 @@ def test_a_day_that_is_done_stays_so(instance: Instance, model: Model) -> None:
 
 
 def test_the_copy_has_what_the_day_had(instance: Instance, model: Model) -> None:
-    """Options, storage, indexes, constraints and grants; and another schema's table of the same name is left."""
+    """Options, storage, indexes, constraints, grants; another schema's table of the name is left."""
     query(
         instance._supplier,
         """
@@ -209,25 +210,22 @@ def test_a_day_is_worked_on_by_one(instance: Instance, model: Model) -> None:
     model.check()
 
 
-@pytest.mark.parametrize("step", ["uploaded", "pointers", "committed", "copied", "swapping"])
+@pytest.mark.parametrize("step", ["uploaded", "committed", "copied", "verified"])
 def test_who_lost_the_lease_commits_nothing(instance: Instance, model: Model, step: str) -> None:
     """As one that was frozen for longer than its lease; the other has finished the day meanwhile."""
     done: list[Any] = []
+    taken = threading.Event()
 
     def lose(reached: str) -> None:
-        if reached == step and not done:
+        if reached == step and not taken.is_set():
+            taken.set()
             query(instance._supplier, "update payload_day set leased_until = now() - interval '1 second'")
-            if step in {"pointers", "swapping"}:  # the transaction has the day: who takes it over waits
-                return
             done.append(instance.payloads.offload())
 
-    work = tools(instance, lose, lease_seconds=10_000)
-    if step in {"pointers", "swapping"}:
-        assert cooling.offload(work, None, False).days_left == 0
-    else:
-        with pytest.raises(LeaseLost, match="another worker has taken the day over"):
-            cooling.OFFLOAD.run(work, DAY)
-        assert done[0].days_left == 0
+    work = tools(instance, lose, lease_seconds=10_000, uploads=1)
+    with pytest.raises(LeaseLost, match="another worker has taken the day over"):
+        cooling.OFFLOAD.run(work, DAY)
+    assert done[0].days_left == 0
     model.check()
     assert leftovers(instance) == []
 
@@ -337,7 +335,8 @@ def test_writers_of_a_stricter_isolation_lose_nothing(
     gone = key("b0001")
     work = {
         "delete": "delete from payload_20260305 where (kind, tenant, id, inserted_at) = (%s, %s, %s, %s)",
-        "update": "update payload_20260305 set content = '1' where (kind, tenant, id, inserted_at) = (%s, %s, %s, %s)",
+        "update": "update payload_20260305 set content = '1' "
+        "where (kind, tenant, id, inserted_at) = (%s, %s, %s, %s)",
     }[kind]
     with psycopg.connect(dsn) as old:
         old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
@@ -385,8 +384,7 @@ def test_a_store_that_fails_costs_nothing(instance: Instance, model: Model, faul
     assert instance.payloads.offload().errors == ()
     model.check()
     assert instance.payloads.days()[0].error is None
-    query(instance._supplier, "update payload_object set changed_at = now() - interval '2 days'")
-    instance.payloads.collect()
+    collect(instance)
     assert len(stored(instance)) == known_objects(instance)["live"]
     model.check()
 
@@ -461,7 +459,8 @@ with dm.connect(dsn, objects) as instance:
         if not left:
             print("dies", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
-    done = getattr(cooling, work)(tools(instance, die, lease_seconds=1), *((None, False) if work == "offload" else (date(2026, 3, 5),)))
+    given = (None, False) if work == "offload" else (date(2026, 3, 5),)
+    getattr(cooling, work)(tools(instance, die, lease_seconds=1), *given)
 """
 
 
@@ -495,8 +494,7 @@ def test_a_killed_offload_is_gone_on_with(
     orphans = stored(instance) - {
         name for (name,) in query(instance._supplier, "select distinct object_key from payload")
     }
-    query(instance._supplier, "update payload_object set changed_at = now() - interval '2 days'")
-    instance.payloads.collect()
+    collect(instance)
     assert orphans.isdisjoint(stored(instance)) or step not in {"uploaded", "pointers"}
     assert known_objects(instance) == {"live": len(stored(instance))}
     model.check(key("b0001"))
