@@ -148,6 +148,7 @@ class Instance(Durable):
     def close(self) -> None:
         """Ends committers and gives connections back; an embedded database stops with its last user."""
         first, self._closed = not self._closed, True
+        self._jobs.close()
         self._commits.close()
         self._tables.close()
         if first and not self._read_only:

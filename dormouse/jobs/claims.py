@@ -36,12 +36,10 @@ _CLAIM = {
     for kinds in ("any_number", "limited")
     for requests in ("with_requests", "without_requests")
 }
-_FINISH_KEEPING = _QUERIES["finish"].including(
-    kept=_QUERIES["keep"].including(put=PUT), me=_QUERIES["me"], wake_limited=_QUERIES["wake_limited"]
-)
-_FINISH = _QUERIES["finish"].including(
-    kept=replace(_QUERIES["keep"], text=""), me=_QUERIES["me"], wake_limited=_QUERIES["wake_limited"]
-)
+_ENDING = {name: _QUERIES[name] for name in ("me", "wake_limited")}
+_KEEP = _QUERIES["keep"].including(put=replace(PUT, text=PUT.text.rstrip(";")))
+_FINISH_KEEPING = _QUERIES["finish"].including(kept=_KEEP, **_ENDING)
+_FINISH = _QUERIES["finish"].including(kept=replace(_KEEP, text=""), **_ENDING)
 _KEPT_CHARACTERS_MAX = 4 * 2**20
 """Of results that are kept by the statement that ends their jobs; more are kept before it."""
 

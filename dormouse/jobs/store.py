@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
+from weakref import WeakSet
 
 from dormouse.errors import (
     InvalidInput,
@@ -71,6 +72,7 @@ class JobStore:
         self._payloads = payloads
         self._check_writable = check_writable
         self._kind_ids: dict[str, int] = {}
+        self._workers: WeakSet[Worker] = WeakSet()
 
     def start(self, kind: str, request: Any, owner: str | None = None, *, job_id: str | None = None) -> str:
         """Has a worker run a job of this kind, sooner or later; gives its id.
@@ -223,7 +225,15 @@ class JobStore:
             if not callable(function):
                 raise InvalidInput(f"the function of kind {kind!r} cannot be called: {function!r}")
         by_id = {self._kind_id(kind): function for kind, function in functions.items()}
-        return Worker(Claims(self._supplier), self._objects, by_id, options)
+        made = Worker(Claims(self._supplier), self._objects, by_id, options)
+        self._workers.add(made)
+        return made
+
+    def close(self) -> None:
+        """Ends the workers; others run what they run."""
+        for worker in list(self._workers):
+            worker.stop()
+            worker.stop()
 
     def expire(self, retention_days: int) -> int:
         """Drops the days of jobs that ended so long ago, with their requests, results and answers.

@@ -22,14 +22,21 @@ import psycopg
 from dormouse.backoff import backoff_seconds
 from dormouse.durability.processes import this_process
 from dormouse.errors import (
+    CommitOutcomeUnknown,
+    ConnectionsExhausted,
     DormouseError,
+    InstanceError,
+    InstanceForbidden,
     InstanceReadOnly,
+    InstanceTooNew,
     InvalidInput,
     InvalidPayload,
     JobLost,
+    NotAnInstance,
     ObjectStoreError,
     PayloadExpired,
     PayloadUnavailable,
+    TooManyRetries,
     one_line,
 )
 from dormouse.jobs import documents
@@ -58,6 +65,13 @@ ASK_SECONDS = 15.0
 
 ASLEEP_SECONDS_MAX = 24 * 3_600.0
 FAILED_SECONDS_MAX = 10.0
+
+PASSING = (
+    psycopg.OperationalError, InstanceError, ConnectionsExhausted, TooManyRetries, CommitOutcomeUnknown,
+    ObjectStoreError, PayloadUnavailable,
+)  # fmt: skip
+LASTING = (InstanceReadOnly, InstanceForbidden, InstanceTooNew, NotAnInstance)
+"""What a worker tries again after, but for these."""
 
 logger = logging.getLogger(__name__)
 
@@ -146,8 +160,8 @@ class Worker:
                     try:
                         self._turn(drain=drain)
                         failures = 0
-                    except (DormouseError, psycopg.Error) as error:
-                        if isinstance(error, InstanceReadOnly):
+                    except PASSING as error:
+                        if isinstance(error, LASTING):
                             raise
                         failures += 1
                         logger.warning("worker: %s", one_line(error))
