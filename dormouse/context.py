@@ -13,6 +13,7 @@ from dormouse.files.compaction_jobs import CompactionJobs
 from dormouse.files.deletions import Deletions
 from dormouse.files.garbage import GarbageCollector
 from dormouse.files.last_rounds import LastRounds
+from dormouse.files.round_reports import RoundReports
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.keyed import stored_schema
 from dormouse.model.properties import TableProperties
@@ -66,7 +67,10 @@ class JobCommits(Protocol):
 
 @dataclass(frozen=True)
 class TableContext:
-    """The services of one table; `commits` where a committer is known to run; `trees` may be shared."""
+    """The services of one table; `commits` where a committer is known to run; `trees` may be shared.
+
+    `reports` where ingests are told of.
+    """
 
     dsn: str = field(repr=False)
     supplier: Supplier
@@ -74,6 +78,7 @@ class TableContext:
     table: TableRecord
     commits: JobCommits | None = field(default=None, repr=False, compare=False)
     trees: TreeCache = field(default_factory=TreeCache, repr=False, compare=False)
+    reports: RoundReports | None = field(default=None, repr=False, compare=False)
 
     @property
     def schema(self) -> Schema:

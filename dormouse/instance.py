@@ -26,6 +26,8 @@ from dormouse.errors import (
 )
 from dormouse.files import removal_log
 from dormouse.files.attempts import WriteAttempts
+from dormouse.files.round_reports import RoundReports
+from dormouse.jobs import JobStore
 from dormouse.model.cut import When
 from dormouse.model.keys import KeyValue
 from dormouse.model.properties import TableProperties
@@ -74,6 +76,7 @@ class Instance(Durable):
     ) -> None:
         self._base_backup = base_backup
         self._metadata_backups = settings.metadata_backups
+        self._jobs_retention_days = settings.jobs_retention_days
         self._payload_retention_days = settings.payload_retention_days
         self._read_only = read_only
         self._refusal: InstanceReadOnly | None = None
@@ -105,6 +108,7 @@ class Instance(Durable):
                 self._attempts,
             )
         self._payloads = PayloadStore(self._supplier, objects, self._check_writable)
+        self._jobs = JobStore(self._supplier, objects, self._payloads, self._check_writable)
         self._tables = Tables(
             dsn,
             self._supplier,
@@ -114,6 +118,7 @@ class Instance(Durable):
             self._commits,
             job_commits,
             self._ownership.advance,
+            RoundReports(self._supplier),
         )
 
     def open(self, *, writers_are_dead: bool = False) -> Self:
@@ -143,11 +148,13 @@ class Instance(Durable):
                 self._attempts.collect_abandoned(NO_TABLE)
             self._objects.sweep_staging()
             removal_log.roll(self._supplier)
+            self._jobs.roll()
         return self
 
     def close(self) -> None:
         """Ends committers and gives connections back; an embedded database stops with its last user."""
         first, self._closed = not self._closed, True
+        self._jobs.close()
         self._commits.close()
         self._tables.close()
         if first and not self._read_only:
@@ -348,6 +355,16 @@ class Instance(Durable):
         return self._commits.wait_for(commit_ids, seconds_max)
 
     @property
+    def objects(self) -> ObjectStore:
+        """Where its objects are."""
+        return self._objects
+
+    @property
+    def jobs(self) -> JobStore:
+        """Jobs, which workers run sooner or later, and what rounds did."""
+        return self._jobs
+
+    @property
     def commits(self) -> CommitQueues:
         """The commit queues: how deep they are, and what could not be handled."""
         return self._commits
@@ -365,6 +382,9 @@ class Instance(Durable):
         return Table(
             self._tables.context(record), self._tables, self._check_writable, read_only=self._read_only
         )
+
+    def _daily(self) -> Mapping[str, Callable[[], object]]:
+        return {"jobs": lambda: self._jobs.expire(self._jobs_retention_days)}
 
     def _check_writable(self) -> None:
         if self._refusal is not None:

@@ -13,6 +13,7 @@ from dormouse.catalog import Catalog
 from dormouse.commits.commit_queues import CommitQueues
 from dormouse.context import JobCommits, TableContext
 from dormouse.errors import InstanceError, TableNotFound, not_installed
+from dormouse.files.round_reports import RoundReports
 from dormouse.model.cut import When
 from dormouse.model.properties import TableProperties
 from dormouse.model.table import TableRecord
@@ -47,11 +48,14 @@ class Tables:
     commits: CommitQueues
     job_commits: JobCommits | None
     changed: Callable[[], object] = field(repr=False, compare=False)
+    reports: RoundReports = field(repr=False, compare=False)
     _closed: Event = field(default_factory=Event, repr=False, compare=False)
 
     def context(self, record: TableRecord) -> TableContext:
         """The services of a table."""
-        return TableContext(self.dsn, self.supplier, self.objects, record, self.job_commits, self.trees)
+        return TableContext(
+            self.dsn, self.supplier, self.objects, record, self.job_commits, self.trees, self.reports
+        )
 
     def change_properties(
         self, table: TableRecord, change: Callable[[TableProperties], TableProperties]
@@ -111,6 +115,7 @@ class Tables:
     def close(self) -> None:
         """Gives back what SQL holds, and refuses more of it."""
         self._closed.set()
+        self.reports.close()
         if "_engine" in self.__dict__:
             self._engine.close()
 

@@ -24,6 +24,7 @@ from dormouse.cli import (
     deployment,
     erase,
     history,
+    jobs,
     maintenance,
     moments,
     payloads,
@@ -56,6 +57,7 @@ moments.add_to(app)
 backups.add_to(app)
 checks.add_to(app)
 commits.add_to(app)
+jobs.add_to(app)
 payloads.add_to(app)
 serve.add_to(app)
 system.add_to(app)

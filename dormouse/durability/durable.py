@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from threading import Event
@@ -118,7 +118,8 @@ class Durable:
 
         Once a day it writes a backup of the metadata into the object store of an instance in a folder, of
         which the last `DORMOUSE_METADATA_BACKUPS` are kept (0: none is taken), whose files are not collected
-        before the next one, and checks tables, of more than seven a seventh. What fails is
+        before the next one, checks tables, of more than seven a seventh, and drops what is told of jobs that
+        ended `DORMOUSE_JOBS_RETENTION_DAYS` ago. What fails is
         remembered and told, and holds up nothing else. After each cycle the file `metrics` has what is left
         to do and what fails, as Prometheus reads it.
 
@@ -142,6 +143,8 @@ class Durable:
             self._supplier, self._catalog, self._objects, self._known
         )
 
+        daily |= self._daily()
+
         def after_cycle(done: Maintenance) -> None:
             from dormouse.durability.maintenance_metrics import write_metrics
 
@@ -152,6 +155,10 @@ class Durable:
         maintainer = Maintainer(self._supplier, self.tables, daily, tell, after_cycle, hourly)
         maintainer.run(Event() if stop is None else stop, once=once, cycle_seconds=cycle_seconds)
         return maintainer.done
+
+    def _daily(self) -> Mapping[str, Callable[[], object]]:
+        """What else is done once a day, by its kind."""
+        raise NotImplementedError
 
     def _cool_payloads(self) -> None:
         self.payloads.maintain(

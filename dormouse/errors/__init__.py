@@ -74,7 +74,14 @@ DormouseError
 ├── CheckFailed                      a check found problems
 ├── QueryTooLarge                    it needs more memory or disk than it may have
 ├── EngineFailed                     DuckDB failed inside, or the process that ran it ended
-├── JobFailed                        an ingest or compaction that failed; its files are removed
+├── JobFailed                        an ingest, compaction or job that failed
+├── JobError
+│   ├── JobNotFound                  or another owner's
+│   ├── JobIdTaken                   another kind's or owner's job has the id
+│   ├── JobNotEnded
+│   ├── JobCancelled
+│   ├── JobLost                      its worker was taken for dead, or is being stopped
+│   └── JobForbidden                 not with this token
 └── DependencyMissing                an extra of the package, or Java, is not installed
 """
 
@@ -85,6 +92,7 @@ from datetime import datetime
 from typing import Any, Self
 
 from dormouse.errors.base import DormouseError as DormouseError
+from dormouse.errors.jobs import *  # noqa: F403
 from dormouse.errors.payloads import *  # noqa: F403
 from dormouse.errors.references import *  # noqa: F403
 

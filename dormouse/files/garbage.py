@@ -20,6 +20,7 @@ from dormouse.files.holds import deletable_before, let_go
 from dormouse.files.last_rounds import LastRounds
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.problem import Problem
+from dormouse.model.text import plural
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import SKETCHES_SUFFIX, check_file_name
 from dormouse.postgres.connection import Supplier
@@ -74,6 +75,7 @@ class GarbageCollector:
         """
         with LastRounds(self._supplier, self._store.table).round("collection") as current:
             report = self._collect(is_over)
+            current.outcome = f"{plural(report.deleted, 'file')} deleted"
             current.worked = bool(report.newly_unreferenced or report.deleted or report.abandoned_attempts)
             if report.failed:
                 name, reason = min(report.failed)

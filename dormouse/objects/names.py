@@ -14,7 +14,18 @@ PARQUET_SUFFIX = ".v2.parquet"
 """Of files whose DOUBLE columns have no minimum and maximum, as those of before have: NaN is in neither."""
 
 RECORDS = frozenset(
-    {STAGING, "instance.json", "owner", "commits", "payloads", "backups", "runs", "work", "activity"}
+    {
+        STAGING,
+        "instance.json",
+        "owner",
+        "commits",
+        "payloads",
+        "answers",
+        "backups",
+        "runs",
+        "work",
+        "activity",
+    }
 )
 """What the instance itself keeps beside them, by the first segment."""
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 from psycopg import errors as pg
@@ -23,7 +23,10 @@ DAYS = DayPartitions("payload")
 STATEMENT_ROWS_MAX = 10_000
 STATEMENT_CHARACTERS_MAX = 16 * 2**20
 _TRIES = 20
+T = TypeVar("T")
 _QUERIES = load(__package__ or "", "rows")
+PUT = _QUERIES["put"]
+"""For statements that keep payloads of one day beside what else they do."""
 
 
 class Place(NamedTuple):
@@ -45,19 +48,34 @@ class Place(NamedTuple):
 
 def put(supplier: Supplier, contents: Mapping[PayloadKey, str]) -> None:
     """All of them or none; a day that has no partition gets one. `PayloadExpired`."""
-
-    def work(conn: psycopg.Connection[Any]) -> None:
-        for day, keys in _by_day(contents):
-            for batch in _batches(keys, contents):
-                values = {**columns(batch), "contents": [contents[key] for key in batch]}
-                conn.execute(_QUERIES["put"].on(day=DAYS.name(day)), values)
-
     days = {key.day for key in contents}
+    with_days(supplier, lambda conn: write(conn, contents), lambda: days, operation="put payloads")
+
+
+def write(conn: psycopg.Connection[Any], contents: Mapping[PayloadKey, str]) -> None:
+    """As `put`, in the transaction of a work of `with_days`."""
+    for day, keys in _by_day(contents):
+        for batch in _batches(keys, contents):
+            values = {**columns(batch), "contents": [contents[key] for key in batch]}
+            conn.execute(PUT.on(day=DAYS.name(day)), values)
+
+
+def with_days(
+    supplier: Supplier,
+    work: Callable[[psycopg.Connection[Any]], T],
+    days: Callable[[], Iterable[date]],
+    *,
+    operation: str,
+) -> T:
+    """Runs a transaction that writes payloads of days, which get partitions when they have none.
+
+    `days` is asked after the work. Raises `PayloadExpired`, and what the work does.
+    """
     for _ in range(_TRIES):
         try:
-            return run_transaction(supplier, work, operation="put payloads")
+            return run_transaction(supplier, work, operation=operation)
         except pg.UndefinedTable:
-            _make(supplier, days)
+            _make(supplier, days())
     raise RuntimeError("payloads: a day vanishes as often as it is made")
 
 

@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from dormouse.context import TableContext
+from dormouse.model.text import plural
 from dormouse.rounds.compaction_job import CompactionResult
 from dormouse.rounds.compaction_threads import compact_in_threads
 from dormouse.rounds.engine import check_engine, choose_engine
@@ -70,7 +71,13 @@ def compact(
                     tally.add(result)
         # readers count from here on: they cannot remember what they have counted
         context.store.totals.bring_forward()
+        current.outcome = tally.outcome
     return tally.report(created, time.monotonic() - started)
+
+
+def compacted(jobs: int, rows: int) -> str:
+    """What came of a round, for people."""
+    return f"{plural(jobs, 'job')}, {plural(rows, 'row')} merged"
 
 
 class _Tally:
@@ -101,6 +108,12 @@ class _Tally:
         if self._progress:
             done = self._outcomes.total() - self._outcomes["retry"]
             self._progress(done, max(done, self._jobs), self._sums["rows_read"])
+
+    @property
+    def outcome(self) -> str:
+        failed = self._outcomes["given_up"] + self._outcomes["retry"]
+        done = compacted(self._outcomes["committed"], self._sums["rows_read"])
+        return f"{done}, {failed:,} failed" if failed else done
 
     def report(self, created: int, seconds: float) -> CompactionReport:
         return CompactionReport(

@@ -17,6 +17,7 @@ from dormouse.data.source import Source, open_source
 from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.keyed import given_schema, is_keyed
+from dormouse.model.text import plural
 from dormouse.rounds.engine import check_engine, choose_engine
 from dormouse.rounds.ingest_commit import IngestReport, ingest_once
 from dormouse.rounds.row_counts import check_ingested
@@ -44,7 +45,12 @@ def ingest(
     if _is_dataframe(data):
         engine = "spark"
     add = choose_engine(engine, lambda: _bytes_on_disk(data), ingest_in_process, on_spark)
-    return add(context, data, ingest_id=ingest_id, progress=progress, deletes=deletes)
+    if context.reports is None:
+        return add(context, data, ingest_id=ingest_id, progress=progress, deletes=deletes)
+    with context.reports.ingest(context.table.name) as told:
+        done = add(context, data, ingest_id=ingest_id, progress=progress, deletes=deletes)
+        told.message = f"{plural(done.rows, 'row')} in {plural(done.files, 'file')}" if done.applied else None
+    return done
 
 
 def ingest_in_process(

@@ -24,7 +24,7 @@ assert PICTURE, "ARCHITECTURE.md draws the house"
 ROOMS = re.findall(r"^(\w+)(?:/|\.py) ", PICTURE[1], re.M)
 """From the top floor down: each knows those below it alone."""
 
-STORES = {"files", "partitions", "catalog", "durability", "commits", "payloads"}
+STORES = {"files", "partitions", "catalog", "durability", "commits", "payloads", "jobs"}
 HOMES = {
     "psycopg": {"postgres"} | STORES | {"embedded"},
     "boto3": {"commits", "system"},
