@@ -33,7 +33,6 @@ FIRST = datetime(2026, 1, 1, tzinfo=UTC)
 BATCH = 500
 WRITERS = 2
 HARD_TO_COMPRESS = 0.1
-MEAN_BYTES = 2_000
 Payload = tuple[str, str, datetime, str, Any]
 
 

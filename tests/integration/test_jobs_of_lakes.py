@@ -286,6 +286,6 @@ def test_the_command_line_lists_shows_cancels_and_runs(
     code, _, err = cli("jobs", "show", "none", *lake)
     assert (code, err.count("\n")) == (1, 1)
     code, _, err = cli("jobs", "worker", "--function", "x", *lake)
-    assert (code, "KIND=module:function" in err) == (1, True)
+    assert (code, "KIND=module:function" in err) == (2, True)
     code, _, err = cli("jobs", "worker", "--function", "x=no.such:f", *lake)
     assert (code, "PYTHONPATH" in err) == (1, True)
