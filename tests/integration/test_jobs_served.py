@@ -102,7 +102,7 @@ def test_objects_in_s3_are_ingested_and_answers_are_written_there(
             saved = client.jobs.save_answer(query, tmp_path / "answer.parquet")
         assert pq.read_table(saved).to_pylist() == [{"n": 10, "v": "v999"}]
         assert instance.jobs.result(query)["url"].startswith("s3://")
-        assert instance.check().problems == []
+        assert not instance.check().problems
         assert list(instance.orphans(timedelta(0))) == []
 
 
