@@ -37,7 +37,7 @@ class MaintenanceStack(InstanceStack):
             memory_mb=maintenance.memory_mb,
             timeout_seconds=maintenance.timeout_seconds,
             environment=MaintenanceEnvironment,
-            values={"payload_retention_days": maintenance.payload_retention_days},
+            values={"payload_retention_days": foundation.settings.storage.payload_days},
             database_role=OWNER_ROLE,
             object_actions=["s3:DeleteObject", "s3:GetObject", "s3:PutObject"],
         )

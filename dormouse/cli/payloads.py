@@ -157,6 +157,7 @@ def verify(
     told = (
         f"read {plural(found.payloads, 'payload')} of {plural(found.objects, 'object')}, "
         f"{byte_size(found.bytes)}: {plural(len(found.problems), 'problem')}"
+        + (f"; no pointer leads to {found.without_pointer:,}" if found.without_pointer else "")
         + (f"; made {plural(found.rebuilt, 'object')} known again" if rebuild else "")
     )
     rows = [(one.object_key, str(one.key or ""), one.detail) for one in found.problems]

@@ -94,7 +94,8 @@ def _offload(tools: Tools, lease: Lease) -> bool:
 
 
 def _fold(tools: Tools, lease: Lease) -> bool:
-    if lease.row().phase == "prepare" and lease.row().state == "offloaded" and is_empty(tools, lease.day):
+    row, objects = lease.row(), tools.known.of_day(lease.day, "live", "block")
+    if (row.phase, row.state) == ("prepare", "offloaded") and not objects and is_empty(tools, lease.day):
         tools.exchange(lease).end("folded")
         return True
     return fold_day(tools, lease)
@@ -121,7 +122,9 @@ def offload(tools: Tools, day: date | None, dry_run: bool) -> OffloadReport:
         return OffloadReport(tuple(reports), len(waiting), dry_run=True)
     if day is not None:
         return OffloadReport((done := OFFLOAD.run(tools, day),), int(not done.finished))
-    return drain(tools, [(OFFLOAD, one.day) for one in waiting])
+    # one that was to be hot again, and was left half done
+    warm = [(WARM, one.day) for one in found if one.work == "rehydrate"]
+    return drain(tools, [*warm, *((OFFLOAD, one.day) for one in waiting)])
 
 
 WARM = Job("rehydrate", ("offloaded", "folded"), warm_day)

@@ -69,7 +69,8 @@ class _Fold:
             self._exchange.note_copied(forget=False)
             phase = "verify"
         if phase == "verify":
-            check_objects(self._tools, self._lease.day, "staged")
+            if not check_objects(self._tools, self._lease.day, "staged"):
+                return False
             self._verify()
             run_transaction(self._lease.supplier, self._activate, operation="fold a day")
             self._tools.step("activated")

@@ -129,7 +129,7 @@ def leased(
     if not taken:
         raise PayloadDayBusy(_why_not(supplier, day, work))
     lease = Lease(supplier, day, taken[0][0], seconds)
-    run_lookup(supplier, rows_of(_QUERIES["end_readers"], _reader_of(day)), operation="lease a day")
+    run_transaction(supplier, lambda conn: _end_readers(conn, day), operation="lease a day")
     began, error = time.monotonic(), None
     try:
         with _renewed(lease):
@@ -154,6 +154,12 @@ def read(supplier: Supplier, day: date) -> DayRow | None:
 def mark_reader(conn: psycopg.Connection[Any], day: date) -> None:
     """In a transaction that reads much of a day: whoever takes the day over ends it."""
     conn.execute(_QUERIES["mark_reader"].on(), _reader_of(day))
+
+
+def _end_readers(conn: psycopg.Connection[Any], day: date) -> None:
+    # a session may end those of whom it logged in as, and not those of a role that it acts as
+    conn.execute("set local role none")
+    conn.execute(_QUERIES["end_readers"].on(), _reader_of(day))
 
 
 def _reader_of(day: date) -> dict[str, int]:

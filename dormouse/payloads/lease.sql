@@ -49,14 +49,14 @@ where day = %(day)s;
 
 -- name: advance
 -- Within a transaction of whoever has the day, first: goes on to a phase, keeps others from taking the day until the end,
--- and notes how far it is; no row: another has it.
+-- and notes how far it is; no row: another has it. One that is frozen amid the transaction is ended as its lease is.
 update payload_day
 set phase = %(phase)s, after_kind = %(after_kind)s, after_tenant = %(after_tenant)s, after_id = %(after_id)s,
     after_at = %(after_at)s, payloads = payloads + %(payloads)s, bytes_in = bytes_in + %(bytes_in)s,
     bytes_out = bytes_out + %(bytes_out)s, objects = objects + %(objects)s,
     leased_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s), changed_at = clock_timestamp()
 where day = %(day)s and token = %(token)s and worker is not null
-returning token;
+returning set_config('idle_in_transaction_session_timeout', round(1000 * %(lease_seconds)s)::text, true);
 
 -- name: end
 -- As the last of the work with a day: what it is from now on.

@@ -45,6 +45,7 @@ class DayObject:
     index_start: int
     dictionaries: Places
     kept: bool
+    verified: bool
     first: PayloadKey
     last: PayloadKey
 
@@ -112,7 +113,7 @@ class PayloadObjects:
         """Those of a day in the order of their payloads."""
         values = {"day": day, "states": list(states)}
         rows = run_lookup(self._supplier, rows_of(_QUERIES["of_day"], values), operation="look for objects")
-        return [DayObject(*(*row[:8], PayloadKey(*row[8:12]), PayloadKey(*row[12:]))) for row in rows]
+        return [DayObject(*(*row[:9], PayloadKey(*row[9:13]), PayloadKey(*row[13:]))) for row in rows]
 
     @staticmethod
     def change(conn: psycopg.Connection[Any], day: date, before: Sequence[str], state: str) -> None:
@@ -124,6 +125,11 @@ class PayloadObjects:
     def keep(conn: psycopg.Connection[Any], object_key: str) -> None:
         """Has a fold go on with an object as it is."""
         conn.execute(_QUERIES["keep"].on(), {"object_key": object_key})
+
+    def note_verified(self, object_keys: Sequence[str]) -> None:
+        """Objects were read back, and are what was written."""
+        work = rows_of(_QUERIES["note_verified"], {"object_keys": list(object_keys)})
+        run_transaction(self._supplier, work, operation="note objects")
 
     @staticmethod
     def activate(conn: psycopg.Connection[Any], day: date) -> None:

@@ -21,7 +21,7 @@ returning object_key;
 
 -- name: of_day
 -- The objects of a day in some states, in the order of what they have.
-select object_key, state, byte_count, digest, payloads, index_start, dictionaries, kept,
+select object_key, state, byte_count, digest, payloads, index_start, dictionaries, kept, verified,
     first_tenant, first_id, first_at, first_kind, last_tenant, last_id, last_at, last_kind
 from payload_object
 where day = %(day)s and state = any(%(states)s)
@@ -36,6 +36,10 @@ where day = %(day)s and state = any(%(states)s);
 -- name: keep
 -- Has a fold go on with an object as a block.
 update payload_object set kept = true where object_key = %(object_key)s;
+
+-- name: note_verified
+-- Notes that objects were read back, and are what was written.
+update payload_object set verified = true where object_key = any(%(object_keys)s);
 
 -- name: activate
 -- Has what a fold goes on with be the blocks of a day from now on, and nothing else.

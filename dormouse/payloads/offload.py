@@ -90,7 +90,8 @@ def _phases(tools: Tools, lease: Lease, exchange: Exchange) -> bool:
             return False
         exchange.note_copied()
     if phase in {"copy", "verify"}:
-        check_objects(tools, lease.day)
+        if not check_objects(tools, lease.day):
+            return False
         exchange.verify()
         phase = lease.row().phase
     if phase == "swap":
@@ -120,16 +121,26 @@ def _copy(tools: Tools, lease: Lease, exchange: Exchange) -> bool:
     return not slice_.was_ended
 
 
-def check_objects(tools: Tools, day: date, *states: str) -> None:
-    """Reads back what was written; `PayloadsDiffer` when an object is not what was."""
-    found = tools.known.of_day(day, *(states or ("live",)))
-    with ThreadPoolExecutor(tools.options.uploads, "payload checks") as pool:
-        faults = list(pool.map(lambda one: _fault(tools.objects, one), found))
-    if damaged := [f"{one.object_key} {why}" for one, why in zip(found, faults, strict=True) if why]:
-        raise PayloadsDiffer(
-            f"payloads of {day}: {len(damaged)} of {len(found)} objects are not what was written, the first: "
-            f"{damaged[0]}; the day is as it was, and is copied again"
-        )
+def check_objects(tools: Tools, day: date, state: str = "live") -> bool:
+    """Reads back what was written and not read yet; False when the slice is over before all is.
+
+    Raises `PayloadsDiffer` when an object is not what was written.
+    """
+    left = [one for one in tools.known.of_day(day, state) if not one.verified]
+    step = tools.options.uploads
+    with ThreadPoolExecutor(step, "payload checks") as pool:
+        for at in range(0, len(left), step):
+            some = left[at : at + step]
+            for one, fault in zip(some, pool.map(lambda one: _fault(tools.objects, one), some), strict=True):
+                if fault is not None:
+                    raise PayloadsDiffer(
+                        f"payloads of {day}: object {one.object_key!r} {fault}; the day is as it was, and is "
+                        "copied again"
+                    )
+            tools.known.note_verified([one.object_key for one in some])
+            if tools.is_over():
+                return at + step >= len(left)
+    return True
 
 
 def _fault(objects: ObjectStore, one: DayObject) -> str | None:

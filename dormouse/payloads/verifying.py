@@ -37,13 +37,18 @@ class PayloadProblem:
 
 @dataclass(frozen=True, slots=True)
 class PayloadVerification:
-    """What was looked at of a day. `problems` are the first hundred; `rebuilt` are objects that were lost."""
+    """What was looked at of a day. `problems` are the first hundred; `rebuilt` are objects that were lost.
+
+    `without_pointer` are payloads of its objects that no pointer leads to: deleted or replaced since, of a
+    copy that is not done, or of pointers that are lost.
+    """
 
     day: date
     objects: int
     payloads: int
     bytes: int
     problems: tuple[PayloadProblem, ...]
+    without_pointer: int = 0
     rebuilt: int = 0
 
 
@@ -52,6 +57,7 @@ class _Done:
     objects: int = 0
     payloads: int = 0
     bytes: int = 0
+    without_pointer: int = 0
 
     def __post_init__(self) -> None:
         self.problems: list[PayloadProblem] = []
@@ -62,7 +68,7 @@ class _Done:
 
     def of(self, day: date, rebuilt: int) -> PayloadVerification:
         return PayloadVerification(
-            day, self.objects, self.payloads, self.bytes, tuple(self.problems), rebuilt
+            day, self.objects, self.payloads, self.bytes, tuple(self.problems), self.without_pointer, rebuilt
         )
 
 
@@ -150,8 +156,7 @@ def _pointers(tools: Tools, one: DayObject, entries: Mapping[PayloadKey, Entry],
         found = PayloadKey(*key)
         if entries.get(found) != Entry(found, start, length, checksum):
             done.note(one.object_key, found, "its pointer does not lead to it")
-    if not rows:
-        done.note(one.object_key, None, "no pointer leads to it")
+    done.without_pointer += len(entries) - len(rows)
     return None
 
 

@@ -62,7 +62,7 @@ def keep_up(
     seconds_left: Callable[[], float],
     payload_retention_days: int | None = None,
 ) -> Upkeep:
-    """Rolls the removal log, cools payloads down, and writes the list of tables to split for the run, if there is one to be.
+    """Rolls the removal log, writes the list of tables to split for the run, if any, and cools payloads.
 
     A table that was in a list already and is as it was then is left out until a day has passed: its leaves
     have one key, or fewer rows than their references say.

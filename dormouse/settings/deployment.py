@@ -121,7 +121,7 @@ class StorageSettings(Section):
     """The buckets."""
 
     payload_days: int = setting(90, ge=1, le=3_650)
-    """How long payloads in the object store are kept; restore_days and a day are added to it."""
+    """How long payloads are kept; their objects restore_days and a day longer."""
 
     restore_days: int = setting(3, ge=1, le=35)
     """How far back the instance can be restored, at most database.backup_days: objects that compactions
@@ -214,9 +214,6 @@ class MaintenanceSettings(Section):
 
     timeout_seconds: TimeoutSeconds = setting(300)
     """How long a round may take; what is left of it goes into cooling payloads down."""
-
-    payload_retention_days: int | None = setting(None, ge=1, le=36_500)
-    """After how many days payloads are dropped, with their objects; left out: never."""
 
 
 class PauseSettings(Section):

@@ -69,7 +69,7 @@ def test_tables_with_full_leaves_are_listed(instance: Instance, capsys: pytest.C
     assert answer == {"run_id": run_id, "kind": "split", "list": uri, "jobs": 1, "tables": 1}
     listed = json.loads(instance._objects.get(list_name(run_id)))
     assert [one["table"] for one in listed["tables"]] == ["full"]
-    assert metrics_in(capsys.readouterr().out) == {"TablesToSplit": 1}
+    assert metrics_in(capsys.readouterr().out) == {"TablesToSplit": 1, "PayloadBacklogDays": 0}
 
 
 def test_tables_with_references_above_leaves_are_listed(instance: Instance) -> None:

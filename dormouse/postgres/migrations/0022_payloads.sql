@@ -119,6 +119,8 @@ create table payload_object (
     token bigint not null,
     -- whether the fold that is under way goes on with it as a block
     kept boolean not null default false,
+    -- whether it was read back since it was written, as it is before anything is given up for it
+    verified boolean not null default false,
     changed_at timestamptz not null default clock_timestamp(),
     byte_count bigint,
     -- SHA-256 of all of it
