@@ -20,7 +20,7 @@ from dormouse.jobs import JobFunction, Progress
 from dormouse.jobs.answers import answer_name
 from dormouse.model.cut import when_of_text
 from dormouse.model.values import json_value
-from dormouse.objects.names import RECORDS, check_name
+from dormouse.objects.names import INCOMING, check_name
 from dormouse.query.interruption import Interruption
 from dormouse.query.parameters_json import parse_parameters
 from dormouse.query.where import LIMIT_MAX
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from dormouse.sql.engine import Sessions
 
 OBJECTS_MAX = 10_000
-_TABLES_OWN = "data"
 _SUFFIXES = (".parquet", ".pq", ".csv")
 
 
@@ -63,7 +62,7 @@ class QueryAsked(_Asked):
 
 
 class IngestAsked(_Asked):
-    """Objects of the instance's own store, by name, that become rows of a table, once for each id."""
+    """Objects of the instance's own store, below incoming/, that become rows of a table, once for each id."""
 
     table: str
     objects: list[str] = Field(min_length=1, max_length=OBJECTS_MAX)
@@ -208,8 +207,8 @@ def _local_files(instance: Instance, names: list[str], progress: Progress) -> It
 
 def _check_object(name: str) -> None:
     check_name(name)
-    if name.split("/", 1)[0] in RECORDS | {_TABLES_OWN}:
-        raise InvalidInput(f"object {name!r} is the instance's own: ingest objects that are beside these")
+    if not name.startswith(f"{INCOMING}/"):
+        raise InvalidInput(f"object {name!r} is not below {INCOMING}/: put there what is to be ingested")
     if not name.lower().endswith(_SUFFIXES):
         raise InvalidData(f"object {name!r} is neither .parquet nor .csv")
 

@@ -13,6 +13,9 @@ SKETCHES_SUFFIX = ".sketches"
 PARQUET_SUFFIX = ".v2.parquet"
 """Of files whose DOUBLE columns have no minimum and maximum, as those of before have: NaN is in neither."""
 
+INCOMING = "incoming"
+"""Where others put objects that are to be ingested."""
+
 RECORDS = frozenset(
     {
         STAGING,
@@ -21,13 +24,14 @@ RECORDS = frozenset(
         "commits",
         "payloads",
         "answers",
+        INCOMING,
         "backups",
         "runs",
         "work",
         "activity",
     }
 )
-"""What the instance itself keeps beside them, by the first segment."""
+"""What is beside them, and no table's, by the first segment."""
 
 NAME_BYTES_MAX = 900
 SEGMENT_BYTES_MAX = 255

@@ -134,7 +134,7 @@ def erase(
 def _asked(context: TableContext, where: DeleteWhere) -> tuple[Question, str]:
     if is_keyed(context.properties) and names_values(context, where):
         raise InvalidQuery(
-            f"erase from table {context.table.name!r}, which keeps one row a key: name row keys alone, as its "
+            f"erase from table {context.table.name!r}, which keeps one row a key: name row keys, as its "
             "older rows have other values; table.query tells the keys"
         )
     return asked_to_delete(context, where)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import Any
 
 import anyio.to_thread
@@ -14,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.routing import Match
 
 from dormouse import __version__
 from dormouse.errors import DormouseError
@@ -121,7 +123,15 @@ def _workers(instance: Instance, settings: ServiceSettings, metrics: Metrics) ->
 async def _problem(request: Request, error: Exception) -> Response:
     if not isinstance(error, _EXPECTED):
         logger.error("a request failed", exc_info=error)
+    if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        error.headers = {"Allow": ", ".join(sorted(_methods(request)))}
     return problem_of(error).response()
+
+
+def _methods(request: Request) -> set[str]:
+    """What a path takes; each of its methods is a route of its own."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE]
+    return {method for route in routes for method in getattr(route, "methods", None) or ()}
 
 
 def _described(app: FastAPI, *, secured: bool) -> dict[str, Any]:

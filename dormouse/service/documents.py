@@ -213,8 +213,8 @@ class JobRequest(_Request):
     )
     request: dict[str, Any] = Field(
         description="of a query a statement with parameters, or a table with where, columns and limit, and "
-        "as_of; of an ingest a table, the names of objects in the instance's store, and an ingest_id; of a "
-        "compaction or split a table",
+        "as_of; of an ingest a table, the names of objects below incoming/ in the instance's store, and an "
+        "ingest_id; of a compaction or split a table",
         examples=[{"statement": "select carrier, count(*) from flights group by carrier"}],
     )
     job_id: str | None = Field(
