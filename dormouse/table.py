@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from dormouse.context import TableContext
@@ -20,8 +19,9 @@ from dormouse.model.cut import When
 from dormouse.model.partition_tree import Partition
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
-from dormouse.model.schema import Schema
+from dormouse.model.table import TableRecord
 from dormouse.partitions.store import PartitionStore
+from dormouse.shaped_table import ShapedTable
 from dormouse.tables import Tables
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 Engine = Literal["auto", "local", "spark"]
 
 
-class Table:
+class Table(ShapedTable):
     """One table of an instance; made by `Instance.create_table` and `Instance.table`."""
 
     def __init__(
@@ -55,24 +55,14 @@ class Table:
         *,
         read_only: bool = False,
     ) -> None:
-        self._context = context
-        self._tables = tables
-        self._check_writable = check_writable
+        super().__init__(context, tables, check_writable)
         self._read_only = read_only
 
     def __repr__(self) -> str:
-        return f"Table({self.name!r})"
+        return f"Table({self._context.table.name!r})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Table cannot be pickled: open its instance again in the other process")
-
-    @property
-    def name(self) -> str:
-        return self._context.table.name
-
-    @property
-    def schema(self) -> Schema:
-        return self._context.schema
 
     @property
     def properties(self) -> TableProperties:
@@ -265,7 +255,7 @@ class Table:
 
         with self._changing():
             self._wait_for_queue(waiting)
-            return split(self._context)
+            return split(self._followed())
 
     def merge(
         self, *, rest_seconds: float = 0.0, waiting: Callable[[str], object] | None = None
@@ -280,7 +270,7 @@ class Table:
 
         with self._changing():
             self._wait_for_queue(waiting)
-            return merge(self._context, rest_seconds=rest_seconds, on_spark=_compact_on_spark)
+            return merge(self._followed(), rest_seconds=rest_seconds, on_spark=_compact_on_spark)
 
     def mergeable(self) -> Iterator[SmallPair]:
         """The pairs of leaves that `merge` would merge now; streamed. Raises `InvalidProperties`, too."""
@@ -328,13 +318,15 @@ class Table:
         def change(now: TableProperties) -> TableProperties:
             values = {**now.model_dump(exclude_defaults=True), **changes}
             changed = TableProperties(**{name: value for name, value in values.items() if value is not None})
-            Transform.check(self.schema, changed)
             if changed.aggregate and not now.aggregate:
                 # a delete waits for the change, or the change for it
                 self._context.deletions.check_mergeable()
             return changed
 
-        self._context = self._tables.change_properties(self._context.table, change)
+        def check(changed: TableRecord) -> None:
+            Transform.check(changed.schema, changed.properties)
+
+        self._context = self._tables.change_properties(self._context.table, change, check)
         return self.properties
 
     def convert_layout(self, layout: str) -> bool:
@@ -362,19 +354,10 @@ class Table:
 
         Costs what has changed since it was last counted, not the table.
         """
-        return status_of(self._context, read_only=self._read_only)
+        return status_of(self._followed(), read_only=self._read_only)
 
     def _wait_for_queue(self, waiting: Callable[[str], object] | None) -> None:
         self._tables.commits.wait_for_room(self._context.table.table_id, waiting)
-
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Of what may have changed something also when it raises."""
-        self._check_writable()
-        try:
-            yield
-        finally:
-            self._tables.note_activity()
 
 
 def _ingest_on_spark(*args: Any, **options: Any) -> IngestReport:

@@ -13,6 +13,7 @@ from dormouse.catalog import Catalog
 from dormouse.commits.commit_queues import CommitQueues
 from dormouse.context import JobCommits, TableContext
 from dormouse.errors import InstanceError, TableNotFound, not_installed
+from dormouse.errors.moved import SchemaMoved
 from dormouse.model.cut import When
 from dormouse.model.properties import TableProperties
 from dormouse.model.table import TableRecord
@@ -52,9 +53,12 @@ class Tables:
         return TableContext(self.dsn, self.supplier, self.objects, record, self.job_commits, self.trees)
 
     def change_properties(
-        self, table: TableRecord, change: Callable[[TableProperties], TableProperties]
+        self,
+        table: TableRecord,
+        change: Callable[[TableProperties], TableProperties],
+        check: Callable[[TableRecord], object],
     ) -> TableContext:
-        context = self.context(self.catalog.change_properties(table, change))
+        context = self.context(self.catalog.change_properties(table, change, check))
         self.note_activity()
         return context
 
@@ -87,6 +91,8 @@ class Tables:
             tables = self.catalog.tables()
             try:
                 return opened(self.objects, self._contexts(tables), where, as_of)
+            except SchemaMoved:
+                continue  # of one since it was listed
             except TableNotFound:
                 if self.catalog.tables() == tables:
                     raise

@@ -10,9 +10,9 @@ from urllib.parse import quote
 
 from datafusion import DataFrame, RuntimeEnvBuilder, SessionConfig, SessionContext
 
-from dormouse.data.arrow_schema import check_columns
-from dormouse.data.expressions import column, key_order
+from dormouse.data.expressions import key_order
 from dormouse.data.object_access import register
+from dormouse.data.stored import check_stored, reshaped, written_schema
 from dormouse.errors import DormouseError, InvalidData, JobFailed, ObjectNotFound, one_line
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
@@ -64,17 +64,21 @@ def sorted_file(context: SessionContext, file: str | Path, keys: Sequence[str]) 
 
 
 def table_file(context: SessionContext, schema: Schema, file: str) -> DataFrame:
-    """The rows of a table's file, as one sorted stream; `InvalidData` or `ObjectNotFound` names a bad one."""
+    """The rows of a table's file, as one sorted stream; `InvalidData` or `ObjectNotFound` names a bad one.
+
+    Whatever columns it was written with, which its name tells, they are those of the schema.
+    """
+    written = written_schema(schema, file)
     try:
         with panics_as_errors():
-            frame = sorted_file(context, file, schema.key_names)
+            frame = sorted_file(context, file, written.key_names)
     except Exception as error:
         raise file_error(file, error) from error
     try:
-        check_columns(frame.schema(), schema)
+        check_stored(frame.schema(), schema, file)
     except InvalidData as error:
         raise InvalidData(f"file {file!r}: {error}") from None
-    return frame.select(*map(column, schema.names))
+    return reshaped(frame, written, schema, views=True)
 
 
 class Panic(Exception):

@@ -18,6 +18,7 @@ from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.data.parquet_file import FileFacts
 from dormouse.data.portions import portions
 from dormouse.data.sketches import KeySampler
+from dormouse.data.stored import with_ids
 from dormouse.errors import JobFailed
 from dormouse.model.file_reference import FileReference, FileWithReferences
 from dormouse.model.properties import TableProperties
@@ -44,7 +45,7 @@ class LeafFiles:
     ) -> None:
         self._objects = objects
         self._schema = schema
-        self._arrow = arrow_schema(schema)
+        self._arrow = with_ids(arrow_schema(schema), schema)
         self._properties = properties
         self._ids = partition_ids
         self._name_of = name_of

@@ -22,7 +22,7 @@ from dormouse.model.properties import TableProperties
 from dormouse.model.table import TableRecord
 from dormouse.model.text import narrow_id
 from dormouse.objects import ObjectStore
-from dormouse.objects.names import PARQUET_SUFFIX, SKETCHES_SUFFIX
+from dormouse.objects.names import SKETCHES_SUFFIX, parquet_suffix
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
@@ -35,16 +35,17 @@ _QUERIES = load(__package__ or "", "attempts")
 
 @dataclass(frozen=True, slots=True)
 class WriteAttempt:
-    """One try of a job that writes objects."""
+    """One try of a job that writes objects, by a version of the table's schema."""
 
     table_id: int
     attempt_id: str
     object_prefix: str
     table_uuid: str | None = None
+    schema_version: int = 1
 
     def object_name(self, partition_id: str, number: int = 0) -> str:
         """A name for an object of this attempt."""
-        return f"{self.object_prefix}{number}-{partition_id}{PARQUET_SUFFIX}"
+        return f"{self.object_prefix}{number}-{partition_id}{parquet_suffix(self.schema_version)}"
 
     @property
     def _key(self) -> dict[str, Any]:
@@ -92,7 +93,7 @@ class WriteAttempts:
         rows = self._rows("begin", values)
         if not rows:
             raise TableNotFound.gone(table.name)
-        return WriteAttempt(table.table_id, attempt_id, rows[0][0], table.uuid)
+        return WriteAttempt(table.table_id, attempt_id, rows[0][0], table.uuid, rows[0][1])
 
     @staticmethod
     def finish(

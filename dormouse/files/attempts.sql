@@ -1,19 +1,20 @@
 -- name: begin
 -- Announces a writer, before it writes anything.
 -- Its objects lie under the incarnation.
-insert into write_attempt (table_id, attempt_id, object_prefix)
+insert into write_attempt (table_id, attempt_id, object_prefix, schema_version)
 select
     table_id,
     %(attempt_id)s::uuid,
     concat(
         %(prefix)s::text, (select coalesce(max(number), 0) from incarnation where confirmed), '/',
         replace(%(attempt_id)s::uuid::text, '-', ''), '/'
-    )
+    ),
+    schema_version
 from tables
 where table_id = %(table_id)s
--- a drop is waited for, or waits and then sees this writer
+-- a drop, or a change of the columns, is waited for, or waits and then sees this writer
 for key share
-returning object_prefix;
+returning object_prefix, schema_version;
 
 -- name: finish
 -- Ends attempts in the transaction that commits what they wrote; gives those that were not abandoned.

@@ -13,6 +13,8 @@ SKETCHES_SUFFIX = ".sketches"
 PARQUET_SUFFIX = ".v2.parquet"
 """Of files whose DOUBLE columns have no minimum and maximum, as those of before have: NaN is in neither."""
 
+_VERSIONED = re.compile(r"\.s(\d+)" + re.escape(PARQUET_SUFFIX) + "$")
+
 RECORDS = frozenset(
     {STAGING, "instance.json", "owner", "commits", "payloads", "backups", "runs", "work", "activity"}
 )
@@ -23,6 +25,17 @@ SEGMENT_BYTES_MAX = 255
 _TABLES_OWN = re.compile(r"data/(t\d+|[0-9a-f]{32})(/|$)")  # `TableRecord.object_prefixes`
 _LEAVING = frozenset({"", ".", ".."})
 _SEGMENT = re.compile(r"[A-Za-z0-9._=-]+")
+
+
+def parquet_suffix(schema_version: int) -> str:
+    """What the names of files end with whose columns are those of a version of their table's schema."""
+    return PARQUET_SUFFIX if schema_version == 1 else f".s{schema_version}{PARQUET_SUFFIX}"
+
+
+def schema_version_of(filename: str) -> int:
+    """The version of its table's schema that a file was written with, by its name; 1 where it says none."""
+    found = _VERSIONED.search(filename)
+    return 1 if found is None else int(found[1])
 
 
 def check_name(name: str) -> str:

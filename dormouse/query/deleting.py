@@ -12,6 +12,7 @@ from dormouse.context import TableContext
 from dormouse.errors import InvalidQuery
 from dormouse.model.region import Region
 from dormouse.query.deletions import condition_of, key_bounds
+from dormouse.query.schemas import on_current
 from dormouse.query.where import Question, question
 
 
@@ -42,10 +43,15 @@ def delete(context: TableContext, where: DeleteWhere, *, dry_run: bool = False) 
     Of the rows that were committed before; what is committed later stays, also when it is equal. `dry_run`
     counts, and changes nothing. Raises `InvalidQuery` for a condition that is none, or does not fit.
     """
-    asked = _asked(context, where)
-    condition = condition_of(asked)
     if dry_run:
+        on_current(context, lambda now: condition_of(now.schema, _asked(now, where)))
         return DeleteReport(None, None, sum(batch.num_rows for batch in _matching(context, where)))
+    return on_current(context, lambda now: _delete(now, where))
+
+
+def _delete(context: TableContext, where: DeleteWhere) -> DeleteReport:
+    asked = _asked(context, where)
+    condition = condition_of(context.schema, asked)
     by_values = any(one.field.name not in context.schema.key_names for one in asked.conditions)
     bounds = key_bounds(context.schema, asked.ranges)
     deletion_id, at = context.deletions.record(condition, bounds, by_values=by_values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial, reduce
 from itertools import takewhile
 from operator import and_
@@ -29,6 +30,7 @@ from dormouse.query.interruption import Interruption
 from dormouse.query.planner import Scan
 from dormouse.query.predicates import from_key, meets
 from dormouse.query.scan_session import key_session, planned, rows
+from dormouse.query.schemas import on_current
 from dormouse.query.streams import one_ahead
 from dormouse.query.table_view import Moment, gone_of_moment, plan_query
 from dormouse.query.where import Question, Where, question
@@ -53,17 +55,33 @@ def query(
     table has now, whatever is committed while it is read; also when a file that it has not read yet is
     compacted and collected meanwhile. `as_of` asks for those of another moment.
 
+    Its columns are those that the table has when it begins, or had at that moment.
+
     Raises `InvalidQuery`, `InvalidRange`, `InvalidCut` or `CutExpired`; while it is read, `ObjectNotFound`
     for a file that is lost, `QueryOvertaken` when one was collected and rows were added or removed meanwhile,
     `ObjectDamaged` for one that is not what was written. A reader that is dropped stops; so does one that
     waits for its next batch in another thread, when `interruption` is set, and raises `DormouseError`.
     """
+    interruption = interruption or Interruption()
+    if as_of is not None:
+        at = position_of(context, as_of)
+        return _query(context.as_of(at), where, columns, limit, interruption, at)
+    return on_current(context, lambda now: _query(now, where, columns, limit, interruption, None))
+
+
+def _query(
+    context: TableContext,
+    where: Where,
+    columns: Sequence[str] | None,
+    limit: int | None,
+    interruption: Interruption,
+    at: Position | None,
+) -> pa.RecordBatchReader:
     asked = question(context.schema, where, columns, limit)
-    moment, at = Moment(), None if as_of is None else position_of(context, as_of)
+    moment = Moment(context.schema)
     groups = plan_query(context, asked.ranges, moment, at=at)
     whole = arrow_schema(context.schema)
     schema = pa.schema([whole.field(name) for name in asked.columns])
-    interruption = interruption or Interruption()
     found = one_ahead(_Execution(context, asked, moment, interruption, at).rows(groups), interruption.set)
     batches = (exact(batch.select(asked.columns), schema) for batch in found)
     return pa.RecordBatchReader.from_batches(schema, batches)
@@ -177,9 +195,10 @@ class _Execution:
         return named_failures(self._context, scans, self._transform)
 
     def _physical(self, scans: Sequence[Scan], start: Reached | None) -> ExecutionPlan:
-        schema = self._context.schema
+        schema = self._moment.schema
         objects = self._context.objects
-        frame = rows(key_session(objects), objects, self._transform, scans, self._now_ms)
+        transform = replace(self._transform, schema=schema)
+        frame = rows(key_session(objects), objects, transform, scans, self._now_ms)
         if self._asked.conditions:
             frame = frame.filter(reduce(and_, map(meets, self._asked.conditions)))
         if start is not None:

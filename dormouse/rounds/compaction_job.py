@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -107,14 +107,15 @@ def run_compaction(
 def _run(
     context: TableContext, job: CompactionJob, now_ms: int, cancellation: Cancellation
 ) -> CompactionResult:
-    with context.attempts.attempt(context.table) as attempt:
+    with context.writing() as (current, attempt):
         try:
             cancellation.begin(attempt)
-            name = attempt.object_name(job.partition_id)
             # before anything is read: what is deleted from here on is deleted from the output, too
-            deletions = JobDeletions.of(context, job)
-            facts = _write(context, job, name, now_ms, cancellation, deletions)
-            _commit(context, job, attempt, name, facts, deletions.till)
+            current, deletions = JobDeletions.of(current, job)
+            attempt = replace(attempt, schema_version=current.schema.version)
+            name = attempt.object_name(job.partition_id)
+            facts = _write(current, job, name, now_ms, cancellation, deletions)
+            _commit(current, job, attempt, name, facts, deletions.till)
         finally:
             cancellation.end(attempt)
     return CompactionResult(

@@ -56,9 +56,9 @@ def ingest_in_process(
     nothing is added and what was written is removed; after `CommitOutcomeUnknown`, run the same id again.
     """
 
-    def write(attempt: WriteAttempt) -> list[FileWithReferences]:
-        source = open_source(data, context.schema)
-        return write_leaves(context, attempt, source, progress or (lambda *_: None), memory_bytes)
+    def write(current: TableContext, attempt: WriteAttempt) -> list[FileWithReferences]:
+        source = open_source(data, current.schema)
+        return write_leaves(current, attempt, source, progress or (lambda *_: None), memory_bytes)
 
     return ingest_once(context, ingest_id, write)
 

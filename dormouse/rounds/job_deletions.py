@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dormouse.context import TableContext
+from dormouse.errors.moved import SchemaMoved
 from dormouse.files.compaction_jobs import CompactionJob
 from dormouse.files.reads import KeyBounds
 from dormouse.model.schema import Schema
@@ -24,14 +25,21 @@ class JobDeletions:
     of_inputs: tuple[tuple[Deletion, ...], ...]
 
     @staticmethod
-    def of(context: TableContext, job: CompactionJob) -> JobDeletions:
-        """As they are now: each that comes later is of all rows of the output, as the inputs were there."""
+    def of(context: TableContext, job: CompactionJob) -> tuple[TableContext, JobDeletions]:
+        """As they are now: each that comes later is of all rows of the output, as the inputs were there.
+
+        And the services for columns that are no older than the deletions, and than the inputs.
+        """
         found = context.store.deletions_of([item.filename for item in job.inputs], KeyBounds())
-        reach = Reach(context.schema, deletions_of(context.schema, found.deletions))
-        return JobDeletions(
-            found.till,
-            tuple(reach.of(till or 0, low, high) for till, low, high in found.files),
-        )
+        while True:
+            try:
+                pending = deletions_of(context.schema, found.deletions)
+                break
+            except SchemaMoved:
+                context = context.followed()
+        reach = Reach(context.schema, pending)
+        files = tuple(reach.of(till or 0, low, high) for till, low, high in found.files)
+        return context, JobDeletions(found.till, files)
 
     def remains(self, schema: Schema) -> list[Expr | None]:
         """For each input what its rows must meet; None: they all remain."""

@@ -58,10 +58,10 @@ def ingest_with_spark(
     are those of `dormouse.rounds.ingest.ingest_in_process`.
     """
 
-    def write(attempt: WriteAttempt) -> list[FileWithReferences]:
-        source = _source(data, context)
+    def write(current: TableContext, attempt: WriteAttempt) -> list[FileWithReferences]:
+        source = _source(data, current)
         session = source.sparkSession if isinstance(source, DataFrame) else spark or spark_session()
-        files = _write(context, attempt, source, session)
+        files = _write(current, attempt, source, session)
         if progress is not None:
             rows = sum(file.row_count or 0 for file in files)
             progress(rows, rows)

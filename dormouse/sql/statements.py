@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -19,12 +21,14 @@ import pyarrow as pa
 from dormouse.context import TableContext
 from dormouse.data.transform import Transform, quoted
 from dormouse.errors import InvalidQuery, ObjectStoreError
+from dormouse.errors.moved import SchemaMoved
 from dormouse.model.cut import When
 from dormouse.model.region import Range
 from dormouse.query.file_checks import FileGone, check_bytes, check_columns, checked_sizes
 from dormouse.query.interruption import Interruption
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import PlanSummary, QueryPlan, Scan
+from dormouse.query.schemas import again_if_moved, keeping_columns
 from dormouse.query.streams import heeding_signals, in_thread
 from dormouse.query.table_view import plan_query, plan_tables, summary
 from dormouse.query.where import question, unknown
@@ -87,8 +91,8 @@ def sql(
     sets `interruption`. A reader that is dropped stops.
     """
     interruption = interruption or Interruption()
-    session = sessions(interruption)
-    return _Statement(session, tables, statement, given(parameters), interruption, as_of).reader()
+    made = partial(_made, sessions, tables, statement, given(parameters), interruption, as_of)
+    return again_if_moved(lambda: made().reader())
 
 
 def explain_sql(
@@ -101,8 +105,13 @@ def explain_sql(
 ) -> dict[str, PlanSummary]:
     """What a statement would read of each table that it reads."""
     interruption = interruption or Interruption()
-    session = sessions(interruption)
-    return _Statement(session, tables, statement, given(parameters), interruption, as_of).summaries()
+    made = partial(_made, sessions, tables, statement, given(parameters), interruption, as_of)
+    return again_if_moved(lambda: made().summaries())
+
+
+def _made(sessions: Sessions, *asked: Any) -> _Statement:
+    """A statement over the tables as the catalog has them now."""
+    return _Statement(sessions(asked[3]), *asked)
 
 
 class _Statement:
@@ -121,13 +130,15 @@ class _Statement:
         self.interruption = interruption
         self.now_ms = time.time_ns() // 1_000_000
         self.gone: set[str] = set()
+        self.is_open = False
         try:
             found = session.parsed(statement)
             self.compares_null = found.compares_null
-            self.contexts = _meant(found, tables)
+            self.moments = Moments(_meant(found, tables), as_of)
+            self.contexts = self.moments.contexts
             schemas = {name: context.schema for name, context in self.contexts.items()}
             self.wanted = session.wanted(schemas, found, parameters)
-            self.moments = Moments({name: self.contexts[name] for name in self.wanted.ranges}, as_of)
+            self.moments.read(self.wanted.ranges)
         except BaseException:
             session.close()
             raise
@@ -143,6 +154,7 @@ class _Statement:
         except BaseException:
             self.session.close()
             raise
+        self.is_open = True
         return pa.RecordBatchReader.from_batches(rows.schema, self._read(rows))
 
     def _read(self, rows: Rows) -> Iterator[pa.RecordBatch]:
@@ -180,6 +192,11 @@ class _Statement:
                 return self._run()
             except FileGone as error:
                 self._note_gone(error)
+            except SchemaMoved:
+                if not self.is_open:
+                    raise
+                # the columns of the answer are told already
+                self.contexts = {name: keeping_columns(one) for name, one in self.contexts.items()}
 
     def _note_gone(self, error: FileGone) -> None:
         if self.moments:
