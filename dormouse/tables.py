@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dormouse.query.interruption import Interruption
     from dormouse.query.where import Where
     from dormouse.sql.engine import Engine, Sessions
-    from dormouse.sql.statements import Named
+    from dormouse.sql.named import Named
     from dormouse.sql.values import Parameters
 
 
@@ -131,7 +131,7 @@ class Tables:
 
     @property
     def _named(self) -> Named:
-        from dormouse.sql.statements import Named
+        from dormouse.sql.named import Named
 
         return Named(
             like=lambda names: self._contexts(self.catalog.tables_like(names)),

@@ -12,7 +12,8 @@ from datafusion import DataFrame, RuntimeEnvBuilder, SessionConfig, SessionConte
 
 from dormouse.data.expressions import key_order
 from dormouse.data.object_access import register
-from dormouse.data.stored import check_stored, reshaped, written_schema
+from dormouse.data.stored import reshaped
+from dormouse.data.written import check_stored, written_schema
 from dormouse.errors import DormouseError, InvalidData, JobFailed, ObjectNotFound, one_line
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from dormouse.data.digests import digest_of_object
 from dormouse.data.object_access import parquet_object
 from dormouse.data.region_sketches import load_sketches
-from dormouse.data.stored import check_stored, written_schema
+from dormouse.data.written import check_stored, written_schema
 from dormouse.errors import InvalidData, ObjectNotFound
 from dormouse.model.keys import decode_key, encode_key, encode_value
 from dormouse.model.problem import ProblemKind

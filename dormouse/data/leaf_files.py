@@ -18,7 +18,7 @@ from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.data.parquet_file import FileFacts
 from dormouse.data.portions import portions
 from dormouse.data.sketches import KeySampler
-from dormouse.data.stored import with_ids
+from dormouse.data.written import with_ids
 from dormouse.errors import JobFailed
 from dormouse.model.file_reference import FileReference, FileWithReferences
 from dormouse.model.properties import TableProperties

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from dormouse.data.object_access import parquet_object
 from dormouse.data.ranks import rank
 from dormouse.data.sketches import FileSketches
-from dormouse.data.stored import written_schema
+from dormouse.data.written import written_schema
 from dormouse.model.region import Range, Region
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore

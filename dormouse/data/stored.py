@@ -1,38 +1,21 @@
-"""Files as they were written, by the columns of a version of the table's schema, as the columns of now."""
+"""Rows with the columns of one version of a table's schema as rows with those of another, in DataFusion."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
 from datafusion import DataFrame, Expr, literal
 
-from dormouse.data.arrow_schema import arrow_type, check_columns
+from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.expressions import column, value
+from dormouse.data.written import FIELD_ID
 from dormouse.model.reshaping import is_as_stored, pairs
 from dormouse.model.schema import Schema
 from dormouse.model.shape import Column
 from dormouse.model.types import BYTES, STRING, Field
-from dormouse.objects.names import schema_version_of
 
-FIELD_ID = "PARQUET:field_id"
-"""Arrow's name, in the metadata of a field, for Parquet's `field_id`."""
 _VIEWS = {STRING: pa.string_view(), BYTES: pa.binary_view()}
-
-
-def written_schema(schema: Schema, filename: str) -> Schema:
-    """Those of the columns that a file has, by what they were when it was written."""
-    return schema.as_written(schema_version_of(filename))
-
-
-def check_stored(found: pa.Schema, schema: Schema, filename: str) -> None:
-    """`InvalidData` when a file has not the columns that it was written with, of those that still are."""
-    written = written_schema(schema, filename)
-    if written is not schema:
-        # what was dropped since is in it, too
-        found = pa.schema([field for field in found if field.name in written])
-    check_columns(found, written)
 
 
 def reshaped(rows: DataFrame, stored: Schema, schema: Schema, *, views: bool = False) -> DataFrame:
@@ -58,12 +41,6 @@ def _default(field: Field, default: Any, *, views: bool) -> Expr:
     if views and field.type in _VIEWS:
         return literal(pa.scalar(default, _VIEWS[field.type]))
     return value(field, default)
-
-
-def with_ids(fields: Iterable[pa.Field], schema: Schema) -> pa.Schema:
-    """Arrow's fields of the schema's columns, with their ids."""
-    numbered = zip(fields, schema.shape.columns, strict=True)
-    return pa.schema([field.with_metadata({FIELD_ID: str(one.column_id)}) for field, one in numbered])
 
 
 def numbered(rows: DataFrame, schema: Schema) -> DataFrame:

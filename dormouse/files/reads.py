@@ -135,10 +135,10 @@ class FileReferenceReads:
     def planned_on(
         self, partition_ids: Sequence[str], bounds: KeyBounds, conn: psycopg.Connection[Any]
     ) -> tuple[int, int, int, str, PlannedRows]:
-        """The table's epoch, when it was made, the schema's version, the snapshot, some partitions' references.
+        """The table's epoch, when that was made, the schema's version, the snapshot, and references.
 
-        All are of one moment.        With the pending deletions that may be of rows within the bounds. One statement; `conn` is as
-        `following` wants it.
+        All of one moment; those of some partitions, and the pending deletions that may be of rows within the
+        bounds. One statement; `conn` is as `following` wants it.
         """
         values = {"partition_ids": partition_ids, **bounds.arrays()}
         head, *rows = self._execute(conn, "plan", values).fetchall() or (None,)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as option
 from functools import cached_property
 from typing import Any
 
@@ -27,7 +28,7 @@ class Schema:
     row_keys: tuple[Field, ...]
     sort_keys: tuple[Field, ...]
     values: tuple[Field, ...]
-    shape: Shape = field(compare=False, repr=False)
+    shape: Shape = option(compare=False, repr=False)
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a table's columns were in each version of its schema: a file is read by the version it was written with."""
+"""What columns were in each version of a schema: a file is read by the one that it was written with."""
 
 from __future__ import annotations
 

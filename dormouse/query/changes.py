@@ -49,10 +49,10 @@ def changes(
     """The rows that were ingested after one moment and up to another, each once, as they were ingested.
 
     And those that deletions are of, as they were just before: a reader that applies all in their order has
-    the rows of the later moment. The columns asked for, and `_change`; between two deletions in no order, but
-    for the files that are read side by side. `at_end` is called when the last row was given. Raises what
-    `pages_between` does and `InvalidQuery`; the columns are those of the later moment. While it is read `CutExpired` when a file is collected meanwhile,
-    `ObjectNotFound` and `ObjectDamaged` as queries do.
+    the rows of the later moment. The columns asked for, of those that the table had at the later moment, and
+    `_change`; between two deletions in no order, but for the files that are read side by side. `at_end` is
+    called when the last row was given. Raises what `pages_between` does and `InvalidQuery`; while it is read
+    `CutExpired` when a file is collected meanwhile, `ObjectNotFound` and `ObjectDamaged` as queries do.
     """
     context = context.as_of(till)
     if CHANGE in context.schema:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from dormouse.context import TableContext
 from dormouse.data.digests import digest_of_object
 from dormouse.data.object_access import open_parquet
-from dormouse.data.stored import check_stored
+from dormouse.data.written import check_stored
 from dormouse.errors import InvalidData, ObjectDamaged, ObjectNotFound, one_line
 from dormouse.query.planner import Scan
 

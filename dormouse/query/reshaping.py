@@ -83,9 +83,9 @@ def drop_column(context: TableContext, name: str, *, dry_run: bool = False) -> T
         for deletion_id, condition in context.shapes.pending_conditions(conn):
             if name in as_now(table.schema, condition):
                 raise InvalidSchema(
-                    f"column {name!r} of table {table.name!r} is named by deletion {deletion_id}, of which rows "
-                    "are left: compact the table and collect its garbage first, until 'dormouse table deletions' "
-                    "has it no more"
+                    f"column {name!r} of table {table.name!r} is named by deletion {deletion_id}, of which "
+                    "rows are left: compact the table and collect its garbage first, until 'dormouse table "
+                    "deletions' has it no more"
                 )
         return NextShape(_fitting(table, schema), f"dropped {name}")
 

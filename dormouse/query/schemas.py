@@ -50,7 +50,7 @@ def again_if_moved(work: Callable[[], T]) -> T:
 
 
 def keeping_columns(context: TableContext) -> TableContext:
-    """The services of a table as it is now, with the columns that are known here: of files that came since, too.
+    """A table's services, with the columns that are known here, of files that came since, too.
 
     `QueryOvertaken` when one of the columns was dropped.
     """

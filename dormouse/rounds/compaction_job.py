@@ -111,11 +111,10 @@ def _run(
         try:
             cancellation.begin(attempt)
             # before anything is read: what is deleted from here on is deleted from the output, too
-            current, deletions = JobDeletions.of(current, job)
-            attempt = replace(attempt, schema_version=current.schema.version)
-            name = attempt.object_name(job.partition_id)
-            facts = _write(current, job, name, now_ms, cancellation, deletions)
-            _commit(current, job, attempt, name, facts, deletions.till)
+            shaped, deletions = JobDeletions.of(current, job)
+            name = replace(attempt, schema_version=shaped.schema.version).object_name(job.partition_id)
+            facts = _write(shaped, job, name, now_ms, cancellation, deletions)
+            _commit(shaped, job, attempt, name, facts, deletions.till)
         finally:
             cancellation.end(attempt)
     return CompactionResult(

@@ -98,9 +98,9 @@ def _refusals_named(context: TableContext, ingest_id: str) -> Iterator[None]:
         for field, one in columns:
             if one.stages[0].since > before and not field.nullable:
                 raise SchemaChanged(
-                    f"ingest {ingest_id!r}: column {field.name!r} ({field.type}), which must not be null, was "
-                    f"added to table {context.table.name!r} while it ran; nothing was added: ingest rows that "
-                    "have it"
+                    f"ingest {ingest_id!r}: column {field.name!r} ({field.type}), which must not be null, "
+                    f"was added to table {context.table.name!r} while it ran; nothing was added: ingest rows "
+                    "that have it"
                 ) from error
         raise
 

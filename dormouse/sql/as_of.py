@@ -25,7 +25,9 @@ class Moments:
         self._positions: dict[str, Position] = {}
         self._errors: dict[str, DormouseError] = {}
         self.contexts = dict(contexts)
-        for name, context in () if as_of is None else contexts.items():
+        if as_of is None:
+            return
+        for name, context in contexts.items():
             try:
                 self._positions[name] = position = position_of(context, as_of)
                 self.contexts[name] = context.as_of(position)

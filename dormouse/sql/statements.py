@@ -6,11 +6,10 @@ over the files that hold them.
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -31,12 +30,12 @@ from dormouse.query.planner import PlanSummary, QueryPlan, Scan
 from dormouse.query.schemas import again_if_moved, keeping_columns
 from dormouse.query.streams import heeding_signals, in_thread
 from dormouse.query.table_view import plan_query, plan_tables, summary
-from dormouse.query.where import question, unknown
+from dormouse.query.where import question
 from dormouse.sql.as_of import Moments
 from dormouse.sql.engine import Session, Sessions
 from dormouse.sql.explained import explanation
 from dormouse.sql.failures import ReadFailed
-from dormouse.sql.parsed import Parsed
+from dormouse.sql.named import Named, meant
 from dormouse.sql.results import BATCH_ROWS, Rows
 from dormouse.sql.scans import Enough
 from dormouse.sql.selects import Select, ways
@@ -57,19 +56,7 @@ FIRST_ROWS = 10_000
 """As many as this have the first keys of files of which rows are merged."""
 COLUMNS_CHECKED_MAX, BYTES_CHECKED_MAX = 1_000, 1 << 28
 """Files whose columns, and bytes that are read, when DuckDB fails at something and names no file."""
-_DUCKDBS = re.compile(r"[./\\:]|^(duckdb|pg|pragma|sqlite)_", re.IGNORECASE)
-"""Names of files, and of DuckDB's own views."""
 Reads = Mapping[str, Sequence[Scan]]
-
-
-@dataclass(frozen=True)
-class Named:
-    """How a statement finds tables by their names."""
-
-    like: Callable[[Iterable[str]], Mapping[str, TableContext]]
-    """Tables that have one of the names, in upper or lower case."""
-    all: Callable[[], Mapping[str, TableContext]]
-    names: Callable[[], Iterable[str]]
 
 
 def sql(
@@ -134,7 +121,7 @@ class _Statement:
         try:
             found = session.parsed(statement)
             self.compares_null = found.compares_null
-            self.moments = Moments(_meant(found, tables), as_of)
+            self.moments = Moments(meant(found, tables), as_of)
             self.contexts = self.moments.contexts
             schemas = {name: context.schema for name, context in self.contexts.items()}
             self.wanted = session.wanted(schemas, found, parameters)
@@ -350,48 +337,6 @@ def _check_files(context: TableContext, scans: Sequence[Scan], error: ReadFailed
     check_bytes(context, [scan for scan, end in zip(scans, ends, strict=False) if end <= BYTES_CHECKED_MAX])
     for scan in scans[:COLUMNS_CHECKED_MAX]:
         check_columns(context, scan)
-
-
-def _meant(parsed: Parsed, tables: Named) -> dict[str, TableContext]:
-    """The tables that a statement may read, by name; `InvalidQuery` for a name that means nothing."""
-    found = dict(tables.all() if parsed.lists_tables else tables.like(parsed.names))
-    by_name: dict[str, str] = {}
-    for name in sorted(parsed.names):
-        meant = _one(name, found)
-        # where the statement's own name does not reach, DuckDB would read a file, or its catalog
-        if meant is None and (name.lower() not in parsed.ctes or _DUCKDBS.search(name)):
-            raise unknown("table", name, tables.names())
-        if meant is not None and by_name.setdefault(meant.lower(), meant) != meant:
-            raise _alike(meant, by_name[meant.lower()])
-    if parsed.lists_tables:
-        return {name: found[name] for name in sorted(found) if by_name.get(name.lower(), name) == name}
-    return {name: _checked(found[name]) for name in by_name.values()}
-
-
-def _one(name: str, found: Mapping[str, TableContext]) -> str | None:
-    """The table that a name means: exactly, or else in upper or lower case."""
-    alike = [name] if name in found else [one for one in found if one.lower() == name.lower()]
-    if len(alike) > 1:
-        raise _alike(*sorted(alike)[:2])
-    return alike[0] if alike else None
-
-
-def _alike(one: str, other: str) -> InvalidQuery:
-    return InvalidQuery(
-        f"SQL cannot tell table {one!r} from {other!r}, whose name differs in upper and lower case only: "
-        "rename one"
-    )
-
-
-def _checked(context: TableContext) -> TableContext:
-    names: dict[str, str] = {}
-    for name in context.schema.names:
-        if names.setdefault(name.lower(), name) != name:
-            raise InvalidQuery(
-                f"SQL cannot read table {context.table.name!r}: its columns {names[name.lower()]!r} and "
-                f"{name!r} differ in upper and lower case only"
-            )
-    return context
 
 
 def _check_size(reads: Reads) -> None:
