@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from dormouse.context import TableContext
 from dormouse.files.shapes import SchemaChange
+from dormouse.history.moments import position_of
+from dormouse.model.cut import When
 from dormouse.model.schema import Schema
 from dormouse.model.types import DataType, Field
 from dormouse.tables import Tables
@@ -32,6 +34,10 @@ class ShapedTable:
     def schema(self) -> Schema:
         """The columns of now; what another process changed is seen at once."""
         return self._followed().schema
+
+    def schema_at(self, when: When) -> Schema:
+        """The columns that it had at a moment: a cut, a cut's name, or an aware time; as `query` raises."""
+        return self._context.as_of(position_of(self._context, when)).schema
 
     def schema_changes(self) -> list[SchemaChange]:
         """What was done to the columns since the table was made, in its order."""
