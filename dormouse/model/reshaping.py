@@ -116,7 +116,10 @@ def following(properties: TableProperties, called: Callable[[str], str | None]) 
     for key, text, pattern in _naming(properties):
         parts = [text] if key == "filter" else text.split(",")
         there = [part for part in parts if all(called(name) for name in pattern.findall(part))]
-        renamed = ",".join(pattern.sub(lambda match: str(called(match[1])), part) for part in there)
+        renamed = ",".join(
+            pattern.sub(lambda match: match[0].removesuffix(match[1]) + str(called(match[1])), part)
+            for part in there
+        )
         if renamed != text:
             found[key] = renamed or None
     return found
@@ -130,7 +133,7 @@ def with_properties(properties: TableProperties, changes: dict[str, Any]) -> Tab
 
 def _naming(properties: TableProperties) -> Iterator[tuple[str, str, re.Pattern[str]]]:
     """Properties with columns' names in them, and what finds the names."""
-    for keys, pattern in ((_CALLS, r"(?<=\()\s*(\w+)"), (_LISTS, r"\s*(\w+)")):
+    for keys, pattern in ((_CALLS, r"\(\s*(\w+)"), (_LISTS, r"(\w+)")):
         for key in keys:
             text = getattr(properties, key, None)
             if text:

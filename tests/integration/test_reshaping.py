@@ -1,8 +1,9 @@
-"""Columns that are added, renamed, widened and dropped: at once, for every reader, of files of every version."""
+"""Columns that are added, renamed, widened and dropped: at once, for every reader, of every file."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 
 import dormouse as dm
 from dormouse.data.export import export
+from dormouse.data.expressions import key_order
+from dormouse.data.transform import Transform
 from dormouse.errors import (
     InvalidCut,
     InvalidData,
@@ -24,7 +27,10 @@ from dormouse.errors import (
 from dormouse.files.layout import LAYOUTS
 from dormouse.instance import Instance, connect
 from dormouse.objects.names import schema_version_of
-from tests.reshaped import Shaped, ingest, readers
+from dormouse.query.key_ranges import KeyRanges
+from dormouse.query.scan_session import key_session, rows
+from dormouse.query.table_view import plan_query
+from tests.reshaped import Shaped, ingest
 
 SCHEMA = dm.Schema(
     [dm.Field("k", dm.LONG), dm.Field("s", dm.STRING)],
@@ -113,8 +119,8 @@ def newer_rows(to: Shaped) -> None:
     values: dict[str, Any] = {
         "int": 5, "long": 1 << 40, "string": "é", "float": 0.25, "double": 0.1, "decimal": Decimal("9.25"),
     }  # fmt: skip
-    for key in (0, 3, 9):
-        fields = to.table.schema.fields
+    fields = to.table.schema.fields
+    for key in (-len(to.model.rows), 10 * len(to.model.rows), 10 * len(to.model.rows) + 1):
         to.ingest({field.name: values[field.type.name] for field in fields} | {fields[0].name: key})
 
 
@@ -179,30 +185,28 @@ def test_files_know_their_columns_by_ids(shaped: Shaped) -> None:
 
 @pytest.mark.parametrize("change", [add_default, add_whole, rename_value, rename_keys, swap_names, widen])
 def test_conditions_prune_nothing_that_is_wanted(shaped: Shaped, change: Callable[[Shaped], None]) -> None:
-    """On renamed, widened and defaulted columns, in every reader, whatever the statistics of old files say."""
+    """On renamed, widened and defaulted columns, in every reader, whatever statistics of old files say."""
     change(shaped)
     newer_rows(shaped)
     table, instance = shaped.table, shaped.instance
-    for name in shaped.model.names:
-        values = {row[name] for row in shaped.model.shown()}
-        for value in sorted((one for one in values if one is not None), key=repr) + [None]:
-            wanted = [row for row in shaped.model.shown() if row[name] == value]
-            nullable = table.schema.field(name).nullable
-            if value is not None or nullable:
+    there = shaped.model.shown()
+    with instance.duckdb() as opened:
+        for name in [shaped.table.schema.names[0], *shaped.table.schema.names[3:]]:
+            values = list({repr(row[name]): row[name] for row in there}.values())
+            text = f"select * from t where {name} is not distinct from $1 order by 1"
+            for value in values:
+                wanted = [row for row in there if row[name] == value]
                 assert table.query({name: value}).read_all().to_pylist() == wanted, (name, value)
-            with instance.duckdb() as opened:
-                for ask in (instance.sql, lambda text, given, o=opened: o.execute(text, given)):
-                    text = f"select * from t where {name} is not distinct from $1 order by 1"
-                    found = ask(text, [value])
-                    rows = found.read_all() if isinstance(found, pa.RecordBatchReader) else found.to_arrow_table()
-                    assert rows.to_pylist() == wanted, (name, value)
-        ranged = [v for v in values if v is not None]
-        if ranged and not isinstance(ranged[0], str):
-            low = sorted(ranged)[len(ranged) // 2]
-            above = [row for row in shaped.model.shown() if row[name] is not None and row[name] >= low]
-            assert table.query({name: dm.Range(min=low)}).read_all().to_pylist() == above
+                if isinstance(value, str) and "\0" in value:
+                    continue  # which no statement can name
+                assert instance.sql(text, [value]).read_all().to_pylist() == wanted, (name, value)
+                seen = opened.execute(text, [value]).to_arrow_table()
+                assert seen.to_pylist() == wanted, (name, value)
+            low = sorted(value for value in values if value is not None)[len(values) // 2]
+            above = [row for row in there if row[name] is not None and row[name] >= low]
+            assert table.query({name: dm.Range(min=low)}).read_all().to_pylist() == above, (name, low)
             text = f"select * from t where {name} >= $1 order by 1"
-            assert instance.sql(text, [low]).read_all().to_pylist() == above
+            assert instance.sql(text, [low]).read_all().to_pylist() == above, (name, low)
 
 
 def test_pending_deletions_follow_their_columns(shaped: Shaped) -> None:
@@ -225,7 +229,9 @@ def test_pending_deletions_follow_their_columns(shaped: Shaped) -> None:
 def test_a_column_that_a_pending_deletion_names_is_dropped_when_no_row_is_left(shaped: Shaped) -> None:
     shaped.delete("note", "x")
     shaped.rename("note", "remark")
-    with pytest.raises(InvalidSchema, match="'remark' of table 't' is named by deletion 1, of which rows are left"):
+    with pytest.raises(
+        InvalidSchema, match="'remark' of table 't' is named by deletion 1, of which rows are left"
+    ):
         shaped.table.drop_column("remark")
     shaped.check()
     shaped.table.set_properties(deletions_max=1)
@@ -273,14 +279,8 @@ def test_a_restore_keeps_the_columns_of_now(shaped: Shaped) -> None:
     swap_names(shaped)
     newer_rows(shaped)
     shaped.table.restore("first")
-    shaped.model = Shaped.__annotations__ and _restored(shaped)
+    shaped.model = replace(shaped.model, rows=shaped.model.rows[: len(ROWS)])
     shaped.check()
-
-
-def _restored(shaped: Shaped) -> Any:
-    from dataclasses import replace
-
-    return replace(shaped.model, rows=shaped.model.rows[: len(ROWS)])
 
 
 def test_a_restore_is_refused_where_its_deletion_names_a_dropped_column(shaped: Shaped) -> None:
@@ -290,7 +290,9 @@ def test_a_restore_is_refused_where_its_deletion_names_a_dropped_column(shaped: 
     table.restore("first")
     table.drop_column("note")
     for dry_run in (True, False):
-        with pytest.raises(InvalidCut, match="deletion 1 was pending then, and a deletion names column 'note'"):
+        with pytest.raises(
+            InvalidCut, match="deletion 1 was pending then, and a deletion names column 'note'"
+        ):
             table.restore("deleted", dry_run=dry_run)
     assert len(table.query().read_all()) == len(ROWS)
 
@@ -312,7 +314,9 @@ def test_properties_follow_the_names_of_columns(instance: Instance) -> None:
     assert instance.sql("select * from t", as_of="before").read_all().to_pylist() == then
     table.compact()
     assert table.query().read_all().to_pylist() == [{"k": 1, "total": 3, "at": 2}]
-    with pytest.raises(InvalidSchema, match="'total' of table 't' is named by aggregate and bloom_filter_columns"):
+    with pytest.raises(
+        InvalidSchema, match="'total' of table 't' is named by aggregate and bloom_filter_columns"
+    ):
         table.drop_column("total")
     with pytest.raises(InvalidSchema, match="aggregate: value 'more' has no function"):
         table.add_column(dm.Field("more", dm.LONG, nullable=True))
@@ -364,7 +368,7 @@ def test_other_handles_follow_at_once(shaped: Shaped, dsn: str, tmp_path: Path) 
         assert handles[1].query({"new": -0.0}, ["k"]).read_all().num_rows == len(wanted)
         with pytest.raises(InvalidQuery, match="unknown column 'note'"):
             handles[2].query({"note": "x"})
-        with pytest.raises(InvalidData, match="column 'new' .* is missing"):
+        with pytest.raises(InvalidData, match=r"column 'new' .* is missing"):
             handles[3].ingest(pa.Table.from_pylist(ROWS).drop(["note"]))
         assert handles[4].delete({"new": -0.0}, dry_run=True).rows == len(wanted)
         handles[5].delete({"f": 1})
@@ -415,22 +419,17 @@ def test_an_export_has_the_columns_of_now(shaped: Shaped, tmp_path: Path) -> Non
 
 def test_old_files_are_read_as_sorted_streams(shaped: Shaped) -> None:
     """Renamed keys or not: nothing is sorted again, which would take memory by the table's size."""
-    from dormouse.data.transform import Transform
-    from dormouse.query.key_ranges import KeyRanges
-    from dormouse.query.scan_session import key_session, rows
-    from dormouse.query.table_view import plan_query
-
     rename_keys(shaped)
     widen(shaped)
     newer_rows(shaped)
-    shaped.table.query().read_all()
     context = shaped.table._followed()
     scans = [scan for group in plan_query(context, KeyRanges()) for scan in group]
-    transform = Transform.parse(context.schema, context.properties)
-    frame = rows(key_session(context.objects), context.objects, transform, scans, 0)
-    from dormouse.data.expressions import key_order
-
-    plan = frame.sort(*key_order(context.schema.key_names)).execution_plan().display_indent()
+    assert {schema_version_of(scan.filename) for scan in scans} == {1, 7}
+    transform, objects = Transform.parse(context.schema, context.properties), context.objects
+    frame = rows(key_session(objects), objects, transform, scans, 0).sort(
+        *key_order(context.schema.key_names)
+    )
+    plan = frame.execution_plan().display_indent()
     assert "SortPreservingMergeExec" in plan
     assert "SortExec" not in plan
 
@@ -448,7 +447,3 @@ def test_leaves_are_split_and_merged_by_renamed_keys(shaped: Shaped) -> None:
     handle.split()
     handle.compact()
     shaped.check()
-
-
-def test_readers_are_all_there(shaped: Shaped) -> None:
-    assert [name for name, _ in readers(shaped.table, shaped.instance)] == ["query", "sql", "view"]
