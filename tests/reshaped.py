@@ -87,6 +87,8 @@ class Shaped:
     table: Table
     model: Naive
     moments: dict[str, Naive] = field(default_factory=dict)
+    deleted: dict[int, list[int]] = field(default_factory=dict)
+    """Of each deletion the ids of its columns."""
 
     @staticmethod
     def made(instance: Instance, schema: Schema, **options: Any) -> Shaped:
@@ -110,7 +112,8 @@ class Shaped:
         self.model = self.model.dropping(name)
 
     def delete(self, name: str, value: Any) -> None:
-        self.table.delete({name: value})
+        report = self.table.delete({name: value})
+        self.deleted[report.deletion_id or 0] = [self.model.names[name]]
         self.model = self.model.without(name, value)
 
     def cut(self, name: str) -> None:
