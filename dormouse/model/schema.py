@@ -94,6 +94,11 @@ class Schema:
         """Which of the table's schemas it is; the first is 1."""
         return self.shape.version
 
+    @property
+    def was_changed(self) -> bool:
+        """Whether anything is known of its columns but what they are."""
+        return self.version > 1 or self.shape.known is not None
+
     def knows(self, version: int) -> bool:
         """Whether it tells of columns as of a version that is the newest."""
         return version == (self.shape.known or self.version)

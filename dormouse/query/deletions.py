@@ -36,7 +36,7 @@ def deletions_of(schema: Schema, rows: DeletionRows, wanted: KeyRanges | None = 
     """Those that may be of wanted rows, by their numbers."""
     found = []
     for deletion_id, condition in sorted(rows):
-        asked = _parsed(schema, schema.shape, condition)
+        asked = _parsed(schema, schema.shape if schema.was_changed else None, condition)
         if not asked.ranges.intersect(wanted or KeyRanges()).is_empty:
             found.append(Deletion(deletion_id, condition, asked.ranges, asked.conditions))
     return tuple(found)
@@ -63,6 +63,6 @@ def key_bounds(schema: Schema, ranges: KeyRanges) -> KeyBounds:
 
 
 @lru_cache(maxsize=PARSED_MAX)
-def _parsed(schema: Schema, shape: Shape, condition: str) -> Question:
+def _parsed(schema: Schema, shape: Shape | None, condition: str) -> Question:
     # schemas are equal by their fields alone: their shapes tell which columns those were
     return question(schema, parse_where(schema, as_now(schema, condition)), None, None)

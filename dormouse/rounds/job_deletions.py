@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dormouse.context import TableContext
-from dormouse.errors.moved import SchemaMoved
 from dormouse.files.compaction_jobs import CompactionJob
 from dormouse.files.reads import KeyBounds
 from dormouse.model.schema import Schema
 from dormouse.query.deletions import Deletion, deletions_of
 from dormouse.query.reach import Reach
+from dormouse.query.schemas import on_current
 
 if TYPE_CHECKING:
     from datafusion import Expr
@@ -31,12 +31,7 @@ class JobDeletions:
         And the services for columns that are no older than the deletions, and than the inputs.
         """
         found = context.store.deletions_of([item.filename for item in job.inputs], KeyBounds())
-        while True:
-            try:
-                pending = deletions_of(context.schema, found.deletions)
-                break
-            except SchemaMoved:
-                context = context.followed()
+        context, pending = on_current(context, lambda now: (now, deletions_of(now.schema, found.deletions)))
         reach = Reach(context.schema, pending)
         files = tuple(reach.of(till or 0, low, high) for till, low, high in found.files)
         return context, JobDeletions(found.till, files)
