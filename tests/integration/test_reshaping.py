@@ -21,6 +21,7 @@ from dormouse.errors import (
     InvalidData,
     InvalidQuery,
     InvalidSchema,
+    QueryOvertaken,
     TableAlreadyExists,
     TableNotFound,
 )
@@ -373,7 +374,6 @@ def test_other_handles_follow_at_once(shaped: Shaped, dsn: str, tmp_path: Path) 
 
 
 def test_an_open_query_keeps_the_columns_that_it_began_with(shaped: Shaped) -> None:
-    """Also when its files are compacted and collected before it has read them."""
     reader = shaped.table.query()
     streamed = shaped.instance.sql("select * from t order by k")
     before = shaped.model.shown()
@@ -383,6 +383,33 @@ def test_an_open_query_keeps_the_columns_that_it_began_with(shaped: Shaped) -> N
     assert reader.schema.names == streamed.schema.names == list(SCHEMA.names)
     assert reader.read_all().to_pylist() == before
     assert streamed.read_all().to_pylist() == before
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_an_open_query_outlives_its_files_as_long_as_its_columns_are_there(
+    instance: Instance, dropped: bool
+) -> None:
+    """What is compacted since has other names for them; what was dropped is in no file any more."""
+    properties = dm.TableProperties(**TWO, history_retention_seconds=0)
+    shaped = Shaped.made(instance, SCHEMA, split_points=list(range(10, 400, 10)), properties=properties)
+    for t in (0, 1):
+        shaped.ingest(*({**ROWS[0], "k": k, "t": t, "i": k} for k in range(400)))
+    reader = shaped.table.query()
+    first = reader.read_next_batch()
+    before = sorted(shaped.model.shown(), key=lambda row: (row["k"], row["t"]))
+    swap_names(shaped)
+    if dropped:
+        shaped.drop("note")
+    while shaped.table.compact().jobs_run:
+        pass
+    for _ in range(2):
+        shaped.table.collect_garbage()
+    if dropped:
+        with pytest.raises(QueryOvertaken, match="column 'note' was dropped from table 't' while"):
+            reader.read_all()
+        return
+    rest = reader.read_all()
+    assert first.to_pylist() + rest.to_pylist() == before
 
 
 def test_a_renamed_table_is_followed_by_its_id(shaped: Shaped) -> None:
