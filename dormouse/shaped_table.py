@@ -31,6 +31,11 @@ class ShapedTable:
         return self._followed().table.name
 
     @property
+    def known_name(self) -> str:
+        """As `name`, of when the table was looked up last; of many tables that were just listed."""
+        return self._context.table.name
+
+    @property
     def schema(self) -> Schema:
         """The columns of now; what another process changed is seen at once."""
         return self._followed().schema

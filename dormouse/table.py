@@ -59,7 +59,7 @@ class Table(ShapedTable):
         self._read_only = read_only
 
     def __repr__(self) -> str:
-        return f"Table({self._context.table.name!r})"
+        return f"Table({self.known_name!r})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Table cannot be pickled: open its instance again in the other process")
@@ -288,7 +288,7 @@ class Table(ShapedTable):
         return self._context.garbage.collect()
 
     def restore(self, to: When, *, dry_run: bool = False) -> RestoreReport:
-        """Makes the rows what they were at a moment, in one commit; the partitions stay as they are.
+        """Makes the rows what they were at a moment, in one commit; partitions and columns stay as they are.
 
         What was ingested since is gone from the table, and can be restored in turn. Compactions that run are
         given up. `dry_run` says what would change. Raises `InvalidCut`, `CutExpired`, `NotWhole` when files

@@ -40,7 +40,7 @@ def parsed(request: Any, kinds: Collection[str] = (*TABLE_READS, *TABLE_CHANGES)
 
 
 def _list(request: Request) -> Work:
-    return lambda instance: [table.name for table in instance.tables()]
+    return lambda instance: [table.known_name for table in instance.tables()]
 
 
 def _describe(request: Request) -> Work:

@@ -89,7 +89,7 @@ async def metrics(here: Here) -> Response:
 @tables.get("", response_model=documents.TableList, responses=READS, summary="All tables")
 def list_tables(here: Here) -> Response:
     """The tables of the instance, by name."""
-    found = [{"name": table.name, "layout": table.layout} for table in here.instance.tables()]
+    found = [{"name": table.known_name, "layout": table.layout} for table in here.instance.tables()]
     return JSONResponse({"tables": found})
 
 
