@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 import dormouse as dm
 from dormouse.data.arrow_schema import arrow_schema
@@ -125,3 +127,87 @@ class Shaped:
         check(self.table, self.instance, self.model)
         for name, model in self.moments.items():
             check(self.table, self.instance, model, name)
+
+
+SCHEMA = dm.Schema(
+    [dm.Field("k", dm.LONG), dm.Field("s", dm.STRING)],
+    [dm.Field("t", dm.LONG)],
+    [
+        dm.Field("i", dm.INT, nullable=True),
+        dm.Field("note", dm.STRING, nullable=True),
+        dm.Field("f", dm.FLOAT, nullable=True),
+        dm.Field("d", dm.DECIMAL(5, 2), nullable=True),
+    ],
+)
+TWO = {"compaction_strategy": "basic", "compaction_batch_files": 2, "gc_delay_seconds": 0}
+ROWS = [
+    {"k": 1, "s": "a", "t": 0, "i": 1, "note": "x", "f": 0.5, "d": Decimal("1.50")},
+    {"k": 2, "s": "b", "t": 0, "i": None, "note": None, "f": None, "d": None},
+    {"k": 3, "s": "c", "t": 0, "i": -7, "note": "", "f": float("inf"), "d": Decimal("-999.99")},
+]
+
+
+def add_nullable(to: Shaped) -> None:
+    to.add(dm.Field("new", dm.LONG, nullable=True))
+
+
+def add_default(to: Shaped) -> None:
+    to.add(dm.Field("new", dm.STRING, nullable=True), "old\0row")
+
+
+def add_whole(to: Shaped) -> None:
+    to.add(dm.Field("new", dm.DOUBLE), -0.0)
+
+
+def rename_value(to: Shaped) -> None:
+    to.rename("note", "remark")
+
+
+def rename_keys(to: Shaped) -> None:
+    for name in ("k", "s", "t"):
+        to.rename(name, f"{name}_{name}")
+
+
+def swap_names(to: Shaped) -> None:
+    """Each name is another column's: files of before must not be read by name."""
+    to.rename("i", "x")
+    to.rename("f", "i")
+    to.rename("x", "f")
+
+
+def widen(to: Shaped) -> None:
+    to.table.widen_column("i", dm.LONG)
+    to.table.widen_column("f", dm.DOUBLE)
+    to.table.widen_column("d", dm.DECIMAL(12, 4))
+
+
+def drop(to: Shaped) -> None:
+    to.drop("note")
+
+
+def drop_and_add(to: Shaped) -> None:
+    """Another column of the name, whose old values do not come back."""
+    to.drop("note")
+    to.add(dm.Field("note", dm.STRING, nullable=True))
+
+
+CHANGES = [
+    add_nullable, add_default, add_whole, rename_value, rename_keys, swap_names, widen, drop, drop_and_add,
+]  # fmt: skip
+
+
+def newer_rows(to: Shaped) -> None:
+    """Rows of the columns of now, of which each has a value."""
+    values: dict[str, Any] = {
+        "int": 5, "long": 1 << 40, "string": "é", "float": 0.25, "double": 0.1, "decimal": Decimal("9.25"),
+    }  # fmt: skip
+    fields = to.table.schema.fields
+    for key in (-len(to.model.rows), 10 * len(to.model.rows), 10 * len(to.model.rows) + 1):
+        to.ingest({field.name: values[field.type.name] for field in fields} | {fields[0].name: key})
+
+
+def stored(shaped: Shaped) -> list[tuple[str, pa.Schema]]:
+    """The referenced files, and their own columns."""
+    files = [one.filename for one in shaped.table.files.all_files(0).files if one.references]
+    store = shaped.table._context.objects
+    return [(name, pq.read_schema(store.local_path(name))) for name in files]

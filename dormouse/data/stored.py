@@ -8,7 +8,7 @@ import pyarrow as pa
 from datafusion import DataFrame, Expr, literal
 
 from dormouse.data.arrow_schema import arrow_type
-from dormouse.data.expressions import column, value
+from dormouse.data.expressions import column
 from dormouse.data.written import FIELD_ID
 from dormouse.model.reshaping import is_as_stored, pairs
 from dormouse.model.schema import Schema
@@ -38,9 +38,9 @@ def _now(field: Field, one: Column, before: Field | None, *, views: bool) -> Exp
 
 
 def _default(field: Field, default: Any, *, views: bool) -> Expr:
-    if views and field.type in _VIEWS:
-        return literal(pa.scalar(default, _VIEWS[field.type]))
-    return value(field, default)
+    kind = _VIEWS[field.type] if views and field.type in _VIEWS else arrow_type(field.type)
+    # of lists and structs there is no literal that is null
+    return literal(None).cast(kind) if default is None else literal(pa.scalar(default, kind))
 
 
 def numbered(rows: DataFrame, schema: Schema) -> DataFrame:

@@ -160,6 +160,19 @@ def test_a_task_on_spark_writes_by_the_columns_of_now(shaped: Shaped) -> None:
     shaped.check()
 
 
+def test_a_task_on_spark_reads_inputs_that_are_newer_than_what_it_knows(shaped: Shaped) -> None:
+    """Its driver made the job of them, with a handle of before the change."""
+    context = shaped.table._context
+    swap(shaped)
+    shaped.add(dm.Field("new", dm.LONG), 7)
+    shaped.ingest({"k": 3, "odd": 6, "even": 7, "new": 8})
+    context.jobs.create()
+    [job] = context.jobs.take(10)
+    result = compaction_tasks.run_task((context.address, job, 0))
+    assert (result.outcome, result.rows_written) == ("committed", 3)
+    shaped.check()
+
+
 @pytest.mark.parametrize(("change", "is_refused"), [(swap, False), (add_whole, True)])
 def test_a_bulk_ingest_on_spark_that_began_before(
     spark: SparkSession, shaped: Shaped, change: Any, is_refused: bool, monkeypatch: pytest.MonkeyPatch
