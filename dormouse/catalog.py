@@ -95,9 +95,14 @@ class Catalog:
             raise TableNotFound(f"table {name!r} does not exist")
 
     def change_properties(
-        self, table: TableRecord, change: Callable[[TableProperties], TableProperties]
+        self,
+        table: TableRecord,
+        change: Callable[[TableProperties], TableProperties],
+        check: Callable[[TableRecord], object] = lambda changed: None,
     ) -> TableRecord:
         """Changes a table's properties from what they are now; what runs already goes on with the old ones.
+
+        `check` raises for what does not fit the table, whose columns nobody changes meanwhile.
 
         The table is the one of the record, whatever its name is now; `TableNotFound` when it was dropped.
         """
@@ -105,6 +110,7 @@ class Catalog:
         def work(conn: psycopg.Connection[Any]) -> TableRecord:
             now = self._held(conn, table)
             changed = replace(now, properties=change(now.properties))
+            check(changed)
             values = {**_columns(changed), "table_id": now.table_id}
             conn.execute(_QUERIES["set_properties"].on(), values)
             return changed
@@ -174,7 +180,7 @@ def _check_alone(conn: psycopg.Connection[Any], name: str) -> None:
 def _columns(table: TableRecord) -> dict[str, Any]:
     return {
         "name": table.name,
-        "schema": Jsonb(table.schema.to_json()),
+        "schema": Jsonb(table.schema.to_record()),
         # defaults are left out, so that a later release may better them
         "properties": Jsonb(table.properties.model_dump(exclude_defaults=True)),
         "layout": table.layout,

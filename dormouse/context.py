@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -14,7 +14,9 @@ from dormouse.files.deletions import Deletions
 from dormouse.files.garbage import GarbageCollector
 from dormouse.files.last_rounds import LastRounds
 from dormouse.files.round_reports import RoundReports
+from dormouse.files.shapes import Shapes
 from dormouse.files.store import FileReferenceStore
+from dormouse.model.cut import Position
 from dormouse.model.keyed import stored_schema
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
@@ -101,6 +103,43 @@ class TableContext:
     @property
     def address(self) -> TableAddress:
         return TableAddress(self.dsn, self.objects.url, self.objects.options, self.table)
+
+    @cached_property
+    def shapes(self) -> Shapes:
+        return Shapes(self.supplier, self.table)
+
+    def as_of(self, position: Position) -> TableContext:
+        """The services of the table with the columns that it had then."""
+        then = self.shapes.at(position.snapshot)
+        same = then.schema.version == self.schema.version and then.properties == self.properties
+        return self if same else replace(self, table=then)
+
+    def followed(self) -> TableContext:
+        """The services of the table as it is now: its name, columns, properties; the same when it is gone."""
+        now = self.shapes.now()
+        if now is None or (now == self.table and now.schema.version == self.schema.version):
+            return self
+        newer = replace(self, table=now)
+        self.__dict__["_newer"] = newer
+        return newer
+
+    @property
+    def newest_known(self) -> TableContext:
+        """Those of the table as it was when it was asked for last."""
+        newest = self
+        while (newer := newest.__dict__.get("_newer")) is not None:
+            newest = newer
+        return newest
+
+    @contextmanager
+    def writing(self, *, loads: bool = False) -> Iterator[tuple[TableContext, WriteAttempt]]:
+        """A write attempt, as of `WriteAttempts`, and the services for the columns by which it writes."""
+        with self.attempts.attempt(self.table, loads=loads) as attempt:
+            if attempt.schema_version == self.schema.version:
+                yield self, attempt
+                return
+            context = self.followed()
+            yield context, replace(attempt, schema_version=context.schema.version)
 
     @cached_property
     def store(self) -> FileReferenceStore:

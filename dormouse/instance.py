@@ -241,7 +241,10 @@ class Instance(Durable):
         self._tables.note_activity()
 
     def rename_table(self, name: str, new_name: str) -> Table:
-        """Gives a table another name; its files stay where they are."""
+        """Gives a table another name, in one transaction; handles that are open follow, by its id.
+
+        Raises `TableNotFound`, `InvalidName`, and `TableAlreadyExists` when the new name is taken.
+        """
         self._check_writable()
         self._catalog.rename(name, new_name)
         return self.table(new_name)

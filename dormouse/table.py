@@ -19,7 +19,7 @@ from dormouse.model.keyed import check_kept, check_upsert
 from dormouse.model.partition_tree import Partition
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
-from dormouse.model.schema import Schema
+from dormouse.model.table import TableRecord
 from dormouse.partitions.store import PartitionStore
 from dormouse.table_changes import Changing, Engine
 from dormouse.tables import Tables, compact_on_spark, ingest_on_spark
@@ -51,24 +51,14 @@ class Table(Changing):
         *,
         read_only: bool = False,
     ) -> None:
-        self._context = context
-        self._tables = tables
-        self._check_writable = check_writable
+        super().__init__(context, tables, check_writable)
         self._read_only = read_only
 
     def __repr__(self) -> str:
-        return f"Table({self.name!r})"
+        return f"Table({self.known_name!r})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Table cannot be pickled: open its instance again in the other process")
-
-    @property
-    def name(self) -> str:
-        return self._context.table.name
-
-    @property
-    def schema(self) -> Schema:
-        return self._context.schema
 
     @property
     def properties(self) -> TableProperties:
@@ -262,7 +252,7 @@ class Table(Changing):
 
         with self._changing():
             self._wait_for_queue(waiting)
-            return split(self._context)
+            return split(self._followed())
 
     def merge(
         self, *, rest_seconds: float = 0.0, waiting: Callable[[str], object] | None = None
@@ -277,7 +267,7 @@ class Table(Changing):
 
         with self._changing():
             self._wait_for_queue(waiting)
-            return merge(self._context, rest_seconds=rest_seconds, on_spark=compact_on_spark)
+            return merge(self._followed(), rest_seconds=rest_seconds, on_spark=compact_on_spark)
 
     def mergeable(self) -> Iterator[SmallPair]:
         """The pairs of leaves that `merge` would merge now; streamed. Raises `InvalidProperties`, too."""
@@ -295,7 +285,7 @@ class Table(Changing):
         return self._context.garbage.collect()
 
     def restore(self, to: When, *, dry_run: bool = False) -> RestoreReport:
-        """Makes the rows what they were at a moment, in one commit; the partitions stay as they are.
+        """Makes the rows what they were at a moment, in one commit; partitions and columns stay as they are.
 
         What was ingested since is gone from the table, and can be restored in turn. Compactions that run are
         given up. `dry_run` says what would change. Raises `InvalidCut`, `CutExpired`, `NotWhole` when files
@@ -325,14 +315,16 @@ class Table(Changing):
         def change(now: TableProperties) -> TableProperties:
             values = {**now.model_dump(exclude_defaults=True), **changes}
             changed = TableProperties(**{name: value for name, value in values.items() if value is not None})
-            Transform.check(self.schema, changed)
             check_kept(now, changed)
             if changed.aggregate and not now.aggregate:
                 # a delete waits for the change, or the change for it
                 self._context.deletions.check_mergeable()
             return changed
 
-        self._context = self._tables.change_properties(self._context.table, change)
+        def check(changed: TableRecord) -> None:
+            Transform.check(changed.schema, changed.properties)
+
+        self._context = self._tables.change_properties(self._context.table, change, check)
         return self.properties
 
     def convert_layout(self, layout: str) -> bool:
@@ -360,7 +352,7 @@ class Table(Changing):
 
         Costs what has changed since it was last counted, not the table.
         """
-        return status_of(self._context, read_only=self._read_only)
+        return status_of(self._followed(), read_only=self._read_only)
 
     def _wait_for_queue(self, waiting: Callable[[str], object] | None) -> None:
         self._tables.commits.wait_for_room(self._context.table.table_id, waiting)

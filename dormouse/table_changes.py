@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from dormouse.context import TableContext
 from dormouse.files.deletions import RecordedDeletion
 from dormouse.files.erasures import proofs
-from dormouse.tables import Tables, compact_on_spark
+from dormouse.shaped_table import ShapedTable
+from dormouse.tables import compact_on_spark
 
 if TYPE_CHECKING:
     from dormouse.query.deleting import DeleteReport, DeleteWhere
@@ -18,12 +17,8 @@ if TYPE_CHECKING:
 Engine = Literal["auto", "local", "spark"]
 
 
-class Changing:
-    """The methods, over what a table has."""
-
-    _context: TableContext
-    _tables: Tables
-    _check_writable: Callable[[], None]
+class Changing(ShapedTable):
+    """The methods, over a table's name and columns."""
 
     def delete(self, where: DeleteWhere, dry_run: bool = False) -> DeleteReport:
         """Deletes the rows that match, at once, for every reader: whatever they are, one row in the database.
@@ -96,12 +91,3 @@ class Changing:
     def deletions(self, *, pending_only: bool = True) -> list[RecordedDeletion]:
         """The deletions by their numbers: those that readers apply, or all that the history has."""
         return self._context.deletions.list(pending_only=pending_only)
-
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Of what may have changed something also when it raises."""
-        self._check_writable()
-        try:
-            yield
-        finally:
-            self._tables.note_activity()

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dormouse.errors import InvalidInput, InvalidProperties, InvalidQuery, InvalidRange
+from dormouse.errors import InvalidInput, InvalidProperties, InvalidQuery, InvalidRange, InvalidSchema
 from dormouse.files.layout import layout as known_layout
 from dormouse.model.keys import KeyValue
 from dormouse.model.partition_tree import outline
 from dormouse.model.properties import TableProperties
-from dormouse.model.schema import Schema
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import DataType
 from dormouse.model.values import json_value, value_of_text
 from dormouse.settings.event import TABLE_CHANGES, TABLE_READS, field
 
@@ -39,7 +40,7 @@ def parsed(request: Any, kinds: Collection[str] = (*TABLE_READS, *TABLE_CHANGES)
 
 
 def _list(request: Request) -> Work:
-    return lambda instance: [table.name for table in instance.tables()]
+    return lambda instance: [table.known_name for table in instance.tables()]
 
 
 def _describe(request: Request) -> Work:
@@ -108,18 +109,63 @@ def _convert(request: Request) -> Work:
     return work
 
 
+def _add_column(request: Request) -> Work:
+    """With `default`, as text, what rows that are there have."""
+    name, column = _table(request), Field.from_json(field(request, "column", dict))
+    given = request.get("default")
+    if not (given is None or isinstance(given, str)):
+        raise InvalidInput("'default' of the event must be text")
+    try:
+        default = None if given is None else value_of_text(column, given)
+    except InvalidQuery as error:
+        raise InvalidSchema(f"the default does not fit: {error}") from None
+    return lambda instance: _columns(name, instance.table(name).add_column(column, default))
+
+
+def _rename_column(request: Request) -> Work:
+    name, column, new_name = (field(request, key, str) for key in ("table", "column", "new_name"))
+    return lambda instance: _columns(name, instance.table(name).rename_column(column, new_name))
+
+
+def _widen_column(request: Request) -> Work:
+    name, column = _table(request), field(request, "column", str)
+    kind = DataType.from_json(request.get("type"))
+    return lambda instance: _columns(name, instance.table(name).widen_column(column, kind))
+
+
+def _drop_column(request: Request) -> Work:
+    name, column, dry_run = _table(request), field(request, "column", str), _flag(request, "dry_run")
+
+    def work(instance: Instance) -> dict[str, Any]:
+        schema = instance.table(name).drop_column(column, dry_run=dry_run)
+        return {**_columns(name, schema), "column": column, "dropped": not dry_run}
+
+    return work
+
+
+def _columns(table: str, schema: Schema) -> dict[str, Any]:
+    """What the columns are now."""
+    return {"table": table, "schema_version": schema.version, "schema": schema.to_json()}
+
+
 _KINDS: dict[str, Callable[[Request], Work]] = {
-    "convert-layout": _convert, "create": _create, "describe": _describe, "drop": _drop, "list": _list,
-    "rename": _rename, "set": _set, "show": _show,
+    "add-column": _add_column, "convert-layout": _convert, "create": _create, "describe": _describe,
+    "drop": _drop, "drop-column": _drop_column, "list": _list, "rename": _rename,
+    "rename-column": _rename_column, "set": _set, "show": _show, "widen-column": _widen_column,
 }  # fmt: skip
 
 
 def description(table: Table) -> dict[str, Any]:
     """A table's columns, properties and what it consists of; quick, however many partitions it has."""
+    schema = table.schema
+    ids = [column.column_id for column in schema.shape.columns]
     return {
         **json_value(table.status()),
         "layout": table.layout,
-        "schema": table.schema.to_json(),
+        "schema": schema.to_json(),
+        "column_ids": dict(zip(schema.names, ids, strict=True)),
+        "schema_version": schema.version,
+        "schema_changes": json_value(table.schema_changes()) if schema.version > 1 else [],
         "properties": table.properties.model_dump(),
     }
 

@@ -13,6 +13,7 @@ from dormouse.catalog import Catalog
 from dormouse.commits.commit_queues import CommitQueues
 from dormouse.context import JobCommits, TableContext
 from dormouse.errors import InstanceError, TableNotFound, not_installed
+from dormouse.errors.moved import SchemaMoved
 from dormouse.files.round_reports import RoundReports
 from dormouse.model.cut import When
 from dormouse.model.properties import TableProperties
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from dormouse.rounds.compaction_job import CompactionResult
     from dormouse.rounds.ingest_commit import IngestReport
     from dormouse.sql.engine import Engine, Sessions
-    from dormouse.sql.statements import Named
+    from dormouse.sql.named import Named
     from dormouse.sql.values import Parameters
 
 
@@ -58,9 +59,12 @@ class Tables:
         )
 
     def change_properties(
-        self, table: TableRecord, change: Callable[[TableProperties], TableProperties]
+        self,
+        table: TableRecord,
+        change: Callable[[TableProperties], TableProperties],
+        check: Callable[[TableRecord], object],
     ) -> TableContext:
-        context = self.context(self.catalog.change_properties(table, change))
+        context = self.context(self.catalog.change_properties(table, change, check))
         self.note_activity()
         return context
 
@@ -93,6 +97,8 @@ class Tables:
             tables = self.catalog.tables()
             try:
                 return opened(self.objects, self._contexts(tables), where, as_of)
+            except SchemaMoved:
+                continue  # of one since it was listed
             except TableNotFound:
                 if self.catalog.tables() == tables:
                     raise
@@ -132,7 +138,7 @@ class Tables:
 
     @property
     def _named(self) -> Named:
-        from dormouse.sql.statements import Named
+        from dormouse.sql.named import Named
 
         return Named(
             like=lambda names: self._contexts(self.catalog.tables_like(names)),

@@ -28,7 +28,7 @@ from dormouse.postgres import ConnectionSupplier
 from dormouse.query.planner import PlanSummary
 from dormouse.sql import statements
 from dormouse.sql.engine import Engine, Sessions
-from dormouse.sql.statements import Named
+from dormouse.sql.named import Named
 
 SCHEMA = Schema(
     [Field("Name", STRING), Field("number", LONG)],

@@ -17,6 +17,7 @@ from dormouse.cli import (
     backups,
     changes,
     checks,
+    columns,
     commits,
     data,
     demo,
@@ -48,6 +49,7 @@ app = typer.Typer(
 )
 demo.add_to(app)
 tables.add_to(app)
+columns.add_to(tables.app)
 data.add_to(app)
 erase.add_to(app)
 changes.add_to(app)

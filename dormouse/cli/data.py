@@ -173,7 +173,9 @@ def query(
     check_output(session, format, output)
     with session.open(read_only=True) as instance:
         found = instance.table(table)
-        condition, moment = parse_where(found.schema, where or []), moment_of(as_of)
+        moment = moment_of(as_of)
+        schema = found.schema if moment is None else found.schema_at(moment)
+        condition = parse_where(schema, where or [])
         if explain:
             show_plans(session, {table: found.explain(condition, as_of=moment)})
             return

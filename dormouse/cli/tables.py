@@ -62,28 +62,28 @@ def create(
     given = {key: item for key, item in parse_properties(property or []).items() if item is not None}
     points = split_point or []
     request = {"do": "create", "table": name, "schema": fields.to_json(), "layout": layout}
-    made = _ask(session, {**request, "split_points": points, "properties": given}, create=True)
+    made = ask_tables(session, {**request, "split_points": points, "properties": given}, create=True)
     session.show(made, lambda: f"table {name} is made, of {plural(len(points) + 1, 'partition')}")
 
 
 @verb(app, "list", example="dormouse table list", deployed=True)
 def list_(session: Session) -> None:
     """The tables, by name."""
-    names = _ask(session, {"do": "list"}, read_only=True)
+    names = ask_tables(session, {"do": "list"}, read_only=True)
     session.show(names, lambda: "\n".join(names) or "there are no tables yet")
 
 
 @verb(app, "show", example="dormouse table show flights", deployed=True)
 def show(session: Session, name: TableName) -> None:
     """A table's columns, properties, partitions and what it consists of."""
-    found = _ask(session, {"do": "show", "table": name, "drawn": not session.as_json}, read_only=True)
+    found = ask_tables(session, {"do": "show", "table": name, "drawn": not session.as_json}, read_only=True)
     session.show(found, lambda: _picture(found))
 
 
 @verb(app, "describe", example="dormouse table describe flights", deployed=True)
 def describe(session: Session, name: TableName) -> None:
     """A table's columns, properties and what it consists of; quick, however many partitions it has."""
-    found = _ask(session, {"do": "describe", "table": name}, read_only=True)
+    found = ask_tables(session, {"do": "describe", "table": name}, read_only=True)
     session.show(found, lambda: _summary(found))
 
 
@@ -99,14 +99,14 @@ def drop(
     """Drop a table and delete its files. Asks first on a terminal; elsewhere it needs --yes."""
     request = {"do": "drop", "table": name}
     if dry_run or not yes:
-        found = _ask(session, {**request, "dry_run": True}, read_only=True)
+        found = ask_tables(session, {**request, "dry_run": True}, read_only=True)
         what = _dropped(found)
         if dry_run:
             session.show(found, lambda: f"would drop {what}")
             return
         if not agreed(f"drop {what}", f"Drop {what}?"):
             raise InvalidInput("nothing was dropped")
-    gone = _ask(session, request)
+    gone = ask_tables(session, request)
     session.show(gone, lambda: f"dropped {_dropped(gone)}")
 
 
@@ -140,7 +140,7 @@ def rename(
     new_name: Annotated[str, typer.Argument(help="Its new name.", show_default=False)],
 ) -> None:
     """Give a table another name; its files stay where they are."""
-    renamed = _ask(session, {"do": "rename", "table": name, "new_name": new_name})
+    renamed = ask_tables(session, {"do": "rename", "table": name, "new_name": new_name})
     session.show(renamed, lambda: f"table {name} is now {new_name}")
 
 
@@ -160,7 +160,7 @@ def convert_layout(
 ) -> None:
     """Change how a table's files are tracked, in one transaction. What uses the table waits meanwhile."""
     request = {"do": "convert-layout", "table": name, "layout": layout, "dry_run": dry_run}
-    found = _ask(session, request, read_only=dry_run)
+    found = ask_tables(session, request, read_only=dry_run)
     before, target, files = found["was"], found["layout"], found.pop("files")
     did = f"{'would convert' if dry_run else 'converted'} table {name} of {plural(files, 'file')}"
     same = f"table {name} has the layout {target} already; nothing is changed"
@@ -190,11 +190,11 @@ def set_(
     ],
 ) -> None:
     """Change properties of a table."""
-    now = _ask(session, {"do": "set", "table": name, "properties": parse_properties(properties)})
+    now = ask_tables(session, {"do": "set", "table": name, "properties": parse_properties(properties)})
     session.show(now, lambda: "\n".join(f"{key}={value}" for key, value in now.items()))
 
 
-def _ask(
+def ask_tables(
     session: Session, request: Mapping[str, Any], *, read_only: bool = False, create: bool = False
 ) -> Any:
     """The answer of the instance, which is here, or deployed and asked through its lambdas."""
@@ -211,6 +211,10 @@ def _ask(
 
 def _dropped(found: Mapping[str, Any]) -> str:
     return f"table {found['table']}: {plural(found['rows'], 'row')} in {plural(found['files'], 'file')}"
+
+
+def _changes(found: Mapping[str, Any]) -> str:
+    return "; ".join(one["change"] for one in found.get("schema_changes", ()))
 
 
 def _picture(found: Mapping[str, Any]) -> Any:
@@ -236,12 +240,13 @@ def _summary(found: Mapping[str, Any]) -> Any:
 
     schema = Schema.from_json(found["schema"])
     parts = {"row key": schema.row_keys, "sort key": schema.sort_keys, "value": schema.values}
+    # an instance of another version may have others, or lack some
+    ids, version = found.get("column_ids", {}), found.get("schema_version", 1)
     columns = [
-        (field.name, f"{field.type}{'?' if field.nullable else ''}", part)
+        (str(ids.get(field.name, "")), field.name, f"{field.type}{'?' if field.nullable else ''}", part)
         for part, fields in parts.items()
         for field in fields
     ]
-    # an instance of another version may have others
     defaults = {name: field.default for name, field in TableProperties.model_fields.items()}
     changed = {key: item for key, item in found["properties"].items() if item != defaults.get(key)}
     return Group(
@@ -249,6 +254,7 @@ def _summary(found: Mapping[str, Any]) -> Any:
         f"{byte_size(found['byte_count'])} in {plural(found['files'], 'file')}, "
         f"{plural(found['references'], 'reference')}; {plural(found['leaves'], 'leaf partition')}; "
         f"layout {found['layout']}",
-        grid(("column", "type", "part"), columns),
+        grid(("id", "column", "type", "part"), columns),
+        *[f"version {version} of its columns: {_changes(found)}"] * (version > 1),
         *[f"{name}={value}" for name, value in changed.items()],
     )

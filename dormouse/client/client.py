@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from urllib.parse import urlencode
 
 from dormouse.client.http import Http
 from dormouse.client.jobs import RemoteJobs
 from dormouse.client.streams import ARROW, AnswerReader
-from dormouse.errors import InvalidName, InvalidQuery, TableNotFound
+from dormouse.errors import InvalidInput, InvalidName, InvalidQuery, TableNotFound
 from dormouse.files.last_rounds import LastRound
 from dormouse.history.consumers import ConsumerStatus
 from dormouse.history.retention import Holder
@@ -29,6 +30,7 @@ from dormouse.sql.values import Parameters, given
 if TYPE_CHECKING:
     import pyarrow as pa
 
+T = TypeVar("T")
 TIMEOUT_SECONDS = 330.0
 """Of silence: a little longer than a service works on a query by default."""
 
@@ -124,11 +126,26 @@ class RemoteTable:
         return self.describe()[1]
 
     def describe(self) -> tuple[Schema, TableProperties]:
-        """The schema and properties, which the service is asked for once; `TableNotFound`."""
-        if self._described is None:
-            found = self._http.json("GET", _path(self.name))
-            self._described = Schema.from_json(found["schema"]), TableProperties(**found["properties"])
+        """The schema and properties, as they are now; `TableNotFound`."""
+        found = self._http.json("GET", _path(self.name))
+        self._described = Schema.from_json(found["schema"]), TableProperties(**found["properties"])
         return self._described
+
+    def _asked(self, ask: Callable[[Schema], T], as_of: When | None) -> T:
+        """What is answered to what fits the columns; again where those known here were changed since."""
+        if as_of is not None:
+            then = text_of_when(as_of)
+            named = {"cut" if isinstance(then, int) else "as_of": then}
+            found = self._http.json("GET", f"{_path(self.name)}?{urlencode(named)}")
+            return ask(Schema.from_json(found["schema"]))
+        known = self.schema if self._described is None else self._described[0]
+        try:
+            return ask(known)
+        except InvalidInput:
+            now = self.schema
+            if now == known:
+                raise
+            return ask(now)
 
     def query(
         self,
@@ -143,16 +160,26 @@ class RemoteTable:
         Raises `InstanceError` when the service cannot be reached, or the connection breaks: an answer that
         ends without an error is whole.
         """
-        asked = question(self.schema, where, columns, limit)
-        body = {"where": where_json(asked), "columns": asked.columns, "limit": limit, **_at(as_of)}
-        return _answer(self._http, _path(self.name, "query"), body)
+
+        def ask(schema: Schema) -> pa.RecordBatchReader:
+            asked = question(schema, where, columns, limit)
+            # those of the table as the service knows them
+            wanted = None if columns is None else asked.columns
+            body = {"where": where_json(asked), "columns": wanted, "limit": limit, **_at(as_of)}
+            return _answer(self._http, _path(self.name, "query"), body)
+
+        return self._asked(ask, as_of)
 
     def explain(
         self, where: Mapping[str, Any] | Region | None = None, *, as_of: When | None = None
     ) -> PlanSummary:
         """What a query would read: partitions, files, bytes. Raises `InvalidQuery`."""
-        body = {"where": where_json(question(self.schema, where, None, None)), **_at(as_of)}
-        return _summary(self._http.json("POST", _path(self.name, "plan"), body))
+
+        def ask(schema: Schema) -> PlanSummary:
+            body = {"where": where_json(question(schema, where, None, None)), **_at(as_of)}
+            return _summary(self._http.json("POST", _path(self.name, "plan"), body))
+
+        return self._asked(ask, as_of)
 
     def sql(
         self, statement: str, parameters: Parameters | None = None, *, as_of: When | None = None

@@ -10,9 +10,10 @@ from urllib.parse import quote
 
 from datafusion import DataFrame, RuntimeEnvBuilder, SessionConfig, SessionContext
 
-from dormouse.data.arrow_schema import check_columns
-from dormouse.data.expressions import column, key_order
+from dormouse.data.expressions import key_order
 from dormouse.data.object_access import register
+from dormouse.data.stored import reshaped
+from dormouse.data.written import check_stored, written_schema
 from dormouse.errors import DormouseError, InvalidData, JobFailed, ObjectNotFound, one_line
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
@@ -71,18 +72,20 @@ def table_file(
 ) -> DataFrame:
     """The rows of a table's file, as one sorted stream; `InvalidData` or `ObjectNotFound` names a bad one.
 
-    A file that has each key once is sorted by other columns after the key, too.
+    Whatever columns it was written with, which its name tells, they are those of the schema. A file that has
+    each key once is sorted by other columns after the key, too.
     """
+    written = written_schema(schema, file)
     try:
         with panics_as_errors():
-            frame = sorted_file(context, file, schema.key_names, descending)
+            frame = sorted_file(context, file, written.key_names, descending)
     except Exception as error:
         raise file_error(file, error) from error
     try:
-        check_columns(frame.schema(), schema)
+        check_stored(frame.schema(), schema, file)
     except InvalidData as error:
         raise InvalidData(f"file {file!r}: {error}") from None
-    return frame.select(*map(column, schema.names))
+    return reshaped(frame, written, schema, views=True)
 
 
 class Panic(Exception):

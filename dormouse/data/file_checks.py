@@ -6,17 +6,17 @@ import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dormouse.data.arrow_schema import check_columns
 from dormouse.data.digests import digest_of_object
 from dormouse.data.object_access import parquet_object
 from dormouse.data.region_sketches import load_sketches
+from dormouse.data.written import check_stored, written_schema
 from dormouse.errors import InvalidData, ObjectNotFound
 from dormouse.model.keys import decode_key, encode_key, encode_value
 from dormouse.model.problem import ProblemKind
@@ -51,10 +51,11 @@ def file_problems(store: ObjectStore, name: str, schema: Schema, written: Writte
 
     A damaged file may end the process, as Arrow trusts its footer: see `FileReader`.
     """
+    now, schema = schema, written_schema(schema, name)
     read = _Read(schema)
     try:
         with parquet_object(store, name, verify=True) as file:
-            check_columns(file.schema_arrow, schema)
+            check_stored(file.schema_arrow, now, name)
             metadata, coded = file.metadata, _coded_texts(file, schema)
         how = {"metadata": metadata, "read_dictionary": coded}
         with parquet_object(store, name, verify=True, **how) as file:
@@ -62,7 +63,14 @@ def file_problems(store: ObjectStore, name: str, schema: Schema, written: Writte
                 read.row_group(file, number)
     except InvalidData as error:
         return [*read.found, ("object_unreadable", str(error))]
+    written = replace(written, region=_called(written.region, now, schema))
     return [*read.found, *_counts_and_keys(read, schema, written), *_sketches(store, name, schema, read)]
+
+
+def _called(region: Region | None, now: Schema, then: Schema) -> Region | None:
+    """A region by what the row keys were called."""
+    called = dict(zip(now.row_key_names, then.row_key_names, strict=True))
+    return None if region is None else Region({called[name]: item for name, item in region.items()})
 
 
 def _coded_texts(file: pq.ParquetFile, schema: Schema) -> list[str]:
@@ -204,7 +212,7 @@ def _counts_and_keys(read: _Read, schema: Schema, written: Written) -> Iterator[
 
 def _sketches(store: ObjectStore, name: str, schema: Schema, read: _Read) -> Iterator[Found]:
     try:
-        sketches = load_sketches(store, name)
+        sketches = load_sketches(store, name, schema)
     except ObjectNotFound:  # a caller's file may have none
         return
     except InvalidData as error:

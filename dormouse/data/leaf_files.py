@@ -18,6 +18,7 @@ from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.data.newest import Marks, first_of_keys
 from dormouse.data.parquet_file import FileFacts, file_facts, write_groups
 from dormouse.data.sketches import KeySampler
+from dormouse.data.written import with_ids
 from dormouse.errors import JobFailed
 from dormouse.model.file_reference import FileReference, FileWithReferences
 from dormouse.model.keyed import is_keyed, newest_first
@@ -46,7 +47,7 @@ class LeafFiles:
     ) -> None:
         self._objects = objects
         self._schema = schema
-        self._arrow = arrow_schema(schema)
+        self._arrow = with_ids(arrow_schema(schema), schema)
         self._properties = properties
         self._ids = partition_ids
         self._name_of = name_of

@@ -18,6 +18,7 @@ from dormouse.data.digests import digest_of_file
 from dormouse.data.file_shape import FileShape
 from dormouse.data.portions import portions
 from dormouse.data.sketches import KeySampler
+from dormouse.data.stored import numbered
 from dormouse.errors import JobFailed
 from dormouse.model.file_reference import FileReference, FileWithReferences
 from dormouse.model.keys import encode_key
@@ -92,7 +93,7 @@ def write_sorted(
     written = output_path.with_name(output_path.name + ".parquet")
     try:
         check_merges_by_all_keys(schema, rows.execution_plan().display_indent(), constant)
-        rows.write_parquet_with_options(file_url(written), shape.of_datafusion(schema))
+        numbered(rows, schema).write_parquet_with_options(file_url(written), shape.of_datafusion(schema))
         facts = file_facts(written, schema) if written.exists() else FileFacts(0)
         if facts.row_count:
             written.replace(output_path)

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from dormouse.data.object_access import parquet_object
 from dormouse.data.ranks import rank
 from dormouse.data.sketches import FileSketches
+from dormouse.data.written import written_schema
 from dormouse.model.region import Range, Region
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
@@ -22,10 +23,14 @@ from dormouse.objects.names import SKETCHES_SUFFIX
 _READ_ROWS = 65_536
 
 
-def load_sketches(store: ObjectStore, filename: str) -> FileSketches:
-    """The sketches kept beside a file; `ObjectNotFound`, or `InvalidData` when they are corrupt."""
+def load_sketches(store: ObjectStore, filename: str, schema: Schema) -> FileSketches:
+    """The sketches kept beside a file; `ObjectNotFound`, or `InvalidData` when they are corrupt.
+
+    By the schema's row keys, whatever they were called when the file was written.
+    """
     name = filename + SKETCHES_SUFFIX
-    return FileSketches.from_bytes(store.get(name), name)
+    found = FileSketches.from_bytes(store.get(name), name)
+    return found if schema.version == 1 else found.renamed(schema)
 
 
 def read_sketches(store: ObjectStore, filename: str, schema: Schema, region: Region) -> FileSketches | None:
@@ -34,10 +39,13 @@ def read_sketches(store: ObjectStore, filename: str, schema: Schema, region: Reg
     Streams the row groups that can have such rows, twice: to count them, and to sketch them. Raises
     `ObjectNotFound`, or `InvalidData` when the file cannot be read.
     """
+    written = written_schema(schema, filename)
+    called = dict(zip(schema.row_key_names, written.row_key_names, strict=True))
+    there = Region({called[name]: item for name, item in region.items()})
     with parquet_object(store, filename) as file:
-        inside = partial(_inside, file, schema, region)
+        inside = partial(_inside, file, written, there)
         rows = sum(batch.num_rows for batch in inside())
-        return FileSketches.from_sorted(schema, inside(), rows) if rows else None
+        return FileSketches.from_sorted(written, inside(), rows).renamed(schema) if rows else None
 
 
 def _inside(file: pq.ParquetFile, schema: Schema, region: Region) -> Iterator[pa.RecordBatch]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Any
 
@@ -64,6 +64,10 @@ class FileSketches:
         for batch in batches:
             sampler.add(batch)
         return sampler.sketches()
+
+    def renamed(self, schema: Schema) -> FileSketches:
+        """By the row keys of another version of the schema, in which they may be called differently."""
+        return replace(self, keys=dict(zip(schema.row_key_names, self.keys.values(), strict=False)))
 
     def to_bytes(self) -> bytes:
         """One container: magic, header (JSON, its length before it), a sketch for each key, a checksum."""

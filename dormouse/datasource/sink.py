@@ -12,6 +12,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from dormouse.data.arrow_schema import check_columns, conform
+from dormouse.data.keyed_rows import KeyedRows
 from dormouse.data.leaf_files import LeafFiles
 from dormouse.data.leaf_lookup import LeafLookup
 from dormouse.data.leaf_sorter import MEMORY_BYTES
@@ -23,6 +24,7 @@ from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
 from dormouse.objects.activity import note_if_shared
+from dormouse.rounds.ingest import keyed_rows
 from dormouse.rounds.ingest_commit import commit_files, commit_id
 from dormouse.rounds.row_counts import check_ingested
 
@@ -50,12 +52,16 @@ class TableParts:
     schema: Schema
     properties: TableProperties
     lookup: LeafLookup
+    keyed: KeyedRows | None
+    """Of a keyed table, to which it is an upsert."""
 
     @staticmethod
-    def of(context: TableContext) -> TableParts:
+    def of(context: TableContext, attempt: WriteAttempt) -> TableParts:
+        """For a load that is announced."""
         # Spark's writers cannot ask that rows be moved: a file a leaf would be tasks times leaves
         properties = context.properties.model_copy(update={"ingest_file_writing": "one_reference_per_leaf"})
-        return TableParts(context.objects, context.schema, properties, LeafLookup(context.partitions.tree()))
+        lookup, keyed = LeafLookup(context.partitions.tree()), keyed_rows(context, attempt)
+        return TableParts(context.objects, context.stored_schema, properties, lookup, keyed)
 
     def write(self, attempt: WriteAttempt, batches: Iterator[pa.RecordBatch]) -> Written:
         """A task's rows as one sorted file, with a reference in each leaf that it has rows of."""
@@ -64,9 +70,10 @@ class TableParts:
         files = LeafFiles(self.objects, self.schema, self.properties, self.lookup.leaf_ids, lambda _: name)
         rows = 0
         with files.sorter(MEMORY_BYTES) as sorter:
-            for batch in batches:
-                conformed = conform(batch, self.schema)
-                sorter.add(conformed, self.lookup.indexes(conformed))
+            given = self.schema if self.keyed is None else self.keyed.given
+            found = (conform(batch, given) for batch in batches)
+            for batch in found if self.keyed is None else self.keyed.stored(found):
+                sorter.add(batch, self.lookup.indexes(batch))
                 rows += batch.num_rows
             return Written(rows, tuple(files.write(sorter)))
 
@@ -88,10 +95,10 @@ def told(kind: type[T], messages: Sequence[object]) -> list[T]:
     return found
 
 
-def files_of(written: Sequence[Written]) -> list[FileWithReferences]:
+def files_of(written: Sequence[Written], properties: TableProperties) -> list[FileWithReferences]:
     """All that tasks wrote; `JobFailed` when these are not the rows that they read."""
     files = [file for one in written for file in one.files]
-    check_ingested(sum(one.rows for one in written), None, files)
+    check_ingested(sum(one.rows for one in written), None, files, properties)
     return files
 
 
@@ -101,7 +108,7 @@ class TableWriter(DataSourceArrowWriter):
 
     of: TableOptions
     ingest_id: str
-    table: TableParts
+    table: TableParts | None
     attempt: WriteAttempt | None
 
     @staticmethod
@@ -111,12 +118,13 @@ class TableWriter(DataSourceArrowWriter):
         with options.of.open(writes=True) as table:
             context = table.context
             check_fits(schema, context)
-            is_applied = context.store.is_applied(commit_id(ingest_id))
-            attempt = None if is_applied else context.attempts.begin(context.table)
-            return TableWriter(options.of, ingest_id, TableParts.of(context), attempt)
+            if context.store.is_applied(commit_id(ingest_id)):
+                return TableWriter(options.of, ingest_id, None, None)
+            attempt = context.attempts.begin(context.table, loads=True)
+            return TableWriter(options.of, ingest_id, TableParts.of(context, attempt), attempt)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        if self.attempt is not None:
+        if self.attempt is not None and self.table is not None:
             return self.table.write(self.attempt, iterator)
         for _ in iterator:
             pass
@@ -124,9 +132,9 @@ class TableWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Adds what the tasks wrote, in one commit."""
-        if self.attempt is None:
+        if self.attempt is None or self.table is None:
             return
-        files = files_of(told(Written, messages))
+        files = files_of(told(Written, messages), self.table.properties)
         with self.of.open(writes=True, goes_on=True) as table:
             context = table.context
             # a task that Spark repeated, or ran twice, may still write

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dormouse.context import TableAddress, TableContext
+    from dormouse.model.cut import When
     from dormouse.query.executor import Part
     from dormouse.query.where import Question
 
@@ -104,8 +105,8 @@ class RowsReader(DataSourceReader):
 
         options = self._options
         with options.of.open() as table:
-            context = table.context
-            at = now(context) if options.as_of is None else position_of(context, options.as_of)
+            at = now(table.context) if options.as_of is None else position_of(table.context, options.as_of)
+            context = table.context.as_of(at)
             found = parts(context, _asked(context, options), at, options.split_bytes or PART_BYTES)
             tasks: list[InputPartition] = [_Rows(context.address, part) for part in found]
         # without a task Spark calls `read` with None
@@ -138,8 +139,17 @@ def _arrow_columns(context: TableContext, options: ReadOptions) -> pa.Schema:
     from dormouse.query.executor import columns_of
 
     if options.changes is not None:
-        return columns_of_changes(context, options.columns)
+        till = options.changes[1]
+        return columns_of_changes(context if till is None else _then(context, till), options.columns)
+    if options.as_of is not None:
+        context = _then(context, options.as_of)
     return columns_of(context.schema, _asked(context, options).columns)
+
+
+def _then(context: TableContext, when: When) -> TableContext:
+    from dormouse.history.moments import position_of
+
+    return context.as_of(position_of(context, when))
 
 
 def _struct(columns: pa.Schema) -> StructType:

@@ -131,9 +131,10 @@ class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
             raise JobFailed("Spark does not tell which query a batch is of")
         with self._options.of.open(writes=True, goes_on=True) as table:
             context = table.context
-            attempt = context.attempts.begin(context.table)
+            attempt = context.attempts.begin(context.table, loads=True)
             try:
-                return _BatchPart(TableParts.of(context).write(attempt, iterator), attempt, query_id)
+                written = TableParts.of(context, attempt).write(attempt, iterator)
+                return _BatchPart(written, attempt, query_id)
             except BaseException:
                 context.attempts.discard(attempt)
                 raise
@@ -142,9 +143,9 @@ class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
         parts = told(_BatchPart, messages)
         if not parts:
             return
-        files = files_of([part.written for part in parts])
         with self._options.of.open(writes=True, goes_on=True) as table:
             context, attempts = table.context, [part.attempt for part in parts]
+            files = files_of([part.written for part in parts], context.properties)
             batch_of = StreamBatch(self._options.stream, parts[0].query_id, batchId)
             try:
                 is_new = commit_batch(

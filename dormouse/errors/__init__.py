@@ -53,6 +53,7 @@ DormouseError
 │   ├── CommitRejected               what the committer answered, with its reason
 │   ├── CommitQueueFull              the queue stayed above its high mark for too long
 │   ├── AttemptAbandoned             a writer so late that its files were collected
+│   ├── SchemaChanged                a writer of rows that lack a new column which must not be null
 │   ├── TooManyRetries
 │   └── ConnectionsExhausted         no connection became free within the bound
 ├── CommitOutcomeUnknown             applied or not: ask by commit id before cleaning up
@@ -87,11 +88,11 @@ DormouseError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Self
+from typing import Any
 
 from dormouse.errors.base import DormouseError as DormouseError
+from dormouse.errors.checks import CheckFailed as CheckFailed
 from dormouse.errors.jobs import *  # noqa: F403
 from dormouse.errors.payloads import *  # noqa: F403
 from dormouse.errors.references import *  # noqa: F403
@@ -267,6 +268,10 @@ class AttemptAbandoned(CommitFailed):
     """The write attempt took so long that its files were collected."""
 
 
+class SchemaChanged(CommitFailed):
+    """A column that must not be null was added while rows without it were written; nothing was applied."""
+
+
 class TooManyRetries(CommitFailed):
     """The transaction lost to others at every attempt; nothing was applied."""
 
@@ -324,31 +329,6 @@ class BackupDamaged(DormouseError):
 
 class MetadataDamaged(DormouseError):
     """The database has lost a row."""
-
-
-class CheckFailed(DormouseError):
-    """A check found problems; `problems` has them."""
-
-    def __init__(self, problems: Sequence[Any], consequence: str = "") -> None:
-        self.problems = tuple(problems)
-        self.consequence = consequence
-        first = self.problems[0]
-        where = (("table", first.table), ("partition", first.partition_id), ("file", first.filename))
-        named = ", ".join(f"{what} {name!r}" for what, name in where if name is not None)
-        total = len(self.problems)
-        super().__init__(
-            f"{total:,} problem{'' if total == 1 else 's'}; the first: {first.kind}"
-            f"{f' of {named}' if named else ''}: {first.detail}{f'; {consequence}' if consequence else ''}"
-        )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.problems, self.consequence)
-
-    @classmethod
-    def _of_nothing(cls) -> Self:
-        error = cls.__new__(cls)
-        error.problems, error.consequence = (), ""
-        return error
 
 
 class QueryTooLarge(DormouseError):

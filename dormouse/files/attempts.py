@@ -24,7 +24,7 @@ from dormouse.model.properties import TableProperties
 from dormouse.model.table import TableRecord
 from dormouse.model.text import narrow_id
 from dormouse.objects import ObjectStore
-from dormouse.objects.names import PARQUET_SUFFIX, SKETCHES_SUFFIX
+from dormouse.objects.names import SKETCHES_SUFFIX, parquet_suffix
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
@@ -46,17 +46,18 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class WriteAttempt:
-    """One try of a job that writes objects; a load of a keyed table has its place."""
+    """One try of a job that writes objects, by a version of the schema; a load has its place."""
 
     table_id: int
     attempt_id: str
     object_prefix: str
     table_uuid: str | None = None
     place: Place | None = None
+    schema_version: int = 1
 
     def object_name(self, partition_id: str, number: int = 0) -> str:
         """A name for an object of this attempt."""
-        return f"{self.object_prefix}{number}-{partition_id}{PARQUET_SUFFIX}"
+        return f"{self.object_prefix}{number}-{partition_id}{parquet_suffix(self.schema_version)}"
 
     @property
     def _key(self) -> dict[str, Any]:
@@ -108,7 +109,7 @@ class WriteAttempts:
         if not rows or (has_place and not places):
             raise TableNotFound.gone(table.name)
         place = Place(*places[0]) if places else None
-        return WriteAttempt(table.table_id, attempt_id, rows[0][0], table.uuid, place)
+        return WriteAttempt(table.table_id, attempt_id, rows[0][0], table.uuid, place, rows[0][1])
 
     @staticmethod
     def finish(

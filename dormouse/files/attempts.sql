@@ -2,7 +2,7 @@
 -- Announces a writer, before it writes anything.
 -- Its objects lie under the incarnation.
 -- A load that will take its place among others is seen from here on.
-insert into write_attempt (table_id, attempt_id, object_prefix, sequence, deletions_till)
+insert into write_attempt (table_id, attempt_id, object_prefix, sequence, deletions_till, schema_version)
 select
     table_id,
     %(attempt_id)s::uuid,
@@ -11,12 +11,13 @@ select
         replace(%(attempt_id)s::uuid::text, '-', ''), '/'
     ),
     %(no_place)s::bigint,
-    %(no_place)s::bigint
+    %(no_place)s::bigint,
+    schema_version
 from tables
 where table_id = %(table_id)s
--- a drop is waited for, or waits and then sees this writer
+-- a drop, or a change of the columns, is waited for, or waits and then sees this writer
 for key share
-returning object_prefix;
+returning object_prefix, schema_version;
 
 -- name: take_place
 -- Gives a load that is seen already its place among the loads and the deletions: what looked for open loads before, and

@@ -15,12 +15,15 @@ from typing import Any
 
 import psycopg
 
-from dormouse.errors import InvalidProperties, InvalidQuery, TableNotFound
+from dormouse.errors import InvalidCut, InvalidProperties, InvalidQuery, TableNotFound
+from dormouse.errors.moved import SchemaMoved
 from dormouse.files.holds import MARGIN_SECONDS
 from dormouse.files.layout import MAY_BE_OF
 from dormouse.files.reads import KeyBounds
 from dormouse.files.store import FileReferenceStore
+from dormouse.model.kept_conditions import as_now, shown
 from dormouse.model.keys import decode_value, encode_key
+from dormouse.model.schema import Schema
 from dormouse.model.text import narrow_bytes
 from dormouse.postgres.arrays import Uuids
 from dormouse.postgres.queries import load
@@ -70,15 +73,18 @@ class Deletions:
         """Deletes what is there and matches; gives its number, and when it was.
 
         `by_values`: whether it names columns that are no keys. Waits for a moment in which no transaction
-        adds references; `also` is part of its transaction, once it has its number. Raises
-        `InvalidQuery` for one by values where rows of equal key are merged, `TableNotFound`, `TableBusy`.
+        adds references; `also` is part of its transaction, once it has its number. Raises `InvalidQuery` for
+        one by values where rows of equal key are merged, `SchemaMoved` when the columns are not those of the
+        condition, `TableNotFound`, `TableBusy`.
         """
         name, key = self._own.table.name, {"table_id": self._own.table.table_id}
         values = {**key, **bounds.arrays(), "condition": condition, "by_values": by_values}
         values |= {"min_key": self._beginning(bounds.min_keys), "max_key": self._beginning(bounds.max_keys)}
 
         def work(conn: psycopg.Connection[Any]) -> tuple[int, datetime]:
-            is_merged = conn.execute(_QUERIES["aggregates"].on(), key).fetchall() == [(True,)]
+            is_merged, version = conn.execute(_QUERIES["aggregates"].on(), key).fetchone() or (False, None)
+            if version not in (None, self._own.table.schema.version):
+                raise SchemaMoved(f"the columns of table {name!r} were changed")
             self._store.keep_writers_out(conn)
             if is_merged and by_values:
                 raise InvalidQuery(
@@ -99,7 +105,7 @@ class Deletions:
     def list(self, *, pending_only: bool = True) -> list[RecordedDeletion]:
         """By number."""
         rows = self._own.rows(_QUERIES["list"], {"all": not pending_only}, operation="list deletions")
-        return [RecordedDeletion(*row) for row in rows]
+        return [RecordedDeletion(row[0], shown(row[1]), *row[2:]) for row in rows]
 
     def note(
         self,
@@ -127,6 +133,17 @@ class Deletions:
     def count_restored(self, snapshot: str, conn: psycopg.Connection[Any]) -> int:
         """How many a restore to a snapshot undoes, or makes pending again."""
         return int(self._of_snapshot("count_restored", snapshot, conn).fetchall()[0][0])
+
+    def check_restorable(self, schema: Schema, snapshot: str, conn: psycopg.Connection[Any]) -> None:
+        """`InvalidCut` when a deletion that was pending in a snapshot names a column that is gone."""
+        for deletion_id, condition in self._of_snapshot("then_pending", snapshot, conn).fetchall():
+            try:
+                as_now(schema, condition)
+            except InvalidQuery as error:
+                raise InvalidCut(
+                    f"table {self._own.table.name!r} cannot be put back: deletion {deletion_id} was pending "
+                    f"then, and {error}; read the moment with as_of, and ingest what is missing"
+                ) from None
 
     def restore(self, snapshot: str, conn: psycopg.Connection[Any]) -> None:
         """Part of a restore, while writers are kept out: those are pending that were in a snapshot."""

@@ -1,6 +1,6 @@
 -- name: aggregates
--- Whether rows of equal key are merged; nobody changes that until the transaction ends.
-select properties ->> 'aggregate' is not null from tables where table_id = %(table_id)s for share;
+-- Whether rows of equal key are merged, and the version of the schema; nobody changes them until the transaction ends.
+select properties ->> 'aggregate' is not null, schema_version from tables where table_id = %(table_id)s for share;
 
 -- name: record
 -- Records a deletion, while references are added by nobody.
@@ -108,6 +108,11 @@ pending_then as materialized (
     where d.table_id = %(table_id)s and pg_visible_in_snapshot(d.added_xid, %(snapshot)s::pg_snapshot)
         and pg_visible_in_snapshot(d.retired_xid, %(snapshot)s::pg_snapshot) is not true
 )
+
+-- name: then_pending
+-- The conditions of the deletions that were pending in a snapshot.
+with {pending_then}
+select deletion_id, condition from pending_then order by deletion_id;
 
 -- name: count_restored
 -- How many deletions a restore to a snapshot undoes, or makes pending again.

@@ -144,11 +144,11 @@ class FileReferenceReads:
 
     def planned_on(
         self, partition_ids: Sequence[str], bounds: KeyBounds, conn: psycopg.Connection[Any]
-    ) -> tuple[int, int, str, PlannedRows]:
-        """The table's epoch, when it was made, the snapshot, and some partitions' references: of one moment.
+    ) -> tuple[int, int, int, str, PlannedRows]:
+        """The table's epoch, when that was made, the schema's version, the snapshot, and references.
 
-        With the pending deletions that may be of rows within the bounds. One statement; `conn` is as
-        `following` wants it.
+        All of one moment; those of some partitions, and the pending deletions that may be of rows within the
+        bounds. One statement; `conn` is as `following` wants it.
         """
         values = {"partition_ids": partition_ids, **bounds.arrays()}
         head, *rows = self._execute(conn, "plan", values).fetchall() or (None,)
@@ -156,7 +156,7 @@ class FileReferenceReads:
             raise TableNotFound.gone(self.table.name)
         if not all(row[-1] for row in rows):
             raise self._unknown_file(partition_ids, conn)
-        return head[0], head[6], head[1], PlannedRows([row[3:11] for row in rows], head[2] or ())
+        return head[0], head[6], head[9], head[1], PlannedRows([row[3:11] for row in rows], head[2] or ())
 
     def count_files_in(self, partition_ids: Sequence[str], references_max: int) -> int:
         """How many files some partitions refer to; at least so many, when they have more references."""

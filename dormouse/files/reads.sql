@@ -20,8 +20,8 @@ order by f.filename, r.partition_id;
 
 -- name: plan
 -- What a query is planned on, of one moment: first the table's epoch, the snapshot, and for bytes when the epoch was
--- made, in microseconds, and the pending deletions that may meet some keys; then the references of some partitions
--- with what is known of their files.
+-- made, in microseconds, the pending deletions that may meet some keys, and last the version of the schema; then the
+-- references of some partitions with what is known of their files.
 select t.epoch,
     (case when pg_is_in_recovery() then replayed_snapshot(t.table_id) else pg_current_snapshot() end)::text as snapshot, (
         select json_agg(json_build_array(d.deletion_id, d.condition))
@@ -29,7 +29,7 @@ select t.epoch,
         where d.table_id = %(table_id)s and d.retired_xid is null and {may_meet}
     ) as deletions, null as partition_id, null as filename, null::boolean as only_contains_data,
     (extract(epoch from e.created_at) * 1000000)::bigint as byte_count, null::bytea as min_key,
-    null::bytea as max_key, null::bigint as deletions_till, null::bigint[] as deletions_left, true as is_known
+    null::bytea as max_key, t.schema_version::bigint as deletions_till, null::bigint[] as deletions_left, true as is_known
 from tables t
 left join epoch e on e.table_id = t.table_id and e.epoch = t.epoch
 where t.table_id = %(table_id)s

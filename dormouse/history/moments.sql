@@ -70,6 +70,10 @@ with base as materialized (
         from base b, deletion d, unnest(array[d.added_xid, d.retired_xid]) as x (xid)
         where d.table_id = %(table_id)s and not pg_visible_in_snapshot(x.xid, b.snapshot)
         union
+        select s.added_xid
+        from base b, schema_change s
+        where s.table_id = %(table_id)s and not pg_visible_in_snapshot(s.added_xid, b.snapshot)
+        union
         select x.xid
         from base b, removed r, unnest(r.added_xids) as x (xid)
         where not pg_visible_in_snapshot(x.xid, b.snapshot)

@@ -70,6 +70,7 @@ def _restored(context: TableContext, position: Position, conn: Any, *, dry_run: 
     then = context.partitions.at(position.epoch, conn, made_at=position.made_at)
     now = context.partitions.tree_in(conn)
     back = placed(_gone_since(context, position, conn), then, now)
+    context.deletions.check_restorable(context.shapes.of(conn).schema, position.snapshot, conn)
     deletions = context.deletions.count_restored(position.snapshot, conn)
     if not dry_run and (removed or back or deletions):
         store.restore(position.snapshot, position.at, partial(placed, then=then, now=now), conn)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dormouse.errors import InvalidInput, InvalidProperties
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import FIELDS_MAX, Field, Schema
+from dormouse.model.shape import Column, Stage
 from dormouse.model.types import BOOLEAN, LONG, TIMESTAMP, DataType
 
 SEQUENCE = "__sequence"
@@ -12,6 +15,8 @@ SEQUENCE = "__sequence"
 DELETED_AT = "__deleted_at"
 """When a row was marked as deleted; null: it is there."""
 HIDDEN = (SEQUENCE, DELETED_AT)
+_HIDDEN_IDS = ((1 << 31) - 3, (1 << 31) - 2)
+"""Of the two: no column that is added gets so far."""
 NEWEST_ROW = "newest_row"
 
 
@@ -31,11 +36,13 @@ def stored_schema(schema: Schema, properties: TableProperties) -> Schema:
         field if field.name == properties.newest_by else Field(field.name, field.type, nullable=True)
         for field in schema.values
     ]
-    return Schema(
-        schema.row_keys,
-        (),
-        [*values, unchecked(SEQUENCE, LONG), unchecked(DELETED_AT, TIMESTAMP, nullable=True)],
-    )
+    hidden = (unchecked(SEQUENCE, LONG), unchecked(DELETED_AT, TIMESTAMP, nullable=True))
+    columns = [
+        Column(number, (Stage(1, field.name, field.type),))
+        for number, field in zip(_HIDDEN_IDS, hidden, strict=True)
+    ]
+    shape = replace(schema.shape, columns=(*schema.shape.columns, *columns))
+    return Schema(schema.row_keys, (), [*values, *hidden], shape=shape)
 
 
 def given_schema(schema: Schema, properties: TableProperties, deletes: str | None) -> Schema:

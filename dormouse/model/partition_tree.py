@@ -48,9 +48,10 @@ class PartitionTree:
     A partial tree lacks some partitions: as a child, one of these is the node -1, and has the id "".
     """
 
-    def __init__(self, arrays: TreeArrays, epoch: int) -> None:
+    def __init__(self, arrays: TreeArrays, epoch: int, schema: Schema | None = None) -> None:
+        """`schema` names the row keys, which may have been called differently when the arrays were read."""
         self.arrays = arrays
-        self.schema = arrays.schema
+        self.schema = schema or arrays.schema
         self.epoch = epoch
 
     @property

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from dataclasses import field as option
 from functools import cached_property
 from typing import Any
 
 from dormouse.errors import InvalidSchema
+from dormouse.model.shape import Shape
 from dormouse.model.types import KEY_TYPE_NAMES, Field
 
 __all__ = ["FIELDS_MAX", "Field", "Schema"]
@@ -19,19 +21,27 @@ FIELDS_MAX = 1_000
 class Schema:
     """Row keys, sort keys and values, in this order in every file.
 
-    A file is sorted by the row keys, then the sort keys. Raises `InvalidSchema`.
+    A file is sorted by the row keys, then the sort keys. Schemas of equal fields are equal, whatever they
+    were: that is their `shape`. Raises `InvalidSchema`.
     """
 
     row_keys: tuple[Field, ...]
     sort_keys: tuple[Field, ...]
     values: tuple[Field, ...]
+    shape: Shape = option(compare=False, repr=False)
 
     def __init__(
-        self, row_keys: Iterable[Field], sort_keys: Iterable[Field] = (), values: Iterable[Field] = ()
+        self,
+        row_keys: Iterable[Field],
+        sort_keys: Iterable[Field] = (),
+        values: Iterable[Field] = (),
+        *,
+        shape: Shape | None = None,
     ) -> None:
         for name, given in (("row_keys", row_keys), ("sort_keys", sort_keys), ("values", values)):
             object.__setattr__(self, name, _fields(name, given))
         self._check()
+        object.__setattr__(self, "shape", shape or Shape.first(self.fields))
 
     def _check(self) -> None:
         if not self.row_keys:
@@ -79,11 +89,55 @@ class Schema:
     def __contains__(self, name: object) -> bool:
         return name in self._by_name
 
+    @property
+    def version(self) -> int:
+        """Which of the table's schemas it is; the first is 1."""
+        return self.shape.version
+
+    @property
+    def was_changed(self) -> bool:
+        """Whether anything is known of its columns but what they are."""
+        return self.version > 1 or self.shape.known is not None
+
+    def knows(self, version: int) -> bool:
+        """Whether it tells of columns as of a version that is the newest."""
+        return version == (self.shape.known or self.version)
+
+    def as_written(self, version: int) -> Schema:
+        """Those of its columns that files of a version have, by what they were then. `SchemaMoved`."""
+        if version == self.version:
+            return self
+        self.shape.check_known(version)
+        parts: list[list[Field]] = [[], [], []]
+        ends, columns = (len(self.row_keys), len(self.key_fields)), []
+        for number, (now, column) in enumerate(zip(self.fields, self.shape.columns, strict=True)):
+            stage = column.at(version)
+            if stage is not None:
+                part = sum(number >= end for end in ends)
+                is_same = (stage.name, stage.type) == (now.name, now.type)
+                parts[part].append(now if is_same else Field(stage.name, stage.type, now.nullable))
+                columns.append(column)
+        return Schema(*parts, shape=Shape(version, tuple(columns), self.shape.last_id))
+
     def row_key_index(self, name: str) -> int:
         """The position of a row key; `KeyError` when it is not one."""
         if name not in self.row_key_names:
             raise KeyError(name)
         return self.row_key_names.index(name)
+
+    def to_record(self) -> dict[str, Any]:
+        """As the database keeps it, with its versions, if there are several."""
+        shape = {} if self.version == 1 else {"shape": self.shape.to_json(self.fields)}
+        return {**self.to_json(), **shape}
+
+    @staticmethod
+    def from_record(value: Any) -> Schema:
+        """The schema of `to_record`."""
+        plain = Schema.from_json({part: fields for part, fields in value.items() if part != "shape"})
+        if "shape" not in value:
+            return plain
+        shape = Shape.from_json(value["shape"], plain.fields)
+        return Schema(plain.row_keys, plain.sort_keys, plain.values, shape=shape)
 
     def to_json(self) -> dict[str, Any]:
         parts = {"row_keys": self.row_keys, "sort_keys": self.sort_keys, "values": self.values}

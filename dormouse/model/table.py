@@ -50,7 +50,7 @@ def table_of(row: Sequence[Any]) -> TableRecord:
     return TableRecord(
         table_id,
         name,
-        Schema.from_json(schema),
+        Schema.from_record(schema),
         TableProperties(**properties),
         layout,
         created_at,

@@ -15,7 +15,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from dormouse.errors import InvalidQuery
-from dormouse.model.schema import Field
+from dormouse.model.types import Field
 
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _NOT_FINITE |= {"infinity": math.inf, "-infinity": -math.inf}

@@ -15,6 +15,7 @@ PARQUET_SUFFIX = ".v2.parquet"
 
 INCOMING = "incoming"
 """Where others put objects that are to be ingested."""
+_VERSIONED = re.compile(r"\.s(\d+)" + re.escape(PARQUET_SUFFIX) + "$")
 
 RECORDS = frozenset(
     {
@@ -38,6 +39,17 @@ SEGMENT_BYTES_MAX = 255
 _TABLES_OWN = re.compile(r"data/(t\d+|[0-9a-f]{32})(/|$)")  # `TableRecord.object_prefixes`
 _LEAVING = frozenset({"", ".", ".."})
 _SEGMENT = re.compile(r"[A-Za-z0-9._=-]+")
+
+
+def parquet_suffix(schema_version: int) -> str:
+    """What the names of files end with whose columns are those of a version of their table's schema."""
+    return PARQUET_SUFFIX if schema_version == 1 else f".s{schema_version}{PARQUET_SUFFIX}"
+
+
+def schema_version_of(filename: str) -> int:
+    """The version of its table's schema that a file was written with, by its name; 1 where it says none."""
+    found = _VERSIONED.search(filename)
+    return 1 if found is None else int(found[1])
 
 
 def check_name(name: str) -> str:

@@ -57,7 +57,7 @@ class PartitionStore(Leaves):
     def cached(self) -> PartitionTree | None:
         """The tree at the newest epoch that is known here, without asking the database."""
         arrays = self._trees.get(self._table.table_id)
-        return None if arrays is None else PartitionTree(arrays, arrays.epoch)
+        return None if arrays is None else PartitionTree(arrays, arrays.epoch, self._schema)
 
     def is_asked_again(self) -> bool:
         """Whether a tree that is not cached was asked for before, and would be kept."""
@@ -77,7 +77,7 @@ class PartitionStore(Leaves):
         for key in (table_id, (table_id, epoch)):
             arrays = self._trees.get(key)
             if arrays is not None and arrays.knows(epoch) and arrays.agrees(epoch, made_at):
-                return PartitionTree(arrays, epoch)
+                return PartitionTree(arrays, epoch, self._schema)
         if conn is not None:
             return self._read(conn, epoch, made_at)
         return self._reading(lambda conn: self._read(conn, epoch, made_at))
@@ -113,7 +113,7 @@ class PartitionStore(Leaves):
                 arrays = older
             if made_at is not None:
                 arrays.note(epoch, made_at)
-        return PartitionTree(arrays, epoch)
+        return PartitionTree(arrays, epoch, self._schema)
 
     def _brought_to(
         self, conn: psycopg.Connection[Any], arrays: TreeArrays | None, epoch: int, made_at: int | None

@@ -48,6 +48,14 @@ update tables set history_from = pg_current_snapshot(), history_since = clock_ti
 -- Deletions have been there for ever, and those that no file needs are of the history that is not told here.
 update deletion set snapshot = null, added_xid = '3', retired_xid = case when retired_xid is not null then '3'::xid8 end;
 
+-- name: renumber_schemas
+-- Columns have been as they are for ever.
+update schema_change set added_xid = '3';
+
+-- name: knows_schemas
+-- Whether a database has the versions of schemas, which come with a migration.
+select to_regclass('schema_change') is not null;
+
 -- name: knows_deletions
 -- Whether a database has the deletions, which come with a migration.
 select to_regclass('deletion') is not null;

@@ -15,6 +15,7 @@ from datafusion import ExecutionPlan, Expr
 from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_schema, exact
 from dormouse.data.expressions import column, key_order
+from dormouse.data.stored import reshaped
 from dormouse.data.transform import Transform
 from dormouse.errors import InvalidQuery
 from dormouse.history.changes import ChangedFile, pages_between
@@ -22,6 +23,7 @@ from dormouse.history.events import PastDeletion, PastEvent, PastRestore, events
 from dormouse.history.moments import kept
 from dormouse.model.cut import Position
 from dormouse.model.keyed import is_keyed
+from dormouse.model.schema import Schema
 from dormouse.query.deletions import Deletion, deletions_of
 from dormouse.query.differences import COUNT, Restored, one_each
 from dormouse.query.failures import named_failures
@@ -56,11 +58,12 @@ def changes(
     And those that deletions are of, as they were just before, and those that a restore took away or brought
     back: a reader that applies all in their order has the rows of the later moment. Of a keyed table each key
     whose newest row is another, once: "upsert" with that row, or "delete" with its key. The columns asked
-    for, and `_change`; between two deletions or restores in no order, but for the files that are read side by
-    side. `at_end` is called when the last row was given. Raises what `pages_between` and `events_between` do
-    and `InvalidQuery`; while it is read `CutExpired` when a file is collected meanwhile, `ObjectNotFound` and
-    `ObjectDamaged` as queries do.
+    for, of those that the table had at the later moment, and `_change`; between two deletions or restores in
+    no order, but for the files that are read side by side. `at_end` is called when the last row was given.
+    Raises what `pages_between` and `events_between` do and `InvalidQuery`; while it is read `CutExpired` when
+    a file is collected meanwhile, `ObjectNotFound` and `ObjectDamaged` as queries do.
     """
+    context = context.as_of(till)
     schema = columns_of_changes(context, columns)
     names = schema.names[:-1]
     interruption = interruption or Interruption()
@@ -146,20 +149,21 @@ class _Reading:
         for page in pages:
             scans = list(_scans(page))
             for start in range(0, len(scans), FILES_A_SCAN):
-                yield from self._rows_of(scans[start:][:FILES_A_SCAN], INSERT)
+                yield from self._rows_of(scans[start:][:FILES_A_SCAN], INSERT, self._context.schema)
 
     def _deleted(self, past: PastDeletion) -> Iterator[pa.RecordBatch]:
         """The rows that a deletion is of, as they were just before it."""
-        schema = self._context.schema
+        then = self._context.as_of(past.before)
+        schema = then.schema
         [deletion] = deletions_of(schema, [(past.deletion_id, past.condition)]) or [None]
         if deletion is None:
             return
         try:
-            groups = plan_query(self._context, deletion.ranges, at=past.before)
+            groups = plan_query(then, deletion.ranges, at=past.before)
             for group in groups:
                 # its own transaction may be among those of the moment
                 scans = [replace(scan, deletions=_earlier(scan.deletions, deletion)) for scan in group]
-                yield from self._rows_of(scans, DELETE, is_of(schema, deletion))
+                yield from self._rows_of(scans, DELETE, schema, is_of(schema, deletion))
         except FileGone as error:
             raise gone_of_moment(self._context, self._after, error) from error
 
@@ -183,10 +187,10 @@ class _Reading:
         return frame.select(*map(column, [*self._names, COUNT])).execution_plan()
 
     def _rows_of(
-        self, scans: Sequence[Scan], change: str, condition: Expr | None = None
+        self, scans: Sequence[Scan], change: str, schema: Schema, condition: Expr | None = None
     ) -> Iterator[pa.RecordBatch]:
         try:
-            plan = partial(self._physical, scans, condition)
+            plan = partial(self._physical, scans, schema, condition)
             for batch in self._batches(scans, plan, may_search=condition is not None):
                 yield self._marked(batch, change)
         except FileGone as error:
@@ -203,11 +207,14 @@ class _Reading:
                 self._interruption.check()
                 yield batch.to_pyarrow()
 
-    def _physical(self, scans: Sequence[Scan], condition: Expr | None) -> ExecutionPlan:
+    def _physical(self, scans: Sequence[Scan], then: Schema, condition: Expr | None) -> ExecutionPlan:
+        """`then` are the columns that the scans and the condition are of."""
         objects = self._context.objects
-        frame = stored_rows(key_session(objects), objects, self._context.schema, scans)
+        frame = stored_rows(key_session(objects), objects, then, scans)
         if condition is not None:
             frame = frame.filter(condition)
+        if then.version != self._context.schema.version:
+            frame = reshaped(frame, then, self._context.schema)
         # merged, as each file is sorted: one stream, while the files are read side by side
         return (
             frame.sort(*key_order(self._context.schema.key_names))

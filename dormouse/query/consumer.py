@@ -51,6 +51,7 @@ class Consumer:
         Dormouse restored the table since, and what `Table.changes` raises.
         """
         self._read = None
+        self._context = self._context.followed()
         start = self._consumers.get(self.name)
         position = self._consumers.checked(start)
         self._read = read = _Read(start, now(self._context, position))

@@ -13,6 +13,7 @@ from dormouse.errors import InvalidQuery
 from dormouse.files.reads import KeyBounds
 from dormouse.model.region import Region
 from dormouse.query.deletions import condition_of, key_bounds
+from dormouse.query.schemas import on_current
 from dormouse.query.where import Question, question
 
 
@@ -46,9 +47,14 @@ def delete(context: TableContext, where: DeleteWhere, *, dry_run: bool = False) 
     Of the rows that were committed before; what is committed later stays, also when it is equal. `dry_run`
     counts, and changes nothing. Raises `InvalidQuery` for a condition that is none, or does not fit.
     """
-    asked, condition = asked_to_delete(context, where)
     if dry_run:
+        on_current(context, lambda now: asked_to_delete(now, where))
         return DeleteReport(None, None, sum(batch.num_rows for batch in _matching(context, where)))
+    return on_current(context, lambda now: _delete(now, where))
+
+
+def _delete(context: TableContext, where: DeleteWhere) -> DeleteReport:
+    asked, condition = asked_to_delete(context, where)
     bounds, by_values = bounds_to_delete(context, asked)
     deletion_id, at = context.deletions.record(condition, bounds, by_values=by_values)
     return DeleteReport(deletion_id, at, None)
@@ -67,7 +73,7 @@ def asked_to_delete(context: TableContext, where: DeleteWhere) -> tuple[Question
             "(--all) for all of them"
         )
     asked = question(context.schema, None if where is ALL else where, None, None)
-    return asked, condition_of(asked)
+    return asked, condition_of(context.schema, asked)
 
 
 def bounds_to_delete(context: TableContext, asked: Question) -> tuple[KeyBounds, bool]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from json import dumps, loads
 
 from dormouse.errors import InvalidQuery
 from dormouse.files.reads import DeletionRows, KeyBounds
+from dormouse.model.kept_conditions import as_now, kept
 from dormouse.model.keys import encode_value
 from dormouse.model.schema import Schema
+from dormouse.model.shape import Shape
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.where import Condition, Question, question
 from dormouse.query.where_json import parse_where, where_json
@@ -35,15 +36,15 @@ def deletions_of(schema: Schema, rows: DeletionRows, wanted: KeyRanges | None = 
     """Those that may be of wanted rows, by their numbers."""
     found = []
     for deletion_id, condition in sorted(rows):
-        asked = _parsed(schema, condition)
+        asked = _parsed(schema, schema.shape if schema.was_changed else None, condition)
         if not asked.ranges.intersect(wanted or KeyRanges()).is_empty:
             found.append(Deletion(deletion_id, condition, asked.ranges, asked.conditions))
     return tuple(found)
 
 
-def condition_of(asked: Question) -> str:
+def condition_of(schema: Schema, asked: Question) -> str:
     """What a question asks of rows, as it is kept; `InvalidQuery` when it is too long."""
-    text = dumps(where_json(asked))
+    text = kept(schema, where_json(asked))
     if len(text) > CONDITION_BYTES_MAX:
         raise InvalidQuery(
             f"the condition has {len(text):,} bytes as JSON, more than {CONDITION_BYTES_MAX:,}: delete by "
@@ -62,5 +63,6 @@ def key_bounds(schema: Schema, ranges: KeyRanges) -> KeyBounds:
 
 
 @lru_cache(maxsize=PARSED_MAX)
-def _parsed(schema: Schema, condition: str) -> Question:
-    return question(schema, parse_where(schema, loads(condition)), None, None)
+def _parsed(schema: Schema, shape: Shape | None, condition: str) -> Question:
+    # schemas are equal by their fields alone: their shapes tell which columns those were
+    return question(schema, parse_where(schema, as_now(schema, condition)), None, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import takewhile
 from operator import and_
@@ -34,6 +34,7 @@ from dormouse.query.keyed import KeyedScans
 from dormouse.query.planner import Scan
 from dormouse.query.predicates import from_key, meets
 from dormouse.query.scan_session import key_session, planned, rows
+from dormouse.query.schemas import on_current
 from dormouse.query.streams import one_ahead
 from dormouse.query.table_view import Moment, gone_of_moment, plan_query
 from dormouse.query.where import Question, Where, question
@@ -59,16 +60,32 @@ def query(
     table has now, whatever is committed while it is read; also when a file that it has not read yet is
     compacted and collected meanwhile. `as_of` asks for those of another moment.
 
+    Its columns are those that the table has when it begins, or had at that moment.
+
     Raises `InvalidQuery`, `InvalidRange`, `InvalidCut` or `CutExpired`; while it is read, `ObjectNotFound`
     for a file that is lost, `QueryOvertaken` when one was collected and rows were added or removed meanwhile,
     `ObjectDamaged` for one that is not what was written. A reader that is dropped stops; so does one that
     waits for its next batch in another thread, when `interruption` is set, and raises `DormouseError`.
     """
+    interruption = interruption or Interruption()
+    if as_of is not None:
+        at = position_of(context, as_of)
+        return _query(context.as_of(at), where, columns, limit, interruption, at)
+    return on_current(context, lambda now: _query(now, where, columns, limit, interruption, None))
+
+
+def _query(
+    context: TableContext,
+    where: Where,
+    columns: Sequence[str] | None,
+    limit: int | None,
+    interruption: Interruption,
+    at: Position | None,
+) -> pa.RecordBatchReader:
     asked = question(context.schema, where, columns, limit)
-    moment, at = Moment(), None if as_of is None else position_of(context, as_of)
+    moment = Moment(context.schema)
     groups = plan_query(context, asked.ranges, moment, at=at)
     schema = columns_of(context.schema, asked.columns)
-    interruption = interruption or Interruption()
     found = one_ahead(_Execution(context, asked, moment, interruption, at).rows(groups), interruption.set)
     batches = (exact(batch.select(asked.columns), schema) for batch in found)
     return pa.RecordBatchReader.from_batches(schema, batches)
@@ -85,7 +102,7 @@ class Part:
     def rows(self, context: TableContext) -> Iterator[pa.RecordBatch]:
         """In key order, the columns asked for. Needs no database; raises as a query does, and `FileGone`."""
         schema = columns_of(context.schema, self.asked.columns)
-        reading = _Execution(context, self.asked, Moment(), Interruption(), None)
+        reading = _Execution(context, self.asked, Moment(context.schema), Interruption(), None)
         reading.now_ms = self.now_ms
         for batch in reading.planned(iter(self.groups), None):
             yield exact(batch.select(self.asked.columns), schema)
@@ -96,7 +113,8 @@ def parts(
 ) -> Iterator[Part]:
     """A query of a moment, by groups of leaves that have about so many bytes of files, in key order.
 
-    Each file counts as often as it is read. Raises as `query` does.
+    The services are those for the columns of that moment. Each file counts as often as it is read. Raises as
+    `query` does.
     """
     now_ms = time.time_ns() // 1_000_000
     planned_groups = plan_query(context, asked.ranges, at=at)
@@ -232,14 +250,14 @@ class _Execution:
         return named_failures(self._context, scans, self._transform)
 
     def _physical(self, scans: Sequence[Scan], start: Reached | None) -> ExecutionPlan:
-        schema, objects = self._context.schema, self._context.objects
+        schema, objects = self._moment.schema, self._context.objects
         ctx = key_session(objects)
         after = None
         if start is not None:
             after = from_key(schema.key_fields, start.key, inclusive=not start.given)
         if self._is_keyed:
             return self._keyed(scans).plan(ctx, objects, after)
-        frame = rows(ctx, objects, self._transform, scans, self.now_ms)
+        frame = rows(ctx, objects, replace(self._transform, schema=schema), scans, self.now_ms)
         if self._asked.conditions:
             frame = frame.filter(reduce(and_, map(meets, self._asked.conditions)))
         if after is not None:

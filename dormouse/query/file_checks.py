@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 
 from dormouse.context import TableContext
-from dormouse.data import arrow_schema
 from dormouse.data.digests import digest_of_object
 from dormouse.data.object_access import open_parquet
+from dormouse.data.written import check_stored
 from dormouse.errors import InvalidData, ObjectDamaged, ObjectNotFound, one_line
 from dormouse.query.planner import Scan
 
@@ -103,7 +103,7 @@ def check_bytes(context: TableContext, scans: Sequence[Scan]) -> None:
 def check_columns(context: TableContext, scan: Scan, *, pages: bool = False) -> None:
     """`FileGone`, or `ObjectDamaged` when a file's columns are not the table's, or it cannot be read."""
     with _naming(context, scan), open_parquet(context.objects, scan.filename) as file:
-        arrow_schema.check_columns(file.schema_arrow, context.stored_schema)
+        check_stored(file.schema_arrow, context.stored_schema, scan.filename)
         for _ in file.iter_batches() if pages else ():
             pass
 

@@ -14,9 +14,11 @@ from dormouse.data.arrow_schema import arrow_schema
 from dormouse.data.datafusion_session import check_not_forked, open_session
 from dormouse.data.expressions import key_order, union
 from dormouse.data.object_access import credentials, register
+from dormouse.data.stored import reshaped
 from dormouse.data.transform import Transform
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
+from dormouse.objects.names import schema_version_of
 from dormouse.query.deletions import Deletion
 from dormouse.query.failures import MEMORY_BYTES_MAX
 from dormouse.query.file_checks import check_there, checked_sizes
@@ -129,12 +131,17 @@ def _scans(
     scans: Iterable[Scan],
     descending: Sequence[str] = (),
 ) -> Iterator[DataFrame]:
-    """Scans for files of which the same is wanted and gone, each of so many as are sorted streams at once."""
-    urls: dict[tuple[tuple[KeyRanges, ...], tuple[Deletion, ...]], list[str]] = defaultdict(list)
+    """Scans for files of which the same is wanted and gone, each of so many as are sorted streams at once.
+
+    And of one version of the schema each: whatever columns files have, they come as those of the schema.
+    """
+    urls: dict[tuple[tuple[KeyRanges, ...], tuple[Deletion, ...], int], list[str]] = defaultdict(list)
     for scan in scans:
-        urls[scan.slices, scan.deletions].append(_url(store, scan.filename))
-    columns, order = arrow_schema(schema), key_order(schema.key_names, descending)
-    for (slices, deletions), listed in urls.items():
+        version = schema_version_of(scan.filename)
+        urls[scan.slices, scan.deletions, version].append(_url(store, scan.filename))
+    for (slices, deletions, version), listed in urls.items():
+        written = schema.as_written(version)
+        columns, order = arrow_schema(written), key_order(written.key_names, descending)
         inside = in_slices(schema, slices)
         predicates = [
             *([] if inside is None else [inside]),
@@ -142,6 +149,8 @@ def _scans(
         ]
         for start in range(0, len(listed), FILES_A_SCAN):
             frame = scan_of(ctx, listed[start:][:FILES_A_SCAN], columns, order)
+            if written is not schema:
+                frame = reshaped(frame, written, schema)
             yield frame.filter(*predicates) if predicates else frame
 
 

@@ -14,12 +14,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dormouse.context import TableContext
-from dormouse.errors import CutExpired, DormouseError, InvalidQuery, QueryOvertaken
+from dormouse.errors import (
+    CutExpired,
+    DormouseError,
+    InvalidQuery,
+    QueryOvertaken,
+)
+from dormouse.errors.moved import SchemaMoved
 from dormouse.files.reads import KeyBounds, PlannedRows
 from dormouse.history.moments import check_since, expired_by_erasure, position_of
 from dormouse.model.cut import Position, When
 from dormouse.model.keys import number_of_value
 from dormouse.model.partition_tree import PartitionTree
+from dormouse.model.schema import Schema
 from dormouse.postgres import Isolation, run_lookup, run_transaction
 from dormouse.query.deletions import deletions_of, key_bounds
 from dormouse.query.file_checks import FileGone
@@ -35,6 +42,7 @@ from dormouse.query.planner import (
     plan,
     whole_page,
 )
+from dormouse.query.schemas import keeping_columns, on_current
 from dormouse.query.where import Where, question
 
 if TYPE_CHECKING:
@@ -70,8 +78,12 @@ class _PlannedPage(NamedTuple):
 
 @dataclass(slots=True)
 class Moment:
-    """The moment whose rows a query sees: that of its first plan."""
+    """The moment whose rows a query sees, and the columns: those of its first plan.
 
+    `schema` are these columns with what later versions know of them, as files were written since.
+    """
+
+    schema: Schema
     snapshot: str | None = None
 
 
@@ -88,10 +100,11 @@ def plan_query(
     All of it has the rows of the moment at which it began, or of the position `at`. When half of the table's
     `gc_delay_seconds` has passed since it began, what is left is planned as of a later moment that has the
     same rows, since files may be collected.
-    Raises `TableNotFound`; the iterator also `FileGone`. A query that is planned again gives its moment:
-    `QueryOvertaken` when the rows are others now.
+    Raises `TableNotFound`, and `SchemaMoved` when the columns are others now; the iterator also `FileGone`. A
+    query that is planned again gives its moment: `QueryOvertaken` when the rows are others now, or a column
+    was dropped.
     """
-    view = _View(context, filtered_again=filtered_again, at=at)
+    view = _View(context, filtered_again=filtered_again, at=at, moment=moment)
     first = view.first(ranges, PAGE_LEAVES)
     if moment is not None and at is None:
         if moment.snapshot is not None and not view.has_same_rows(ranges, moment.snapshot):
@@ -177,8 +190,15 @@ def check_files(context: TableContext, ranges: KeyRanges, files_max: int) -> Non
 
 def explain(context: TableContext, where: Where = None, as_of: When | None = None) -> PlanSummary:
     """What a query would read."""
-    ranges = question(context.schema, where, None, None).ranges
-    return summary(context, ranges, None if as_of is None else position_of(context, as_of))
+    if as_of is None:
+        return on_current(context, lambda now: summary(now, _ranges(now, where)))
+    at = position_of(context, as_of)
+    then = context.as_of(at)
+    return summary(then, _ranges(then, where), at)
+
+
+def _ranges(context: TableContext, where: Where) -> KeyRanges:
+    return question(context.schema, where, None, None).ranges
 
 
 def summary(context: TableContext, ranges: KeyRanges, at: Position | None = None) -> PlanSummary:
@@ -197,9 +217,15 @@ class _View:
     """One table as its plans see it."""
 
     def __init__(
-        self, context: TableContext, *, filtered_again: bool = False, at: Position | None = None
+        self,
+        context: TableContext,
+        *,
+        filtered_again: bool = False,
+        at: Position | None = None,
+        moment: Moment | None = None,
     ) -> None:
         self._context = context
+        self._moment = moment
         self._at = at
         self._filtered_again = filtered_again
         self._is_further = False
@@ -220,10 +246,11 @@ class _View:
         tree = self.tree(ranges, whole=whole_tree)
         for _ in range(EPOCHS_CHASED_MAX):
             page = self._page(tree, ranges, leaves_max)
-            epoch, made_at, snapshot, rows = self._alone(
+            epoch, made_at, version, snapshot, rows = self._alone(
                 partial(self._store.planned_on, page.partition_ids, self._bounds(ranges))
             )
             if epoch == tree.epoch and tree.arrays.agrees(epoch, made_at):
+                self._check_schema(version)
                 return _PlannedPage.of(page, ranges, rows, snapshot)
             # split meanwhile: the partitions to ask for are others
             tree = self._partitions.at(epoch, made_at=made_at)
@@ -238,8 +265,9 @@ class _View:
             tree = self._partitions.tree_in(conn) if known is None else known
             page = self._page(tree, ranges, leaves_max)
             plan = partial(self._store.planned_on, page.partition_ids, self._bounds(ranges), conn)
-            epoch, made_at, snapshot, rows = self._store.own.following(plan, conn)
+            epoch, made_at, version, snapshot, rows = self._store.own.following(plan, conn)
             if known is None or (epoch == tree.epoch and tree.arrays.agrees(epoch, made_at)):
+                self._check_schema(version)
                 return _PlannedPage.of(page, ranges, rows, snapshot)
             known = None  # it is of another moment than the transaction
 
@@ -255,10 +283,17 @@ class _View:
             self._is_further = True
             # files that the snapshot shows may be collected soon: later ones may show the same rows
             is_old = self._at is None and time.monotonic() - self._seen_at > cut_seconds_max
-            later = self.now(rest, leaves_max) if is_old else None
+            later = self._later(rest, leaves_max) if is_old else None
             if later is None or not self.has_same_rows(rest, planned.snapshot):
                 later = self._as_of(planned.page.tree, planned.snapshot, rest, leaves_max)
             planned = later
+
+    def _later(self, rest: KeyRanges, leaves_max: int) -> _PlannedPage | None:
+        """A page as of now; None when its columns are others."""
+        try:
+            return self.now(rest, leaves_max)
+        except (SchemaMoved, QueryOvertaken):
+            return None
 
     def has_same_rows(self, ranges: KeyRanges, snapshot: str) -> bool:
         """Whether what is wanted has the rows that a snapshot had, in plans that were made until now."""
@@ -284,6 +319,14 @@ class _View:
                 raise gone if self._at is None else gone_of_moment(self._context, self._at, gone)
         known = PlannedRows([row[:-1] for row in rows.references], rows.deletions)
         return _PlannedPage.of(page, ranges, known, snapshot)
+
+    def _check_schema(self, version: int) -> None:
+        """`SchemaMoved` when the columns are others now; a query that has begun keeps its own."""
+        if self._context.schema.knows(version):
+            return
+        if self._moment is None or self._moment.snapshot is None:
+            raise SchemaMoved(f"the columns of table {self._context.table.name!r} were changed")
+        self._moment.schema = keeping_columns(self._context).schema
 
     def tree(self, ranges: KeyRanges, *, whole: bool = False) -> PartitionTree:
         """What is known of the tree; a process that asks once reads only the part that has the ranges."""

@@ -108,9 +108,9 @@ def _range(field: Field, item: Any) -> Range:
     if field.type.is_nested:
         return Range()
     if not isinstance(item, Range):
-        value = _value(field, item)
+        value = value_of(field, item)
         return Range(value, value, max_inclusive=True)
-    low, high = (None if end is None else _value(field, end) for end in (item.min, item.max))
+    low, high = (None if end is None else value_of(field, end) for end in (item.min, item.max))
     found = Range(low, high, item.min_inclusive, item.max_inclusive)
     if any(end is not None and is_nan(end) for end in (low, high)):
         raise InvalidRange(f"NaN cannot bound a range of {field.name!r}; give it as a value, to find it")
@@ -121,7 +121,7 @@ def is_nan(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def _value(field: Field, value: Any) -> Any:
+def value_of(field: Field, value: Any) -> Any:
     """A value of the field's type, as Python has it."""
     try:
         if field.type.is_key_type:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -118,14 +118,14 @@ def _run(
         return CompactionResult(
             job.job_id, job.partition_id, "looked", files_read=len(job.inputs), rows_read=job.row_count
         )
-    with context.attempts.attempt(context.table) as attempt:
+    with context.writing() as (current, attempt):
         try:
             cancellation.begin(attempt)
-            name = attempt.object_name(job.partition_id)
             # before anything is read: what is deleted from here on is deleted from the output, too
-            deletions = JobDeletions.of(context, job)
-            facts = _write(context, job, name, now_ms, cancellation, deletions)
-            _commit(context, job, attempt, name, facts, deletions.till)
+            shaped, deletions = JobDeletions.of(current, job)
+            name = replace(attempt, schema_version=shaped.schema.version).object_name(job.partition_id)
+            facts = _write(shaped, job, name, now_ms, cancellation, deletions)
+            _commit(shaped, job, attempt, name, facts, deletions.till)
         finally:
             cancellation.end(attempt)
     return CompactionResult(

@@ -71,10 +71,10 @@ def ingest_in_process(
     nothing is added and what was written is removed; after `CommitOutcomeUnknown`, run the same id again.
     """
 
-    def write(attempt: WriteAttempt) -> list[FileWithReferences]:
-        rows = keyed_rows(context, attempt, deletes)
-        source = open_source(data, context.schema) if rows is None else rows.opened(data)
-        return write_leaves(context, attempt, source, progress or (lambda *_: None), memory_bytes)
+    def write(current: TableContext, attempt: WriteAttempt) -> list[FileWithReferences]:
+        rows = keyed_rows(current, attempt, deletes)
+        source = open_source(data, current.schema) if rows is None else rows.opened(data)
+        return write_leaves(current, attempt, source, progress or (lambda *_: None), memory_bytes)
 
     return ingest_once(context, ingest_id, write)
 

@@ -5,15 +5,22 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dormouse.backoff import backoff_seconds
 from dormouse.commits.requests import AddFiles
 from dormouse.context import TableContext
-from dormouse.errors import CommitFailed, CommitOutcomeUnknown, DormouseError, InvalidCommitRequest
+from dormouse.errors import (
+    AttemptAbandoned,
+    CommitFailed,
+    CommitOutcomeUnknown,
+    DormouseError,
+    InvalidCommitRequest,
+    SchemaChanged,
+)
 from dormouse.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.text import check_text
@@ -45,13 +52,15 @@ class IngestReport:
 def ingest_once(
     context: TableContext,
     ingest_id: str | None,
-    write: Callable[[WriteAttempt], Sequence[FileWithReferences]],
+    write: Callable[[TableContext, WriteAttempt], Sequence[FileWithReferences]],
     *,
     leftovers: bool = False,
 ) -> IngestReport:
     """Commits the files that `write` makes, once for each id; for an id that is applied it is not called.
 
-    Without an id it gets a new one. `leftovers`: others may still write objects of the attempt, see
+    Without an id it gets a new one. `write` is given the services for the columns of now, by which it writes;
+    those that are changed meanwhile do not matter, unless the rows lack one that must not be null, which is
+    `SchemaChanged`. `leftovers`: others may still write objects of the attempt, see
     `WriteAttempts.finish`; they are looked for after the commit.
     """
     started = time.monotonic()
@@ -61,9 +70,9 @@ def ingest_once(
     files: Sequence[FileWithReferences] = ()
     applied = False
     if not context.store.is_applied(commit_id(ingest_id)):
-        with context.attempts.attempt(context.table, loads=True) as attempt:
-            files = write(attempt)
-            applied = commit_files(context, attempt, files, ingest_id, leftovers=leftovers)
+        with _refusals_named(context, ingest_id), context.writing(loads=True) as (current, attempt):
+            files = write(current, attempt)
+            applied = commit_files(current, attempt, files, ingest_id, leftovers=leftovers)
         if applied and leftovers:
             context.attempts.delete_leftovers(attempt, context.store.own)
     added = files if applied else ()
@@ -76,6 +85,24 @@ def ingest_once(
         applied=applied,
         seconds=time.monotonic() - started,
     )
+
+
+@contextmanager
+def _refusals_named(context: TableContext, ingest_id: str) -> Iterator[None]:
+    """Says that an attempt was abandoned since its rows lack a column, where one was added."""
+    try:
+        yield
+    except AttemptAbandoned as error:
+        before, now = context.schema.version, context.shapes.now()
+        columns = () if now is None else zip(now.schema.fields, now.schema.shape.columns, strict=True)
+        for field, one in columns:
+            if one.stages[0].since > before and not field.nullable:
+                raise SchemaChanged(
+                    f"ingest {ingest_id!r}: column {field.name!r} ({field.type}), which must not be null, "
+                    f"was added to table {context.table.name!r} while it ran; nothing was added: ingest rows "
+                    "that have it"
+                ) from error
+        raise
 
 
 def commit_id(ingest_id: str) -> str:

@@ -11,6 +11,7 @@ from dormouse.files.reads import KeyBounds
 from dormouse.model.schema import Schema
 from dormouse.query.deletions import Deletion, deletions_of
 from dormouse.query.reach import Reach
+from dormouse.query.schemas import on_current
 
 if TYPE_CHECKING:
     from datafusion import Expr
@@ -24,14 +25,16 @@ class JobDeletions:
     of_inputs: tuple[tuple[Deletion, ...], ...]
 
     @staticmethod
-    def of(context: TableContext, job: CompactionJob) -> JobDeletions:
-        """As they are now: each that comes later is of all rows of the output, as the inputs were there."""
+    def of(context: TableContext, job: CompactionJob) -> tuple[TableContext, JobDeletions]:
+        """As they are now: each that comes later is of all rows of the output, as the inputs were there.
+
+        And the services for columns that are no older than the deletions, and than the inputs.
+        """
         found = context.store.deletions_of([item.filename for item in job.inputs], KeyBounds())
-        reach = Reach(context.schema, deletions_of(context.schema, found.deletions))
-        return JobDeletions(
-            found.till,
-            tuple(reach.of(one.till or 0, one.min_key, one.max_key, one.left) for one in found.files),
-        )
+        context, pending = on_current(context, lambda now: (now, deletions_of(now.schema, found.deletions)))
+        reach = Reach(context.schema, pending)
+        files = tuple(reach.of(one.till or 0, one.min_key, one.max_key, one.left) for one in found.files)
+        return context, JobDeletions(found.till, files)
 
     def remains(self, schema: Schema) -> list[Expr | None]:
         """For each input what its rows must meet; None: they all remain."""

@@ -103,7 +103,7 @@ class _LeafFile:
     def _own(self) -> FileSketches | None:
         name = self._reference.filename
         try:
-            return load_sketches(self._store, name)
+            return load_sketches(self._store, name, self._schema)
         except (InvalidData, ObjectNotFound) as error:
             logger.warning("the row keys of %s are read instead of its sketches: %s", name, error)
             return self._read

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 
 from dormouse.instance import Instance
 from dormouse.model.cut import when_of_text
+from dormouse.model.schema import Schema
 from dormouse.query.interruption import Interruption
 from dormouse.query.parameters_json import parse_parameters
 from dormouse.query.where_json import parse_where
@@ -23,6 +24,7 @@ from dormouse.service.metrics import CONTENT_TYPE, Metrics
 from dormouse.service.running import Answer, Runner
 from dormouse.service.work import DocumentWork, Limits, QueryWork
 from dormouse.sql.engine import Sessions
+from dormouse.table import Table
 
 PAGE_ROWS, PAGE_ROWS_MAX = 100, 10_000
 
@@ -87,7 +89,7 @@ async def metrics(here: Here) -> Response:
 @tables.get("", response_model=documents.TableList, responses=READS, summary="All tables")
 def list_tables(here: Here) -> Response:
     """The tables of the instance, by name."""
-    found = [{"name": table.name, "layout": table.layout} for table in here.instance.tables()]
+    found = [{"name": table.known_name, "layout": table.layout} for table in here.instance.tables()]
     return JSONResponse({"tables": found})
 
 
@@ -96,13 +98,16 @@ def describe_table(
     here: Here,
     table: TableNamed,
     counts: Annotated[bool, Query(description="also count files and rows, which reads much")] = False,
+    as_of: Annotated[str | None, Query(description="a time, or a cut's name: the schema of then")] = None,
+    cut: Annotated[int | None, Query(description="a cut's number: the schema of then")] = None,
 ) -> Response:
     """Its schema, properties and layout; with `counts`, what it consists of now."""
     found = here.instance.table(table)
+    schema = _schema(found, cut if as_of is None else as_of)
     status = found.status() if counts else None
     if status is not None:
         here.metrics.tell_consumers(table, status.consumers)
-    return JSONResponse(wire.table(found, status))
+    return JSONResponse(wire.table(found, schema, status))
 
 
 @tables.get(
@@ -146,7 +151,8 @@ async def plan(here: Here, table: TableNamed, body: documents.PlanRequest) -> Re
 
     def make() -> Any:
         found = here.instance.table(table)
-        return found.explain(parse_where(found.schema, body.where), as_of=_moment(body.as_of))
+        where = parse_where(_schema(found, body.as_of), body.where)
+        return found.explain(where, as_of=_moment(body.as_of))
 
     return Answer(here.lookups, "plan", DocumentWork(make))
 
@@ -168,7 +174,7 @@ async def query(here: Here, table: TableNamed, body: documents.QueryRequest, req
 
     def rows() -> Any:
         found = here.instance.table(table)
-        where = parse_where(found.schema, body.where)
+        where = parse_where(_schema(found, body.as_of), body.where)
         as_of = _moment(body.as_of)
         return found.query(where, body.columns, limit=body.limit, as_of=as_of, interruption=interruption)
 
@@ -233,6 +239,11 @@ async def plan_sql(here: Here, body: documents.StatementRequest) -> Response:
         }
 
     return Answer(here.statements, "sql_plan", DocumentWork(make, interruption.set))
+
+
+def _schema(found: Table, as_of: str | int | None) -> Schema:
+    """The columns of now, or of a moment."""
+    return found.schema if as_of is None else found.schema_at(_moment(as_of))
 
 
 def _moment(as_of: str | int | None) -> Any:

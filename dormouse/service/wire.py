@@ -13,11 +13,11 @@ from dormouse.model.values import json_value
 from dormouse.table import Table
 
 
-def table(found: Table, status: TableStatus | None) -> dict[str, Any]:
+def table(found: Table, schema: Schema, status: TableStatus | None) -> dict[str, Any]:
     described = {
         "name": found.name,
         "layout": found.layout,
-        "schema": found.schema.to_json(),
+        "schema": schema.to_json(),
         "properties": found.properties.model_dump(),
     }
     return described if status is None else {**described, "counts": json_value(status)}

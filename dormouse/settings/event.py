@@ -11,7 +11,10 @@ T = TypeVar("T")
 _KINDS: dict[type, str] = {str: "text", int: "a whole number", list: "a list", dict: "an object"}
 
 TABLE_READS = ("describe", "list", "show")
-TABLE_CHANGES = ("convert-layout", "create", "drop", "rename", "set")
+TABLE_CHANGES = (
+    "add-column", "convert-layout", "create", "drop", "drop-column", "rename", "rename-column", "set",
+    "widen-column",
+)  # fmt: skip
 """What the two lambdas for tables do: the first changes nothing."""
 
 

@@ -17,6 +17,8 @@ from dormouse.context import TableAddress, TableContext
 from dormouse.data.transform import Transform
 from dormouse.history.moments import now, now_together, position_of
 from dormouse.model.cut import Position, When
+from dormouse.model.keyed import is_keyed
+from dormouse.objects.names import schema_version_of
 from dormouse.query.deletions import Deletion
 from dormouse.query.executor import Part, columns_of, parts
 from dormouse.query.file_checks import checked_sizes
@@ -69,7 +71,7 @@ def read(
     """
     context = table.context
     at = now(context) if as_of is None else position_of(context, as_of)
-    return _frame(spark, context, question(context.schema, where, columns, None), at)
+    return _frame(spark, context, where, columns, at)
 
 
 def view(spark: SparkSession, instance: WithTables, *, as_of: When | None = None) -> list[str]:
@@ -77,8 +79,7 @@ def view(spark: SparkSession, instance: WithTables, *, as_of: When | None = None
     contexts = [table.context for table in instance.tables()]
     moments = now_together(contexts) if as_of is None else [position_of(one, as_of) for one in contexts]
     for context, at in zip(contexts, moments, strict=True):
-        asked = question(context.schema, None, None, None)
-        _frame(spark, context, asked, at).createOrReplaceTempView(f"`{context.table.name}`")
+        _frame(spark, context, None, None, at).createOrReplaceTempView(f"`{context.table.name}`")
     return [context.table.name for context in contexts]
 
 
@@ -87,24 +88,41 @@ def write(frame: DataFrame, table: Tabular, *, ingest_id: str | None = None) -> 
     return table.ingest(frame, ingest_id=ingest_id)
 
 
-def _frame(spark: SparkSession, context: TableContext, asked: Question, at: Position) -> DataFrame:
+def _frame(
+    spark: SparkSession,
+    context: TableContext,
+    where: Where,
+    columns: Sequence[str] | None,
+    at: Position,
+) -> DataFrame:
+    context = context.as_of(at)
+    asked = question(context.schema, where, columns, None)
     found = list(parts(context, asked, at))
     transform = Transform.parse(context.schema, context.properties)
     frames = []
-    if not (transform.aggregates or transform.age_off or _PATTERNS & set(context.objects.url)):
-        plain, found = _divided(found)
+    merges = transform.aggregates or transform.age_off or is_keyed(context.properties)
+    if not (merges or _PATTERNS & set(context.objects.url)):
+        plain, found = _divided(found, context.schema.version)
         frames = [_of_files(spark, context, asked, way, scans) for way, scans in plain.items()]
     if found or not frames:
         frames.append(_of_parts(spark, context, asked, found))
     return reduce(DataFrame.unionAll, frames)
 
 
-def _divided(found: Iterable[Part]) -> tuple[Mapping[_Way, list[Scan]], list[Part]]:
-    """The files that Spark reads, by what is wanted of them; and the parts with what is left."""
+def _divided(found: Iterable[Part], version: int) -> tuple[Mapping[_Way, list[Scan]], list[Part]]:
+    """The files that Spark reads, by what is wanted of them; and the parts with what is left.
+
+    Those of other versions of the schema are left: their columns may have other names.
+    """
     by_way: dict[_Way, dict[str, Scan]] = defaultdict(dict)
     left = []
     for part in found:
-        rest = [tuple(scan for scan in group if not _taken(by_way, scan)) for group in part.groups]
+        rest = [
+            tuple(
+                one for one in group if schema_version_of(one.filename) != version or not _taken(by_way, one)
+            )
+            for group in part.groups
+        ]
         if any(rest):
             left.append(replace(part, groups=tuple(group for group in rest if group)))
     return {way: list(scans.values()) for way, scans in by_way.items()}, left

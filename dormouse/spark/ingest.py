@@ -62,11 +62,11 @@ def ingest_with_spark(
     are those of `dormouse.rounds.ingest.ingest_in_process`.
     """
 
-    def write(attempt: WriteAttempt) -> list[FileWithReferences]:
-        rows = keyed_rows(context, attempt, deletes)
-        source = _source(data, context.schema if rows is None else rows.given)
+    def write(current: TableContext, attempt: WriteAttempt) -> list[FileWithReferences]:
+        rows = keyed_rows(current, attempt, deletes)
+        source = _source(data, current.schema if rows is None else rows.given)
         session = source.sparkSession if isinstance(source, DataFrame) else spark or spark_session()
-        files = _write(context, attempt, source, session, rows)
+        files = _write(current, attempt, source, session, rows)
         if progress is not None:
             written = sum(file.row_count or 0 for file in files)
             progress(written, written)

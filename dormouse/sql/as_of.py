@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from dormouse.context import TableContext
@@ -14,53 +14,64 @@ from dormouse.query.table_view import gone_of_moment
 
 
 class Moments:
-    """Where tables are read: each at the position of one moment, or all as they are now."""
+    """Where tables are read: each at the position of one moment, or all as they are now.
+
+    `contexts` have the columns of then; of a table that cannot be read then, those of now, until it is
+    `read`. `refused` says of these why.
+    """
 
     def __init__(self, contexts: Mapping[str, TableContext], as_of: When | None) -> None:
-        """`InvalidCut`, also for the cut of one table where there are several; `CutExpired`."""
-        if isinstance(as_of, Cut) and len(contexts) > 1:
-            names = ", ".join(map(repr, sorted(contexts)))
-            raise InvalidCut(
-                f"a cut is of one table, and the statement reads {names}: give a time, or the name of a cut "
-                "that each of them has"
-            )
-        self._contexts = contexts
-        self._positions = (
-            None if as_of is None else {name: position_of(one, as_of) for name, one in contexts.items()}
-        )
+        self._as_of = as_of
+        self._positions: dict[str, Position] = {}
+        self._errors: dict[str, DormouseError] = {}
+        self.contexts = dict(contexts)
+        if as_of is None:
+            return
+        for name, context in contexts.items():
+            try:
+                self._positions[name] = position = position_of(context, as_of)
+                self.contexts[name] = context.as_of(position)
+            except (InvalidCut, CutExpired) as error:
+                self._errors[name] = error
 
     def __bool__(self) -> bool:
-        return self._positions is not None
+        return self._as_of is not None
+
+    @property
+    def refused(self) -> dict[str, str]:
+        return {name: str(error) for name, error in self._errors.items()}
+
+    def read(self, names: Collection[str]) -> None:
+        """Says which tables are; `InvalidCut`, also for the cut of one table where there are several."""
+        if isinstance(self._as_of, Cut) and len(names) > 1:
+            listed = ", ".join(map(repr, sorted(names)))
+            raise InvalidCut(
+                f"a cut is of one table, and the statement reads {listed}: give a time, or the name of a cut "
+                "that each of them has"
+            )
+        for name in names:
+            if name in self._errors:
+                raise self._errors[name]
+        self._positions = {name: one for name, one in self._positions.items() if name in names}
 
     def of(self, name: str) -> Position | None:
         """Where a table is read; None: as it is now."""
-        return None if self._positions is None else self._positions[name]
+        return self._positions[name] if self else None
 
     def all(self, names: Sequence[str]) -> list[Position] | None:
-        return None if self._positions is None else [self._positions[name] for name in names]
+        return [self._positions[name] for name in names] if self else None
 
     @contextmanager
     def kept(self) -> Iterator[None]:
         """What the tables had then stays until the end."""
         with ExitStack() as stack:
-            for name, position in (self._positions or {}).items():
-                stack.enter_context(kept(self._contexts[name], position))
+            for name, position in self._positions.items():
+                stack.enter_context(kept(self.contexts[name], position))
             yield
 
     def why_gone(self, error: FileGone) -> DormouseError:
         """Of a file of the moment: `CutExpired`, or it is lost."""
-        for name, position in (self._positions or {}).items():
+        for name, position in self._positions.items():
             if name == error.table:
-                return gone_of_moment(self._contexts[name], position, error)
+                return gone_of_moment(self.contexts[name], position, error)
         return error
-
-
-def refused(contexts: Mapping[str, TableContext], as_of: When | None) -> dict[str, str]:
-    """Tables that cannot be read as of a moment, and why."""
-    found = {}
-    for name, context in contexts.items():
-        try:
-            Moments({name: context}, as_of)
-        except (InvalidCut, CutExpired) as error:
-            found[name] = str(error)
-    return found

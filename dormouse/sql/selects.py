@@ -5,30 +5,33 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import starmap
 
 from dormouse.context import TableContext
 from dormouse.data.transform import AgeOff, Function, Transform, quoted
 from dormouse.model.keyed import is_keyed
+from dormouse.model.reshaping import is_as_stored, pairs
 from dormouse.model.schema import Field
+from dormouse.model.shape import Column
 from dormouse.model.types import LONG, TIMESTAMP
-from dormouse.objects.names import PARQUET_SUFFIX
+from dormouse.objects.names import PARQUET_SUFFIX, schema_version_of
 from dormouse.query.deletions import Deletion
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import Scan
 from dormouse.query.where import Question
-from dormouse.sql.conditions import all_of, in_slices, meets, remains, text, type_name
+from dormouse.sql.conditions import all_of, in_slices, literal, meets, remains, text, type_name
 from dormouse.sql.connection import path_of
 from dormouse.sql.newest import THERE, apart, newest, told_by
 
 SETS_MAX = 32
 """Of deletions of which each is of a file: files that have different ones are read apart."""
 _Age = tuple[int, ...]
-_Way = tuple[tuple[KeyRanges, ...], tuple[Deletion, ...], bool]
+_Way = tuple[tuple[KeyRanges, ...], tuple[Deletion, ...], bool, int]
 
 
 def ways(scans: Iterable[Scan]) -> int:
     """In how many ways parts of files are wanted: each is read apart."""
-    return len({(scan.slices, scan.deletions) for scan in together(scans)})
+    return len({(scan.slices, scan.deletions, schema_version_of(scan.filename)) for scan in together(scans)})
 
 
 def together(scans: Iterable[Scan]) -> list[Scan]:
@@ -106,8 +109,9 @@ class Select:
         """
         parts: dict[_Way, list[str]] = defaultdict(list)
         for scan in together(scans):
-            way = scan.slices, scan.deletions, scan.filename.endswith(PARQUET_SUFFIX)
-            parts[way].append(scan.filename)
+            name = scan.filename
+            way = scan.slices, scan.deletions, name.endswith(PARQUET_SUFFIX), schema_version_of(name)
+            parts[way].append(name)
         return " UNION ALL ".join(self._part(*way, files, told=told) for way, files in parts.items())
 
     def _part(
@@ -115,6 +119,7 @@ class Select:
         slices: tuple[KeyRanges, ...],
         deletions: tuple[Deletion, ...],
         unbounded: bool,
+        version: int,
         filenames: Sequence[str],
         *,
         told: bool,
@@ -124,6 +129,9 @@ class Select:
         files = ", ".join(text(path_of(self._context.objects, name)) for name in filenames)
         # a folder that is called a=b says nothing of its files' columns
         read = f"read_parquet([{files}], hive_partitioning = false)"
+        written = self._schema.as_written(version)
+        if not is_as_stored(written, self._schema):
+            read = f"(SELECT {', '.join(starmap(_now, pairs(written, self._schema)))} FROM {read})"
         left = remains(
             self._schema, deletions, lambda field: _computed(field, unbounded) or quoted(field.name)
         )
@@ -161,6 +169,17 @@ class Select:
             return None
         field, name = self._schema.field(age_off.field), quoted(age_off.field)
         return f"{name} > {_oldest(field, age_off, self._now_ms)} OR {name} IS NULL"
+
+
+def _now(field: Field, column: Column, before: Field | None) -> str:
+    """A column of now, of files that have it as it was before, or have it not."""
+    if before is None:
+        default = column.default
+        found = f"NULL::{type_name(field.type)}" if default is None else literal(field, default)
+    else:
+        found = quoted(before.name)
+        found = found if before.type == field.type else f"CAST({found} AS {type_name(field.type)})"
+    return f"{found} AS {quoted(field.name)}"
 
 
 def _computed(field: Field, unbounded: bool) -> str | None:

@@ -6,12 +6,13 @@ over the files that hold them.
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import accumulate
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -19,20 +20,22 @@ import pyarrow as pa
 from dormouse.context import TableContext
 from dormouse.data.transform import Transform, quoted
 from dormouse.errors import InvalidQuery, ObjectStoreError
+from dormouse.errors.moved import SchemaMoved
 from dormouse.model.cut import When
 from dormouse.model.region import Range
 from dormouse.query.file_checks import FileGone, check_bytes, check_columns, checked_sizes
 from dormouse.query.interruption import Interruption
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import PlanSummary, QueryPlan, Scan
+from dormouse.query.schemas import again_if_moved, keeping_columns
 from dormouse.query.streams import heeding_signals, in_thread
 from dormouse.query.table_view import plan_query, plan_tables, summary
-from dormouse.query.where import question, unknown
+from dormouse.query.where import question
 from dormouse.sql.as_of import Moments
 from dormouse.sql.engine import Session, Sessions
 from dormouse.sql.explained import explanation
 from dormouse.sql.failures import ReadFailed
-from dormouse.sql.parsed import Parsed
+from dormouse.sql.named import Named, meant
 from dormouse.sql.results import BATCH_ROWS, Rows
 from dormouse.sql.scans import Enough
 from dormouse.sql.selects import Select, ways
@@ -53,19 +56,7 @@ FIRST_ROWS = 10_000
 """As many as this have the first keys of files of which rows are merged."""
 COLUMNS_CHECKED_MAX, BYTES_CHECKED_MAX = 1_000, 1 << 28
 """Files whose columns, and bytes that are read, when DuckDB fails at something and names no file."""
-_DUCKDBS = re.compile(r"[./\\:]|^(duckdb|pg|pragma|sqlite)_", re.IGNORECASE)
-"""Names of files, and of DuckDB's own views."""
 Reads = Mapping[str, Sequence[Scan]]
-
-
-@dataclass(frozen=True)
-class Named:
-    """How a statement finds tables by their names."""
-
-    like: Callable[[Iterable[str]], Mapping[str, TableContext]]
-    """Tables that have one of the names, in upper or lower case."""
-    all: Callable[[], Mapping[str, TableContext]]
-    names: Callable[[], Iterable[str]]
 
 
 def sql(
@@ -87,8 +78,8 @@ def sql(
     sets `interruption`. A reader that is dropped stops.
     """
     interruption = interruption or Interruption()
-    session = sessions(interruption)
-    return _Statement(session, tables, statement, given(parameters), interruption, as_of).reader()
+    made = partial(_made, sessions, tables, statement, given(parameters), interruption, as_of)
+    return again_if_moved(lambda: made().reader())
 
 
 def explain_sql(
@@ -101,8 +92,13 @@ def explain_sql(
 ) -> dict[str, PlanSummary]:
     """What a statement would read of each table that it reads."""
     interruption = interruption or Interruption()
-    session = sessions(interruption)
-    return _Statement(session, tables, statement, given(parameters), interruption, as_of).summaries()
+    made = partial(_made, sessions, tables, statement, given(parameters), interruption, as_of)
+    return again_if_moved(lambda: made().summaries())
+
+
+def _made(sessions: Sessions, *asked: Any) -> _Statement:
+    """A statement over the tables as the catalog has them now."""
+    return _Statement(sessions(asked[3]), *asked)
 
 
 class _Statement:
@@ -121,13 +117,15 @@ class _Statement:
         self.interruption = interruption
         self.now_ms = time.time_ns() // 1_000_000
         self.gone: set[str] = set()
+        self.is_open = False
         try:
             found = session.parsed(statement)
             self.compares_null, self.joins_full = found.compares_null, found.joins_full
-            self.contexts = _meant(found, tables)
+            self.moments = Moments(meant(found, tables), as_of)
+            self.contexts = self.moments.contexts
             schemas = {name: context.schema for name, context in self.contexts.items()}
             self.wanted = session.wanted(schemas, found, parameters)
-            self.moments = Moments({name: self.contexts[name] for name in self.wanted.ranges}, as_of)
+            self.moments.read(self.wanted.ranges)
         except BaseException:
             session.close()
             raise
@@ -143,6 +141,7 @@ class _Statement:
         except BaseException:
             self.session.close()
             raise
+        self.is_open = True
         return pa.RecordBatchReader.from_batches(rows.schema, self._read(rows))
 
     def _read(self, rows: Rows) -> Iterator[pa.RecordBatch]:
@@ -180,6 +179,11 @@ class _Statement:
                 return self._run()
             except FileGone as error:
                 self._note_gone(error)
+            except SchemaMoved:
+                if not self.is_open:
+                    raise
+                # the columns of the answer are told already
+                self.contexts = {name: keeping_columns(one) for name, one in self.contexts.items()}
 
     def _note_gone(self, error: FileGone) -> None:
         if self.moments:
@@ -335,48 +339,6 @@ def _check_files(context: TableContext, scans: Sequence[Scan], error: ReadFailed
     check_bytes(context, [scan for scan, end in zip(scans, ends, strict=False) if end <= BYTES_CHECKED_MAX])
     for scan in scans[:COLUMNS_CHECKED_MAX]:
         check_columns(context, scan)
-
-
-def _meant(parsed: Parsed, tables: Named) -> dict[str, TableContext]:
-    """The tables that a statement may read, by name; `InvalidQuery` for a name that means nothing."""
-    found = dict(tables.all() if parsed.lists_tables else tables.like(parsed.names))
-    by_name: dict[str, str] = {}
-    for name in sorted(parsed.names):
-        meant = _one(name, found)
-        # where the statement's own name does not reach, DuckDB would read a file, or its catalog
-        if meant is None and (name.lower() not in parsed.ctes or _DUCKDBS.search(name)):
-            raise unknown("table", name, tables.names())
-        if meant is not None and by_name.setdefault(meant.lower(), meant) != meant:
-            raise _alike(meant, by_name[meant.lower()])
-    if parsed.lists_tables:
-        return {name: found[name] for name in sorted(found) if by_name.get(name.lower(), name) == name}
-    return {name: _checked(found[name]) for name in by_name.values()}
-
-
-def _one(name: str, found: Mapping[str, TableContext]) -> str | None:
-    """The table that a name means: exactly, or else in upper or lower case."""
-    alike = [name] if name in found else [one for one in found if one.lower() == name.lower()]
-    if len(alike) > 1:
-        raise _alike(*sorted(alike)[:2])
-    return alike[0] if alike else None
-
-
-def _alike(one: str, other: str) -> InvalidQuery:
-    return InvalidQuery(
-        f"SQL cannot tell table {one!r} from {other!r}, whose name differs in upper and lower case only: "
-        "rename one"
-    )
-
-
-def _checked(context: TableContext) -> TableContext:
-    names: dict[str, str] = {}
-    for name in context.schema.names:
-        if names.setdefault(name.lower(), name) != name:
-            raise InvalidQuery(
-                f"SQL cannot read table {context.table.name!r}: its columns {names[name.lower()]!r} and "
-                f"{name!r} differ in upper and lower case only"
-            )
-    return context
 
 
 def _check_size(reads: Reads) -> None:

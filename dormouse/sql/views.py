@@ -18,7 +18,6 @@ from dormouse.query.planner import Scan
 from dormouse.query.table_view import check_files, plan_tables
 from dormouse.query.where import Question, Where, question, unknown
 from dormouse.sql.as_of import Moments
-from dormouse.sql.as_of import refused as not_then
 from dormouse.sql.conditions import text, type_name
 from dormouse.sql.connection import connection
 from dormouse.sql.selects import Select, ways
@@ -44,15 +43,16 @@ def opened(
     """
     for name in where.keys() - contexts.keys():
         raise unknown("table", name, contexts)
+    moments = Moments(contexts, as_of)
+    contexts, refused = moments.contexts, moments.refused
     asked = {
         name: question(context.schema, where.get(name), None, None) for name, context in contexts.items()
     }
-    refused = not_then(contexts, as_of)
     for name, one in asked.items():
         if name not in refused and (why := _refusal(contexts[name], one.ranges)):
             refused[name] = why
     planned = {name: one for name, one in asked.items() if name not in refused}
-    moments = Moments({name: contexts[name] for name in planned}, as_of)
+    moments.read(planned)
     failed: dict[str, str] = {}
     for _ in range(REPLANS_MAX):
         before = failed

@@ -80,6 +80,7 @@ def test_it_says_the_same_as_where_the_database_is_at_hand(there: Cli, here: Cli
     """Text, JSON, exit codes and errors."""
     assert there(*CREATE) == (0, "table flights is made, of 2 partitions\n", "")
     assert [function for function, _ in asked] == [TOLD.change]
+    assert there("table", "add-column", "flights", "gate:string?")[0] == 0
     for args in (
         *(
             (*("table", verb, "flights"), *more)
@@ -97,6 +98,12 @@ def test_it_says_the_same_as_where_the_database_is_at_hand(there: Cli, here: Cli
         ("table", "set", "flights", "aggregate=sum(nothing)"),
         ("table", "convert-layout", "flights", "salted_counts", "--dry-run"),
         ("table", "convert-layout", "flights", "odd"),
+        ("table", "add-column", "flights", "gate:string?"),
+        ("table", "add-column", "flights", "delay:long?"),
+        ("table", "widen-column", "flights", "delay", "string"),
+        ("table", "rename-column", "flights", "nothing", "gate"),
+        ("table", "drop-column", "flights", "gate", "--dry-run"),
+        ("table", "drop-column", "flights", "carrier", "--yes"),
         ("table", "drop", "nobody", "--yes"),
         ("table", "drop", "flights", "--dry-run"),
         ("table", "drop", "flights", "--dry-run", "--json"),

@@ -1,0 +1,34 @@
+"""Files as they were written: which columns they have, and what these were called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from dormouse.data.arrow_schema import check_columns
+from dormouse.model.schema import Schema
+from dormouse.objects.names import schema_version_of
+
+FIELD_ID = "PARQUET:field_id"
+"""Arrow's name, in the metadata of a field, for Parquet's `field_id`."""
+
+
+def written_schema(schema: Schema, filename: str) -> Schema:
+    """Those of the columns that a file has, by what they were when it was written."""
+    return schema.as_written(schema_version_of(filename))
+
+
+def check_stored(found: pa.Schema, schema: Schema, filename: str) -> None:
+    """`InvalidData` when a file has not the columns that it was written with, of those that still are."""
+    written = written_schema(schema, filename)
+    if written is not schema:
+        # what was dropped since is in it, too
+        found = pa.schema([field for field in found if field.name in written])
+    check_columns(found, written)
+
+
+def with_ids(fields: Iterable[pa.Field], schema: Schema) -> pa.Schema:
+    """Arrow's fields of the schema's columns, with their ids."""
+    numbered = zip(fields, schema.shape.columns, strict=True)
+    return pa.schema([field.with_metadata({FIELD_ID: str(one.column_id)}) for field, one in numbered])

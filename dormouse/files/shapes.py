@@ -1,0 +1,120 @@
+"""The versions of one table's schema, as the database has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from dormouse.errors import TableNotFound
+from dormouse.model.properties import TableProperties
+from dormouse.model.reshaping import following, then_called, with_properties
+from dormouse.model.schema import Schema
+from dormouse.model.table import TableRecord, table_of
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import rows_of, run_alone, run_lookup, run_transaction
+
+_QUERIES = load(__package__ or "", "shapes")
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaChange:
+    """A change of a table's columns, in words, and the version of the schema that it made."""
+
+    version: int
+    change: str
+    changed_at: datetime
+
+
+class NextShape(NamedTuple):
+    """What a change makes of a table; with `refuses_writers`, those that began before it commit nothing."""
+
+    table: TableRecord
+    change: str
+    refuses_writers: bool = False
+
+
+Change = Callable[[TableRecord, psycopg.Connection[Any]], NextShape]
+
+
+class Shapes:
+    """The versions of a table's schema."""
+
+    def __init__(self, supplier: Supplier, table: TableRecord) -> None:
+        self._supplier = supplier
+        self._table = table
+        self._key = {"table_id": table.table_id}
+
+    def now(self) -> TableRecord | None:
+        """The table as it is now; None when it was dropped."""
+        rows = self._rows("now")
+        return table_of(rows[0]) if rows else None
+
+    def of(self, conn: psycopg.Connection[Any]) -> TableRecord:
+        """The table as a transaction sees it."""
+        return self._held("now", conn)
+
+    def at(self, snapshot: str) -> TableRecord:
+        """The table with the columns that it had in a snapshot, and the properties of now, for these."""
+        rows = self._rows("then", snapshot=snapshot)
+        if not rows:
+            raise TableNotFound.gone(self._table.name)
+        then, now = map(Schema.from_record, rows[0][:2])
+        properties = TableProperties(**rows[0][2])
+        called = {name: other for name in now.names if (other := then_called(now, then, name))}
+        properties = with_properties(properties, following(properties, called.get))
+        return replace(self._table, schema=then, properties=properties)
+
+    def changes(self) -> list[SchemaChange]:
+        """What was changed, in its order."""
+        return [SchemaChange(*row) for row in self._rows("changes")]
+
+    def change(self, change: Change) -> TableRecord:
+        """Makes the next version, in one transaction: of the table as it is, whatever is known of it here.
+
+        Raises `TableNotFound`, `TableBusy`, and what `change` does; then nothing is changed.
+        """
+
+        def work(conn: psycopg.Connection[Any]) -> TableRecord:
+            now = self._held("held", conn)
+            made, said, refuses_writers = change(now, conn)
+            values = {
+                "schema": Jsonb(made.schema.to_record()),
+                "properties": Jsonb(made.properties.model_dump(exclude_defaults=True)),
+                "version": made.schema.version,
+                "was": Jsonb(now.schema.to_record()),
+                "change": said,
+            }
+            conn.execute(_QUERIES["change"].on(), {**self._key, **values})
+            if refuses_writers:
+                conn.execute(_QUERIES["abandon_writers"].on(), self._key)
+            return made
+
+        return run_alone(self._supplier, work, operation=f"change the columns of table {self._table.name!r}")
+
+    def try_change(self, change: Change) -> None:
+        """Whether a change could be made now; raises what it would."""
+
+        def work(conn: psycopg.Connection[Any]) -> None:
+            change(self.of(conn), conn)
+
+        run_transaction(self._supplier, work, read_only=True, operation="try a change")
+
+    def _held(self, query: str, conn: psycopg.Connection[Any]) -> TableRecord:
+        row = conn.execute(_QUERIES[query].on(), self._key).fetchone()
+        if row is None:
+            raise TableNotFound.gone(self._table.name)
+        return table_of(row)
+
+    def pending_conditions(self, conn: psycopg.Connection[Any]) -> list[tuple[int, str]]:
+        """The numbers and conditions of deletions that readers apply."""
+        return conn.execute(_QUERIES["conditions"].on(), self._key).fetchall()
+
+    def _rows(self, query: str, **values: Any) -> list[Any]:
+        work = rows_of(_QUERIES[query], {**self._key, **values})
+        return run_lookup(self._supplier, work, operation="look up a table's columns")

@@ -1,0 +1,50 @@
+-- name: now
+-- One table as it is now.
+select table_id, name, schema, properties, layout, created_at, table_uuid, numbered
+from tables
+where table_id = %(table_id)s;
+
+-- name: held
+-- One table, until a change of its columns is committed; new writers, and deletions, wait to see it.
+select table_id, name, schema, properties, layout, created_at, table_uuid, numbered
+from tables
+where table_id = %(table_id)s
+for update;
+
+-- name: then
+-- The schema that a snapshot had: what was there before the first change that it does not see.
+select coalesce(
+        (
+            select c.was
+            from schema_change c
+            where c.table_id = %(table_id)s and not pg_visible_in_snapshot(c.added_xid, %(snapshot)s::pg_snapshot)
+            order by c.version
+            limit 1
+        ),
+        t.schema
+    ), t.schema, t.properties
+from tables t
+where t.table_id = %(table_id)s;
+
+-- name: change
+-- Makes another version of a table's schema, and notes what it was.
+with changed as (
+    update tables
+    set schema = %(schema)s, schema_version = %(version)s, properties = %(properties)s
+    where table_id = %(table_id)s
+)
+insert into schema_change (table_id, version, was, change)
+values (%(table_id)s, %(version)s, %(was)s, %(change)s);
+
+-- name: abandon_writers
+-- Writers that began with an older schema commit nothing.
+update write_attempt set abandoned_at = clock_timestamp()
+where table_id = %(table_id)s and abandoned_at is null and finished_at is null;
+
+-- name: conditions
+-- The conditions of deletions that readers apply.
+select deletion_id, condition from deletion where table_id = %(table_id)s and retired_xid is null order by deletion_id;
+
+-- name: changes
+-- The changes of a table's schema, in their order.
+select version, change, changed_at from schema_change where table_id = %(table_id)s order by version;

@@ -1,0 +1,267 @@
+"""Writers that began with older columns: they commit what can be read, or are refused by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+import dormouse as dm
+from dormouse.data.merge import merge_sorted
+from dormouse.errors import SchemaChanged
+from dormouse.instance import Instance
+from dormouse.objects import open_store
+from dormouse.rounds import compaction_job
+from dormouse.settings import load_settings
+from dormouse.spark import compaction_tasks
+from dormouse.spark import ingest as spark_ingest
+from tests.ingested import attempts
+from tests.reshaped import Shaped
+
+SCHEMA = dm.Schema(
+    [dm.Field("k", dm.LONG)], values=[dm.Field("even", dm.LONG), dm.Field("odd", dm.LONG, nullable=True)]
+)
+TWO = {"compaction_strategy": "basic", "compaction_batch_files": 2}
+ROUNDS = 12
+
+
+def rows(*keys: int) -> list[dict[str, Any]]:
+    return [{"k": k, "even": 2 * k, "odd": 2 * k + 1} for k in keys]
+
+
+def table_of(*keys: int) -> pa.Table:
+    return pa.table({name: [row[name] for row in rows(*keys)] for name in ("k", "even", "odd")})
+
+
+@pytest.fixture(params=["sync", "committer"])
+def shaped(request: pytest.FixtureRequest, dsn: str, tmp_path: Path) -> Iterator[Shaped]:
+    objects = open_store(tmp_path / "objects")
+    with_committer = request.param == "committer"
+    with Instance(dsn, objects, load_settings(), committer=with_committer).open() as instance:
+        made = Shaped.made(instance, SCHEMA, properties=dm.TableProperties(**TWO))
+        made.ingest(*rows(1, 2))
+        yield made
+
+
+def swap(to: Shaped) -> None:
+    for old, new in (("even", "x"), ("odd", "even"), ("x", "odd")):
+        to.rename(old, new)
+
+
+def drop(to: Shaped) -> None:
+    to.drop("odd")
+
+
+def drop_and_add(to: Shaped) -> None:
+    to.drop("odd")
+    to.add(dm.Field("odd", dm.STRING, nullable=True), "since")
+
+
+def add(to: Shaped) -> None:
+    to.add(dm.Field("new", dm.LONG, nullable=True), 7)
+
+
+def rename_key(to: Shaped) -> None:
+    to.rename("k", "key")
+
+
+def add_whole(to: Shaped) -> None:
+    to.add(dm.Field("new", dm.LONG), 7)
+
+
+READABLE = [swap, drop, drop_and_add, add, rename_key]
+
+
+def late_rows(before: Shaped, *keys: int) -> None:
+    """What the model has of rows that were written by the first columns."""
+    model = before.model
+    defaults: dict[int, Any] = dict.fromkeys(range(4, model.last_id + 1))
+    for row in model.rows[:1]:
+        defaults = {n: row[n] for n in defaults}
+    found = [{1: row["k"], 2: row["even"], 3: row["odd"], **defaults} for row in rows(*keys)]
+    before.model = type(model)(model.names, (*model.rows, *found), model.last_id)
+
+
+@pytest.mark.parametrize("change", READABLE)
+def test_an_ingest_that_began_before_commits(shaped: Shaped, change: Callable[[Shaped], None]) -> None:
+    """Of the columns of then, whatever is called so now."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield from table_of(3).to_batches()
+        change(shaped)
+        yield from table_of(4).to_batches()
+
+    assert shaped.table.ingest(batches()).rows == 2
+    late_rows(shaped, 3, 4)
+    shaped.check()
+    assert shaped.table.compact().jobs_run
+    shaped.check()
+
+
+def test_an_ingest_without_a_column_that_must_not_be_null_is_refused(shaped: Shaped) -> None:
+    def batches() -> Iterator[pa.RecordBatch]:
+        add_whole(shaped)
+        yield from table_of(3).to_batches()
+
+    said = "column 'new' .long., which must not be null, was added to table 't'"
+    with pytest.raises(SchemaChanged, match=said):
+        shaped.table.ingest(batches(), ingest_id="july")
+    shaped.check()
+    assert attempts(shaped.table._context) == 0
+    # the same ingest, with the column, is the first of its id
+    assert shaped.table.ingest(table_of(3).append_column("new", pa.array([8])), ingest_id="july").applied
+
+
+@pytest.mark.parametrize("change", [*READABLE, add_whole])
+def test_a_compaction_that_began_before_loses_nothing(
+    shaped: Shaped, change: Callable[[Shaped], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither columns nor deletions, which come after it began; one without a whole column begins anew."""
+    shaped.ingest(*rows(3))
+
+    def merged(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(compaction_job, "merge_sorted", merge_sorted)
+        facts = merge_sorted(*args, **options)
+        change(shaped)
+        shaped.delete("even", 4 if change is not swap else 5)
+        return facts
+
+    monkeypatch.setattr(compaction_job, "merge_sorted", merged)
+    shaped.table.compact()
+    shaped.check()
+    is_text = change is drop_and_add
+    shaped.ingest({name: "9" if is_text and name == "odd" else 9 for name in shaped.model.names})
+    shaped.table.compact()
+    shaped.check()
+
+
+def test_a_task_on_spark_writes_by_the_columns_of_now(shaped: Shaped) -> None:
+    """It knows the table by its address of before the change."""
+    shaped.ingest(*rows(3))
+    context = shaped.table._context
+    context.jobs.create()
+    [job] = context.jobs.take(10)
+    address = context.address
+    swap(shaped)
+    shaped.add(dm.Field("new", dm.LONG), 7)
+    shaped.delete("odd", 4)
+    result = compaction_tasks.run_task((address, job, 0))
+    assert (result.outcome, result.rows_written) == ("committed", 2)
+    assert result.filename is not None
+    assert result.filename.endswith(f".s{shaped.table.schema.version}.v2.parquet")
+    shaped.check()
+
+
+def test_a_task_on_spark_reads_inputs_that_are_newer_than_what_it_knows(shaped: Shaped) -> None:
+    """Its driver made the job of them, with a handle of before the change."""
+    context = shaped.table._context
+    swap(shaped)
+    shaped.add(dm.Field("new", dm.LONG), 7)
+    shaped.ingest({"k": 3, "odd": 6, "even": 7, "new": 8})
+    context.jobs.create()
+    [job] = context.jobs.take(10)
+    result = compaction_tasks.run_task((context.address, job, 0))
+    assert (result.outcome, result.rows_written) == ("committed", 3)
+    shaped.check()
+
+
+@pytest.mark.parametrize(("change", "is_refused"), [(swap, False), (add_whole, True)])
+def test_a_bulk_ingest_on_spark_that_began_before(
+    spark: SparkSession, shaped: Shaped, change: Any, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = spark_ingest._write
+
+    def then_changed(*args: Any) -> Any:
+        files = write(*args)
+        change(shaped)
+        return files
+
+    monkeypatch.setattr(spark_ingest, "_write", then_changed)
+    frame = spark.createDataFrame(table_of(3, 4).to_pylist())
+    if is_refused:
+        with pytest.raises(SchemaChanged, match="column 'new'"):
+            shaped.table.ingest(frame)
+    else:
+        shaped.table.ingest(frame)
+        late_rows(shaped, 3, 4)
+    shaped.check()
+
+
+OTHER = """
+import sys
+import pyarrow as pa
+import dormouse as dm
+dsn, objects, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
+with dm.connect(dsn, objects) as instance:
+    table = instance.table("t")
+    for number in range(rounds):
+        for found in (table.query().read_all(), instance.sql("select * from t").read_all()):
+            for row in found.to_pylist():
+                pair = {value for name, value in row.items() if name not in ("k", "more")}
+                assert pair == {2 * row["k"], 2 * row["k"] + 1}, row
+            for name in set(found.column_names) - {"k", "more"}:
+                assert len({row[name] % 2 for row in found.to_pylist()}) <= 1, (name, found.to_pylist())
+print("done")
+"""
+
+
+def test_changes_ingests_compactions_and_queries_at_once(dsn: str, tmp_path: Path) -> None:
+    """Names are swapped again and again, in which rows would be mixed up; a column comes and goes beside."""
+    url = (tmp_path / "objects").as_uri()
+    schema = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("p", dm.LONG), dm.Field("q", dm.LONG)])
+    with dm.connect(dsn, url) as instance:
+        table = instance.create_table("t", schema, properties=dm.TableProperties(**TWO))
+        table.ingest(pa.table({"k": [0], "p": [0], "q": [1]}))
+        other = subprocess.Popen(
+            [sys.executable, "-c", OTHER, dsn, url, str(ROUNDS)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+        beginning = Lock()
+
+        def change() -> None:
+            mine = instance.table("t")
+            for _ in range(ROUNDS):
+                for old, new in (("p", "p1"), ("q", "p"), ("p1", "q")):
+                    with beginning:
+                        mine.rename_column(old, new)
+                with beginning:
+                    mine.add_column(dm.Field("more", dm.LONG, nullable=True))
+                with beginning:
+                    mine.drop_column("more")
+
+        def add(k: int) -> None:
+            """By the names of when it begins; it commits among changes."""
+            mine = instance.table("t")
+            beginning.acquire()
+            values = dict(zip(mine.schema.names, (k, 2 * k, 2 * k + 1, None), strict=False))
+
+            def batches() -> Iterator[pa.RecordBatch]:
+                beginning.release()  # the columns are known by now
+                yield pa.RecordBatch.from_pylist([values], pa.schema([(n, pa.int64()) for n in values]))
+
+            mine.ingest(batches())
+
+        def compact() -> None:
+            for _ in range(ROUNDS):
+                assert instance.table("t").compact().given_up == 0
+
+        with ThreadPoolExecutor(3) as threads:
+            running = [threads.submit(change), threads.submit(compact)]
+            running += [threads.submit(add, k) for k in range(1, ROUNDS + 1)]
+            for one in running:
+                one.result()
+        out, err = other.communicate(timeout=300)
+        assert (out, err) == ("done\n", "")
+        assert table.schema.names == ("k", "p", "q")  # after an even number of swaps
+        found = table.query().read_all().to_pylist()
+        assert [row["k"] for row in found] == list(range(ROUNDS + 1))
+        assert all(row["p"] + 1 == row["q"] for row in found)
