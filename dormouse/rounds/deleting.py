@@ -31,15 +31,15 @@ def delete(context: TableContext, where: DeleteWhere, *, dry_run: bool = False) 
         return record(context, where, dry_run=dry_run)
     at = datetime.now(UTC)
 
-    def write(attempt: WriteAttempt) -> list[FileWithReferences]:
+    def write(current: TableContext, attempt: WriteAttempt) -> list[FileWithReferences]:
         nonlocal at
-        rows = keyed_rows(context, attempt, _DELETES)
+        rows = keyed_rows(current, attempt, _DELETES)
         if rows is None:
             raise AssertionError("a load of a keyed table has a place")
         at = rows.taken_at
         # after the place was taken: what was acknowledged before is seen
-        marks = Source(rows.stored(_marks(context, None if where is ALL else where)), None)
-        return write_leaves(context, attempt, marks, lambda *_: None, MEMORY_BYTES)
+        marks = Source(rows.stored(_marks(current, None if where is ALL else where)), None)
+        return write_leaves(current, attempt, marks, lambda *_: None, MEMORY_BYTES)
 
     report = ingest_once(context, None, write)
     return DeleteReport(None, at, report.rows)
