@@ -300,7 +300,9 @@ def test_of_a_keyed_table_every_row_of_a_key_is_erased(instance: Instance, tmp_p
     table.ingest(data(*range(20)))
     table.upsert(data(*range(2, 9), v=1))
     table.delete({"k": 9, "v": 0})
-    with pytest.raises(InvalidQuery, match="which keeps one row a key: name row keys, as its older rows have other values"):
+    with pytest.raises(
+        InvalidQuery, match="which keeps one row a key: name row keys, as its older rows have other values"
+    ):
         quick(table)
     quick(table, {"k": [3, 9, 10, 17]})
     assert [k for k, _ in people(table)] == [k for k in range(20) if k not in {3, 9, 10, 17}]
