@@ -158,7 +158,7 @@ class Run:
         self.step("dormouse resume", waking)
         self.step("dormouse status, resumed", lambda: self._status(cloud, "running"))
         again = partial(access.open_session, cloud, self._reader, self._operator)
-        self.step("dormouse access, resumed", again)  # the schema is now newer than what could read through it
+        self.step("dormouse access, resumed", again)  # and no table is read: the schema is of tomorrow
 
     def _status(self, cloud: Cloud, wanted: str) -> str:
         found = json.loads(cloud.dormouse("status", "--instance", INSTANCE, "--json", **self._operator))
