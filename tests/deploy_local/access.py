@@ -26,7 +26,15 @@ def hosts(cloud: Cloud) -> list[Any]:
 
 
 def reach(cloud: Cloud, reader: Mapping[str, str], operator: Mapping[str, str]) -> str:
-    """The session that `dormouse access` tells opens, for who may, and tables are read through it."""
+    """By the session that `dormouse access` tells, tables are read."""
+    session = open_session(cloud, reader, operator)
+    with _forwarded(cloud) as address:
+        names = _tables(cloud, reader, address)
+    return f"{session}, {len(names)} tables seen through it"
+
+
+def open_session(cloud: Cloud, reader: Mapping[str, str], operator: Mapping[str, str]) -> str:
+    """The session that `dormouse access` tells opens, for who may and for nothing else."""
     told = json.loads(cloud.dormouse("access", "--instance", "local", "--json", **reader))
     session = _session(told["command"])
     (host,) = hosts(cloud)
@@ -43,9 +51,7 @@ def reach(cloud: Cloud, reader: Mapping[str, str], operator: Mapping[str, str]) 
         refusal = cloud.ask("/session", access_key=who["AWS_ACCESS_KEY_ID"], **asked)["refusal"]
         if str(refusal).partition(":")[0] != str(wanted):
             raise RunFailed(f"a session {asked} is refused with {refusal}, not {wanted}")
-    with _forwarded(cloud) as address:
-        names = _tables(cloud, reader, address)
-    return f"a session to {told['host']}, {len(names)} tables seen through it"
+    return f"a session to {told['host']}"
 
 
 def is_told(cloud: Cloud) -> str:
