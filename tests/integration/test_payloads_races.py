@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from dormouse.errors import PayloadsDiffer
 from dormouse.instance import Instance
 from dormouse.payloads import cooling
 from tests.cooling import DAY, FOLD_STEPS, STEPS, WITHIN, Model, key, leftovers, locations, names, tools
@@ -112,4 +113,30 @@ def test_a_write_at_any_step_of_a_fold_stays(instance: Instance, model: Model, s
         assert locations(instance).keys() <= {"inline", "deleted"}
     cooling.fold(tools(instance), DAY)
     model.check(*every)
+    assert locations(instance) == {}
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_fold_that_lacks_a_payload_takes_no_place(instance: Instance, model: Model, again: bool) -> None:
+    cooling.offload(tools(instance), None, False)
+    if again:
+        assert cooling.fold(tools(instance), DAY).errors == ()
+        model.put(key("a0002"), content="late")
+    before = locations(instance)
+
+    def lose(step: str) -> None:
+        if step == "copied":
+            query(
+                instance._supplier,
+                "update payload_object set kept = false where object_key = "
+                "(select object_key from payload_object where kept order by first_kind, first_id limit 1)",
+            )
+
+    with pytest.raises(PayloadsDiffer, match=r"the copy differs at .* of tenant 't'"):
+        cooling.fold(tools(instance, lose), DAY)
+    model.check()
+    assert (locations(instance), leftovers(instance)) == (before, [])
+    assert [one.state for one in instance.payloads.days()] == ["folded" if again else "offloaded"]
+    assert cooling.fold(tools(instance), DAY).errors == ()
+    model.check()
     assert locations(instance) == {}
