@@ -365,11 +365,10 @@ with added as (
     {mark_referenced}
 )
 insert into restored (table_id, restored_xid, moment, number, deletion_id, epoch, snapshot)
-select t.table_id, pg_current_xact_id(), %(at)s,
+select table_id, pg_current_xact_id(), %(at)s,
     1 + coalesce((select max(number) from restored where table_id = %(table_id)s), 0),
-    coalesce((select max(deletion_id) from deletion where table_id = %(table_id)s), 0), t.epoch, pg_current_snapshot()
-from tables t
-where t.table_id = %(table_id)s;
+    coalesce((select max(deletion_id) from deletion where table_id = %(table_id)s), 0), epoch, pg_current_snapshot()
+from tables where table_id = %(table_id)s;
 
 -- name: clear
 -- Forgets every file, reference, job and attempt of the table, how its rounds ended, and what was found to be lost; what
