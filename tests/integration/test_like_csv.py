@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,9 +53,10 @@ def test_a_table_like_a_csv_file_takes_the_file(instance: Instance, path: Path) 
 
 
 def test_on_the_command_line(cli: Callable[..., Any], path: Path) -> None:
-    made = cli(
-        "table", "create", "t", "--like", str(path), "--row-key", "code", "--sort-key", "id", "--json"
-    ).json
+    given = ("t", "--like", str(path), "--row-key", "code", "--sort-key", "id", "--json")
+    code, out, _ = cli("table", "create", *given)
+    made = json.loads(out)
+    assert code == 0
     assert [one["type"] for one in made["schema"]["row_keys"]] == ["string"]
     assert [one["type"] for one in made["schema"]["sort_keys"]] == ["long"]
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_scaling import everything, ids
+from test_scaling import NewTable, everything, ids
 
 from dormouse.context import TableContext
 from dormouse.errors import InvalidRange
+
+
+@pytest.fixture
+def halves(new_table: NewTable) -> TableContext:
+    return new_table(split_points=[10, 20, 30])
 
 
 @pytest.mark.parametrize("splits", [[8], [7, 3], [], [99], ["x"]])
