@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +31,7 @@ from dormouse.model.schema import Schema
 if TYPE_CHECKING:
     from dormouse.objects.store import ObjectStore
 
+BATCHES_AHEAD = 16
 _OPTIONS = {"datafusion.execution.parquet.schema_force_view_types": "false"}
 
 
@@ -125,7 +128,8 @@ def merge_newest(
         with panics_as_errors():
             left = [merge.marked(file, one) for file, one in zip_longest(files, remains)]
             rows = counted.counted(merge.kept(_sorted_rows(context, left, schema, region, descending)))
-            return _written(output_path, rows, merge, counted)
+            with closing(_ahead(rows)) as made:
+                return _written(output_path, made, merge, counted)
     except InvalidData as error:
         raise InvalidData(f"{error} in the merge of {', '.join(map(repr, inputs))}") from None
     except DormouseError:
@@ -155,6 +159,19 @@ def check_sorted_inputs(rows: DataFrame) -> None:
     plan = rows.execution_plan().display_indent()
     if "SortExec" in plan.replace("SortPreservingMergeExec", ""):
         raise JobFailed("DataFusion would sort rows that are sorted; nothing was written")
+
+
+def _ahead(batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch, None, None]:
+    """The same batches, some made in a thread while those before them are written."""
+
+    def some() -> list[pa.RecordBatch]:
+        return list(islice(batches, BATCHES_AHEAD))
+
+    with ThreadPoolExecutor(1, thread_name_prefix="dormouse-merge") as thread:
+        made = thread.submit(some)
+        while found := made.result():
+            made = thread.submit(some)
+            yield from found
 
 
 def _written(

@@ -14,7 +14,7 @@ from dormouse.postgres.arrays import Uuids
 class OlderRows:
     """At one moment: the smallest place of a load that is still open, and files that may have the job's keys.
 
-    `files` is None where they cannot be told, as the job's partition is no leaf any more.
+    `files` is None where they cannot be told.
     """
 
     open_sequence: int | None
@@ -27,7 +27,7 @@ def older_rows(own: OwnTables, job: CompactionJob) -> OlderRows:
     values = {"partition_id": job.partition_id, "file_ids": file_ids}
     [row] = own.rows("beside_job", values, operation="look for older rows")
     is_leaf, open_sequence, names, mins, maxs, lows, highs = row
-    if not is_leaf:
+    if not is_leaf or None in names:  # or the row of a file is lost
         return OlderRows(open_sequence, None)
     is_known = all(key is not None for key in (*lows, *highs))
     low, high = (min(lows), max(highs)) if is_known else (None, None)

@@ -14,7 +14,7 @@ import pytest
 from ingested import check_untouched, flights, flights_table
 
 from dormouse.context import TableContext
-from dormouse.data import leaf_files
+from dormouse.data import leaf_files, parquet_file
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.errors import InvalidData, JobFailed
 from dormouse.postgres import ConnectionSupplier
@@ -71,8 +71,8 @@ def test_a_file_whose_footer_tells_other_rows_than_were_written_fails_the_ingest
         writer.write_table = lambda *_, **__: None
         return writer
 
-    forgetful = SimpleNamespace(ParquetWriter=writes_nothing, read_metadata=pq.read_metadata)
-    monkeypatch.setattr(leaf_files, "pq", forgetful)
+    forgetful = SimpleNamespace(ParquetWriter=writes_nothing, ParquetFile=pq.ParquetFile)
+    monkeypatch.setattr(parquet_file, "pq", forgetful)
     check_refused(table, "was to have .* rows, but has 0")
 
 

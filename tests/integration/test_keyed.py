@@ -13,6 +13,10 @@ import dormouse as dm
 from dormouse.errors import InvalidData
 from dormouse.files.layout import LAYOUTS
 from dormouse.instance import Instance, connect
+from dormouse.query.keyed import KeyedScans
+from dormouse.query.scan_session import key_session
+from dormouse.query.table_view import plan_query
+from dormouse.query.where import question
 
 
 @pytest.fixture
@@ -333,3 +337,22 @@ def test_the_schema_has_no_more_columns_than_it_says(instance: Instance) -> None
     assert table.schema == SCHEMA
     assert table.query().read_all().schema.names == ["k", "v", "s"]
     assert table.sql("select * from t").read_all().schema.names == ["k", "v", "s"]
+
+
+@pytest.mark.parametrize("newest_by", [None, "v"])
+def test_rows_are_told_apart_as_they_stream(instance: Instance, newest_by: str | None) -> None:
+    """Files that have a key once are merged as they are; nothing is sorted, and so held."""
+    table = keyed(instance, newest_by=newest_by)
+    upsert(table, (1, 1), (2, 2))
+    upsert(table, (1, 3))
+    table.delete({"k": 2})
+    asked, context = question(SCHEMA, {"v": 3}, None, None), table._context
+    [scans] = plan_query(context, asked.ranges)
+    names = SCHEMA.names
+    read = KeyedScans(SCHEMA, context.properties, scans, asked.conditions, names=names)
+    plan = read.plan(key_session(context.objects), context.objects).display_indent()
+    assert read.merges and "SortPreservingMergeExec" in plan
+    assert "SortExec" not in plan.replace("SortPreservingMergeExec", "")
+    table.compact()
+    [scans] = plan_query(context, asked.ranges)
+    assert not KeyedScans(SCHEMA, context.properties, scans, names=names).merges
