@@ -1,8 +1,8 @@
 """What does a change cost? The same rows and changes by Dormouse, delta-rs, DuckLake and PyIceberg.
 
-Each deletes one key, a range of keys, and 1 % of the rows by a value: the time until it is acknowledged, and
-until a reader that opens the table then has seen it. Deletes beside a compaction count those that are refused.
-Look-ups of Dormouse are asked of one table without deletions, and of the same with a thousand that are pending.
+Each deletes one key, a range of keys, and 1 % of the rows by a value: the time until it is acknowledged,
+and until a reader that opens the table then has seen it. Beside compactions, deletes that are refused count.
+Look-ups of Dormouse are asked of a table without deletions, and of one with a thousand that are pending.
 Upserts are measured where tables have them.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from threading import Event, Thread
 from time import perf_counter
@@ -80,9 +80,9 @@ def _deletes(
     """Seconds of each kind and side, until it was acknowledged, and until a new reader had seen it."""
     acknowledged: dict[tuple[str, str], list[float]] = {}
     seen: dict[tuple[str, str], list[float]] = {}
-    for kind in KINDS:
+    for kind, what in KINDS.items():
         for number, side in turns(sides, plan.rounds):
-            tell(f"{side.label}: delete {KINDS[kind]}")
+            tell(f"{side.label}: delete {what}")
             rows = _chosen(kind, number, plan.rows)
             began = perf_counter()
             side.delete("t", rows)
@@ -110,16 +110,13 @@ def _refused(side: Side, plan: Plan) -> int:
         number = 0
         while not over.is_set():
             number += 1
-            try:
-                side.load("busy", rows_of(plan.rows + 1_000 * number, 1_000))
+            with suppress(Refused):
+                # DuckDB's connections are of one thread each
+                if side.name != "ducklake":
+                    side.load("busy", rows_of(plan.rows + 1_000 * number, 1_000))
                 side.compact("busy")
-            except Refused:
-                pass
 
-    # DuckDB's connections are of one thread each
-    thread = (
-        Thread(target=compact) if side.name != "ducklake" else Thread(target=lambda: _compact(side, over))
-    )
+    thread = Thread(target=compact)
     thread.start()
     try:
         for number in range(plan.beside):
@@ -131,14 +128,6 @@ def _refused(side: Side, plan: Plan) -> int:
         over.set()
         thread.join()
     return refused
-
-
-def _compact(side: Side, over: Event) -> None:
-    while not over.is_set():
-        try:
-            side.compact("busy")
-        except Refused:
-            pass
 
 
 def _lookups(place: Place, plan: Plan) -> float:

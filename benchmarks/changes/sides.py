@@ -1,4 +1,4 @@
-"""The sides: each has the same rows, deletes and upserts some, and reads them as one who opens the table anew."""
+"""The sides: each has the same rows, deletes and upserts some, and reads as one who opens the table then."""
 
 from __future__ import annotations
 
