@@ -134,20 +134,20 @@ def _lookups(place: Place, plan: Plan) -> float:
     """Look-ups a second with a thousand pending deletions ÷ without."""
     side = Dormouse(place)
     try:
-        for table in ("without", "with"):
-            _fill(side, table, plan.rows // 4)
+        for name in ("without", "with"):
+            _fill(side, name, plan.rows // 4)
         keys = random.Random(1).sample(range(plan.rows // 4), plan.rounds * LOOKUPS + DELETIONS)
         deleted, asked = keys[:DELETIONS], keys[DELETIONS:]
-        table = side.instance.table("with")
+        deleted_from = side.instance.table("with")
         for key in deleted:
-            table.delete({"k": key})
+            deleted_from.delete({"k": key})
         times: dict[str, list[float]] = {"without": [], "with": []}
         for number, name in turns(("without", "with"), plan.rounds + 1):
             opened = side.instance.table(name)
             began = perf_counter()
             for key in asked[number % plan.rounds * LOOKUPS :][:LOOKUPS]:
                 if opened.query({"k": key}).read_all().num_rows != 1:
-                    raise RuntimeError(f"table {name} has not one row of key {key}")
+                    raise RuntimeError(f"table {name!r} has not one row of key {key}")
             times[name].append(perf_counter() - began)
         # the first round finds the files
         return median_ratio(times["without"][1:], times["with"][1:])

@@ -42,9 +42,8 @@ def rows_of(start: int, count: int) -> pa.Table:
     import pyarrow as pa
 
     keys = np.arange(start, start + count, dtype=np.int64)
-    payload = pa.array(
-        np.random.default_rng(start).bytes(32 * count)[n * 32 : n * 32 + 32] for n in range(count)
-    )
+    noise = np.random.default_rng(start).bytes(32 * count)
+    payload = pa.array(noise[first : first + 32] for first in range(0, 32 * count, 32))
     return pa.table({"k": keys, "v": keys * 7919 % VALUES, "payload": payload})
 
 
@@ -147,7 +146,7 @@ class Delta(Side):
 
         kept = self._open(table).to_pyarrow_dataset()
         low, high = pc.field("k") >= rows.low, pc.field("k") < rows.high
-        return kept.count_rows((low & high) if rows.value is None else pc.field("v") == rows.value)
+        return int(kept.count_rows((low & high) if rows.value is None else pc.field("v") == rows.value))
 
     def compact(self, table: str) -> None:
         from deltalake.exceptions import CommitFailedError
