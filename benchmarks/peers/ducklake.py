@@ -30,11 +30,11 @@ class DuckLake(Peer):
 
     def set_up(self) -> None:
         super().set_up()
-        with self._attached():
+        with self.attached():
             pass
 
     def create(self, table: str, partitions: int = 1) -> None:
-        with self._attached() as connection:
+        with self.attached() as connection:
             connection.execute(f"create table {table} (part bigint, key bigint, payload blob)")
             connection.execute(f"alter table {table} set partitioned by (part)")
 
@@ -42,7 +42,7 @@ class DuckLake(Peer):
     def appender(self, table: str, writer: int) -> Iterator[Steps]:
         import duckdb
 
-        with self._attached() as connection:
+        with self.attached() as connection:
             connection.register("tiny", tiny_rows(-1 - writer))
 
             def step(_: int) -> int:
@@ -55,7 +55,7 @@ class DuckLake(Peer):
     def fill(self, table: str, partitions: dict[int, int]) -> None:
         import pyarrow as pa
 
-        with self._attached() as connection:
+        with self.attached() as connection:
             for number in range(FILES_PER_COMPACTION):
                 rows = [small_rows(partition, worker, number) for partition, worker in partitions.items()]
                 connection.register("small", pa.concat_tables(rows))
@@ -67,7 +67,7 @@ class DuckLake(Peer):
         import duckdb
 
         low, high = file_bytes(worker)
-        with self._attached() as connection:
+        with self.attached() as connection:
 
             def step(_: int) -> int:
                 with refused_on(duckdb.TransactionException):
@@ -92,7 +92,7 @@ class DuckLake(Peer):
         return int(found[0]) if found else 0
 
     @contextmanager
-    def _attached(self) -> Iterator[Any]:
+    def attached(self) -> Iterator[Any]:
         with _loaded() as connection:
             target = f"ducklake:postgres:{self.database}"
             connection.execute(

@@ -45,7 +45,11 @@ delete from hold;
 update tables set history_from = pg_current_snapshot(), history_since = clock_timestamp();
 
 -- name: renumber_deletions
--- Deletions have been there for ever, and those that no file needs are of the history that is not told here.
+-- Deletions have been there for ever, and those that no file needs are of the history that is not told here. Of one that a
+-- restore has made pending again, the rows of before go: nothing but their transactions tells them apart.
+delete from deletion d
+using deletion later
+where later.table_id = d.table_id and later.deletion_id = d.deletion_id and later.added_xid > d.added_xid;
 update deletion set snapshot = null, added_xid = '3', retired_xid = case when retired_xid is not null then '3'::xid8 end;
 
 -- name: renumber_schemas

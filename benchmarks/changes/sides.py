@@ -1,0 +1,261 @@
+"""The sides: each has the same rows, deletes and upserts some, and reads as one who opens the table then."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import dormouse as dm
+from benchmarks.harness.place import Place
+from benchmarks.peers.ducklake import DuckLake as DuckLakePeer
+from benchmarks.peers.peer import Refused, refused_on
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+VALUES = 100
+"""Of `v`: each has a hundredth of the rows."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A condition: rows with keys from `low` to below `high`, or with a value."""
+
+    low: int = 0
+    high: int = 0
+    value: int | None = None
+
+    @property
+    def sql(self) -> str:
+        return f"k >= {self.low} and k < {self.high}" if self.value is None else f"v = {self.value}"
+
+    @property
+    def where(self) -> dict[str, Any]:
+        return {"k": dm.Range(self.low, self.high)} if self.value is None else {"v": self.value}
+
+
+def rows_of(start: int, count: int) -> pa.Table:
+    """Rows with the keys from `start` on, 50 bytes each."""
+    import numpy as np
+    import pyarrow as pa
+
+    keys = np.arange(start, start + count, dtype=np.int64)
+    noise = np.random.default_rng(start).bytes(32 * count)
+    payload = pa.array(noise[first : first + 32] for first in range(0, 32 * count, 32))
+    return pa.table({"k": keys, "v": keys * 7919 % VALUES, "payload": payload})
+
+
+@dataclass
+class Side(ABC):
+    """One side. What it refuses is `Refused`."""
+
+    place: Place
+    stack: ExitStack = field(default_factory=ExitStack)
+    name: ClassVar[str]
+    label: ClassVar[str]
+
+    @abstractmethod
+    def load(self, table: str, rows: pa.Table) -> None:
+        """Adds rows to a table, which is made when there is none, as one file."""
+
+    @abstractmethod
+    def delete(self, table: str, rows: Rows) -> None: ...
+
+    @abstractmethod
+    def upsert(self, table: str, rows: pa.Table) -> None:
+        """Replaces rows by key, and adds the others."""
+
+    @abstractmethod
+    def count(self, table: str, rows: Rows) -> int:
+        """How many there are, as a reader sees that opens the table now."""
+
+    @abstractmethod
+    def compact(self, table: str) -> None: ...
+
+    def close(self) -> None:
+        self.stack.close()
+
+
+class Dormouse(Side):
+    """With its defaults."""
+
+    name = "dormouse"
+    label = "Dormouse"
+    properties: dm.TableProperties | None = None
+
+    def load(self, table: str, rows: pa.Table) -> None:
+        known = {one.name for one in self.instance.tables()}
+        if table not in known:
+            schema = dm.Schema(
+                [dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG), dm.Field("payload", dm.BYTES)]
+            )
+            self.instance.create_table(table, schema, properties=self.properties)
+        self.instance.table(table).ingest(rows, engine="local")
+
+    def delete(self, table: str, rows: Rows) -> None:
+        with refused_on(dm.DormouseError):
+            self.instance.table(table).delete(rows.where)
+
+    def upsert(self, table: str, rows: pa.Table) -> None:
+        made: Any = self.instance.table(table)
+        with refused_on(dm.DormouseError):
+            made.upsert(rows)
+
+    def count(self, table: str, rows: Rows) -> int:
+        with dm.connect(self.place.dsn, self.place.objects, read_only=True) as opened:
+            return sum(len(batch) for batch in opened.table(table).query(rows.where, ["k"]))
+
+    def compact(self, table: str) -> None:
+        self.instance.table(table).compact(engine="local")
+
+    @property
+    def instance(self) -> dm.Instance:
+        if not hasattr(self, "_instance"):
+            self._instance = self.stack.enter_context(dm.connect(self.place.dsn, self.place.objects))
+        return self._instance
+
+
+class Delta(Side):
+    """delta-rs."""
+
+    name = "delta"
+    label = "delta-rs"
+
+    def load(self, table: str, rows: pa.Table) -> None:
+        from deltalake import write_deltalake
+
+        write_deltalake(self._path(table), rows, mode="append")
+
+    def delete(self, table: str, rows: Rows) -> None:
+        from deltalake.exceptions import CommitFailedError
+
+        with refused_on(CommitFailedError):
+            self._open(table).delete(rows.sql)
+
+    def upsert(self, table: str, rows: pa.Table) -> None:
+        from deltalake.exceptions import CommitFailedError
+
+        with refused_on(CommitFailedError):
+            merge = self._open(table).merge(rows, "t.k = s.k", source_alias="s", target_alias="t")
+            merge.when_matched_update_all().when_not_matched_insert_all().execute()
+
+    def count(self, table: str, rows: Rows) -> int:
+        import pyarrow.compute as pc
+
+        kept = self._open(table).to_pyarrow_dataset()
+        low, high = pc.field("k") >= rows.low, pc.field("k") < rows.high
+        return int(kept.count_rows((low & high) if rows.value is None else pc.field("v") == rows.value))
+
+    def compact(self, table: str) -> None:
+        from deltalake.exceptions import CommitFailedError
+
+        with refused_on(CommitFailedError):
+            self._open(table).optimize.compact()
+
+    def _open(self, table: str) -> Any:
+        from deltalake import DeltaTable
+
+        return DeltaTable(self._path(table))
+
+    def _path(self, table: str) -> str:
+        return str(self.place.folder / f"delta-{table}")
+
+
+class DuckLake(Side):
+    """DuckLake, its catalog in the same PostgreSQL."""
+
+    name = "ducklake"
+    label = "DuckLake on PostgreSQL"
+
+    def load(self, table: str, rows: pa.Table) -> None:
+        connection = self._connection
+        connection.register("loaded", rows)
+        connection.execute(f"create table if not exists {table} (k bigint, v bigint, payload blob)")
+        connection.execute(f"insert into {table} select * from loaded")
+
+    def delete(self, table: str, rows: Rows) -> None:
+        self._do(f"delete from {table} where {rows.sql}")
+
+    def upsert(self, table: str, rows: pa.Table) -> None:
+        self._connection.register("changed", rows)
+        self._do(
+            f"merge into {table} t using changed s on t.k = s.k when matched then update set v = s.v, "
+            "payload = s.payload when not matched then insert values (s.k, s.v, s.payload)"
+        )
+
+    def count(self, table: str, rows: Rows) -> int:
+        with self._peer.attached() as connection:
+            [(found,)] = connection.execute(f"select count(*) from {table} where {rows.sql}").fetchall()
+        return int(found)
+
+    def compact(self, table: str) -> None:
+        import duckdb
+
+        with self._peer.attached() as connection, refused_on(duckdb.TransactionException):
+            connection.execute(
+                f"call ducklake_rewrite_data_files('lake', '{table}', delete_threshold => 0.0)"
+            )
+            connection.execute(f"call ducklake_merge_adjacent_files('lake', '{table}')")
+
+    def _do(self, statement: str) -> None:
+        import duckdb
+
+        with refused_on(duckdb.TransactionException):
+            self._connection.execute(statement)
+
+    @property
+    def _peer(self) -> DuckLakePeer:
+        if not hasattr(self, "_made"):
+            self._made = DuckLakePeer(self.place)
+            self._made.set_up()
+        return self._made
+
+    @property
+    def _connection(self) -> Any:
+        if not hasattr(self, "_opened"):
+            self._opened = self.stack.enter_context(self._peer.attached())
+        return self._opened
+
+
+class Iceberg(Side):
+    """PyIceberg with its SQL catalog in the same PostgreSQL; it has no compaction."""
+
+    name = "iceberg"
+    label = "PyIceberg"
+
+    def load(self, table: str, rows: pa.Table) -> None:
+        catalog = self._catalog
+        catalog.create_table_if_not_exists(f"changes.{table}", schema=rows.schema)
+        catalog.load_table(f"changes.{table}").append(rows)
+
+    def delete(self, table: str, rows: Rows) -> None:
+        from pyiceberg.exceptions import CommitFailedException
+
+        with refused_on(CommitFailedException):
+            self._catalog.load_table(f"changes.{table}").delete(rows.sql)
+
+    def upsert(self, table: str, rows: pa.Table) -> None:
+        from pyiceberg.exceptions import CommitFailedException
+
+        with refused_on(CommitFailedException):
+            self._catalog.load_table(f"changes.{table}").upsert(rows, join_cols=["k"])
+
+    def count(self, table: str, rows: Rows) -> int:
+        opened = self.place.iceberg("changes").load_table(f"changes.{table}")
+        return int(opened.scan(row_filter=rows.sql, selected_fields=("k",)).to_arrow().num_rows)
+
+    def compact(self, table: str) -> None:
+        raise Refused("PyIceberg has no compaction")
+
+    @property
+    def _catalog(self) -> Any:
+        if not hasattr(self, "_made"):
+            self.place.create_database("changes")
+            self._made = self.place.iceberg("changes")
+            self._made.create_namespace("changes")
+        return self._made
+
+
+SIDES: tuple[type[Side], ...] = (Dormouse, Delta, DuckLake, Iceberg)

@@ -1,0 +1,115 @@
+"""Deletes at their edges: the longest condition, hostile ones, copies of the database, the service."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.client import connect
+from dormouse.errors import DormouseError, InvalidQuery
+from dormouse.postgres import copied
+from dormouse.query.deletions import CONDITION_BYTES_MAX, condition_of
+from dormouse.query.where import question
+from tests.serving import serving
+
+SCHEMA = dm.Schema(
+    [dm.Field("k", dm.LONG)], values=[dm.Field("s", dm.STRING, nullable=True), dm.Field("v", dm.LONG)]
+)
+HOSTILE = [
+    "'; drop table deletion; --", "{file_reference}", "%(table_id)s", "%s%%", '"}]', "\\", "\\u0000", "a\0b",
+    "\u2028", "👩‍🚀", "' or true or '", "null", "", " ", "$1", "{{x}}", "/*", "NaN",
+]  # fmt: skip
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path) -> Iterator[dm.Instance]:
+    with dm.connect(dsn, f"file://{tmp_path}/objects") as opened:
+        yield opened
+
+
+def made(instance: dm.Instance, texts: list[str], **properties: Any) -> dm.Table:
+    given = {"compaction_strategy": "basic", "compaction_batch_files": 2, **properties}
+    table = instance.create_table("t", SCHEMA, properties=dm.TableProperties(**given))
+    table.ingest(data(texts), engine="local")
+    return table
+
+
+def data(texts: list[str], first: int = 0) -> pa.Table:
+    keys = list(range(first, first + len(texts)))
+    return pa.table({"k": keys, "s": texts, "v": [k % 5 for k in keys]})
+
+
+def keys(table: dm.Table) -> list[int]:
+    return [row["k"] for row in table.query(columns=["k"]).read_all().to_pylist()]
+
+
+def test_a_condition_of_exactly_64_kib_is_kept_and_a_byte_more_is_refused(instance: dm.Instance) -> None:
+    table = made(instance, ["a", "b"])
+    longest = "x" * (CONDITION_BYTES_MAX - len(json.dumps({"s": [""]})))
+    assert len(condition_of(question(SCHEMA, {"s": longest}, None, None))) == CONDITION_BYTES_MAX
+    table.ingest(data([longest, longest[:-1]], 2), engine="local")
+    table.delete({"s": longest})
+    assert keys(table) == [0, 1, 3]
+    with pytest.raises(InvalidQuery, match="has 65,537 bytes as JSON"):
+        table.delete({"s": longest + "x"})
+    # a character that JSON writes with six
+    with pytest.raises(InvalidQuery, match="more than 65,536"):
+        table.delete({"s": "é" * (CONDITION_BYTES_MAX // 2)})
+    assert instance.sql("select count(*) as n from t").read_all().to_pylist() == [{"n": 3}]
+    table.compact()
+    assert keys(table) == [0, 1, 3]
+
+
+def test_hostile_conditions_are_of_rows_that_have_them_and_no_others(instance: dm.Instance) -> None:
+    table = made(instance, [*HOSTILE, "other"])
+    for number, text in enumerate(HOSTILE):
+        table.delete({"s": text}) if number % 2 else table.delete({"s": [text, "nobody"], "v": number % 5})
+        assert keys(table) == list(range(number + 1, len(HOSTILE) + 1)), text
+    assert instance.sql("select s from t").read_all().to_pylist() == [{"s": "other"}]
+    table.compact()
+    assert keys(table) == [len(HOSTILE)]
+    for wrong in ({"s": "\ud800"}, {"s": b"x"}, {"s": [["a"]]}, {"v": "1"}, {"s": {"min": "a"}}):
+        with pytest.raises(DormouseError):
+            table.delete(wrong)
+    assert keys(table) == [len(HOSTILE)]
+
+
+def test_a_copied_database_has_the_deletions_that_were_pending(instance: dm.Instance) -> None:
+    """Also where a restore has undone one, and another has made it pending again, as a row of its own."""
+    table = made(instance, ["a", "b", "c"])
+    before = table.history.record_cut("before")
+    table.delete({"s": "a"})
+    deleted = table.history.record_cut("deleted")
+    table.restore(to=before)
+    table.delete({"s": "b"})
+    table.restore(to=deleted)
+    assert keys(table) == [1, 2]
+    with table._context.supplier.connection() as conn:
+        copied.settle(conn)
+        [(count,)] = conn.execute("select count(*) from deletion where retired_xid is null").fetchall()
+    assert count == 1
+    assert keys(table) == [1, 2]
+    table.compact()
+    assert keys(table) == [1, 2]
+    table.delete({"s": "c"})
+    assert table.deletions()[-1].deletion_id == 3, "numbers are not given again"
+
+
+def test_the_service_answers_without_deleted_rows_and_deletes_none(instance: dm.Instance) -> None:
+    table = made(instance, ["a", "b", "c"])
+    with serving(instance) as url, connect(url) as client:
+        served = client.table("t")
+        assert [row["k"] for row in served.query().read_all().to_pylist()] == [0, 1, 2]
+        table.delete({"s": "b"})
+        assert [row["k"] for row in served.query().read_all().to_pylist()] == [0, 2]
+        assert client.sql("select count(*) as n from t").read_all().to_pylist() == [{"n": 2}]
+        for path in ("/v1/tables/t", "/v1/tables/t/rows", "/v1/tables/t/delete", "/v1/tables/t/erase"):
+            assert httpx.delete(f"{url}{path}").status_code in (404, 405)
+    assert keys(table) == [0, 2]

@@ -1,0 +1,69 @@
+"""Deletes on Spark: its compactions apply them, its ingests come after them, and it erases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.rounds.compaction import compact
+from dormouse.spark import compaction_tasks
+from dormouse.spark.ingest import ingest_with_spark
+
+SCHEMA = dm.Schema(
+    [dm.Field("k", dm.LONG)], values=[dm.Field("s", dm.STRING, nullable=True), dm.Field("v", dm.LONG)]
+)
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path) -> Iterator[dm.Instance]:
+    with dm.connect(dsn, f"file://{tmp_path}/objects") as opened:
+        yield opened
+
+
+def made(instance: dm.Instance, texts: list[str], **properties: Any) -> dm.Table:
+    given = {"compaction_strategy": "basic", "compaction_batch_files": 2, **properties}
+    table = instance.create_table("t", SCHEMA, properties=dm.TableProperties(**given))
+    table.ingest(data(texts), engine="local")
+    return table
+
+
+def data(texts: list[str], first: int = 0) -> pa.Table:
+    keys = list(range(first, first + len(texts)))
+    return pa.table({"k": keys, "s": texts, "v": [k % 5 for k in keys]})
+
+
+def keys(table: dm.Table) -> list[int]:
+    return [row["k"] for row in table.query(columns=["k"]).read_all().to_pylist()]
+
+
+@pytest.mark.slow
+def test_spark_applies_deletions_and_ingests_beside_them(instance: dm.Instance, spark: Any) -> None:
+    table = made(instance, ["a", "b"] * 10, deletions_max=1)
+    table.ingest(data(["a", "c"] * 10, 20), engine="local")
+    context = table._context
+    table.delete({"k": dm.Range(0, 3)})
+    table.delete({"s": "c", "v": 1})
+    left = [k for k in range(40) if k >= 3 and not (k >= 20 and k % 2 and k % 5 == 1)]
+    assert keys(table) == left
+    run = partial(compaction_tasks.compact_on_spark, spark=spark)
+    report = compact(context, engine="spark", on_spark=run)
+    assert not report.errors
+    assert report.jobs_run == 1
+    assert keys(table) == left
+    assert table.status().row_count == len(left), "physically"
+    table.delete({"s": "a"})
+    frame = spark.createDataFrame(data(["a", "b"] * 5, 100))
+    ingest_with_spark(context, frame, spark=spark)
+    assert keys(table) == [k for k in left if k % 2] + list(range(100, 110))
+    looked = compact(context, engine="spark", on_spark=run)
+    assert looked.jobs_looked + looked.jobs_run > 0, "files are read for a deletion by values as Spark tasks"
+    assert keys(table) == [k for k in left if k % 2] + list(range(100, 110))
+    erased = table.erase({"s": "b"}, engine="spark", wait_seconds=0.0)
+    assert erased.is_finished
+    assert keys(table) == [k for k in left if k % 2 and k > 20] + list(range(100, 110, 2))

@@ -1,0 +1,36 @@
+"""The pure parts of the benchmark of changes."""
+
+from __future__ import annotations
+
+from benchmarks.changes.__main__ import BENCHMARK, KINDS, PEERS, _chosen
+from benchmarks.changes.sides import SIDES, VALUES, Rows, rows_of
+
+
+def test_each_round_deletes_other_rows_that_are_there() -> None:
+    chosen = [_chosen(kind, number, 160_000) for kind in KINDS for number in range(3)]
+    assert len(set(chosen)) == len(chosen)
+    ranges = [set(range(one.low, one.high)) for one in chosen if one.value is None]
+    assert sum(map(len, ranges)) == len(set().union(*ranges)) == 3 * 1_001
+    assert all(0 <= one.low < one.high <= 160_000 for one in chosen if one.value is None)
+
+
+def test_a_value_has_a_hundredth_of_the_rows() -> None:
+    rows = rows_of(1_000, 5_000)
+    assert rows["k"].to_pylist() == list(range(1_000, 6_000))
+    assert {rows["v"].to_pylist().count(value) for value in range(VALUES)} == {50}
+    assert {len(one) for one in rows["payload"].to_pylist()} == {32}
+
+
+def test_conditions_say_the_same_to_all() -> None:
+    assert (Rows(3, 5).sql, Rows(value=7).sql) == ("k >= 3 and k < 5", "v = 7")
+    assert Rows(value=7).where == {"v": 7}
+    assert (Rows(3, 5).where["k"].min, Rows(3, 5).where["k"].max) == (3, 5)
+
+
+def test_every_side_and_promise_has_a_figure() -> None:
+    wanted = {"delete_vs_delta", "delete_vs_ducklake", "failed", "lookup_with_1000_deletions_vs_none"}
+    wanted |= {"upsert_1000_vs_delta", "upsert_1000_vs_ducklake", "keyed_scan_vs_plain"}
+    wanted |= {"keyed_compaction_vs_plain"}
+    wanted |= {f"{kind}_ms_{side.name}" for kind in KINDS for side in SIDES}
+    wanted |= {f"failed_{peer}" for peer in PEERS}
+    assert wanted <= BENCHMARK.keys
