@@ -22,6 +22,8 @@ from dormouse.objects import ObjectStore
 from dormouse.objects.activity import note
 from dormouse.payloads import PayloadStore
 from dormouse.postgres import ConnectionSupplier
+from dormouse.schedules.garbage import collect
+from dormouse.schedules.work import Turn
 from tests.working import PATIENCE_SECONDS, Working, until
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("k", dm.LONG)])
@@ -160,6 +162,15 @@ def test_maintenance_expires_jobs(instance: Instance) -> None:
     instance.maintain(once=True)
     assert instance.jobs.list() == []
     assert "jobs" in {one.kind for one in instance.rounds()}
+
+
+def test_the_scheduled_collection_expires_jobs(instance: Instance) -> None:
+    instance.jobs.start("work", 1)
+    instance.jobs.worker({"work": lambda request, _: request}).run(drain=True)
+    age(instance, 40)
+    turn = Turn("the first run", datetime.now(UTC), None, ())
+    collect(instance._supplier, instance.objects, turn, seconds_left=lambda: 60.0)
+    assert instance.jobs.list() == []
 
 
 def connections(supplier: ConnectionSupplier) -> int:
