@@ -43,6 +43,7 @@ DormouseError
 │   ├── FileReferenceAssignedToJob
 │   ├── FileReferenceNotAssignedToJob
 │   ├── DeletionsNotApplied          by an older compactor
+│   ├── PartitionForgotten           planned on a tree of before the history
 │   └── NewReferenceSameAsInput
 ├── BatchFailed                      some requests of a batch failed: succeeded, failed
 │   ├── ReplaceRequestsFailed
@@ -73,10 +74,21 @@ DormouseError
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, Self
 
 from dormouse.errors.base import DormouseError as DormouseError
+from dormouse.errors.history import (
+    ConsumerExpired as ConsumerExpired,
+)
+from dormouse.errors.history import (
+    ConsumerOvertaken as ConsumerOvertaken,
+)
+from dormouse.errors.history import (
+    CutExpired as CutExpired,
+)
+from dormouse.errors.history import (
+    EpochNotFound as EpochNotFound,
+)
 from dormouse.errors.references import (
     BatchFailed as BatchFailed,
 )
@@ -109,6 +121,9 @@ from dormouse.errors.references import (
 )
 from dormouse.errors.references import (
     NewReferenceSameAsInput as NewReferenceSameAsInput,
+)
+from dormouse.errors.references import (
+    PartitionForgotten as PartitionForgotten,
 )
 from dormouse.errors.references import (
     ReplaceRequestsFailed as ReplaceRequestsFailed,
@@ -240,28 +255,8 @@ class NotWhole(PartitionError):
     """A leaf that was to be merged refers to files which also hold other partitions' rows."""
 
 
-class EpochNotFound(DormouseError, LookupError):
-    """The table has no such epoch."""
-
-
 class InvalidCut(InvalidInput):
     """A moment, or two of them, that cannot be: no such cut, of another table, in the future, or naive."""
-
-
-class CutExpired(DormouseError):
-    """The history does not reach back to a moment any more: `oldest` is the oldest that can be served."""
-
-    def __init__(self, message: str = "", oldest: datetime | None = None) -> None:
-        super().__init__(message)
-        self.oldest = oldest
-
-
-class ConsumerExpired(CutExpired):
-    """A consumer did not acknowledge for so long that its files were not kept."""
-
-
-class ConsumerOvertaken(DormouseError):
-    """Another reader of the consumer has acknowledged what this one read."""
 
 
 class CommitFailed(DormouseError):

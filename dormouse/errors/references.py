@@ -63,6 +63,10 @@ class DeletionsNotApplied(FileReferenceError):
     """A deletion from the file is pending, and the job, of an older Dormouse, does not know it."""
 
 
+class PartitionForgotten(FileReferenceError):
+    """The partition left the tree so long ago that what took its place is forgotten; plan it anew."""
+
+
 class NewReferenceSameAsInput(FileReferenceError):
     """The output file is one of the inputs."""
 

@@ -67,6 +67,11 @@ class Moves:
         return cursor.fetchall() if cursor.description else []
 
 
+def added_by(item: FileWithReferences | SplitFileReferenceRequest) -> tuple[FileReference, ...]:
+    """The references that it adds."""
+    return tuple(item.references if isinstance(item, FileWithReferences) else item.new_references)
+
+
 def file_in_place(file: FileWithReferences, places: Places) -> FileWithReferences:
     """A file whose references name the partitions that there are."""
     return replace(file, references=_in_place(file.references, places))
