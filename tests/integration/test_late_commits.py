@@ -12,8 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from state import file, live, ref, split
-from test_scaling import below
-from trees import partitions_of
+from trees import below, partitions_of
 
 from dormouse.context import TableContext
 from dormouse.errors import DormouseError, FileAlreadyExists, SplitRequestsFailed

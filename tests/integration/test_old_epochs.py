@@ -9,12 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from histories import BEGAN, Story, write
+from histories import BEGAN, Story, age, leaves_of, of, rows, scaled, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from state import file, live, query, ref, split
 from test_history_epochs import EXAMPLES, SECOND, ids, stories
-from test_scaling import below
 from trees import partitions_of
 
 from dormouse.context import TableContext
@@ -47,20 +46,6 @@ def table(new_table: NewTable) -> TableContext:
     return new_table()
 
 
-def of(table: TableContext, text: str, *values: Any) -> list[Any]:
-    return query(table.supplier, text, *values, table.table.table_id)
-
-
-def age(table: TableContext, hours: float = 1) -> None:
-    """As if all that the history has were so much older."""
-    text = "update {} set {} = {} - make_interval(hours => %s) where table_id = %s"
-    for name, column in (("epoch", "created_at"), ("cut", "recorded_at"), ("truncation", "recorded_at")):
-        of(table, text.format(name, column, column), hours)
-    of(table, "update tables set history_since = history_since - make_interval(hours => %s), created_at = "
-       "created_at - make_interval(hours => %s) where table_id = %s", hours, hours)  # fmt: skip
-    of(table, text.format("hold", "since", "since"), hours)
-
-
 def truncate_at(table: TableContext, epoch: int) -> None:
     query(
         table.supplier,
@@ -74,13 +59,6 @@ def truncate_at(table: TableContext, epoch: int) -> None:
 
 def forget(table: TableContext) -> list[old_epochs.Piece]:
     return list(old_epochs.forget(table.supplier, table.table))
-
-
-def rows(table: TableContext) -> tuple[set[str], set[int]]:
-    """The partitions and epochs that there are rows of."""
-    partitions = of(table, "select partition_id from partition where table_id = %s")
-    epochs = of(table, "select epoch from epoch where table_id = %s")
-    return {one for (one,) in partitions}, {one for (one,) in epochs}
 
 
 def told(table: TableContext, story: Story, first: int) -> None:
@@ -203,39 +181,14 @@ def test_totals_go_on_from_what_is_forgotten(table: TableContext, monkeypatch: p
         assert [each for each in problems if "epoch" in each and "it " not in each] == []
 
 
-def scaled(table: TableContext, epochs: int, seed: int = 1) -> dict[int, PartitionTree]:
-    """Splits and merges of a table at random; the tree of each epoch."""
-    chosen, trees, points = random.Random(seed), dict[int, PartitionTree](), iter(range(1_000_000))
-    while True:
-        store = PartitionStore(table.supplier, table.table)
-        tree = store.tree()
-        trees[tree.epoch] = tree
-        if len(trees) == epochs:
-            return trees
-        inner = [one for one in partitions_of(tree) if not one.is_leaf]
-        if inner and chosen.random() < 0.5:
-            store.merge(below(tree, chosen.choice(inner).partition_id))
-        else:
-            # the last leaf has room above every point there was
-            leaf = tree.leaves[-1] if chosen.random() < 0.5 else chosen.choice(tree.leaves)
-            key = leaf.region.range("key")
-            low, high = key.min, key.max
-            middle = next(points) if high is None else int(high) - 1 if low is None else (low + high) // 2  # type: ignore[operator, call-overload]
-            if low is None or middle > low:  # type: ignore[operator]
-                store.split(leaf.partition_id, middle)
-
-
-def leaves_of(tree: PartitionTree) -> list[tuple[str, Any]]:
-    return [(leaf.partition_id, leaf.region) for leaf in tree.leaves]
-
-
 def test_a_tree_is_whole_from_the_truncation_on(table: TableContext) -> None:
     """Through splits and merges after it, too; ids are not given again, and a check finds nothing."""
-    trees, seen = scaled(table, 60), set[str]()
+    trees, stale = dict[int, PartitionTree](), []
+    for seed, epochs in enumerate((4, 28, 30)):
+        trees |= scaled(table, epochs, seed)
+        stale.append(PartitionStore(table.supplier, table.table))
+        assert leaves_of(stale[-1].tree()) == leaves_of(trees[max(trees)])
     of(table, "update epoch set created_at = created_at - interval '1 day' where table_id = %s")
-    stale = {epoch: PartitionStore(table.supplier, table.table) for epoch in (3, 30, 59)}
-    for epoch, store in stale.items():
-        assert leaves_of(store.at(epoch)) == leaves_of(trees[epoch])
     before, _ = rows(table)
     for first in (7, 8, 31, 59):
         truncate_at(table, first)
@@ -248,12 +201,12 @@ def test_a_tree_is_whole_from_the_truncation_on(table: TableContext) -> None:
         with pytest.raises(EpochNotFound, match=f"no epoch {first - 1} any more"):
             PartitionStore(table.supplier, table.table).at(first - 1)
     seen = before | rows(table)[0]
-    later = scaled(table, 20, seed=2)
-    assert {*trees[59].leaves} == {*later[59].leaves}
+    later = scaled(table, 20, seed=4)
+    assert leaves_of(trees[59]) == leaves_of(later[59])
     assert not (rows(table)[0] - before) & seen
     assert {e for e in rows(table)[1] if e > 59} == set(range(60, max(later) + 1))
     # those that know an older tree, of which the next epochs are forgotten
-    for store in stale.values():
+    for store in stale:
         assert leaves_of(store.tree()) == leaves_of(later[max(later)])
         assert leaves_of(store.at(65)) == leaves_of(later[65])
     assert tree_problems(table.supplier, table.table) == []
