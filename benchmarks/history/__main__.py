@@ -9,6 +9,7 @@ asked in turns.
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ EPOCHS = {"10k": 10_000, "310k": 310_000, "3.1m": 3_100_000, "31m": 31_000_000}
 GROWN_BY_MAX = "3.1m"
 """The longest history of which growth is told; a longer one may be larger than the memory."""
 _BLOB = ("epoch_at", "split")
-_WARMING = 20
+_WARMING = 50
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Plan:
         help="a history's length; may be repeated",
     )
     full: bool = amount(False, action="store_true", help="31 million epochs, too: half an hour, and 30 GB")
-    calls: int = amount(1_000, 100, help="of each operation and history [1,000]")
-    rounds: int = amount(5, 2)
+    calls: int = amount(1_000, 100, help="of each operation and history; up to 1,400 [1,000]")
+    rounds: int = amount(5, 2, help="of looks at rows")
     rows: int = amount(2_000_000, 100_000)
     look_ups: int = amount(200, 20)
 
@@ -79,18 +80,26 @@ def _history(place: Place, size: str, tell: Tell) -> Iterator[Asked]:
     with open_tables(dsn, objects) as tables:
         table = build(tables, EPOCHS[size], tell)
     with closing(ConnectionSupplier(dsn, connections_max=1)) as supplier:
-        yield Asked(supplier, table, EPOCHS[size], random.Random(26))
+        yield Asked(dsn, supplier, objects, table, EPOCHS[size], random.Random(26))
 
 
 def _operation(name: str, asked: Mapping[str, Asked], plan: Plan) -> Figures:
-    """Milliseconds of an operation by history, which come in turn, and its round trips."""
+    """Milliseconds of an operation by history, and its round trips.
+
+    The histories come in turn, call by call: what else the machine does is as likely to be with one of them
+    as with another.
+    """
     make, milliseconds = OPERATIONS[name], {size: list[float]() for size in asked}
     for one in asked.values():
         for _ in range(_WARMING):
             make(one)()
-    for _, size in turns([*asked], plan.rounds):
-        calls = (make(asked[size]) for _ in range(plan.calls // plan.rounds))
-        milliseconds[size] += map(_milliseconds, calls)
+    gc.collect()
+    gc.disable()
+    try:
+        for _, size in turns([*asked], plan.calls):
+            milliseconds[size].append(_milliseconds(make(asked[size])))
+    finally:
+        gc.enable()
     found: Figures = {
         f"p{percent}_ms_{name}_{size}": round(percentile(some, percent), 3)
         for size, some in milliseconds.items()

@@ -212,6 +212,22 @@ def test_a_tree_is_whole_from_the_truncation_on(table: TableContext) -> None:
     assert tree_problems(table.supplier, table.table) == []
 
 
+def test_who_knows_an_older_tree_reads_the_one_of_now_anew(new_table: NewTable) -> None:
+    """The epoch that divided a leaf is forgotten, as its halves were divided since."""
+    table = new_table(split_points=[100])
+    stale = PartitionStore(table.supplier, table.table)
+    left = stale.tree().leaves[0].partition_id
+    for half, point in zip(table.partitions.split(left, 50), (25, 75), strict=True):
+        table.partitions.split(half.partition_id, point)
+    truncate_at(table, 3)
+    age(table)
+    assert [(piece.epochs, piece.partitions) for piece in forget(table)] == [(1, 0)]
+    assert rows(table)[1] == {0, 2, 3}
+    now = PartitionStore(table.supplier, table.table).tree()
+    assert [leaf.region.range("key").min for leaf in now.leaves] == [None, 25, 50, 75, 100]
+    assert leaves_of(stale.tree()) == leaves_of(now)
+
+
 KEEPERS = {
     "a reader": "insert into hold (holder, table_id, since, until) values "
     "('reader x', {table}, {at}, 'infinity')",
