@@ -20,7 +20,7 @@ from dormouse.history.cuts import (
 )
 from dormouse.history.epochs import EpochRecord, Epochs, Life, ScaleMetadata
 from dormouse.history.moments import now, position_of
-from dormouse.history.retention import RetentionReport, apply_retention, truncate
+from dormouse.history.retention import RetentionReport, TruncationReport, apply_retention, truncate
 from dormouse.history.sizes import Size, size_between
 from dormouse.model.cut import Cut, When
 from dormouse.model.file_reference import FileReference
@@ -157,14 +157,15 @@ class History:
         """The files that `Table.changes` reads, and which rows of each; streamed. As it, `CutExpired`."""
         return changes_between(self._context, after, till)
 
-    def truncate(self, cut: Cut | str) -> bool:
-        """Makes what lies wholly before a cut unreadable, for good; its files are collected. See `retention`.
+    def truncate(self, cut: Cut | str, *, dry_run: bool = False) -> TruncationReport:
+        """Makes what lies wholly before a cut unreadable, for good; its files and epochs are collected.
 
-        False: it is truncated there. Raises `InvalidCut` when it is truncated later, or a named cut or a
-        consumer stands before it.
+        The report is false when it is truncated there already. Raises `InvalidCut` when it is truncated
+        later, or a named cut or a consumer stands before it.
         """
-        self._check_writable()
-        return truncate(self._context, cut)
+        if not dry_run:
+            self._check_writable()
+        return truncate(self._context, cut, dry_run=dry_run)
 
     def apply_retention(
         self, byte_count: int | None = None, seconds: float | None = None, *, dry_run: bool = False

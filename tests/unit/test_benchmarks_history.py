@@ -61,9 +61,10 @@ def test_what_is_built_is_a_history(asked: Asked) -> None:
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_each_operation_is_answered_and_its_round_trips_are_counted(asked: Asked, name: str) -> None:
-    assert OPERATIONS[name](asked)() or name == "epoch_at"
+    for _ in range(6):  # from then on psycopg prepares nothing
+        assert OPERATIONS[name](asked)() or name == "epoch_at"
     trips = round_trips(asked.supplier, OPERATIONS[name](asked))
-    assert trips > 1 if name in WRITES else trips == LOOKS.get(name, 1)
+    assert (trips > 1, trips) == ((True, trips) if name in WRITES else (name in LOOKS, LOOKS.get(name, 1)))
 
 
 def test_one_value_is_read_and_written_whole(dsn: str) -> None:
