@@ -16,17 +16,10 @@ from typing import Any
 import psycopg
 from psycopg import errors as pg
 
-from dormouse.errors import (
-    CommitIdReused,
-    DormouseError,
-    FileAlreadyExists,
-    FileHasReferences,
-    FileNotFound,
-    PartitionForgotten,
-)
+from dormouse.errors import CommitIdReused, DormouseError, FileAlreadyExists, FileHasReferences, FileNotFound
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.commit import Commit, CommitResult, Kind, RefusedPart
-from dormouse.files.moves import added_by
+from dormouse.files.moves import of_forgotten
 from dormouse.files.operations import OPERATIONS, Operation
 from dormouse.files.parameters import Parameters
 from dormouse.files.reads import FileReferenceReads
@@ -307,22 +300,14 @@ class _Batch:
         late, refused = list[_Unit](), list[_Unit]()
         for unit in units:
             items = [in_place(item, places) for item in unit.items]
+            errors = of_forgotten(self._store.table.name, items, forgotten)
             if items != list(unit.items):
                 late.append(replace(unit, items=items))
-            elif not self._is_forgotten(unit, forgotten):
+            elif errors:
+                self._failed[unit.commit].update({unit.first + n: error for n, error in errors.items()})
+            else:
                 refused.append(unit)
         return late, refused
-
-    def _is_forgotten(self, unit: _Unit, forgotten: set[str]) -> bool:
-        """Whether it adds references to partitions of which it is forgotten what took their places."""
-        errors = {
-            number: PartitionForgotten(self._store.table.name, one.filename, one.partition_id)
-            for number, item in enumerate(unit.items, unit.first)
-            for one in (added_by(item) if forgotten else ())
-            if one.partition_id in forgotten
-        }
-        self._failed[unit.commit].update(errors)
-        return bool(errors)
 
     def _values(self, units: list[_Unit], commits: list[int]) -> Parameters:
         numbers = {commit: n for n, commit in enumerate(commits, 1)}

@@ -5,36 +5,30 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
-import pyarrow as pa
 import pytest
 from histories import BEGAN, Story, age, leaves_of, of, rows, scaled, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from state import file, live, query, ref, split
+from state import at_once, query
 from test_history_epochs import EXAMPLES, SECOND, ids, stories
 from trees import partitions_of
 
 from dormouse.context import TableContext
 from dormouse.errors import (
+    CutExpired,
     EpochNotFound,
-    FileAlreadyExists,
-    PartitionForgotten,
+    InvalidCut,
     PartitionNotFound,
-    SplitRequestsFailed,
 )
 from dormouse.files import garbage, old_epochs
 from dormouse.files.checks import FileChecks
-from dormouse.files.commit import Commit
-from dormouse.files.layout import LAYOUTS
-from dormouse.history.cuts import record_cut
+from dormouse.history.cuts import cuts, record_cut
 from dormouse.history.epochs import Epochs
 from dormouse.history.retention import truncate
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.partitions.checks import tree_problems
 from dormouse.partitions.store import PartitionStore
-from dormouse.rounds.ingest import ingest
 
 NewTable = Callable[..., TableContext]
 LONG_AGO = timedelta(days=4_000)
@@ -274,84 +268,6 @@ def test_what_somebody_may_still_ask_for_stays(table: TableContext, keeper: str)
     assert rows(table) == ({*story.leaves()}, {4})
 
 
-def forgotten(table: TableContext) -> tuple[list[str], PartitionTree]:
-    """Two partitions of before a truncation; and the tree of now."""
-    tree = table.partitions.tree()
-    old = [leaf.partition_id for leaf in tree.leaves]
-    table.partitions.merge(old)
-    [root] = table.partitions.leaves()
-    table.partitions.split(root.partition_id, 15)
-    truncate(table, record_cut(table))
-    age(table)
-    assert sum(piece.partitions for piece in forget(table)) == 2 * len(old) - 1
-    return old, table.partitions.tree()
-
-
-@pytest.fixture(
-    params=[(layout, level) for layout in LAYOUTS for level in ("read committed", "serializable")]
-)
-def divided(request: Any, new_table: NewTable) -> TableContext:
-    """Of every layout and isolation level."""
-    layout, isolation = request.param
-    return new_table(split_points=[10, 20, 30], layout=layout, isolation=isolation)
-
-
-def test_a_commit_that_comes_later_still_is_refused_by_name(divided: TableContext) -> None:
-    """Nothing of it is applied, and the others of its batch are; one that was applied before stays so."""
-    table, first = divided, divided.partitions.leaves()[0].partition_id
-    early = [file("early", ref("early", first))]
-    assert table.store.add_files_with_references(early, commit_id="early")
-    (a, b, *_), tree = forgotten(table)
-    left, right = (leaf.partition_id for leaf in tree.leaves)
-    with pytest.raises(PartitionForgotten, match=f"plan it anew.*file 'late', partition '{b}'"):
-        table.store.add_files_with_references([file("late", ref("late", left), ref("late", b))])
-    assert not table.store.add_files_with_references(early, commit_id="early")
-    commits = [
-        Commit([file("1", ref("1", a))], "1"),
-        Commit([file("2", ref("2", right))], "2"),
-        Commit([file("early", ref("early", right))], "3"),
-    ]
-    results = table.store.apply("add_files", commits)
-    assert [result.state for result in results] == ["refused", "applied", "refused"]
-    assert isinstance(results[0].error, PartitionForgotten)
-    assert isinstance(results[2].error, FileAlreadyExists)
-    above = tree.root.partition_id
-    table.store.add_files_with_references([file("above", ref("above", above))])
-    late = [split(ref("above", above), a, b), split(ref("early", above), left, right)]
-    with pytest.raises(SplitRequestsFailed, match="what took its place is forgotten") as raised:
-        table.store.split_file_references(late)
-    assert raised.value.succeeded == (late[1],)
-    names = [(partition, name) for partition, name, _, _ in live(table.store)]
-    assert names == sorted([(above, "above"), (right, "2"), (left, "early"), (right, "early")])
-    assert FileChecks(table.store.own).problems() == []
-
-
-def test_a_commit_that_was_planned_before_and_is_not_forgotten_goes_to_its_place(
-    new_table: NewTable,
-) -> None:
-    """While its writer is at work the partitions of then are kept, whatever is truncated."""
-    table = new_table(split_points=[10])
-    old = TableContext(table.dsn, table.supplier, table.objects, table.table)
-    tree = old.partitions.tree()
-    old.partitions.tree = lambda: tree  # type: ignore[method-assign]
-    began = old.attempts.begin
-
-    def late(record: Any) -> Any:
-        attempt = began(record)
-        merged = table.partitions.merge([leaf.partition_id for leaf in tree.leaves])
-        truncate(table, record_cut(table))
-        age(table)
-        of(table, "update write_attempt set started_at = started_at - interval '1 hour' where table_id = %s")
-        forget(table)
-        assert merged.partition_id
-        return attempt
-
-    old.attempts.begin = late  # type: ignore[method-assign]
-    ingest(old, pa.table({"key": [1, 15]}), ingest_id=None, engine="local", progress=None)
-    assert {partition for partition, *_ in live(table.store)} == {"1-0"}
-    assert sum(piece.partitions for piece in forget(table)) == 3
-
-
 def test_collection_forgets_for_a_while_and_goes_on_in_the_next_round(
     table: TableContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,3 +287,46 @@ def test_collection_forgets_for_a_while_and_goes_on_in_the_next_round(
     assert tree_problems(table.supplier, table.table) == []
     tree = table.partitions.tree()
     assert rows(table)[0] == {one.partition_id for one in partitions_of(tree)}
+
+
+def test_truncations_and_rounds_that_race_leave_what_one_after_another_would(table: TableContext) -> None:
+    """While others divide, merge and record."""
+    scaled(table, 30)
+    for _ in range(4):
+        record_cut(table)
+        scaled(table, 5, seed=3)
+    age(table)
+    before, last = list(cuts(table)), table.partitions.tree().epoch
+    fresh = PartitionStore(table.supplier, table.table)
+    trees = {epoch: leaves_of(fresh.at(epoch)) for epoch in range(last + 1)}
+
+    def rounds() -> None:
+        for _ in range(3):
+            forget(table)
+
+    outcomes = at_once(
+        lambda: truncate(table, before[1]),
+        lambda: truncate(table, before[3]),
+        lambda: truncate(table, before[2]),
+        rounds,
+        rounds,
+        lambda: scaled(table, 8, seed=5),
+        lambda: record_cut(table),
+    )
+    refused = [each for each in outcomes if isinstance(each, Exception)]
+    assert all(isinstance(each, InvalidCut | CutExpired) for each in refused), refused
+    assert outcomes[1], "the last of the cuts"
+    forget(table)
+    first = before[3].epoch
+    assert of(table, "select cut_id, epoch from truncation where table_id = %s") == [
+        (before[3].cut_id, first)
+    ]
+    assert next(iter(cuts(table))) == before[3]
+    store = PartitionStore(table.supplier, table.table)
+    assert {epoch: leaves_of(store.at(epoch)) for epoch in range(first, last + 1)} == {
+        epoch: trees[epoch] for epoch in range(first, last + 1)
+    }
+    assert tree_problems(table.supplier, table.table) == []
+    assert FileChecks(table.store.own).problems() == []
+    gone = of(table, "select count(*) from partition where merged_epoch <= %s and table_id = %s", first)
+    assert gone == [(0,)]
