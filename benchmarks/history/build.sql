@@ -52,9 +52,9 @@ where table_id = %(table_id)s;
 -- name: add_cuts
 -- So many cuts, evenly spread; an epoch is a second. All see the files that there are.
 insert into cut (table_id, recorded_at, epoch, snapshot, rows_till, bytes_till, counted_from)
-select %(table_id)s, %(time)s + e.epoch * interval '1 second', e.epoch, pg_current_snapshot(), 1000000::bigint * n, 40000000::bigint * n, 1
+select %(table_id)s, %(time)s + e.at * interval '1 second', floor(e.at), pg_current_snapshot(), 1000000::bigint * n, 40000000::bigint * n, 1
 from generate_series(1, %(cuts)s) n
-cross join lateral (select (n * %(epochs)s::numeric / %(cuts)s)::bigint as epoch) e
+cross join lateral (select n * %(epochs)s::numeric / %(cuts)s as at) e
 order by n;
 
 -- name: size

@@ -206,15 +206,17 @@ def test_a_tree_is_whole_from_the_truncation_on(table: TableContext) -> None:
     assert tree_problems(table.supplier, table.table) == []
 
 
-def test_who_knows_an_older_tree_reads_the_one_of_now_anew(new_table: NewTable) -> None:
+def test_who_knows_an_older_tree_reads_the_one_of_now_anew(
+    new_table: NewTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The epoch that divided a leaf is forgotten, as its halves were divided since."""
-    table = new_table(split_points=[100])
+    monkeypatch.setattr(old_epochs, "MARGIN_SECONDS", 0.0)
+    table = new_table(split_points=[100], gc_delay_seconds=0)
     stale = PartitionStore(table.supplier, table.table)
     left = stale.tree().leaves[0].partition_id
     for half, point in zip(table.partitions.split(left, 50), (25, 75), strict=True):
         table.partitions.split(half.partition_id, point)
     truncate_at(table, 3)
-    age(table)
     assert [(piece.epochs, piece.partitions) for piece in forget(table)] == [(1, 0)]
     assert rows(table)[1] == {0, 2, 3}
     now = PartitionStore(table.supplier, table.table).tree()
