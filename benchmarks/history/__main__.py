@@ -50,6 +50,7 @@ class Plan:
     rounds: int = amount(5, 2, help="of looks at rows")
     rows: int = amount(2_000_000, 100_000)
     look_ups: int = amount(200, 20)
+    collecting_seconds: int = amount(20, 2, help="of the collection of old epochs [20]")
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
@@ -65,6 +66,10 @@ def measure(plan: Plan, tell: Tell) -> Figures:
             tell(name)
             found |= _operation(name, asked, plan)
         found |= _growth(found, sizes)
+        tell("old epochs are collected")
+        for size, one in asked.items():
+            rate, longest = one.forget(plan.collecting_seconds)
+            found |= {f"collected_per_s_{size}": round(rate), f"collected_ms_max_{size}": round(longest, 1)}
         tell("one value for the whole history")
         found |= _blob(place, plan)
         found |= rows.measure(place, plan.rows, plan.look_ups, plan.rounds, tell)
@@ -156,7 +161,14 @@ BENCHMARK = Benchmark(
     measure,
     [
         Grid(_NAMES, {**_COLUMNS, "p99_growth_{}": "growth", "roundtrips_{}": "round trips"}, "milliseconds"),
-        Grid({size: size for size in [*EPOCHS, "blob"]}, {"bytes_per_epoch_{}": "bytes an epoch"}),
+        Grid(
+            {size: size for size in [*EPOCHS, "blob"]},
+            {
+                "bytes_per_epoch_{}": "bytes an epoch",
+                "collected_per_s_{}": "epochs/s collected",
+                "collected_ms_max_{}": "longest ms",
+            },
+        ),
         "p99, {growth_to:,} epochs ÷ {growth_from:,}: at most {p99_growth_max}, of {p99_growth_most}",
         "look-ups of now ÷ as of a cut, seconds: {as_of_vs_now}",
         "a scan of the same rows ÷ what came since a cut, seconds: {changes_vs_scan}",

@@ -6,6 +6,7 @@ Those that let history go come last: they go on from cut to cut, each call a tru
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -18,6 +19,7 @@ from psycopg.pq import Trace
 from benchmarks.history.build import BEGAN
 from benchmarks.state_tables import StateTable
 from dormouse.context import TableContext
+from dormouse.files import old_epochs
 from dormouse.history import cuts as recorded
 from dormouse.history.changes import references_at
 from dormouse.history.epochs import Epochs
@@ -63,6 +65,20 @@ class Asked:
 
     def time(self) -> datetime:
         return BEGAN + timedelta(seconds=self.chosen.uniform(0, self.epochs_there))
+
+    def forget(self, seconds_max: float) -> tuple[float, float]:
+        """Truncates at the last cut, and collects epochs for a while; how many in a second, and the longest
+        transaction, in milliseconds.
+        """
+        truncate_at(self.context, self.cuts[-1])
+        began = last = time.perf_counter()
+        longest, epochs = 0.0, 0
+        for piece in old_epochs.forget(self.supplier, self.table.record):
+            now = time.perf_counter()
+            longest, last, epochs = max(longest, now - last), now, epochs + piece.till - piece.since
+            if now - began > seconds_max:
+                break
+        return epochs / (last - began), 1_000 * longest
 
     def next_cut(self) -> Cut:
         """The one to truncate at."""
@@ -221,8 +237,6 @@ OPERATIONS: dict[str, Callable[[Asked], Call]] = {
         apply_retention,
     )
 }
-WRITES = ("record_cut", "split", "merge", "scale", "truncate", "apply_retention")
-"""Each takes more than one round trip: it locks before it looks."""
 
 
 def round_trips(supplier: ConnectionSupplier, call: Call) -> int:

@@ -29,8 +29,11 @@ from dormouse.history.retention import truncate
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.partitions.checks import tree_problems
 from dormouse.partitions.store import PartitionStore
+from tests.work_of import measured
 
 NewTable = Callable[..., TableContext]
+PIECE_WORK_MAX = 2_500
+"""Rows and pages of a piece of twenty epochs."""
 LONG_AGO = timedelta(days=4_000)
 """The epochs of a story are moved so far back, whenever the tests run."""
 
@@ -173,6 +176,24 @@ def test_totals_go_on_from_what_is_forgotten(table: TableContext, monkeypatch: p
         assert chunks == [(n,) for n in range(first // 1_000, 4)]
         problems = [each.detail for each in tree_problems(table.supplier, table.table)]
         assert [each for each in problems if "epoch" in each and "it " not in each] == []
+
+
+def test_the_work_of_a_piece_does_not_grow_with_the_history(
+    table: TableContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = Story(points=range(1, 10))
+    leaves = story.leaves()
+    for number in range(4_000):
+        leaves[number % 10 : number % 10 + 1] = story.scale([leaves[number % 10]])
+    write(table, story)
+    of(table, "update epoch set created_at = created_at - %s where table_id = %s", LONG_AGO)
+    truncate_at(table, 3_900)
+    monkeypatch.setattr(old_epochs, "PIECE_EPOCHS", 20)
+    pieces = old_epochs.forget(table.supplier, table.table)
+    for _ in range(3):
+        with measured(monkeypatch) as work:
+            assert next(pieces).partitions == 20
+        assert 0 < work.total() < PIECE_WORK_MAX
 
 
 def test_a_tree_is_whole_from_the_truncation_on(table: TableContext) -> None:

@@ -13,11 +13,13 @@ import pytest
 from benchmarks.history.__main__ import BENCHMARK, EPOCHS, _growth
 from benchmarks.history.blob import Blob
 from benchmarks.history.build import BEGAN, LEAVES, build, bytes_on_disk
-from benchmarks.history.operations import OPERATIONS, WRITES, Asked, round_trips
+from benchmarks.history.operations import OPERATIONS, Asked, round_trips
 from benchmarks.state_tables import open_tables
 from dormouse.postgres import ConnectionSupplier
 
 BUILT = 2_345
+WRITES = ("record_cut", "split", "merge", "scale", "truncate", "apply_retention")
+"""Each takes more than one round trip: it locks before it looks."""
 LOOKS = {"compare": 2, "size_between": 3, "files_at": 3}
 """Of those that look up each cut first."""
 
@@ -65,6 +67,15 @@ def test_each_operation_is_answered_and_its_round_trips_are_counted(asked: Asked
         assert OPERATIONS[name](asked)() or name == "epoch_at"
     trips = round_trips(asked.supplier, OPERATIONS[name](asked))
     assert (trips > 1, trips) == ((True, trips) if name in WRITES else (name in LOOKS, LOOKS.get(name, 1)))
+
+
+def test_what_is_truncated_is_collected(asked: Asked) -> None:
+    rate, longest = asked.forget(60)
+    assert rate > 0 < longest
+    with asked.supplier.connection() as conn:
+        [(left,)] = conn.execute("select count(*) from epoch").fetchall()
+    assert left < LEAVES + 100
+    assert len(asked.epochs.active_partitions()) >= LEAVES
 
 
 def test_one_value_is_read_and_written_whole(dsn: str) -> None:
