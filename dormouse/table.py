@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dormouse.context import TableContext
 from dormouse.errors import InvalidProperties
-from dormouse.files.deletions import RecordedDeletion
 from dormouse.files.garbage import GarbageReport
 from dormouse.files.reads import FileFacts
 from dormouse.files.store import FileReferenceStore
@@ -17,12 +15,14 @@ from dormouse.history.consumers import Consumers, ConsumerStatus
 from dormouse.history.moments import position_of
 from dormouse.history.status import TableStatus, status_of
 from dormouse.model.cut import When
+from dormouse.model.keyed import check_kept, check_upsert
 from dormouse.model.partition_tree import Partition
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
 from dormouse.partitions.store import PartitionStore
-from dormouse.tables import Tables
+from dormouse.table_changes import Changing, Engine
+from dormouse.tables import Tables, compact_on_spark, ingest_on_spark
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,19 +32,15 @@ if TYPE_CHECKING:
     from dormouse.partitions.leaves import SmallPair
     from dormouse.query import PlanSummary
     from dormouse.query.consumer import Consumer
-    from dormouse.query.deleting import DeleteReport, DeleteWhere
     from dormouse.query.interruption import Interruption
     from dormouse.rounds.compaction import CompactionReport
-    from dormouse.rounds.compaction_job import CompactionResult
     from dormouse.rounds.ingest_commit import IngestReport
     from dormouse.rounds.merging import MergeReport
     from dormouse.rounds.splitting import SplitReport
     from dormouse.sql.values import Parameters
 
-Engine = Literal["auto", "local", "spark"]
 
-
-class Table:
+class Table(Changing):
     """One table of an instance; made by `Instance.create_table` and `Instance.table`."""
 
     def __init__(
@@ -94,6 +90,11 @@ class Table:
         return self._context.partitions
 
     @property
+    def context(self) -> TableContext:
+        """Its services, for what runs in other processes."""
+        return self._context
+
+    @property
     def history(self) -> History:
         """What the table was: its epochs, who became whom."""
         from dormouse.history.history import History
@@ -117,17 +118,32 @@ class Table:
         Raises `InvalidData` when the data does not fit the schema, `JobFailed` and `CommitFailed` when
         nothing was added, `CommitOutcomeUnknown` when it cannot be told yet: then try the same id again.
         """
+        return self._load(data, ingest_id=ingest_id, engine=engine, progress=progress)
+
+    def upsert(
+        self,
+        data: Any,
+        deletes: str | None = None,
+        *,
+        ingest_id: str | None = None,
+        engine: Engine = "auto",
+        progress: Callable[[int, int | None], None] | None = None,
+    ) -> IngestReport:
+        """Brings rows to a table that keeps the newest row of each key, as `ingest` does there, too.
+
+        `deletes` names a boolean column that the data has and the table has not: rows where it is true delete
+        their key; of them only the row keys and `newest_by` count. Of rows of equal key one stays: by
+        `newest_by` the largest; among equals, and without it, of the load that began last, in which the last.
+        Raises as `ingest` does, and `InvalidInput` on a table that keeps every row.
+        """
+        check_upsert(self.name, self.properties)
+        return self._load(data, deletes=deletes, ingest_id=ingest_id, engine=engine, progress=progress)
+
+    def _load(self, data: Any, **how: Any) -> IngestReport:
         from dormouse.rounds.ingest import ingest
 
         with self._changing():
-            return ingest(
-                self._context,
-                data,
-                ingest_id=ingest_id,
-                engine=engine,
-                progress=progress,
-                on_spark=_ingest_on_spark,
-            )
+            return ingest(self._context, data, **how, on_spark=ingest_on_spark)
 
     def query(
         self,
@@ -172,7 +188,9 @@ class Table:
         None: from the table's beginning. The columns asked for, and `_change`: "insert" of rows that were
         ingested, "delete" of those that a deletion is of, as they were just before it. Rows are as they were
         ingested, without the table's filter and aggregation; between two deletions in no order. Whatever was
-        split, merged, compacted or collected meanwhile, no row is missed, and none comes twice.
+        split, merged, compacted or collected meanwhile, no row is missed, and none comes twice. Of a keyed
+        table each key comes once whose row is another at the later moment: "upsert" with it, or "delete" with
+        its row keys, and null else.
 
         Raises `InvalidCut` for a moment that cannot be, `CutExpired` before the first row when not all can be
         served.
@@ -206,27 +224,6 @@ class Table:
         self._check_writable()
         Consumers(self._context).drop(name)
 
-    def delete(self, where: DeleteWhere, dry_run: bool = False) -> DeleteReport:
-        """Deletes the rows that match, at once, for every reader: whatever they are, one row in the database.
-
-        `where` is as for `query`; `dm.ALL` for all rows. Rows that were committed before it are deleted, and
-        those that a `filter` hides, too; what is committed later stays. A row whose value is null only goes
-        where null is asked for. Moments before still have them. `dry_run` counts what `query` would give.
-
-        Raises `InvalidQuery` for a condition that is none, or does not fit the schema, and for one on values
-        where the property `aggregate` merges rows; `TableBusy` when others change the table all the time.
-        """
-        from dormouse.query.deleting import delete
-
-        if dry_run:
-            return delete(self._context, where, dry_run=True)
-        with self._changing():
-            return delete(self._context, where)
-
-    def deletions(self, *, pending_only: bool = True) -> list[RecordedDeletion]:
-        """The deletions by their numbers: those that readers apply, or all that the history has."""
-        return self._context.deletions.list(pending_only=pending_only)
-
     def sql(
         self,
         statement: str,
@@ -254,7 +251,7 @@ class Table:
 
         with self._changing():
             self._wait_for_queue(waiting)
-            return compact(self._context, engine=engine, progress=progress, on_spark=_compact_on_spark)
+            return compact(self._context, engine=engine, progress=progress, on_spark=compact_on_spark)
 
     def split(self, *, waiting: Callable[[str], object] | None = None) -> SplitReport:
         """One round of splits: leaves over the threshold, and references pushed down by one level.
@@ -280,7 +277,7 @@ class Table:
 
         with self._changing():
             self._wait_for_queue(waiting)
-            return merge(self._context, rest_seconds=rest_seconds, on_spark=_compact_on_spark)
+            return merge(self._context, rest_seconds=rest_seconds, on_spark=compact_on_spark)
 
     def mergeable(self) -> Iterator[SmallPair]:
         """The pairs of leaves that `merge` would merge now; streamed. Raises `InvalidProperties`, too."""
@@ -337,6 +334,7 @@ class Table:
             values = {**now.model_dump(exclude_defaults=True), **changes}
             changed = TableProperties(**{name: value for name, value in values.items() if value is not None})
             Transform.check(self.schema, changed)
+            check_kept(now, changed)
             if changed.aggregate and not now.aggregate:
                 # a delete waits for the change, or the change for it
                 self._context.deletions.check_mergeable()
@@ -374,24 +372,3 @@ class Table:
 
     def _wait_for_queue(self, waiting: Callable[[str], object] | None) -> None:
         self._tables.commits.wait_for_room(self._context.table.table_id, waiting)
-
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Of what may have changed something also when it raises."""
-        self._check_writable()
-        try:
-            yield
-        finally:
-            self._tables.note_activity()
-
-
-def _ingest_on_spark(*args: Any, **options: Any) -> IngestReport:
-    from dormouse.spark.ingest import ingest_with_spark
-
-    return ingest_with_spark(*args, **options)
-
-
-def _compact_on_spark(context: TableContext, now_ms: int) -> Generator[CompactionResult, None, None]:
-    from dormouse.spark.compaction_tasks import compact_on_spark
-
-    return compact_on_spark(context, now_ms)

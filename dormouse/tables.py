@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dormouse.catalog import Catalog
 from dormouse.commits.commit_queues import CommitQueues
 from dormouse.context import JobCommits, TableContext
 from dormouse.errors import InstanceError, TableNotFound, not_installed
+from dormouse.files.round_reports import RoundReports
 from dormouse.model.cut import When
 from dormouse.model.properties import TableProperties
 from dormouse.model.table import TableRecord
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from dormouse.query import PlanSummary
     from dormouse.query.interruption import Interruption
     from dormouse.query.where import Where
+    from dormouse.rounds.compaction_job import CompactionResult
+    from dormouse.rounds.ingest_commit import IngestReport
     from dormouse.sql.engine import Engine, Sessions
     from dormouse.sql.statements import Named
     from dormouse.sql.values import Parameters
@@ -45,11 +48,14 @@ class Tables:
     commits: CommitQueues
     job_commits: JobCommits | None
     changed: Callable[[], object] = field(repr=False, compare=False)
+    reports: RoundReports = field(repr=False, compare=False)
     _closed: Event = field(default_factory=Event, repr=False, compare=False)
 
     def context(self, record: TableRecord) -> TableContext:
         """The services of a table."""
-        return TableContext(self.dsn, self.supplier, self.objects, record, self.job_commits, self.trees)
+        return TableContext(
+            self.dsn, self.supplier, self.objects, record, self.job_commits, self.trees, self.reports
+        )
 
     def change_properties(
         self, table: TableRecord, change: Callable[[TableProperties], TableProperties]
@@ -109,6 +115,7 @@ class Tables:
     def close(self) -> None:
         """Gives back what SQL holds, and refuses more of it."""
         self._closed.set()
+        self.reports.close()
         if "_engine" in self.__dict__:
             self._engine.close()
 
@@ -140,3 +147,19 @@ class Tables:
 def _check_installed() -> None:
     if find_spec("duckdb") is None:
         raise not_installed("duckdb", "sql")
+
+
+def ingest_on_spark(*args: Any, **options: Any) -> IngestReport:
+    """Without importing Spark before there is something to do."""
+    from dormouse.spark.ingest import ingest_with_spark
+
+    return ingest_with_spark(*args, **options)
+
+
+def compact_on_spark(
+    context: TableContext, now_ms: int, *, run_id: str | None = None
+) -> Generator[CompactionResult, None, None]:
+    """Compaction jobs as Spark tasks, those of a run, or all that are due; Spark is imported then."""
+    from dormouse.spark import compaction_tasks
+
+    return compaction_tasks.compact_on_spark(context, now_ms, run_id=run_id)

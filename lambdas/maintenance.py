@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -12,12 +13,13 @@ from dormouse.schedules import runs
 from dormouse.schedules.upkeep import KIND, keep_up
 from dormouse.schedules.work import Schedule
 from dormouse.settings.event import field
-from dormouse.settings.lambdas import DatabaseEnvironment
-from dormouse.settings.metrics import TABLES_TO_SPLIT
+from dormouse.settings.lambdas import MaintenanceEnvironment
+from dormouse.settings.metrics import PAYLOAD_BACKLOG_DAYS, TABLES_TO_SPLIT
 from lambdas.database import database
 from lambdas.services import called, tracer
 
 NOTHING = {"jobs": 0}
+logger = logging.getLogger("dormouse.lambdas")
 
 
 @tracer.capture_lambda_handler(capture_response=False)
@@ -26,7 +28,7 @@ def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
 
     Called by anything but a state machine, it lists nothing to split.
     """
-    with called(DatabaseEnvironment, "maintenance", context) as call:
+    with called(MaintenanceEnvironment, "maintenance", context) as call:
         objects = open_store(call.environment.objects)
         is_given = not isinstance(event, Mapping) or event.get("execution")
         run_id = runs.run_id_for(field(event, "execution", str)) if is_given else None
@@ -36,8 +38,21 @@ def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
         schedule = Schedule(objects, KIND)
         if (turn := schedule.turn()) is None:
             return NOTHING
-        with database(call, objects) as (supplier, _):
-            done = keep_up(supplier, objects, turn, run_id, seconds_left=call.seconds_left)
-        schedule.done(turn, due_at=None if done.whole else turn.began_at, memory=done.memory)
+        with database(call, objects) as (supplier, owned):
+            done = keep_up(
+                supplier,
+                owned,
+                turn,
+                run_id,
+                seconds_left=call.seconds_left,
+                payload_retention_days=call.environment.payload_retention_days,
+            )
+        payloads = done.payloads
+        goes_on = not done.whole or payloads is None or (payloads.days_left and not payloads.errors)
+        schedule.done(turn, due_at=turn.began_at if goes_on else None, memory=done.memory)
         call.count(**{TABLES_TO_SPLIT: len(done.run.tables) if done.run else 0})
+        if payloads is not None:
+            call.count(**{PAYLOAD_BACKLOG_DAYS: payloads.backlog_days})
+            for error in payloads.errors:
+                logger.error("payloads: %s", error)
         return done.run.summary(objects) if done.run else NOTHING

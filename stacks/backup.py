@@ -9,12 +9,13 @@ from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from dormouse.settings.backup import BackupSettings
+from dormouse.settings.resources import INSTANCE_TAG
 from stacks.acknowledge import acknowledge
 from stacks.constructs.copy_names import copy_names
 from stacks.constructs.service_role import role_of_this_account
 from stacks.constructs.vault import vault
 from stacks.foundation import Foundation
-from stacks.instance_stack import INSTANCE_TAG, InstanceStack
+from stacks.instance_stack import InstanceStack
 
 POLICIES = ("AWSBackupServiceRolePolicyForBackup", "AWSBackupServiceRolePolicyForS3Backup")
 

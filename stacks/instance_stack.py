@@ -9,10 +9,15 @@ from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
 from dormouse.settings.deployment import DeploymentSettings
-from dormouse.settings.resources import Described, resources_parameter, stack_name, state_parameter
+from dormouse.settings.resources import (
+    INSTANCE_TAG,
+    Described,
+    resources_parameter,
+    stack_name,
+    state_parameter,
+)
 from stacks.constructs.role_names import RoleNames
 
-INSTANCE_TAG = "dormouse:instance"
 KEPT = cdk.RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE
 """Kept, but when the deploy that made it fails: it would cost from then on, in no stack, and its name, where
 it has one, would be taken at the next try."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from constructs import Construct
 
 from dormouse.settings.deployment import MaintenanceSettings
-from dormouse.settings.lambdas import DatabaseEnvironment
+from dormouse.settings.lambdas import MaintenanceEnvironment
 from dormouse.settings.resources import RunResources
 from stacks.compaction import CompactionStack
 from stacks.constructs.database_function import DatabaseFunction
@@ -33,10 +33,11 @@ class MaintenanceStack(InstanceStack):
             foundation=foundation,
             name="maintenance",
             handler="lambdas.maintenance.handler",
-            description="Rolls the days of the removal log, and looks for partitions to split",
+            description="Rolls the removal log, cools payloads down, looks for partitions to split",
             memory_mb=maintenance.memory_mb,
             timeout_seconds=maintenance.timeout_seconds,
-            environment=DatabaseEnvironment,
+            environment=MaintenanceEnvironment,
+            values={"payload_retention_days": foundation.settings.storage.payload_days},
             database_role=OWNER_ROLE,
             object_actions=["s3:DeleteObject", "s3:GetObject", "s3:PutObject"],
         )

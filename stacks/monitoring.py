@@ -13,14 +13,15 @@ from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
 from dormouse.settings.monitoring import MonitoringSettings
+from dormouse.settings.resources import INSTANCE_TAG
 from stacks.constructs.alarm_topic import AlarmTopic
+from stacks.constructs.chat_channels import SlackChannel, TeamsChannel
 from stacks.constructs.facts import fact
 from stacks.constructs.monitors import Monitors
 from stacks.constructs.queue import Queue
-from stacks.constructs.slack_channel import SlackChannel
 from stacks.constructs.spark_runs import SparkRuns
 from stacks.foundation import Foundation
-from stacks.instance_stack import INSTANCE_TAG, InstanceStack
+from stacks.instance_stack import InstanceStack
 from stacks.pause import PauseStack, Switched
 from stacks.query import SERVICE
 from stacks.tables import TablesStack
@@ -69,15 +70,14 @@ class MonitoringStack(InstanceStack):
         self._watch(watched)
         if monitoring.budget_usd_month is not None:
             self._budget(monitoring.budget_usd_month)
-        if monitoring.slack_workspace is not None and monitoring.slack_channel is not None:
-            SlackChannel(
-                self,
-                "Slack",
-                name=name,
-                workspace=monitoring.slack_workspace,
-                channel=monitoring.slack_channel,
-                topics=[topic for topic in (self.topic, warning_topic) if topic is not None],
-            )
+        self._chat(name, [topic for topic in (self.topic, warning_topic) if topic is not None])
+
+    def _chat(self, name: str, topics: list[sns.ITopic]) -> None:
+        told = self._limits
+        if (workspace := told.slack_workspace) and (channel := told.slack_channel):
+            SlackChannel(self, "Slack", name=name, workspace=workspace, channel=channel, topics=topics)
+        if (tenant := told.teams_tenant) and (team := told.teams_team) and (channel := told.teams_channel):
+            TeamsChannel(self, "Teams", name=name, tenant=tenant, team=team, channel=channel, topics=topics)
 
     def _topic(self) -> sns.ITopic:
         limits = self._limits
@@ -109,6 +109,7 @@ class MonitoringStack(InstanceStack):
             watch.given_up()
         if (maintenance := watched.maintenance) is not None:
             watch.function("Maintenance", self._function(maintenance, maintenance.function))
+            watch.payloads(limits.payload_backlog_days_max)
             if maintenance.runs is not None:
                 watch.runs("Split runs", self._machine(maintenance, maintenance.runs))
         if (query := watched.query) is not None:

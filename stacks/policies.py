@@ -10,7 +10,7 @@ from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from dormouse.settings.access import ACCESS_TAG
-from dormouse.settings.resources import FORWARDING, PREFIX
+from dormouse.settings.resources import FORWARDING, INSTANCE_TAG, PREFIX
 from stacks.acknowledge import acknowledge
 from stacks.constructs.database_proxy import user_arns
 from stacks.constructs.emr_serverless import EmrServerless
@@ -18,7 +18,7 @@ from stacks.constructs.facts import fact
 from stacks.constructs.wildcards import acknowledge_resources
 from stacks.database import READ_ROLE
 from stacks.foundation import Foundation
-from stacks.instance_stack import INSTANCE_TAG, InstanceStack
+from stacks.instance_stack import InstanceStack
 from stacks.monitoring import Watched
 
 LOOKS = [
@@ -40,13 +40,7 @@ LOOKS = [
 ]
 """What `dormouse pause`, `resume` and `status` look at."""
 
-LETTERS = [
-    "sqs:ChangeMessageVisibility",
-    "sqs:DeleteMessage",
-    "sqs:ReceiveMessage",
-    "sqs:SendMessage",
-    "sqs:StartMessageMoveTask",
-]
+LETTERS = ["sqs:ChangeMessageVisibility", "sqs:DeleteMessage", "sqs:ReceiveMessage", "sqs:SendMessage"]
 COLON = cdk.ArnFormat.COLON_RESOURCE_NAME
 
 
@@ -148,8 +142,10 @@ class PoliciesStack(InstanceStack):
             if sleeping is not None:
                 switch = fact(sleeping, self, "switch", sleeping.switch.function.function_arn)
                 _allow(policy, ["lambda:InvokeFunction"], [switch])
-                stack = fact(sleeping, self, "stack", sleeping.stack_id)
+                name = f"{sleeping.stack_name}/*"
+                stack = self.format_arn(service="cloudformation", resource="stack", resource_name=name)
                 _allow(policy, ["cloudformation:DescribeStackEvents"], [stack])
+                acknowledge_resources(policy, [stack], "who asks by name may be let in by the name only")
 
     def _runs(self, policy: iam.ManagedPolicy) -> None:
         """What a pause ends when it takes too long, and what it stops."""

@@ -50,7 +50,7 @@ LONGEST = (
 # these use Spark in their own process: one worker runs them all, with one Java
 SPARK = (
     "test_spark_ingest", "test_spark_run", "test_spark_compaction", "test_key_order_spark", "test_s3",
-    "test_demo_lineitem",
+    "test_demo_lineitem", "test_spark_source", "test_spark_streams",
 )  # fmt: skip
 # a Java of the tests lives for seconds: let it compile in a hurry, and trust Spark's jars
 HURRY = (

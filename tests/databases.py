@@ -45,7 +45,7 @@ select md5(string_agg(what, '|' order by what)) from (
     union all select t::text from dormouse.instance t
 ) everything
 """
-_KEPT = ("migration", "instance")
+_KEPT = ("migration", "instance", "job_kind")
 _BY_TABLE = """
 select relname from pg_class c join pg_attribute a on a.attrelid = c.oid
 where relnamespace = 'dormouse'::regnamespace and attname = 'table_id' and relkind in ('r', 'p')
@@ -135,6 +135,7 @@ class Databases:
         text = " union all ".join(f"select '{name}' where exists (select from {name})" for name in old)
         if used := [name for (name,) in conn.execute(text).fetchall()]:
             conn.execute(f"truncate {', '.join(used)} restart identity cascade")
+        conn.execute("delete from dormouse.job_kind where kind_id > 0")
         conn.execute("select setval(oid, 1, false) from pg_class where relkind = 'S'")
 
 

@@ -258,7 +258,8 @@ def ask_few(storm: Storm, table: int, context: TableContext, rng: random.Random)
     assert number in range(sum(asked.seen) * ROWS, begun * ROWS + 1, ROWS), f"{number} rows"
     names = ", ".join(f'"{one}"' for one in COLUMNS)
     found = rows(sql({name: context}, f"SELECT {names} FROM {name} LIMIT {limit}"))
-    assert len(set(found)) == len(found) >= min(limit, number)
+    assert len(found) >= min(limit, number), f"{len(found)} rows of {number} for a limit of {limit}"
+    assert len(set(found)) == len(found), f"{len(found) - len(set(found))} rows came twice"
     assert all(row in rows_of(row[3], row[4]) for row in found)
     count(storm, "few")
 

@@ -22,9 +22,12 @@ from dormouse.cli import (
     demo,
     deployed,
     deployment,
+    erase,
     history,
+    jobs,
     maintenance,
     moments,
+    payloads,
     serve,
     system,
     tables,
@@ -46,6 +49,7 @@ app = typer.Typer(
 demo.add_to(app)
 tables.add_to(app)
 data.add_to(app)
+erase.add_to(app)
 changes.add_to(app)
 history.add_to(app)
 maintenance.add_to(app)
@@ -53,6 +57,8 @@ moments.add_to(app)
 backups.add_to(app)
 checks.add_to(app)
 commits.add_to(app)
+jobs.add_to(app)
+payloads.add_to(app)
 serve.add_to(app)
 system.add_to(app)
 deployment.add_to(app)

@@ -1,4 +1,4 @@
-"""`dormouse ingest`, `delete`, `query` and `sql`."""
+"""`dormouse ingest`, `upsert`, `delete`, `query` and `sql`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dormouse.query import PlanSummary
+    from dormouse.query.deleting import DeleteReport
+    from dormouse.rounds.ingest_commit import IngestReport
+    from dormouse.table import Table
 
 ROWS_SHOWN = 20
 
@@ -43,6 +46,7 @@ OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Write
 
 def add_to(app: typer.Typer) -> None:
     verb(app, "ingest", example="dormouse ingest flights january.parquet february.csv --id winter")(ingest)
+    verb(app, "upsert", example="dormouse upsert accounts changes.parquet --deletes is_deleted")(upsert)
     verb(app, "delete", example="dormouse delete flights --where carrier=UA --dry-run")(delete)
     verb(
         app,
@@ -62,12 +66,46 @@ def ingest(
     engine: Annotated[Engine, typer.Option(help="auto: Spark from 256 MiB on.")] = "auto",
 ) -> None:
     """Add rows from files: all of them, in one commit, or none."""
+    _load(session, table, "ingest into", lambda found, **how: found.ingest(_given(paths), **how), id, engine)
+
+
+def upsert(
+    session: Session,
+    table: TableName,
+    paths: Annotated[list[str], typer.Argument(help="Parquet or CSV files.", show_default=False)],
+    deletes: Annotated[
+        str | None,
+        typer.Option(
+            help="A boolean column of the files, not of the table: rows to delete.", show_default=False
+        ),
+    ] = None,
+    id: Annotated[str | None, typer.Option(help="The same id again adds nothing.")] = None,
+    engine: Annotated[Engine, typer.Option(help="auto: Spark from 256 MiB on.")] = "auto",
+) -> None:
+    """Bring rows to a table that keeps the newest row of each key: all of them, in one commit, or none."""
+
+    def load(found: Table, **how: Any) -> IngestReport:
+        return found.upsert(_given(paths), deletes, **how)
+
+    _load(session, table, "upsert into", load, id, engine)
+
+
+def _given(paths: list[str]) -> list[str] | str:
+    return paths if len(paths) > 1 else paths[0]
+
+
+def _load(
+    session: Session,
+    table: str,
+    doing: str,
+    load: Callable[..., IngestReport],
+    ingest_id: str | None,
+    engine: Engine,
+) -> None:
     from dormouse.cli.console import progress
 
-    with session.open() as instance, progress(f"ingest into {table}", unit="rows") as moved:
-        report = instance.table(table).ingest(
-            paths if len(paths) > 1 else paths[0], ingest_id=id, engine=engine, progress=moved
-        )
+    with session.open() as instance, progress(f"{doing} {table}", unit="rows") as moved:
+        report = load(instance.table(table), ingest_id=ingest_id, engine=engine, progress=moved)
     done = (
         f"added {plural(report.rows, 'row')} in {plural(report.files, 'file')}"
         if report.applied
@@ -108,9 +146,13 @@ def delete(
         lambda: (
             f"would delete {plural(report.rows or 0, 'row')} of table {table}"
             if dry_run
-            else f"deleted {what} (deletion {report.deletion_id})"
+            else f"deleted {what} ({_deletion(report)})"
         ),
     )
+
+
+def _deletion(report: DeleteReport) -> str:
+    return plural(report.rows or 0, "row") if report.deletion_id is None else f"deletion {report.deletion_id}"
 
 
 def query(

@@ -57,6 +57,8 @@ def compact(
             if report.jobs_run
             else "no job could be finished"
             if report.given_up
+            else f"read {plural(report.jobs_looked, 'file')} for deleted rows, which are few"
+            if report.jobs_looked
             else "nothing to compact"
         ),
     )

@@ -31,7 +31,7 @@ def serve(session: Session, **given: Any) -> None:
 
     check(settings)
     _log_to_stderr()
-    with session.open(read_only=True) as instance:
+    with session.open(read_only=settings.job_threads is None) as instance:
         server = Server(instance, settings)
         server.run(
             lambda url: session.show({"url": url}, lambda: f"the query service runs at {url}; Ctrl-C ends it")

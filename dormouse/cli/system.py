@@ -134,7 +134,8 @@ def _found(session: Session, *, makes: bool) -> DeployedInstance:
         if session.region or session.profile:
             raise
         folder = f"; to make a folder, say --instance ./{session.instance}" if makes else ""
-        raise NotAnInstance(
+        kind = InvalidInput if isinstance(error, InvalidInput) else NotAnInstance  # exit codes differ
+        raise kind(
             f"{session.instance} is no folder, and as for a deployed instance: {error}{folder}"
         ) from error
 

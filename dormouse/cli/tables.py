@@ -45,7 +45,8 @@ def create(
         Path | None, typer.Option(help="A JSON file with row_keys, sort_keys and values.")
     ] = None,
     like: Annotated[
-        Path | None, typer.Option(help="Take the columns of this Parquet file; keys are then only named.")
+        Path | None,
+        typer.Option(help="Take the columns of this Parquet or CSV file; keys are then only named."),
     ] = None,
     split_point: Annotated[Many, typer.Option(help="Divide it from the start, on the first row key.")] = None,
     property: Annotated[

@@ -15,6 +15,7 @@ import typer
 
 from dormouse.cli.failures import report
 from dormouse.errors import InvalidInput, NotAnInstance
+from dormouse.model.text import plural as plural  # noqa: PLC0414
 from dormouse.model.values import json_value
 from dormouse.settings import load_settings
 
@@ -140,8 +141,3 @@ def agreed(doing: str, question: str) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InvalidInput(f"--yes is needed to {doing}, as nobody can be asked here")
     return typer.confirm(question, err=True)
-
-
-def plural(number: int, noun: str) -> str:
-    """The number with its noun: `1 file`, `2 files`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

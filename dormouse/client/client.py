@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from dormouse.client.http import Http
+from dormouse.client.jobs import RemoteJobs
 from dormouse.client.streams import ARROW, AnswerReader
 from dormouse.errors import InvalidName, InvalidQuery, TableNotFound
 from dormouse.files.last_rounds import LastRound
@@ -48,6 +49,11 @@ class Client:
 
     def __init__(self, http: Http) -> None:
         self._http = http
+
+    @property
+    def jobs(self) -> RemoteJobs:
+        """What takes long: queries whose answers become objects, ingests of objects, rounds."""
+        return RemoteJobs(self._http)
 
     def close(self) -> None:
         """Ends all connections, also those whose answers are not read to their end."""

@@ -52,6 +52,7 @@ class _File(_Shape):
     max_key: bytes | None = None
     last_updated: datetime | None = None
     digest: bytes | None = None
+    deletions_till: int | None = None
 
     def __post_init__(self) -> None:
         _name_file(self.references, self.filename)

@@ -58,16 +58,24 @@ def open_session(
     return context
 
 
-def sorted_file(context: SessionContext, file: str | Path, keys: Sequence[str]) -> DataFrame:
+def sorted_file(
+    context: SessionContext, file: str | Path, keys: Sequence[str], descending: Sequence[str] = ()
+) -> DataFrame:
     """The rows of a file that is sorted by some of its columns, as one sorted stream."""
-    return context.read_parquet(file_url(file), file_extension="", file_sort_order=[key_order(keys)])
+    order = key_order(keys, descending)
+    return context.read_parquet(file_url(file), file_extension="", file_sort_order=[order])
 
 
-def table_file(context: SessionContext, schema: Schema, file: str) -> DataFrame:
-    """The rows of a table's file, as one sorted stream; `InvalidData` or `ObjectNotFound` names a bad one."""
+def table_file(
+    context: SessionContext, schema: Schema, file: str, descending: Sequence[str] = ()
+) -> DataFrame:
+    """The rows of a table's file, as one sorted stream; `InvalidData` or `ObjectNotFound` names a bad one.
+
+    A file that has each key once is sorted by other columns after the key, too.
+    """
     try:
         with panics_as_errors():
-            frame = sorted_file(context, file, schema.key_names)
+            frame = sorted_file(context, file, schema.key_names, descending)
     except Exception as error:
         raise file_error(file, error) from error
     try:

@@ -47,9 +47,12 @@ def in_region(schema: Schema, region: Region) -> Expr | None:
     return reduce(and_, bounds) if bounds else None
 
 
-def key_order(names: Iterable[str]) -> list[SortExpr]:
-    """How a table's files are sorted."""
-    return [column(name).sort(ascending=True, nulls_first=False) for name in names]
+def key_order(names: Iterable[str], descending: Iterable[str] = ()) -> list[SortExpr]:
+    """How a table's files are sorted; rows of equal key have the largest of some columns first."""
+    return [
+        *(column(name).sort(ascending=True, nulls_first=False) for name in names),
+        *(column(name).sort(ascending=False, nulls_first=False) for name in descending),
+    ]
 
 
 def union(frames: Sequence[DataFrame]) -> DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from operator import attrgetter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dormouse.data.arrow_schema import arrow_schema
-from dormouse.data.bloom_filters import sized_filters
 from dormouse.data.file_shape import SAMPLE_ROWS, FileShape
+from dormouse.data.keyed_rows import ROW
 from dormouse.data.leaf_sorter import LeafSorter
-from dormouse.data.parquet_file import FileFacts
-from dormouse.data.portions import portions
+from dormouse.data.newest import Marks, first_of_keys
+from dormouse.data.parquet_file import FileFacts, file_facts, write_groups
 from dormouse.data.sketches import KeySampler
 from dormouse.errors import JobFailed
 from dormouse.model.file_reference import FileReference, FileWithReferences
+from dormouse.model.keyed import is_keyed, newest_first
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
@@ -29,9 +30,10 @@ WRITTEN_ROWS = 65_536
 
 
 class LeafFiles:
-    """Writes one writer's files, for leaves by their position.
+    """Writes one writer's files, for leaves by their position; of a keyed table the last row of each key.
 
-    `name_of` gives the object name of a partition's file, or of the one file of all "leaves".
+    `schema` is that of the files; `name_of` gives the object name of a partition's file, or of the one file
+    of all "leaves".
     """
 
     def __init__(
@@ -54,7 +56,11 @@ class LeafFiles:
     def sorter(self, memory_bytes: int) -> LeafSorter:
         """What sorts rows in the order in which `write` needs them."""
         return LeafSorter(
-            self._schema, len(self._ids), by_leaf=self._one_file_per_leaf, memory_bytes=memory_bytes
+            self._schema,
+            len(self._ids),
+            by_leaf=self._one_file_per_leaf,
+            memory_bytes=memory_bytes,
+            descending=[*newest_first(self._properties)[:-1], ROW] if is_keyed(self._properties) else (),
         )
 
     def write(self, sorter: LeafSorter) -> Iterator[FileWithReferences]:
@@ -78,53 +84,56 @@ class LeafFiles:
         name = self._name_of(str(self._ids[leaves[0]]) if self._one_file_per_leaf else "leaves")
         rows = {str(self._ids[leaf]): int(counts[leaf]) for leaf in leaves}
         total = sum(rows.values())
-        sampler = KeySampler(self._schema, total)
         with self._objects.staged(name) as path:
-            self._write_rows(path, stream.take(total), sampler)
-            _check_footer(path, total)
-            facts = FileFacts.of(path, self._schema, sampler)
+            taken = stream.take(total)
+            write = self._write_newest if is_keyed(self._properties) else self._write_all
+            facts = write(path, taken, total)
+        # of rows of equal key one is left, and it is not known in which leaf there were several
+        exact = not facts.marks and (self._one_file_per_leaf or facts.row_count == total)
+        if len(leaves) == 1:
+            rows = dict.fromkeys(rows, facts.row_count)
         self._objects.put(name + SKETCHES_SUFFIX, facts.sketches)
         references = (
             FileReference(
                 filename=name,
                 partition_id=partition_id,
                 row_count=count,
+                count_approximate=not exact,
                 only_contains_data_for_this_partition=len(leaves) == 1,
             )
             for partition_id, count in rows.items()
         )
         return facts.file(name, references)
 
-    def _write_rows(self, path: Path, batches: Iterator[pa.RecordBatch], sampler: KeySampler) -> None:
-        groups = self._groups(batches, sampler)
-        first = next(groups)
-        if self._shape is None or self._shape_rows < min(first.num_rows, SAMPLE_ROWS):
-            self._shape = FileShape.like(first, self._schema, self._properties)
-            self._shape_rows = first.num_rows
-        shape = self._shape
-        with pq.ParquetWriter(
-            path,
-            self._arrow,
-            store_schema=False,  # readers take the types from Parquet
-            write_page_index=True,
-            bloom_filter_options=sized_filters(shape.bloom_columns, first),
-            **shape.of_arrow(self._schema),
-        ) as writer:
-            writer.write_table(first, row_group_size=first.num_rows)
-            del first  # or two row groups would be held at once
-            for group in groups:
-                writer.write_table(group, row_group_size=group.num_rows)
-                del group
-
-    def _groups(self, batches: Iterator[pa.RecordBatch], sampler: KeySampler) -> Iterator[pa.Table]:
-        """The rows of each row group."""
+    def _write_all(self, path: Path, batches: Iterator[pa.RecordBatch], total: int) -> FileFacts:
+        sampler = KeySampler(self._schema, total)
 
         def sampled(batch: pa.RecordBatch) -> pa.RecordBatch:
             sampler.add(batch)
-            return pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow)
+            return batch
 
-        groups = portions(map(sampled, batches), attrgetter("nbytes"), self._properties.row_group_bytes)
-        return map(pa.Table.from_batches, groups)
+        self._write_rows(path, map(sampled, batches))
+        _check_footer(path, total)
+        return FileFacts.of(path, self._schema, sampler)
+
+    def _write_newest(self, path: Path, batches: Iterator[pa.RecordBatch], total: int) -> FileFacts:
+        """The last row of each key."""
+        marks = Marks()
+        self._write_rows(path, marks.counted(first_of_keys(batches, self._schema.row_key_names)))
+        facts = file_facts(path, self._schema)
+        if facts.row_count != marks.rows or facts.row_count > total:
+            raise JobFailed(f"a file was to have {marks.rows:,} rows, but has {facts.row_count:,}")
+        return replace(facts, marks=marks.marks)
+
+    def _write_rows(self, path: Path, batches: Iterator[pa.RecordBatch]) -> None:
+        exact = (pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow) for batch in batches)
+        write_groups(path, exact, self._schema, self._properties, self._shape_of)
+
+    def _shape_of(self, first: pa.Table) -> FileShape:
+        if self._shape is None or self._shape_rows < min(first.num_rows, SAMPLE_ROWS):
+            self._shape = FileShape.like(first, self._schema, self._properties)
+            self._shape_rows = first.num_rows
+        return self._shape
 
 
 def _check_footer(path: Path, rows: int) -> None:

@@ -30,15 +30,25 @@ STREAM_ROWS = 65_536
 class LeafSorter:
     """Takes rows with the numbers of their leaves; gives them sorted by leaf, then by key.
 
-    With `by_leaf=False` they come in key order alone. About twice `memory_bytes` are held at once. A context
-    manager: its temporary files go at the end. A temporary disk that is full is `JobFailed`.
+    With `by_leaf=False` they come in key order alone. Of rows of equal key those come first that are the
+    largest by the columns `descending`; of these what the schema has not is not given. About twice
+    `memory_bytes` are held at once. A context manager: its temporary files go at the end. A temporary disk
+    that is full is `JobFailed`.
     """
 
     def __init__(
-        self, schema: Schema, leaf_count: int, *, by_leaf: bool = True, memory_bytes: int = MEMORY_BYTES
+        self,
+        schema: Schema,
+        leaf_count: int,
+        *,
+        by_leaf: bool = True,
+        memory_bytes: int = MEMORY_BYTES,
+        descending: Sequence[str] = (),
     ) -> None:
         self._order = [LEAF, *schema.key_names] if by_leaf else list(schema.key_names)
-        self._columns = [LEAF, *schema.names] if by_leaf else list(schema.names)
+        self._descending = list(descending)
+        self._columns = [LEAF] if by_leaf else []
+        self._columns += dict.fromkeys([*schema.names, *descending])
         self._by_leaf = by_leaf
         self._names = list(schema.names)
         self._memory_bytes = memory_bytes
@@ -87,7 +97,9 @@ class LeafSorter:
         """What is in memory, sorted; the memory is the caller's from here on."""
         table = pa.Table.from_batches(self._held).combine_chunks()
         self._held, self._held_bytes = [], 0
-        order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in self._order])
+        keys = [(name, "ascending") for name in self._order]
+        keys += [(name, "descending") for name in self._descending]
+        order = pc.sort_indices(table, sort_keys=keys)
         return table.take(order)
 
     def _spill(self) -> None:
@@ -119,8 +131,9 @@ class LeafSorter:
         context = sorted_session(options={"datafusion.execution.parquet.schema_force_view_types": "false"})
         try:
             with panics_as_errors():
-                rows = union([sorted_file(context, run, self._order) for run in runs])
-                merged = rows.sort(*key_order(self._order)).select(*map(column, names))
+                rows = union([sorted_file(context, run, self._order, self._descending) for run in runs])
+                order = key_order(self._order, self._descending)
+                merged = rows.sort(*order).select(*map(column, names))
                 for batch in merged.execute_stream():
                     yield batch.to_pyarrow()
         except Exception as error:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from datafusion import DataFrame
 
+from dormouse.data.bloom_filters import sized_filters
 from dormouse.data.datafusion_session import file_url
 from dormouse.data.digests import digest_of_file
 from dormouse.data.file_shape import FileShape
+from dormouse.data.portions import portions
 from dormouse.data.sketches import KeySampler
 from dormouse.errors import JobFailed
 from dormouse.model.file_reference import FileReference, FileWithReferences
 from dormouse.model.keys import encode_key
+from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.model.types import STRING
 
@@ -30,7 +35,8 @@ class FileFacts:
     """What is known of a file that was just written; with no rows there is no file.
 
     `min_key` and `max_key` are its first and last row key as `model.keys.encode_key` gives them; `sketches`
-    is the object to keep beside it (`FileSketches.to_bytes`); `digest` is the XXH3-128 of its bytes.
+    is the object to keep beside it (`FileSketches.to_bytes`); `digest` is the XXH3-128 of its bytes. `marks`
+    of its rows are marks of deletion.
     """
 
     row_count: int
@@ -39,6 +45,7 @@ class FileFacts:
     max_key: bytes | None = None
     sketches: bytes = b""
     digest: bytes | None = None
+    marks: int = 0
 
     @staticmethod
     def of(path: Path, schema: Schema, sampler: KeySampler) -> FileFacts:
@@ -92,6 +99,36 @@ def write_sorted(
         return facts
     finally:
         written.unlink(missing_ok=True)
+
+
+def write_groups(
+    path: Path,
+    batches: Iterator[pa.RecordBatch],
+    schema: Schema,
+    properties: TableProperties,
+    shape_of: Callable[[pa.Table], FileShape],
+) -> None:
+    """Writes batches, at least one, that have exactly the schema's types, as one Parquet file.
+
+    `shape_of` tells the shape by the rows of the first row group.
+    """
+    portioned = portions(batches, attrgetter("nbytes"), properties.row_group_bytes)
+    groups = map(pa.Table.from_batches, portioned)
+    first = next(groups)
+    shape = shape_of(first)
+    with pq.ParquetWriter(
+        path,
+        first.schema,
+        store_schema=False,  # readers take the types from Parquet
+        write_page_index=True,
+        bloom_filter_options=sized_filters(shape.bloom_columns, first),
+        **shape.of_arrow(schema),
+    ) as writer:
+        writer.write_table(first, row_group_size=first.num_rows)
+        del first  # or two row groups would be held at once
+        for group in groups:
+            writer.write_table(group, row_group_size=group.num_rows)
+            del group
 
 
 def check_merges_by_all_keys(schema: Schema, plan: str, constant: Collection[str] = ()) -> None:

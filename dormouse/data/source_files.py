@@ -6,7 +6,7 @@ import csv
 import glob
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -131,14 +131,19 @@ def _open_csv(file: Path, schema: Schema) -> pacsv.CSVStreamingReader:
         # one thread: only then an error tells its row
         read_options=pacsv.ReadOptions(use_threads=False, block_size=CSV_BLOCK_BYTES),
         parse_options=pacsv.ParseOptions(newlines_in_values=True),
-        convert_options=pacsv.ConvertOptions(
-            column_types=types, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
-        ),
+        convert_options=as_ingested(types),
     )
     missing = [name for name in schema.names if name not in reader.schema.names]
     if missing or len(reader.schema.names) != len(schema.names):
         check_columns(reader.schema, schema)
     return reader
+
+
+def as_ingested(types: Mapping[str, pa.DataType] | None = None) -> pacsv.ConvertOptions:
+    """What is null in CSV: nothing at all, but not two quotes."""
+    return pacsv.ConvertOptions(
+        column_types=types, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
+    )
 
 
 def _from_text(batch: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from dormouse.data.bloom_filters import bloom_filter_columns
 from dormouse.errors import InvalidData, InvalidProperties
+from dormouse.model.keyed import check_keyed
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BOOLEAN, BYTES, DATE, DOUBLE, FLOAT, INT, LONG, STRING, TIMESTAMP, DataType
@@ -73,6 +74,7 @@ class Transform:
     @staticmethod
     def check(schema: Schema, properties: TableProperties) -> None:
         """`InvalidProperties` when new ones do not fit the schema, or let compactions change answers."""
+        check_keyed(schema, properties)
         found = Transform.parse(schema, properties)
         if found.aggregates and found.age_off is not None and found.age_off.field not in schema.key_names:
             name = found.age_off.field
@@ -98,13 +100,17 @@ class Transform:
 
     def sql(self, source: str, now_ms: int) -> str:
         """A query of the transformed rows of a table, given by its quoted name."""
-        where = _filter_sql(self.schema, self.age_off, now_ms) if self.age_off else "true"
+        where = self.young_sql(now_ms) or "true"
         if not self.aggregates:
             columns = ", ".join(map(quoted, self.schema.names))
             return f"SELECT {columns} FROM {source} WHERE {where}"
         keys = ", ".join(map(quoted, self.schema.key_names))
         values = ", ".join(_aggregate_sql(field, function) for field, function in self.aggregates)
         return f"SELECT {keys}, {values} FROM {source} WHERE {where} GROUP BY {keys}"
+
+    def young_sql(self, now_ms: int) -> str | None:
+        """What rows meet that the filter keeps; None when it keeps all."""
+        return _filter_sql(self.schema, self.age_off, now_ms) if self.age_off else None
 
     def overflow(self, error: str) -> InvalidData | None:
         """The error to raise when an engine's says that a sum has become too large; else None."""

@@ -22,6 +22,7 @@ from dormouse.files.holds import held
 from dormouse.files.store import FileReferenceStore
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import SKETCHES_SUFFIX, check_name
+from dormouse.payloads.objects import written as payload_objects
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup
@@ -93,6 +94,8 @@ def wanted(
             if len(page) < PAGE_FILES:
                 break
             after = page[-1].filename
+    # what has died since the copy of the database was made is there, as it is held
+    yield from (Wanted(name, needed, size) for name, size, _, needed in payload_objects(supplier))
     for name in sorted(submitted):
         yield from (Wanted(name), Wanted(name + SKETCHES_SUFFIX))
 

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 
 from dormouse.durability.listing import Listed, by_file
 from dormouse.durability.orphans import is_quarantined
+from dormouse.durability.payload_checks import payload_problems
 from dormouse.durability.unknown import Known, is_there
 from dormouse.errors import InvalidName, ObjectNotFound, PartitionNotFound, TableNotFound
 from dormouse.files.checks import FileChecks, TrackedFile
 from dormouse.files.own_tables import OwnTables
+from dormouse.model.keyed import stored_schema
 from dormouse.model.problem import Problem
 from dormouse.model.region import Region
 from dormouse.model.table import TableRecord
@@ -131,6 +133,7 @@ class Checker:
     ) -> None:
         self._notes = notes
         self._go_on = go_on
+        self._deep = deep
         self._apart: FileReader | None = None
         if deep:
             from dormouse.data.file_reader import FileReader
@@ -160,6 +163,7 @@ class Checker:
             if self._apart is not None:
                 self._apart.close()
         if rest and not self._done.is_over and self._go_on():
+            self._done.problems += payload_problems(self._supplier, self._objects, deep=self._deep)
             self._rest(tables)
         return self._done.report()
 
@@ -317,6 +321,7 @@ class _Reader:
     ) -> None:
         self._objects = objects
         self._table = table
+        self._stored = stored_schema(table.schema, table.properties)
         self._partitions = PartitionStore(supplier, table)
         self._apart = apart
 
@@ -331,7 +336,7 @@ class _Reader:
             region = self._region(file.partition_id)
             written = Written(file.row_count, file.min_key, file.max_key, region)
             read = self._apart.problems if file.digest is None else file_problems
-            found = read(self._objects, name, self._table.schema, written)
+            found = read(self._objects, name, self._stored, written)
         return [Problem(kind, self._table.name, file.partition_id, name, detail) for kind, detail in found]
 
     def _region(self, partition_id: str | None) -> Region | None:

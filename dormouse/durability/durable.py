@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from threading import Event
@@ -16,8 +16,10 @@ from dormouse.durability.owner_records import FOLDER as OWNER_FOLDER
 from dormouse.durability.ownership import KEEP_DAYS, WAIT_SECONDS, Ownership
 from dormouse.errors import CheckFailed, InstanceReadOnly, InvalidInput, TableNotFound
 from dormouse.files.attempts import WriteAttempts
+from dormouse.files.erasures import note_backup
 from dormouse.files.holds import Hold, holds, release
 from dormouse.objects import ObjectStore, open_store
+from dormouse.payloads import PayloadStore
 from dormouse.postgres import ConnectionSupplier
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 OLDER_THAN = timedelta(days=7)
 KEEP_DAYS_MAX = 36_500
+PAYLOAD_SECONDS_MAX = 600.0
+"""For so long an hour `maintain` cools payloads down, and keeps tables waiting."""
 
 
 class Durable:
@@ -43,10 +47,15 @@ class Durable:
     _ownership: Ownership
     _base_backup: Callable[[Path], None] | None
     _metadata_backups: int
+    _payload_retention_days: int | None
     _refusal: InstanceReadOnly | None
     _read_only: bool
 
     def tables(self) -> Sequence[Maintained]:
+        raise NotImplementedError
+
+    @property
+    def payloads(self) -> PayloadStore:
         raise NotImplementedError
 
     def _check_writable(self) -> None:
@@ -83,7 +92,7 @@ class Durable:
             raise InvalidInput(
                 f"{store.url} is in the instance's own folder, and is lost with it: give another"
             )
-        return back_up(
+        made = back_up(
             self._supplier,
             self._catalog,
             self._objects,
@@ -93,6 +102,8 @@ class Durable:
             despite_damage=despite_damage,
             progress=progress,
         )
+        note_backup(self._supplier, store.url, made.name)
+        return made
 
     def maintain(
         self,
@@ -107,7 +118,8 @@ class Durable:
 
         Once a day it writes a backup of the metadata into the object store of an instance in a folder, of
         which the last `DORMOUSE_METADATA_BACKUPS` are kept (0: none is taken), whose files are not collected
-        before the next one, and checks tables, of more than seven a seventh. What fails is
+        before the next one, checks tables, of more than seven a seventh, and drops what is told of jobs that
+        ended `DORMOUSE_JOBS_RETENTION_DAYS` ago. What fails is
         remembered and told, and holds up nothing else. After each cycle the file `metrics` has what is left
         to do and what fails, as Prometheus reads it.
 
@@ -115,6 +127,7 @@ class Durable:
         """
         from dormouse.durability import metadata_backups, shares
         from dormouse.durability.maintaining import Maintainer
+        from dormouse.payloads import upkeep as payload_upkeep
 
         self._check_writable()
         daily: dict[str, Callable[[], object]] = {}
@@ -130,15 +143,27 @@ class Durable:
             self._supplier, self._catalog, self._objects, self._known
         )
 
+        daily |= self._daily()
+
         def after_cycle(done: Maintenance) -> None:
             from dormouse.durability.maintenance_metrics import write_metrics
 
             if metrics is not None:
                 write_metrics(metrics, (one.status() for one in self.tables()), self.rounds(), done)
 
-        maintainer = Maintainer(self._supplier, self.tables, daily, tell, after_cycle)
+        hourly = {payload_upkeep.KIND: self._cool_payloads}
+        maintainer = Maintainer(self._supplier, self.tables, daily, tell, after_cycle, hourly)
         maintainer.run(Event() if stop is None else stop, once=once, cycle_seconds=cycle_seconds)
         return maintainer.done
+
+    def _daily(self) -> Mapping[str, Callable[[], object]]:
+        """What else is done once a day, by its kind."""
+        raise NotImplementedError
+
+    def _cool_payloads(self) -> None:
+        self.payloads.maintain(
+            seconds_max=PAYLOAD_SECONDS_MAX, retention_days=self._payload_retention_days
+        ).check()
 
     def check(
         self,

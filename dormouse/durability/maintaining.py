@@ -23,6 +23,7 @@ from dormouse.postgres.connection import Supplier
 CYCLE_SECONDS = 30.0
 COLLECTION_SECONDS = 600.0
 DAY_SECONDS = 86_400.0
+HOUR_SECONDS = 3_600.0
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class Maintenance:
 
 
 class Maintainer:
-    """Maintains the tables that `tables` gives, and once a day does what `daily` says, by its kind."""
+    """Maintains the tables that `tables` gives, and does once a day, or an hour, what is said by its kind."""
 
     def __init__(
         self,
@@ -66,11 +67,12 @@ class Maintainer:
         daily: Mapping[str, Callable[[], object]],
         tell: Callable[[str], object] = lambda line: None,
         after_cycle: Callable[[Maintenance], object] = lambda done: None,
+        hourly: Mapping[str, Callable[[], object]] | None = None,
     ) -> None:
         self._after_cycle = after_cycle
         self._rounds = InstanceRounds(supplier)
         self._tables = tables
-        self._daily = daily
+        self._due = [(DAY_SECONDS, daily), (HOUR_SECONDS, hourly or {})]
         self._tell = tell
         self._collected_at: dict[str, float] = {}
         self.done = Maintenance()
@@ -91,9 +93,10 @@ class Maintainer:
             if stop.is_set():
                 return
             self._table(table, all_is_due=all_is_due)
-        for kind, work in self._daily.items():
-            if not stop.is_set() and self._rounds.is_due(kind, DAY_SECONDS):
-                self._try(kind, lambda kind=kind, work=work: self._rounds.run(kind, work))  # type: ignore[misc]
+        for seconds, rounds in self._due:
+            for kind, work in rounds.items():
+                if not stop.is_set() and self._rounds.is_due(kind, seconds):
+                    self._try(kind, lambda kind=kind, work=work: self._rounds.run(kind, work))  # type: ignore[misc]
 
     def _table(self, table: Maintained, *, all_is_due: bool) -> None:
         self._try(f"{table.name}: cut", table.history.record_if_due)

@@ -47,7 +47,7 @@ from dormouse.errors import (
     ObjectStoreIsNotOurs,
 )
 from dormouse.objects import ObjectStore
-from dormouse.objects.names import RECORDS, STAGING
+from dormouse.objects.names import INCOMING, RECORDS, STAGING
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
@@ -283,7 +283,7 @@ class Ownership:
         has_files = rows_of(_QUERIES["has_files"])
         if not intends and run_lookup(self._supplier, has_files, operation="look for files")[0][0]:
             raise _not_ours(instance_id, self._objects)
-        for record in sorted({"data", *RECORDS} - {STAGING, MARKER}):
+        for record in sorted({"data", *RECORDS} - {STAGING, MARKER, INCOMING}):
             if next(iter(self._objects.list(record)), None) is not None:
                 raise ObjectStoreIsNotOurs(
                     f"{self._objects.url} has objects in {record!r}, and no {MARKER}: it is another "

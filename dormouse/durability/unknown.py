@@ -13,6 +13,8 @@ from dormouse.model.table import TableRecord
 from dormouse.model.text import is_text
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import RECORDS
+from dormouse.payloads.objects import FOLDER as PAYLOADS
+from dormouse.payloads.objects import known as payload_objects
 from dormouse.postgres.connection import Supplier
 
 
@@ -27,7 +29,8 @@ class Known:
     @staticmethod
     def is_record(name: str) -> bool:
         """Whether it is one of the instance's own records, like `instance.json`, and no table's."""
-        return name.split("/", 1)[0] in RECORDS
+        first = name.split("/", 1)[0]
+        return first in RECORDS and first != PAYLOADS
 
     def unknown(self, names: Sequence[str]) -> list[str]:
         """Those that are of no table and no attempt, and are no records.
@@ -44,12 +47,18 @@ class Known:
         of_table: dict[int | None, list[str]] = {}
         for name in possible:
             of_table.setdefault(owners.get(f"{'/'.join(name.split('/', 2)[:2])}/"), []).append(name)
-        others = of_table.get(None, [])
+        others = self._no_payloads(of_table.get(None, []))
         found: list[str] = []
         for table in tables:
             found += self._of(table, of_table.get(table.table_id, []))
             others = self._of(table, others)
         return found + others + impossible
+
+    def _no_payloads(self, names: list[str]) -> list[str]:
+        """Those that are not of payloads which the database knows."""
+        of_payloads = [name for name in names if name.startswith(f"{PAYLOADS}/")]
+        known = payload_objects(self._supplier, of_payloads) if of_payloads else set()
+        return [name for name in names if name not in known]
 
     def _of(self, table: TableRecord, names: list[str]) -> list[str]:
         """Those that the table does not know."""

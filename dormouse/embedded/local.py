@@ -48,6 +48,14 @@ def local(path: str | os.PathLike[str], *, read_only: bool = False, committer: b
     return _with_own_server(folder, settings, read_only=read_only, committer=committer)
 
 
+def opened_again(path: str | os.PathLike[str]) -> Instance:
+    """As `local`, to end a job that another process began: what it has announced is not taken for dead."""
+    folder, settings = _folder(path), load_settings()
+    if settings.dsn is not None:
+        return local(path)
+    return _with_own_server(folder, settings, read_only=False, committer=False, goes_on=True)
+
+
 def _folder(path: str | os.PathLike[str]) -> Path:
     if not isinstance(path, str | os.PathLike):
         raise InvalidName(f"an instance's folder is a path, not {path!r}")
@@ -60,7 +68,9 @@ def _folder(path: str | os.PathLike[str]) -> Path:
         raise InstanceError(f"cannot use {text}: {error}") from None
 
 
-def _with_own_server(folder: Path, settings: Settings, *, read_only: bool, committer: bool) -> Instance:
+def _with_own_server(
+    folder: Path, settings: Settings, *, read_only: bool, committer: bool, goes_on: bool = False
+) -> Instance:
     try:
         from dormouse.embedded.base_backup import base_backup
         from dormouse.embedded.postgres import EmbeddedPostgres
@@ -83,8 +93,8 @@ def _with_own_server(folder: Path, settings: Settings, *, read_only: bool, commi
     except BaseException:
         server.stop()
         raise
-    # no other process has the folder open: those that wrote before are dead
-    return _opened(instance, writers_are_dead=not server.joined)
+    # where no other process has the folder open, those that wrote before are dead
+    return _opened(instance, writers_are_dead=not (server.joined or goes_on))
 
 
 def _opened(instance: Instance, *, writers_are_dead: bool = False) -> Instance:

@@ -11,6 +11,7 @@ DormouseError
 │   │   └── CommitRequestTooNew      written by a newer Dormouse
 │   ├── InvalidData                  columns missing, extra, mistyped; nulls in a key; corrupt files
 │   ├── InvalidQuery
+│   ├── InvalidPayload               no JSON value, too large or too deep; a key that cannot be
 │   └── InvalidCut                   a moment that cannot be, or no such cut
 ├── TableNotFound
 │   └── TableOfAnotherTimeline       made after the moment that the database was restored to
@@ -62,12 +63,26 @@ DormouseError
 │   │   └── QueryOvertaken           its files were collected, and the rows are others now
 │   ├── ObjectDamaged                a table's file is not what was written
 │   └── ObjectAlreadyExists
+├── PayloadNotFound
+├── PayloadExpired                   its day was dropped
+├── PayloadCorrupt                   its checksum, length or owner differ, or its object is gone
+├── PayloadUnavailable               the object store does not give it now: try again
+├── PayloadDayBusy                   another worker has the day, or readers do not let go of it
+├── PayloadsDiffer                   a copy of a day that is not what the day has
+├── PayloadRoundFailed               some of what was due failed; the rest was done
 ├── BackupDamaged                    a backup, or a part of it, is not what was written
 ├── MetadataDamaged                  the database has lost a row: a check tells more
 ├── CheckFailed                      a check found problems
 ├── QueryTooLarge                    it needs more memory or disk than it may have
 ├── EngineFailed                     DuckDB failed inside, or the process that ran it ended
-├── JobFailed                        an ingest or compaction that failed; its files are removed
+├── JobFailed                        an ingest, compaction or job that failed
+├── JobError
+│   ├── JobNotFound                  or another owner's
+│   ├── JobIdTaken                   another kind's or owner's job has the id
+│   ├── JobNotEnded
+│   ├── JobCancelled
+│   ├── JobLost                      its worker was taken for dead, or is being stopped
+│   └── JobForbidden                 not with this token
 └── DependencyMissing                an extra of the package, or Java, is not installed
 """
 
@@ -77,60 +92,10 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from dormouse.errors.base import DormouseError as DormouseError
-from dormouse.errors.history import (
-    ConsumerExpired as ConsumerExpired,
-)
-from dormouse.errors.history import (
-    ConsumerOvertaken as ConsumerOvertaken,
-)
-from dormouse.errors.history import (
-    CutExpired as CutExpired,
-)
-from dormouse.errors.history import (
-    EpochNotFound as EpochNotFound,
-)
-from dormouse.errors.references import (
-    BatchFailed as BatchFailed,
-)
-from dormouse.errors.references import (
-    DeletionsNotApplied as DeletionsNotApplied,
-)
-from dormouse.errors.references import (
-    FileAlreadyExists as FileAlreadyExists,
-)
-from dormouse.errors.references import (
-    FileHasReferences as FileHasReferences,
-)
-from dormouse.errors.references import (
-    FileNotFound as FileNotFound,
-)
-from dormouse.errors.references import (
-    FileReferenceAlreadyExists as FileReferenceAlreadyExists,
-)
-from dormouse.errors.references import (
-    FileReferenceAssignedToJob as FileReferenceAssignedToJob,
-)
-from dormouse.errors.references import (
-    FileReferenceError as FileReferenceError,
-)
-from dormouse.errors.references import (
-    FileReferenceNotAssignedToJob as FileReferenceNotAssignedToJob,
-)
-from dormouse.errors.references import (
-    FileReferenceNotFound as FileReferenceNotFound,
-)
-from dormouse.errors.references import (
-    NewReferenceSameAsInput as NewReferenceSameAsInput,
-)
-from dormouse.errors.references import (
-    PartitionForgotten as PartitionForgotten,
-)
-from dormouse.errors.references import (
-    ReplaceRequestsFailed as ReplaceRequestsFailed,
-)
-from dormouse.errors.references import (
-    SplitRequestsFailed as SplitRequestsFailed,
-)
+from dormouse.errors.history import *  # noqa: F403
+from dormouse.errors.jobs import *  # noqa: F403
+from dormouse.errors.payloads import *  # noqa: F403
+from dormouse.errors.references import *  # noqa: F403
 
 DISTRIBUTION = "dormouse-lake"
 """What pip installs; on PyPI, `dormouse` is another library."""
@@ -176,6 +141,10 @@ class InvalidData(InvalidInput):
 
 class InvalidQuery(InvalidInput):
     """The query does not fit the table's schema."""
+
+
+class InvalidPayload(InvalidInput):
+    """The payload or its key cannot be kept."""
 
 
 class TableNotFound(DormouseError, LookupError):

@@ -6,6 +6,8 @@ from datetime import datetime
 
 from dormouse.errors.base import DormouseError
 
+__all__ = ["ConsumerExpired", "ConsumerOvertaken", "CutExpired", "EpochNotFound"]
+
 
 class EpochNotFound(DormouseError, LookupError):
     """The table has no such epoch, or its history does not reach back to it any more."""

@@ -7,6 +7,13 @@ from typing import Any, Self
 
 from dormouse.errors.base import DormouseError
 
+__all__ = [
+    "BatchFailed", "DeletionsNotApplied", "FileAlreadyExists", "FileHasReferences", "FileNotFound",
+    "FileReferenceAlreadyExists", "FileReferenceAssignedToJob", "FileReferenceError",
+    "FileReferenceNotAssignedToJob", "FileReferenceNotFound", "NewReferenceSameAsInput",
+    "PartitionForgotten", "ReplaceRequestsFailed", "SplitRequestsFailed",
+]  # fmt: skip
+
 
 class FileReferenceError(DormouseError):
     """The file reference store refuses the update."""

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import islice
 from typing import Any
 
@@ -18,6 +19,7 @@ import psycopg
 
 from dormouse.errors import AttemptAbandoned, CommitOutcomeUnknown, DormouseError, TableNotFound
 from dormouse.files.own_tables import OwnTables
+from dormouse.model.keyed import is_keyed
 from dormouse.model.properties import TableProperties
 from dormouse.model.table import TableRecord
 from dormouse.model.text import narrow_id
@@ -34,13 +36,23 @@ _QUERIES = load(__package__ or "", "attempts")
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a load of a keyed table is among its loads and its deletions: before what comes from here on."""
+
+    sequence: int
+    deletions_till: int
+    taken_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class WriteAttempt:
-    """One try of a job that writes objects."""
+    """One try of a job that writes objects; a load of a keyed table has its place."""
 
     table_id: int
     attempt_id: str
     object_prefix: str
     table_uuid: str | None = None
+    place: Place | None = None
 
     def object_name(self, partition_id: str, number: int = 0) -> str:
         """A name for an object of this attempt."""
@@ -67,12 +79,13 @@ class WriteAttempts:
         self._objects = objects
 
     @contextmanager
-    def attempt(self, table: TableRecord) -> Iterator[WriteAttempt]:
+    def attempt(self, table: TableRecord, *, loads: bool = False) -> Iterator[WriteAttempt]:
         """An attempt for the length of a job; when the job raises, its objects are removed.
 
         After `CommitOutcomeUnknown` they may be live: then nothing is removed, and expiry decides later.
+        `loads`: it adds rows, and not only other files of those that there are.
         """
-        attempt = self.begin(table)
+        attempt = self.begin(table, loads=loads)
         try:
             yield attempt
         except CommitOutcomeUnknown:
@@ -85,14 +98,17 @@ class WriteAttempts:
             self.discard(attempt)
             raise
 
-    def begin(self, table: TableRecord) -> WriteAttempt:
+    def begin(self, table: TableRecord, *, loads: bool = False) -> WriteAttempt:
         """Announces a writer; `TableNotFound` when the table is gone."""
-        attempt_id = uuid.uuid4().hex
+        attempt_id, has_place = uuid.uuid4().hex, loads and is_keyed(table.properties)
         values = {"table_id": table.table_id, "attempt_id": attempt_id, "prefix": table.object_prefix}
-        rows = self._rows("begin", values)
-        if not rows:
+        rows = self._rows("begin", {**values, "no_place": 0 if has_place else None})
+        # apart, so that no larger place than its own is known to who did not see it
+        places = self._rows("take_place", values) if rows and has_place else []
+        if not rows or (has_place and not places):
             raise TableNotFound.gone(table.name)
-        return WriteAttempt(table.table_id, attempt_id, rows[0][0], table.uuid)
+        place = Place(*places[0]) if places else None
+        return WriteAttempt(table.table_id, attempt_id, rows[0][0], table.uuid, place)
 
     @staticmethod
     def finish(
@@ -123,6 +139,11 @@ class WriteAttempts:
         """
         if self.abandon(attempt) and not self._delete_objects(attempt.object_prefix):
             self._execute("forget", attempt._key)
+
+    def abandon_each(self, attempt_ids: Sequence[str], table: TableRecord) -> None:
+        """Attempts of a table commit nothing any more; `collect` deletes their objects."""
+        for attempt_id in attempt_ids:
+            self._execute("abandon", {"table_id": table.table_id, "attempt_id": attempt_id})
 
     def abandon_all(self) -> None:
         """For the embedded instance that starts its database: all earlier writers are dead."""

@@ -1,19 +1,31 @@
 -- name: begin
 -- Announces a writer, before it writes anything.
 -- Its objects lie under the incarnation.
-insert into write_attempt (table_id, attempt_id, object_prefix)
+-- A load that will take its place among others is seen from here on.
+insert into write_attempt (table_id, attempt_id, object_prefix, sequence, deletions_till)
 select
     table_id,
     %(attempt_id)s::uuid,
     concat(
         %(prefix)s::text, (select coalesce(max(number), 0) from incarnation where confirmed), '/',
         replace(%(attempt_id)s::uuid::text, '-', ''), '/'
-    )
+    ),
+    %(no_place)s::bigint,
+    %(no_place)s::bigint
 from tables
 where table_id = %(table_id)s
 -- a drop is waited for, or waits and then sees this writer
 for key share
 returning object_prefix;
+
+-- name: take_place
+-- Gives a load that is seen already its place among the loads and the deletions: what looked for open loads before, and
+-- did not see it, knows no larger sequence.
+update write_attempt a
+set sequence = nextval('load_sequence'),
+    deletions_till = (select coalesce(max(d.deletion_id), 0) from deletion d where d.table_id = %(table_id)s)
+where a.table_id = %(table_id)s and a.attempt_id = %(attempt_id)s::uuid
+returning a.sequence, a.deletions_till, clock_timestamp();
 
 -- name: finish
 -- Ends attempts in the transaction that commits what they wrote; gives those that were not abandoned.

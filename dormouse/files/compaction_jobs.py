@@ -24,8 +24,13 @@ logger = logging.getLogger(__name__)
 
 LEASE_SECONDS = 6 * 3600.0
 RELEASE_BATCH_JOBS = 10_000
+OLD_SECONDS = 7 * 24 * 3600.0
+"""A deletion that is pending for longer is worth merging each file that has rows of it."""
+
+REREAD_SECONDS = 3600.0
 LOOKED_UP_MAX = 10_000
 Fate = Literal["retry", "given_up", "superseded"]
+_OF_NO_RUN: dict[str, Any] = {"looks": False, "run_id": None, "run_seconds": 0.0}
 _QUERIES = load(__package__ or "", "compaction_jobs")
 
 
@@ -46,12 +51,16 @@ class CompactionInput:
 
 @dataclass(frozen=True, slots=True)
 class CompactionJob:
-    """A claim on files of one leaf, to be merged into one. `attempt` counts from 1."""
+    """A claim on files of one leaf, to be merged into one. `attempt` counts from 1.
+
+    One that `looks` first finds out how many rows deletions take of them, and merges where these are many.
+    """
 
     job_id: str
     partition_id: str
     attempt: int
     inputs: tuple[CompactionInput, ...]
+    looks: bool = False
 
     @property
     def row_count(self) -> int:
@@ -107,20 +116,31 @@ class CompactionJobs:
             "batch_files": properties.compaction_batch_files,
             "size_ratio": properties.size_ratio if properties.size_ratio < others else others / 2,
         }
-        values = {"jobs_max": limit if jobs_max is None else min(limit, jobs_max)}
+        values = {"jobs_max": limit if jobs_max is None else min(limit, jobs_max), **_OF_NO_RUN}
         name = f"create_{properties.compaction_strategy}"
         return int(look(self._own, "jobs", chosen_by, lambda: self._own.layout.queries[name], values))
 
-    def create_of_deleted(self) -> int:
-        """Makes jobs of files with more than `deletions_max` pending deletions of their keys; how many."""
+    def create_of_deleted(self, jobs_max: int | None = None) -> int:
+        """Makes jobs of files for their pending deletions alone; how many.
+
+        Each that was not read yet for rows of one by values, or that is old, is to be looked at. Those with
+        more than `deletions_max`, or with rows of one that is old, are to be merged.
+        """
         properties = self._table.properties
+        limit = properties.compaction_jobs_max if jobs_max is None else jobs_max
         values = {
             "deletions_max": properties.deletions_max,
             "batch_files": properties.compaction_batch_files,
-            "jobs_max": properties.compaction_jobs_max,
+            "old_seconds": OLD_SECONDS,
+            "reread_seconds": REREAD_SECONDS,
+            **_OF_NO_RUN,
         }
-        rows = self._own.rows("create_of_deleted", values, scans=True, operation="create jobs")
-        return int(rows[0][0])
+        made = 0
+        for statement, looks in (("create_of_unread", True), ("create_of_deleted", False)):
+            chosen = {**values, "looks": looks, "jobs_max": limit - made}
+            rows = self._own.rows(statement, chosen, scans=True, operation="create jobs")
+            made += int(rows[0][0])
+        return made
 
     def create_of_shared(self, partition_ids: Iterable[str]) -> int:
         """Makes jobs of the files of leaves that also hold other partitions' rows; gives how many."""
@@ -128,8 +148,23 @@ class CompactionJobs:
             "partition_ids": list(partition_ids),
             "batch_files": self._table.properties.compaction_batch_files,
             "jobs_max": self._table.properties.compaction_jobs_max,
+            **_OF_NO_RUN,
         }
         return int(self._own.rows("create_of_shared", values, operation="create jobs")[0][0])
+
+    def create_of_erased(self, run_id: str, seconds: float) -> int:
+        """Makes jobs of the files that erasures have found rows in; how many.
+
+        They are the run's, which is taken for dead after so long.
+        """
+        values = {
+            "batch_files": self._table.properties.compaction_batch_files,
+            "jobs_max": self._table.properties.compaction_jobs_max,
+            "looks": False,
+            "run_id": run_id,
+            "run_seconds": seconds,
+        }
+        return int(self._own.rows("create_of_erased", values, operation="create jobs")[0][0])
 
     def take(
         self,
@@ -265,6 +300,6 @@ def open_jobs(supplier: Supplier, run_id: str) -> dict[int, int]:
 
 
 def _job(rows: Sequence[Any]) -> CompactionJob:
-    job_id, partition_id, attempt = rows[0][:3]
-    inputs = tuple(CompactionInput(*row[3:]) for row in rows if row[3] is not None)
-    return CompactionJob(job_id, partition_id, attempt, inputs)
+    job_id, partition_id, attempt, looks = rows[0][:4]
+    inputs = tuple(CompactionInput(*row[4:]) for row in rows if row[4] is not None)
+    return CompactionJob(job_id, partition_id, attempt, inputs, looks)

@@ -68,10 +68,39 @@ with batch as materialized (
 ), {claimed}
 select {jobs_claimed};
 
--- name: create_of_deleted
--- Makes jobs of the unassigned files of leaves to which more than so many pending deletions are to be applied.
+-- name: create_of_unread
+-- Makes a job that looks, of each unassigned file of a leaf that came before a pending deletion which its keys do not tell,
+-- and that was not read for its rows yet. Such are those by values, and, after some days, all. Where there was nothing to
+-- read, what comes of jobs that began before is looked for a while later.
 with pending as materialized (
-    select deletion_id, min_key, max_key from deletion where table_id = %(table_id)s and retired_xid is null
+    select deletion_id, min_key, max_key
+    from deletion
+    where table_id = %(table_id)s and retired_xid is null
+        and (by_values or deleted_at < clock_timestamp() - make_interval(secs => %(old_seconds)s))
+        and (read_at > clock_timestamp() - make_interval(secs => %(reread_seconds)s)) is not true
+), batch as materialized (
+    select r.partition_id, array[r.ctid] as places
+    from {file_reference} r
+    join partition p on p.table_id = %(table_id)s and p.partition_id = r.partition_id
+    join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
+    where exists (select from pending) and r.job_id is null and {live} and p.sealed_epoch is null
+        and f.deletions_till < (select max(deletion_id) from pending)
+        and exists (select from pending d where d.deletion_id > f.deletions_till and {may_be_of})
+), {claimed}, read as (
+    update deletion
+    set read_at = clock_timestamp()
+    where table_id = %(table_id)s and deletion_id in (select deletion_id from pending) and retired_xid is null
+        and not exists (select from batch)
+)
+select {jobs_claimed};
+
+-- name: create_of_deleted
+-- Makes jobs of the unassigned files of leaves to which more than so many pending deletions are to be applied, or that were
+-- read and have rows of one which is some days old.
+with pending as materialized (
+    select deletion_id, min_key, max_key, deleted_at < clock_timestamp() - make_interval(secs => %(old_seconds)s) as is_old
+    from deletion
+    where table_id = %(table_id)s and retired_xid is null
 ), first as materialized (
     -- files that are done with it have no more than so many
     select deletion_id from pending order by deletion_id desc offset %(deletions_max)s limit 1
@@ -86,10 +115,34 @@ with pending as materialized (
             from {file_reference} r
             join partition p on p.table_id = %(table_id)s and p.partition_id = r.partition_id
             join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
-            where exists (select from first) and r.job_id is null and {live} and p.sealed_epoch is null
-                and f.deletions_till < (select deletion_id from first)
-                and (select count(*) from pending d where {may_be_of}) > %(deletions_max)s
+            where (exists (select from first) or exists (select from pending where is_old))
+                and r.job_id is null and {live} and p.sealed_epoch is null
+                and (
+                    (f.deletions_left is not null or f.deletions_till < (select deletion_id from first))
+                    and (select count(*) from pending d where {may_be_of}) > %(deletions_max)s
+                    or exists (select from pending where is_old and deletion_id = any(f.deletions_left))
+                )
         ) r
+    ) s
+    group by partition_id, batch
+), {claimed}
+select {jobs_claimed};
+
+-- name: create_of_erased
+-- Makes a run's jobs of the files that have rows of an erasure, wherever partitions refer to them.
+with batch as materialized (
+    select partition_id, array_agg(place) as places
+    from (
+        select r.partition_id, r.place,
+            (row_number() over (partition by r.partition_id order by r.file_id) - 1) / %(batch_files)s as batch
+        from erased_file e
+        cross join lateral (
+            select r.ctid as place, r.*
+            from {file_reference} r
+            where uuid_hash(r.file_id) = uuid_hash(e.file_id) and r.file_id = e.file_id and {live}
+            offset 0
+        ) r
+        where e.table_id = %(table_id)s and e.freed_at is null and r.job_id is null
     ) s
     group by partition_id, batch
 ), {claimed}
@@ -113,8 +166,11 @@ job as materialized (
         and r.ctid = (select places from sorted)[width_bucket(r.ctid, (select places from sorted))]
     returning r.file_id
 ), created as (
-    insert into compaction_job (table_id, job_id, partition_id)
-    select %(table_id)s, job_id::text, partition_id from job
+    insert into compaction_job (table_id, job_id, partition_id, looks, run_id, run_until)
+    select %(table_id)s, job_id::text, partition_id, %(looks)s, %(run_id)s::uuid,
+        case when %(run_id)s::uuid is null then '-infinity'
+            else clock_timestamp() + make_interval(secs => %(run_seconds)s) end
+    from job
 )
 
 -- name: jobs_claimed
@@ -144,9 +200,9 @@ with due as (
         run_until = case when %(run_id)s::uuid is null then '-infinity' else run_until end
     from due d
     where j.table_id = d.table_id and j.job_id = d.job_id and j.partition_id = d.partition_id
-    returning j.job_id, j.partition_id, j.attempts
+    returning j.job_id, j.partition_id, j.attempts, j.looks
 )
-select t.job_id, t.partition_id, t.attempts, r.filename, r.row_count, r.only_contains_data_for_this_partition,
+select t.job_id, t.partition_id, t.attempts, t.looks, r.filename, r.row_count, r.only_contains_data_for_this_partition,
     not r.count_approximate, f.byte_count, uuid_send(f.digest)
 from taken t
 left join lateral (
@@ -285,3 +341,39 @@ where j.table_id = %(table_id)s and j.leased_until < clock_timestamp() and {is_o
 select count(*), count(*) filter (where leased_until > clock_timestamp())
 from compaction_job
 where table_id = %(table_id)s;
+
+-- name: beside_job
+-- What may have older rows of the keys of a job's files: the smallest place of a load that is still open, and the other
+-- files of the partition and of those above it, with their keys. And whether the partition is a leaf, as the files of one
+-- that is not may be those of others, too; and between which keys the job's files are.
+with recursive upwards as (
+    select p.partition_id, p.parent_id, p.sealed_epoch is null and p.merged_epoch is null as is_leaf
+    from partition p
+    where p.table_id = %(table_id)s and p.partition_id = %(partition_id)s
+    union all
+    select p.partition_id, p.parent_id, false
+    from upwards u
+    join partition p on p.table_id = %(table_id)s and p.partition_id = u.parent_id
+), beside as materialized (
+    select distinct r.file_id
+    from upwards u
+    cross join lateral (
+        select r.file_id from {file_reference} r where r.partition_id = u.partition_id offset 0
+    ) r
+    where r.file_id <> all(%(file_ids)s::uuid[])
+), fact as materialized (
+    select f.filename, f.min_key, f.max_key
+    from beside b
+    left join lateral (select f.* from ({file_facts}) f where f.file_id = b.file_id offset 0) f on true
+), input as materialized (
+    select f.min_key, f.max_key
+    from unnest(%(file_ids)s::uuid[]) as i (file_id)
+    left join lateral (select f.* from ({file_facts}) f where f.file_id = i.file_id offset 0) f on true
+)
+select coalesce((select bool_or(is_leaf) from upwards), false), (
+        select min(a.sequence)
+        from write_attempt a
+        where a.table_id = %(table_id)s and a.abandoned_at is null and a.finished_at is null
+    ), array(select filename from fact order by filename), array(select min_key from fact order by filename),
+    array(select max_key from fact order by filename),
+    array(select min_key from input), array(select max_key from input);

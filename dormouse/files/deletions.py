@@ -6,7 +6,7 @@ it is recorded. So each file was there before it, and its rows are deleted, or c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -21,6 +21,8 @@ from dormouse.files.layout import MAY_BE_OF
 from dormouse.files.reads import KeyBounds
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.keys import decode_value, encode_key
+from dormouse.model.text import narrow_bytes
+from dormouse.postgres.arrays import Uuids
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import run_alone, run_transaction
 
@@ -41,6 +43,15 @@ class RecordedDeletion:
     pending: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """A file that was looked at: of the deletions up to number `till` it has rows of those `left` alone."""
+
+    filename: str
+    till: int
+    left: Sequence[int]
+
+
 class Deletions:
     """The deletions of one table."""
 
@@ -48,12 +59,19 @@ class Deletions:
         self._store = store
         self._own = store.own
 
-    def record(self, condition: str, bounds: KeyBounds, *, by_values: bool) -> tuple[int, datetime]:
+    def record(
+        self,
+        condition: str,
+        bounds: KeyBounds,
+        *,
+        by_values: bool,
+        also: Callable[[psycopg.Connection[Any], int], object] = lambda conn, deletion_id: None,
+    ) -> tuple[int, datetime]:
         """Deletes what is there and matches; gives its number, and when it was.
 
         `by_values`: whether it names columns that are no keys. Waits for a moment in which no transaction
-        adds references. Raises `InvalidQuery` for one by values where rows of equal key are merged,
-        `TableNotFound`, `TableBusy`.
+        adds references; `also` is part of its transaction, once it has its number. Raises
+        `InvalidQuery` for one by values where rows of equal key are merged, `TableNotFound`, `TableBusy`.
         """
         name, key = self._own.table.name, {"table_id": self._own.table.table_id}
         values = {**key, **bounds.arrays(), "condition": condition, "by_values": by_values}
@@ -71,6 +89,7 @@ class Deletions:
             if not rows:
                 raise TableNotFound.gone(name)
             [(deletion_id, deleted_at)] = rows
+            also(conn, deletion_id)
             return deletion_id, deleted_at
 
         return self._own.following(
@@ -81,6 +100,29 @@ class Deletions:
         """By number."""
         rows = self._own.rows(_QUERIES["list"], {"all": not pending_only}, operation="list deletions")
         return [RecordedDeletion(*row) for row in rows]
+
+    def note(
+        self,
+        looks: Sequence[Noted],
+        also: Callable[[psycopg.Connection[Any]], object] = lambda conn: None,
+    ) -> None:
+        """Records what looks at files have found; of a file that was looked at later, nothing is changed.
+
+        `also` is part of the transaction.
+        """
+        values = {
+            "file_ids": Uuids([narrow_bytes(one.filename) for one in looks]),
+            "till": [one.till for one in looks],
+            "left": [f"{{{','.join(map(str, one.left))}}}" if one.left else None for one in looks],
+        }
+
+        def work(conn: psycopg.Connection[Any]) -> None:
+            # stage one of collection finds files by their places, which this changes
+            conn.execute(_QUERIES["lock_history"].on(), {"table_id": self._own.table.table_id})
+            conn.execute(self._own.on("note_deletions"), values)
+            also(conn)
+
+        self._own.run(work, operation="note deletions")
 
     def count_restored(self, snapshot: str, conn: psycopg.Connection[Any]) -> int:
         """How many a restore to a snapshot undoes, or makes pending again."""

@@ -62,6 +62,12 @@ where not exists (
     left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
     -- a file whose row is lost may be one
     where f.file_id is null or {may_be_of}
+)
+-- nor of rows that a load of a keyed table may still bring, which came before it
+and not exists (
+    select from write_attempt a
+    where a.table_id = %(table_id)s and a.deletions_till < o.deletion_id
+        and a.abandoned_at is null and a.finished_at is null
 );
 
 -- name: retire

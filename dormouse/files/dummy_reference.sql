@@ -12,10 +12,11 @@ drop index {unreferenced};
 insert into {file_reference} (
     table_id, partition_id, file_id, filename, row_count, count_approximate, only_contains_data_for_this_partition,
     last_updated, file_byte_count, file_row_count, file_min_key, file_max_key, file_digest,
-    file_deletions_till, file_added_at, file_unreferenced
+    file_deletions_till, file_deletions_left, file_added_at, file_unreferenced
 )
 select %(table_id)s, '', file_id, filename, 0, false, false, coalesce(unreferenced_at, 'infinity'),
-    byte_count, row_count, min_key, max_key, digest, deletions_till, added_at, unreferenced_at is not null
+    byte_count, row_count, min_key, max_key, digest, deletions_till, deletions_left, added_at,
+    unreferenced_at is not null
 from fact
 
 -- name: lock
@@ -36,7 +37,7 @@ r.partition_id <> ''
 -- Part of a query: every tracked file with its facts.
 select f.file_id, f.filename, f.file_byte_count as byte_count, f.file_row_count as row_count,
     f.file_min_key as min_key, f.file_max_key as max_key, f.file_digest as digest,
-    coalesce(f.file_deletions_till, 0) as deletions_till, f.file_added_at as added_at,
+    coalesce(f.file_deletions_till, 0) as deletions_till, f.file_deletions_left as deletions_left, f.file_added_at as added_at,
     nullif(f.last_updated, 'infinity') as unreferenced_at
 from {file_reference} f
 where f.partition_id = ''
@@ -67,6 +68,12 @@ select f.ctid as place from {file_reference} f where f.partition_id = '' and f.f
 update {file_reference} f set file_digest = n.digest
 from unnest(%(file_ids)s::uuid[], %(digests)s::uuid[]) as n (file_id, digest)
 where f.file_id = n.file_id and f.partition_id = '' and f.file_digest is null;
+
+-- name: note_deletions
+-- Of files that were looked at since, up to which deletion, and of which of those they have rows.
+update {file_reference} f set file_deletions_till = n.till, file_deletions_left = n.left_of::bigint[]
+from unnest(%(file_ids)s::uuid[], %(till)s::bigint[], %(left)s::text[]) as n (file_id, till, left_of)
+where f.file_id = n.file_id and f.partition_id = '' and coalesce(f.file_deletions_till, 0) < n.till;
 
 -- name: forget_files
 -- Part of an update: forgets the files of gone.

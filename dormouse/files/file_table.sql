@@ -10,9 +10,10 @@ drop table {file};
 -- name: adopt
 -- Part of a conversion: tracks the files of fact.
 insert into {file} (
-    table_id, file_id, filename, byte_count, row_count, min_key, max_key, digest, deletions_till, added_at, unreferenced_at
+    table_id, file_id, filename, byte_count, row_count, min_key, max_key, digest, deletions_till, deletions_left,
+    added_at, unreferenced_at
 )
-select %(table_id)s, file_id, filename, byte_count, row_count, min_key, max_key, digest, deletions_till, added_at,
+select %(table_id)s, file_id, filename, byte_count, row_count, min_key, max_key, digest, deletions_till, deletions_left, added_at,
     coalesce(unreferenced_at, 'infinity')
 from fact
 
@@ -28,8 +29,8 @@ drop table {file_reference}, {file};
 
 -- name: file_facts
 -- Part of a query: every tracked file with its facts.
-select f.file_id, f.filename, f.byte_count, f.row_count, f.min_key, f.max_key, f.digest, f.deletions_till, f.added_at,
-    nullif(f.unreferenced_at, 'infinity') as unreferenced_at
+select f.file_id, f.filename, f.byte_count, f.row_count, f.min_key, f.max_key, f.digest, f.deletions_till,
+    f.deletions_left, f.added_at, nullif(f.unreferenced_at, 'infinity') as unreferenced_at
 from {file} f
 
 -- name: track
@@ -59,6 +60,12 @@ select f.ctid as place from {file} f where f.file_id = i.file_id for update
 update {file} f set digest = n.digest
 from unnest(%(file_ids)s::uuid[], %(digests)s::uuid[]) as n (file_id, digest)
 where f.file_id = n.file_id and f.digest is null;
+
+-- name: note_deletions
+-- Of files that were looked at since, up to which deletion, and of which of those they have rows.
+update {file} f set deletions_till = n.till, deletions_left = n.left_of::bigint[]
+from unnest(%(file_ids)s::uuid[], %(till)s::bigint[], %(left)s::text[]) as n (file_id, till, left_of)
+where f.file_id = n.file_id and f.deletions_till < n.till;
 
 -- name: forget_files
 -- Part of an update: forgets the files of gone.

@@ -21,6 +21,7 @@ from dormouse.files.holds import deletable_before, let_go
 from dormouse.files.last_rounds import LastRounds
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.problem import Problem
+from dormouse.model.text import plural
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import SKETCHES_SUFFIX, check_file_name
 from dormouse.postgres.connection import Supplier
@@ -86,6 +87,7 @@ class GarbageCollector:
         """
         with LastRounds(self._supplier, self._store.table).round("collection") as current:
             report = self._collect(is_over, progress)
+            current.outcome = f"{plural(report.deleted, 'file')} deleted"
             done = (report.newly_unreferenced, report.deleted, report.abandoned_attempts, report.partitions)
             current.worked = any(done)
             if report.failed:
@@ -137,6 +139,20 @@ class GarbageCollector:
         """What `collect` would delete now, of what an earlier round has stamped; raises as it does."""
         self._refuse(self._store.differences.remembered())
         return self._store.files_ready_for_gc(self._due_before())
+
+    def look(self) -> None:
+        """Sees which files lost their last reference, as `collect` does first. `CheckFailed` as there."""
+        self._store.totals.bring_forward(daily=True)
+        self._store.stamp_unreferenced()
+        self._refuse(self._store.differences.remembered())
+
+    def free(self, filenames: list[str]) -> list[tuple[str, Exception]]:
+        """Deletes files that nothing refers to, whoever holds them; gives what could not be deleted."""
+        objects = [part for name in filenames for part in (name, name + SKETCHES_SUFFIX)]
+        failed = self._objects.delete(objects)
+        kept = {name.removesuffix(SKETCHES_SUFFIX) for name, _ in failed}
+        self._forget([name for name in filenames if name not in kept])
+        return failed
 
     def _refuse(self, lost: Sequence[Difference]) -> None:
         if lost:

@@ -16,7 +16,15 @@ from typing import Any, Literal
 
 import psycopg
 
-from dormouse.errors import ConnectionsExhausted, InstanceError, TableNotFound, one_line
+from dormouse.errors import (
+    ConnectionsExhausted,
+    InstanceError,
+    JobCancelled,
+    JobLost,
+    TableNotFound,
+    one_line,
+)
+from dormouse.files.round_reports import who
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
@@ -60,6 +68,8 @@ class Round:
 
     worked: bool = False
     errors: list[str] = field(default_factory=list)
+    outcome: str | None = None
+    """What came of it, in a line for people."""
     goes_on: bool = False
     """Its work is done elsewhere, where its end is remembered."""
 
@@ -75,12 +85,12 @@ class LastRounds:
     def round(self, kind: RoundKind) -> Iterator[Round]:
         """A round, whose end is remembered: with what it raises, or with the errors that it tells.
 
-        Not that of one which was interrupted, nor where there is nothing to remember it in.
+        Not that of one which was interrupted or cancelled, nor where there is nothing to remember it in.
         """
         current, started = Round(), time.monotonic()
         try:
             yield current
-        except (InstanceError, ConnectionsExhausted, TableNotFound):
+        except (InstanceError, ConnectionsExhausted, TableNotFound, JobCancelled, JobLost):
             raise
         except Exception as error:
             self._remember(kind, started, current, one_line(error))
@@ -103,6 +113,9 @@ class LastRounds:
             "error": error and _storable(error),
             "worked": ended.worked,
             "idle_seconds": IDLE_SECONDS,
+            "job_kind": f"round:{kind}",
+            "outcome": ended.outcome and _storable(ended.outcome),
+            "worker": who(),
         }
         try:
             work = rows_of(_QUERIES["record"], values)

@@ -63,8 +63,10 @@ class Layout:
         merged = _SHARED_PARTS["merged"]
         parts["merged_of_refs"] = merged.including(named=_SHARED_PARTS["named_by_refs"])
         parts["merged_of_targets"] = merged.including(named=_SHARED_PARTS["named_by_targets"])
+        pending = {"deletions_pending": _SHARED_PARTS["deletions_pending"]}
+        parts["has_pending"] = _SHARED_PARTS["has_pending"].including(**pending)
         parts["without_deletions"] = _SHARED_PARTS["without_deletions"].including(
-            file_facts=self.own["file_facts"], deletions_pending=_SHARED_PARTS["deletions_pending"]
+            file_facts=self.own["file_facts"], has_pending=parts["has_pending"], **pending
         )
         whole = {**_STORE, **_READS, **_JOBS, **_LAYOUT, **_TOTALS, **_DIFFERENCES, **_CHECKS, **_MOVES}
         whole |= self.own

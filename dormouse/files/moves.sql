@@ -60,3 +60,40 @@ where not exists (
     where p.table_id = %(table_id)s and p.partition_id = t.merged_id and p.merged_epoch is not null
     offset 0
 );
+
+-- name: restore_remove
+-- Part of a restore, while writers are kept out: removes the references that came since a snapshot.
+with removed as (
+    delete from {file_reference} r
+    where r.partition_id <> '' and r.added_xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot)
+        and not pg_visible_in_snapshot(r.added_xid, %(snapshot)s::pg_snapshot)
+    returning {removed_columns}
+), {logged}, added as (
+    select partition_id, file_id from removed where false
+), {counts_changed}
+select count(*) from removed;
+
+-- name: restore_add
+-- Part of a restore: adds references of before, which make nothing new; releases those that jobs hold, and forgets the jobs.
+with added as (
+    {into_references}
+    select %(table_id)s, *, false
+    from unnest(
+        %(ref_partition_ids)s::text[], %(ref_file_ids)s::uuid[], %(ref_filenames)s::text[],
+        %(ref_row_counts)s::bigint[], %(ref_approximate)s::boolean[], %(ref_only)s::boolean[]
+    )
+    returning partition_id, file_id
+), {counts_added}, freed as (
+    update {file_reference} r set job_id = null, last_updated = clock_timestamp()
+    where r.job_id is not null
+    returning r.partition_id
+), {mark_freed}, jobs_gone as (
+    delete from compaction_job where table_id = %(table_id)s
+), referenced as (
+    {mark_referenced}
+)
+insert into restored (table_id, restored_xid, moment, number, deletion_id, epoch, snapshot)
+select t.table_id, pg_current_xact_id(), %(at)s,
+    1 + coalesce((select max(number) from restored where table_id = %(table_id)s), 0),
+    coalesce((select max(deletion_id) from deletion where table_id = %(table_id)s), 0), t.epoch, pg_current_snapshot()
+from tables t where t.table_id = %(table_id)s;

@@ -69,6 +69,8 @@ def _file_fingerprint(file: FileWithReferences) -> list[str]:
     parts = [file.filename, f"{file.byte_count} {file.row_count} {file.min_key!r} {file.max_key!r}"]
     if file.digest is not None:
         parts.append(file.digest.hex())
+    if file.deletions_till is not None:
+        parts.append(f"deletions {file.deletions_till}")
     for reference in file.references:
         parts += (reference.partition_id, _counted(reference))
     return parts

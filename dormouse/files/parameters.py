@@ -51,6 +51,7 @@ def file_arrays(commits: Sequence[int], files: Sequence[FileWithReferences]) -> 
         "min_keys": bytes_([f.min_key for f in files]),
         "max_keys": bytes_([f.max_key for f in files]),
         "digests": Uuids([f.digest for f in files]),
+        "deletions_till": integers([f.deletions_till for f in files]),
         "referenced": booleans([bool(f.references) for f in files]),
         "ref_commits": integers([n for n, _ in references]),
         **reference_arrays("ref", [reference for _, reference in references], ids),

@@ -136,13 +136,23 @@ select q.number, false
 from request q
 where q.deletions_till is null and {deletions_pending} > 0 and exists (
         select from unnest(q.file_ids) as i (file_id)
-        cross join lateral (select f.deletions_till from ({file_facts}) f where f.file_id = i.file_id offset 0) f
-        where f.deletions_till < {deletions_pending}
+        cross join lateral (select f.* from ({file_facts}) f where f.file_id = i.file_id offset 0) f
+        where {has_pending}
     )
+
+-- name: has_pending
+-- Part of a query: whether a file f may have rows of a pending deletion, as far as numbers tell.
+(
+    f.deletions_till < {deletions_pending}
+    or exists (
+        select from deletion d
+        where d.table_id = %(table_id)s and d.deletion_id = any(f.deletions_left) and d.retired_xid is null
+    )
+)
 
 -- name: may_be_of
 -- Part of a query: whether a pending deletion d is to be applied to a file f, and may be of its rows, as the keys tell.
-d.deletion_id > f.deletions_till and (f.max_key < d.min_key) is not true
+(d.deletion_id > f.deletions_till or d.deletion_id = any(f.deletions_left)) and (f.max_key < d.min_key) is not true
 and (substring(f.min_key for length(d.max_key)) > d.max_key) is not true
 
 -- name: found

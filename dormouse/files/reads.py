@@ -23,6 +23,7 @@ from dormouse.files.own_tables import OwnTables, dropped_tables
 from dormouse.files.parameters import Parameters, key_arrays, reference_from_row
 from dormouse.files.totals import TableTotals
 from dormouse.model.file_reference import AllFiles, FileReference, FileWithReferences
+from dormouse.model.keyed import is_keyed
 from dormouse.model.table import TableRecord
 from dormouse.model.text import is_text, narrow_bytes, narrow_id
 from dormouse.postgres.arrays import Uuids, bytes_
@@ -66,23 +67,32 @@ class PlannedRows(NamedTuple):
     """What a plan is made of, of one moment.
 
     Of each reference: partition, filename, whether the file has rows of it alone; the file's bytes, smallest
-    and largest key, and the number of the last deletion that is not to be applied to it.
+    and largest key, the number of the last deletion that is not to be applied to it, and those up to that
+    which are.
     """
 
     references: list[Sequence[Any]]
     deletions: DeletionRows
 
 
-class FilesDeletions(NamedTuple):
-    """The number of the last deletion of a table, pending ones, and files by turn.
+class FileDeletions(NamedTuple):
+    """Of a file the number of the last deletion that is not to be applied to it, and its outermost keys.
 
-    Of a file the number of the last deletion that is not to be applied to it, its smallest and largest key;
-    all None for one that is not tracked.
+    And the deletions up to that number which are `left` to be. All None for one that is not tracked.
     """
+
+    till: int | None
+    min_key: bytes | None
+    max_key: bytes | None
+    left: list[int] | None
+
+
+class FilesDeletions(NamedTuple):
+    """The number of the last deletion of a table, deletions, and files by turn."""
 
     till: int
     deletions: DeletionRows
-    files: list[tuple[int | None, bytes | None, bytes | None]]
+    files: list[FileDeletions]
 
 
 class FileReferenceReads:
@@ -146,7 +156,7 @@ class FileReferenceReads:
             raise TableNotFound.gone(self.table.name)
         if not all(row[-1] for row in rows):
             raise self._unknown_file(partition_ids, conn)
-        return head[0], head[6], head[1], PlannedRows([row[3:10] for row in rows], head[2] or ())
+        return head[0], head[6], head[1], PlannedRows([row[3:11] for row in rows], head[2] or ())
 
     def count_files_in(self, partition_ids: Sequence[str], references_max: int) -> int:
         """How many files some partitions refer to; at least so many, when they have more references."""
@@ -176,21 +186,30 @@ class FileReferenceReads:
         since then that may be of rows within the bounds.
         """
         properties = self.table.properties
-        is_transformed = properties.filter is not None or properties.aggregate is not None
+        is_transformed = properties.filter or properties.aggregate or is_keyed(properties)
         values = {
             "partition_ids": list(partition_ids),
             "snapshot": snapshot,
-            "is_transformed": is_transformed,
+            "is_transformed": bool(is_transformed),
             **bounds.arrays(),
         }
         rows = self._rows("has_same_rows", values, run=partial(run_transaction, read_only=True, scans=True))
         return bool(rows[0][0]), rows[0][1] or ()
 
-    def deletions_of(self, filenames: Sequence[str], bounds: KeyBounds) -> FilesDeletions:
-        """The deletions that may be of rows of some files within the bounds, as they are now."""
-        values = {"file_ids": Uuids(list(map(narrow_bytes, filenames))), **bounds.arrays()}
+    def deletions_of(
+        self, filenames: Sequence[str], bounds: KeyBounds, *, retired_too: bool = False
+    ) -> FilesDeletions:
+        """The deletions that may be of rows of some files within the bounds, as they are now.
+
+        Those that readers apply; or all that a restore could make pending again, too.
+        """
+        values = {
+            "file_ids": Uuids(list(map(narrow_bytes, filenames))),
+            "retired_too": retired_too,
+            **bounds.arrays(),
+        }
         till, deletions, *facts = self._rows("deletions_of", values, run=run_statement)[0]
-        return FilesDeletions(till, deletions or (), list(zip(*facts, strict=True)))
+        return FilesDeletions(till, deletions or (), list(map(FileDeletions, *facts)))
 
     def partition_to_filenames(self) -> dict[str, list[str]]:
         """The filenames of each partition; partitions without files are absent."""
@@ -233,6 +252,13 @@ class FileReferenceReads:
 
         return self.own.run(work, read_only=True, operation="file_page")
 
+    def pages(self) -> Iterator[list[FileFacts]]:
+        """All files that are tracked, referenced or not, a page at a time."""
+        after: str | None = None
+        while found := self.page(after, PAGE_ROWS):
+            yield found
+            after = found[-1].filename
+
     @property
     def totals(self) -> TableTotals:
         """How much there is of everything."""
@@ -242,6 +268,10 @@ class FileReferenceReads:
     def differences(self) -> Differences:
         """What was found to be lost."""
         return Differences(self.own)
+
+    def have_several_files(self) -> bool:
+        """Whether any partition has more than one file."""
+        return bool(self._rows("several_files", run=partial(run_transaction, scans=True))[0][0])
 
     def has_no_files(self) -> bool:
         """Whether nothing is tracked; files without references are tracked too."""

@@ -22,19 +22,20 @@ order by f.filename, r.partition_id;
 -- What a query is planned on, of one moment: first the table's epoch, the snapshot, and for bytes when the epoch was
 -- made, in microseconds, and the pending deletions that may meet some keys; then the references of some partitions
 -- with what is known of their files.
-select t.epoch, pg_current_snapshot()::text as snapshot, (
+select t.epoch,
+    (case when pg_is_in_recovery() then replayed_snapshot(t.table_id) else pg_current_snapshot() end)::text as snapshot, (
         select json_agg(json_build_array(d.deletion_id, d.condition))
         from deletion d
         where d.table_id = %(table_id)s and d.retired_xid is null and {may_meet}
     ) as deletions, null as partition_id, null as filename, null::boolean as only_contains_data,
     (extract(epoch from e.created_at) * 1000000)::bigint as byte_count, null::bytea as min_key,
-    null::bytea as max_key, null::bigint as deletions_till, true as is_known
+    null::bytea as max_key, null::bigint as deletions_till, null::bigint[] as deletions_left, true as is_known
 from tables t
 left join epoch e on e.table_id = t.table_id and e.epoch = t.epoch
 where t.table_id = %(table_id)s
 union all
 select null, null, null, r.partition_id, r.filename, r.only_contains_data_for_this_partition, f.byte_count, f.min_key,
-    f.max_key, f.deletions_till, f.file_id is not null
+    f.max_key, f.deletions_till, f.deletions_left, f.file_id is not null
 from {file_reference} r
 left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
 where r.partition_id = any(%(partition_ids)s) and {live};
@@ -66,19 +67,19 @@ select (
             and pg_visible_in_snapshot(d.retired_xid, %(snapshot)s::pg_snapshot) is not true and {may_meet}
     ) as deletions, null as partition_id, null as filename, null::boolean as only_contains_data,
     (extract(epoch from t.history_since) * 1000000)::bigint as byte_count, null::bytea as min_key, null::bytea as max_key,
-    null::bigint as deletions_till, true as is_known
+    null::bigint as deletions_till, null::bigint[] as deletions_left, true as is_known
 from tables t
 where t.table_id = %(table_id)s
 union all
 select null, r.partition_id, r.filename, r.only_contains_data_for_this_partition, f.byte_count, f.min_key, f.max_key,
-    f.deletions_till, f.file_id is not null
+    f.deletions_till, f.deletions_left, f.file_id is not null
 from {file_reference} r
 left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
 where r.partition_id = any(%(partition_ids)s) and {live}
     and pg_visible_in_snapshot(r.added_xid, %(snapshot)s::pg_snapshot)
 union all
 select null, g.partition_id, coalesce(f.filename, r.file_id::text), r.only_contains_data_for_this_partition,
-    f.byte_count, f.min_key, f.max_key, f.deletions_till, f.file_id is not null
+    f.byte_count, f.min_key, f.max_key, f.deletions_till, f.deletions_left, f.file_id is not null
 from removal g
 cross join lateral unnest(g.file_ids, g.only_contain_data_for_this_partition, g.added_xids)
     as r (file_id, only_contains_data_for_this_partition, added_xid)
@@ -136,21 +137,24 @@ from replaced;
 
 -- name: deletions_of
 -- What a job must know of the deletions before it reads some files: the last number, the pending ones that may be of their
--- rows; and up to which number they are done with in each file, and its smallest and largest key.
+-- rows; and up to which number they are done with in each file, and its smallest and largest key, and which are left.
 with input as materialized (
-    select i.number, f.deletions_till, f.min_key, f.max_key
+    select i.number, f.deletions_till, f.min_key, f.max_key, f.deletions_left
     from unnest(%(file_ids)s::uuid[]) with ordinality as i (file_id, number)
     left join lateral (
-        select f.deletions_till, f.min_key, f.max_key from ({file_facts}) f where f.file_id = i.file_id offset 0
+        select f.* from ({file_facts}) f where f.file_id = i.file_id offset 0
     ) f on true
 )
 select {deletions_seen}, (
         select json_agg(json_build_array(d.deletion_id, d.condition))
         from deletion d
-        where d.table_id = %(table_id)s and d.retired_xid is null
-            and d.deletion_id > (select min(deletions_till) from input) and {may_meet}
+        where d.table_id = %(table_id)s and (d.retired_xid is null or %(retired_too)s)
+            and (
+                d.deletion_id > (select min(deletions_till) from input)
+                or d.deletion_id in (select unnest(deletions_left) from input)
+            ) and {may_meet}
     ), array(select deletions_till from input order by number), array(select min_key from input order by number),
-    array(select max_key from input order by number);
+    array(select max_key from input order by number), (select json_agg(deletions_left order by number) from input);
 
 -- name: unreferenced_files
 -- The first files by name that nothing refers to.
@@ -168,6 +172,10 @@ limit %(limit)s;
 -- Whether any file is tracked.
 select exists ({file_facts});
 
+-- name: several_files
+-- Whether any partition has more than one file.
+select exists (select from {file_reference} r where {live} group by r.partition_id having count(*) > 1);
+
 -- name: reference_columns
 -- Part of a query: the columns of a reference r.
 r.filename, r.partition_id, r.row_count, r.job_id, r.last_updated, r.count_approximate,
@@ -181,7 +189,7 @@ select o.file_id from unnest(%(file_ids)s::uuid[]) as o (file_id) where exists (
 -- What is known of some references: whether the file is tracked, the reference is there, its job, and whether a pending
 -- deletion applies to the file.
 select exists ({is_tracked}) as tracked, r.file_id is not null as found, r.job_id, {deletions_pending} > 0 and exists (
-        select from ({file_facts}) f where f.file_id = o.file_id and f.deletions_till < {deletions_pending} offset 0
+        select from ({file_facts}) f where f.file_id = o.file_id and {has_pending} offset 0
     ) as is_deleted_from
 from unnest(%(partition_ids)s::text[], %(file_ids)s::uuid[]) with ordinality o (partition_id, file_id, number)
 left join lateral (

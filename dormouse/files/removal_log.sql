@@ -1,11 +1,3 @@
--- name: may_roll
--- Whether the session may make and drop partitions of the log.
-select pg_has_role(relowner, 'usage') from pg_class where oid = 'removal'::regclass;
-
--- name: today
--- The day, by the clock that dates removals.
-select (clock_timestamp() at time zone 'UTC')::date;
-
 -- name: date_back
 -- Dates removals of days that are not made ahead, by a clock that went wrong, to now: none was made in the future.
 update removal set removed_at = clock_timestamp() where removed_at >= %(first_day)s::timestamptz;
@@ -13,34 +5,6 @@ update removal set removed_at = clock_timestamp() where removed_at >= %(first_da
 -- name: days_without_partition
 -- The days of the removals that no partition was made for in time.
 select distinct (removed_at at time zone 'UTC')::date from removal_default;
-
--- name: days
--- The days that the log has a partition for.
-select c.relname
-from pg_inherits i
-join pg_class c on c.oid = i.inhrelid
-where i.inhparent = 'removal'::regclass and c.relname ~ '^removal_\d{8}$'
-order by c.relname;
-
--- name: lock_log
--- Waits for the writers of the log, and keeps others out while it gets a partition: one that had begun could not add to
--- the default partition what the new one is for.
-lock table only removal, removal_default in access exclusive mode;
-
--- name: create_day
--- Makes the log's partition of one day, for removals to be moved to before it is one.
-create table {day} (like removal including all);
-
--- name: move_to_day
--- Moves the removals of one day.
-with moved as (
-    delete from removal_default where removed_at >= {from_day} and removed_at < {to_day} returning *
-)
-insert into {day} select * from moved;
-
--- name: attach_day
--- Has the log write to the partition of one day.
-alter table removal attach partition {day} for values from ({from_day}) to ({to_day});
 
 -- name: lock_day
 -- Waits for the writers of a day, and keeps others out.
@@ -94,7 +58,3 @@ set log_since = greatest(t.log_since, r.last + make_interval(secs => %(margin_se
 ))
 from (select table_id, max(removed_at) as last from {day} group by table_id) r
 where t.table_id = r.table_id;
-
--- name: drop_day
--- Drops the log's partition of one day.
-drop table {day};

@@ -12,14 +12,14 @@ drop table {file_count};
 -- Part of a conversion: tracks the files of fact, and counts their references.
 insert into {file_count} (
     table_id, file_id, salt, count, changed_at, filename, byte_count, row_count, min_key, max_key, digest,
-    deletions_till
+    deletions_till, deletions_left
 )
 -- a file that came without references was added a microsecond after it was stamped
 select %(table_id)s, file_id, -1, case when unreferenced_at is not null then 0 end, least(added_at, unreferenced_at),
-    filename, byte_count, row_count, min_key, max_key, digest, deletions_till
+    filename, byte_count, row_count, min_key, max_key, digest, deletions_till, deletions_left
 from fact
 union all
-select %(table_id)s, file_id, 0, 0, coalesce(unreferenced_at, clock_timestamp()), null, null, null, null, null, null, null
+select %(table_id)s, file_id, 0, 0, coalesce(unreferenced_at, clock_timestamp()), null, null, null, null, null, null, null, null
 from fact
 where not exists (
     select from {file_reference} r
@@ -27,7 +27,7 @@ where not exists (
 )
 union all
 select %(table_id)s, file_id, (hashtextextended(partition_id, 0) & 9223372036854775807) % %(salt_buckets)s::bigint as salt,
-    count(*), clock_timestamp(), null, null, null, null, null, null, null
+    count(*), clock_timestamp(), null, null, null, null, null, null, null, null
 from {file_reference}
 where partition_id <> ''
 group by file_id, salt
@@ -49,7 +49,7 @@ true
 -- name: file_facts
 -- Part of a query: every tracked file with its facts.
 select f.file_id, f.filename, f.byte_count, f.row_count, f.min_key, f.max_key, f.digest,
-    coalesce(f.deletions_till, 0) as deletions_till, f.changed_at as added_at,
+    coalesce(f.deletions_till, 0) as deletions_till, f.deletions_left, f.changed_at as added_at,
     case when f.is_zero then (select max(c.changed_at) from {file_count} c where c.file_id = f.file_id) end as unreferenced_at
 from {file_count} f
 where f.salt = -1
@@ -77,6 +77,12 @@ select f.ctid as place from {file_count} f where f.file_id = i.file_id and f.sal
 update {file_count} f set digest = n.digest
 from unnest(%(file_ids)s::uuid[], %(digests)s::uuid[]) as n (file_id, digest)
 where f.file_id = n.file_id and f.salt = -1 and f.digest is null;
+
+-- name: note_deletions
+-- Of files that were looked at since, up to which deletion, and of which of those they have rows.
+update {file_count} f set deletions_till = n.till, deletions_left = n.left_of::bigint[]
+from unnest(%(file_ids)s::uuid[], %(till)s::bigint[], %(left)s::text[]) as n (file_id, till, left_of)
+where f.file_id = n.file_id and f.salt = -1 and coalesce(f.deletions_till, 0) < n.till;
 
 -- name: forget_files
 -- Part of an update: forgets the files of gone.

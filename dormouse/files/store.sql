@@ -5,8 +5,8 @@ with {sent}, {before}, file as materialized (
     from unnest(
         %(commits)s::integer[], %(file_ids)s::uuid[], %(filenames)s::text[], %(byte_counts)s::bigint[],
         %(row_counts)s::bigint[], %(min_keys)s::bytea[], %(max_keys)s::bytea[], %(digests)s::uuid[],
-        %(referenced)s::boolean[]
-    ) as t (commit, file_id, filename, byte_count, row_count, min_key, max_key, digest, referenced)
+        %(referenced)s::boolean[], %(deletions_till)s::bigint[]
+    ) as t (commit, file_id, filename, byte_count, row_count, min_key, max_key, digest, referenced, came_after)
 ), refused as materialized (
     select o.commit, o.filename from file o where exists ({is_tracked})
 ), {merged_of_refs}, checks as (
@@ -18,7 +18,9 @@ with {sent}, {before}, file as materialized (
     from merged m, unnest(%(ref_commits)s::integer[], %(ref_partition_ids)s::text[]) as t (commit, partition_id)
     where t.partition_id = m.partition_id
 ), {verdict_of_commits}, new_file as materialized (
-    select *, {deletions_seen} as deletions_till from file where (select ok from verdict)[commit]
+    select *, least(came_after, {deletions_seen}) as deletions_till
+    from file
+    where (select ok from verdict)[commit]
 ), tracked as (
     {track}
     on conflict do nothing
@@ -168,11 +170,13 @@ select case when (select count(*) from removed) < cardinality(%(inputs)s::uuid[]
 -- name: add_whole
 -- As add_files, when no file is tracked; else an error, not_whole or a unique violation, and nothing is done. Quicker.
 with {sent}, new_file as materialized (
-    select *, {deletions_seen} as deletions_till
+    -- least passes over null
+    select *, least(came_after, {deletions_seen}) as deletions_till
     from unnest(
         %(file_ids)s::uuid[], %(filenames)s::text[], %(byte_counts)s::bigint[], %(row_counts)s::bigint[],
-        %(min_keys)s::bytea[], %(max_keys)s::bytea[], %(digests)s::uuid[], %(referenced)s::boolean[]
-    ) as t (file_id, filename, byte_count, row_count, min_key, max_key, digest, referenced)
+        %(min_keys)s::bytea[], %(max_keys)s::bytea[], %(digests)s::uuid[], %(referenced)s::boolean[],
+        %(deletions_till)s::bigint[]
+    ) as t (file_id, filename, byte_count, row_count, min_key, max_key, digest, referenced, came_after)
 ), tracked as (
     {track}
 ), added as (
@@ -332,39 +336,6 @@ select count(*) from forgotten;
 -- Waits for the transactions that change references, and keeps others out: what they add in the middle of a clear would
 -- refer to files that are forgotten, and a deletion is before or after what they add. Readers go on.
 lock table {file_reference} in share row exclusive mode;
-
--- name: restore_remove
--- Part of a restore, while writers are kept out: removes the references that came since a snapshot.
-with removed as (
-    delete from {file_reference} r
-    where r.partition_id <> '' and r.added_xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot)
-        and not pg_visible_in_snapshot(r.added_xid, %(snapshot)s::pg_snapshot)
-    returning {removed_columns}
-), {logged}, added as (
-    select partition_id, file_id from removed where false
-), {counts_changed}
-select count(*) from removed;
-
--- name: restore_add
--- Part of a restore: adds references of before, which make nothing new; releases those that jobs hold, and forgets the jobs.
-with added as (
-    {into_references}
-    select %(table_id)s, *, false
-    from unnest(
-        %(ref_partition_ids)s::text[], %(ref_file_ids)s::uuid[], %(ref_filenames)s::text[],
-        %(ref_row_counts)s::bigint[], %(ref_approximate)s::boolean[], %(ref_only)s::boolean[]
-    )
-    returning partition_id, file_id
-), {counts_added}, freed as (
-    update {file_reference} r set job_id = null, last_updated = clock_timestamp()
-    where r.job_id is not null
-    returning r.partition_id
-), {mark_freed}, jobs_gone as (
-    delete from compaction_job where table_id = %(table_id)s
-), referenced as (
-    {mark_referenced}
-)
-insert into restored (table_id, restored_xid, moment) values (%(table_id)s, pg_current_xact_id(), %(at)s);
 
 -- name: clear
 -- Forgets every file, reference, job and attempt of the table, how its rounds ended, and what was found to be lost; what

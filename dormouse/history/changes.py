@@ -15,8 +15,7 @@ from uuid import UUID
 
 from dormouse.context import TableContext
 from dormouse.errors import CutExpired, InvalidCut
-from dormouse.history.moments import now, oldest, position_of
-from dormouse.history.restore import check_not_restored
+from dormouse.history.moments import expired_by_erasure, now, oldest, position_of
 from dormouse.model.cut import Position, When
 from dormouse.model.file_reference import FileReference
 from dormouse.model.region import Region
@@ -46,27 +45,6 @@ class ChangedFile:
     file_row_count: int | None
     byte_count: int | None
     region: Region | None
-
-
-@dataclass(frozen=True, slots=True)
-class PastDeletion:
-    """A deletion, what its `where` said, as JSON, and the moment just before it."""
-
-    deletion_id: int
-    condition: str
-    before: Position
-
-
-def deletions_between(context: TableContext, after: Position, till: Position) -> list[PastDeletion]:
-    """The deletions of after one moment and up to another, in their order."""
-    values = {"after": after.snapshot, "till": till.snapshot}
-    found, at = [], after.at
-    rows = context.store.own.rows(_QUERIES["deletions"], values, operation="look up deletions")
-    for deletion_id, condition, epoch, snapshot, deleted_at in rows:
-        # one that was slow is of a moment before another that it came after
-        at = max(at, deleted_at)
-        found.append(PastDeletion(deletion_id, condition, Position(epoch, snapshot, at)))
-    return found
 
 
 def beginning(context: TableContext) -> Position:
@@ -102,7 +80,6 @@ def pages_between(context: TableContext, after: Position, till: Position) -> Ite
         raise InvalidCut(
             f"there is nothing after {after.at} and up to {till.at}: give the earlier moment first"
         )
-    check_not_restored(context, after, till)
     found = _ChangePages(context, after, till)
     page = found.next_page()
     if not found.is_over and found.is_collected():
@@ -209,6 +186,8 @@ def _check_log(context: TableContext, position: Position) -> None:
 def expired(context: TableContext, position: Position) -> CutExpired:
     """Why what was at a moment, or came since, cannot be read."""
     since = oldest(context)
+    if since <= position.at and (erased := expired_by_erasure(context, position.at)) is not None:
+        return erased
     return CutExpired(
         f"the history of table {context.table.name!r} does not reach back to {position.at} any more, but to "
         f"{since}: files of then were collected; name a cut to keep its files, or raise the table's property "

@@ -59,14 +59,6 @@ select exists (
         and not exists (select from ({file_facts}) f where f.file_id = r.file_id offset 0)
 );
 
--- name: deletions
--- The deletions of after one snapshot and up to another, in their order, each with the moment just before it.
-select d.deletion_id, d.condition, d.epoch, d.snapshot::text, d.deleted_at
-from deletion d
-where d.table_id = %(table_id)s and not pg_visible_in_snapshot(d.added_xid, %(after)s::pg_snapshot)
-    and pg_visible_in_snapshot(d.added_xid, %(till)s::pg_snapshot)
-order by d.deletion_id;
-
 -- name: beginning
 -- From when on a table has a history, when that is from when it was made, and all of it can be read.
 select t.history_since

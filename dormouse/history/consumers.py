@@ -15,6 +15,7 @@ from typing import Any
 from dormouse.context import TableContext
 from dormouse.errors import ConsumerExpired, ConsumerOvertaken, CutExpired, InvalidInput, InvalidName
 from dormouse.files.holds import MARGIN_SECONDS
+from dormouse.history.events import has_events_since
 from dormouse.history.moments import oldest
 from dormouse.history.sizes import size_since
 from dormouse.model.cut import Position
@@ -55,7 +56,7 @@ class ConsumerStatus:
     """A consumer, and how far behind it is.
 
     `rows_behind` were ingested since its position, which was the present `seconds_behind` ago; 0 when there
-    is nothing to read, None when it is expired.
+    is nothing to read, no delete and no restore either; None when it is expired.
     """
 
     name: str
@@ -148,8 +149,9 @@ class Consumers:
     def _status(self, state: ConsumerState) -> ConsumerStatus:
         rows, seconds = None, None
         if not state.is_expired:
-            rows = size_since(self._context, self.checked(state)).row_count
-            seconds = state.age_seconds if rows else 0.0
+            position = self.checked(state)
+            rows = size_since(self._context, position).row_count
+            seconds = state.age_seconds if rows or has_events_since(self._context, position) else 0.0
         held_until = state.held_until if state.is_held else None
         return ConsumerStatus(
             state.name, state.position_at, state.acknowledged_at, held_until, state.is_expired, rows, seconds

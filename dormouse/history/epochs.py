@@ -14,7 +14,14 @@ from datetime import datetime
 from itertools import chain
 from typing import Any, TypeVar
 
-from dormouse.errors import EpochNotFound, InvalidCut, MetadataDamaged, PartitionNotFound, TableNotFound
+from dormouse.errors import (
+    EpochNotFound,
+    InvalidCut,
+    InvalidInput,
+    MetadataDamaged,
+    PartitionNotFound,
+    TableNotFound,
+)
 from dormouse.model.partition_tree import Partition
 from dormouse.model.table import TableRecord
 from dormouse.model.text import is_text
@@ -287,7 +294,11 @@ _LAST = (1 << 63) - 1
 
 
 def _bounded(epoch: int) -> int:
-    """An epoch as the database can have it: one that none can be stays so."""
+    """An epoch as the database can have it: one that none can be stays so; `InvalidInput` for no number."""
+    if isinstance(epoch, bool) or not isinstance(epoch, int):
+        raise InvalidInput(
+            f"an epoch is a whole number, not {epoch!r}: history.epoch_at(time) tells a time's"
+        )
     return max(-1, min(epoch, _LAST))
 
 

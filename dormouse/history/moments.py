@@ -7,8 +7,9 @@ same rows whenever it is asked for: a transaction that was slow is of the moment
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -22,11 +23,13 @@ from dormouse.errors import (
     TableBusy,
     TableNotFound,
 )
+from dormouse.files.erasures import erased_by
 from dormouse.files.holds import is_held, moment_held
 from dormouse.model.cut import Cut, Position, When
 from dormouse.model.text import is_text
+from dormouse.postgres.connection import Isolation
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import rows_of
+from dormouse.postgres.transaction import rows_of, run_transaction
 
 AHEAD_SECONDS_MAX = 60.0
 """How far a client's clock may be ahead of the database's: a time that is not yet past is waited for."""
@@ -73,11 +76,26 @@ def now(context: TableContext, after: Position | None = None) -> Position:
 
     It is not before a position that was known, also when the clock was set back since.
     """
-    rows = _rows(context, "now")
-    if not rows:
-        raise TableNotFound.gone(context.table.name)
-    epoch, snapshot, at = rows[0]
-    return Position(epoch, snapshot, at if after is None else max(at, after.at))
+    found = _present(context, _rows(context, "now"))
+    return found if after is None else replace(found, at=max(found.at, after.at))
+
+
+def now_together(contexts: Sequence[TableContext]) -> list[Position]:
+    """The present of some tables of one instance, each its position at one moment. `TableNotFound`."""
+    if not contexts:
+        return []
+
+    def work(conn: Any) -> list[Position]:
+        found = [(context, _rows(context, "now", conn)) for context in contexts]
+        return [_present(context, rows) for context, rows in found]
+
+    return run_transaction(
+        contexts[0].supplier,
+        work,
+        isolation=Isolation.REPEATABLE_READ,
+        read_only=True,
+        operation="find a moment",
+    )
 
 
 def find_cut(context: TableContext, which: Cut | str | int) -> FoundCut:
@@ -144,6 +162,30 @@ def kept(context: TableContext, position: Position) -> Iterator[None]:
         yield
 
 
+def _present(context: TableContext, rows: list[Any]) -> Position:
+    if not rows:
+        raise TableNotFound.gone(context.table.name)
+    return Position(*rows[0])
+
+
+def expired_by_erasure(
+    context: TableContext, at: datetime, files: Sequence[str] | None = None
+) -> CutExpired | None:
+    """Why a moment cannot be read where files, given by names or ids, were erased since; None: they were not.
+
+    Without files, whether any were.
+    """
+    found = erased_by(context.store, files, at)
+    if found is None or found.ended_at < at:
+        return None
+    return CutExpired(
+        f"the moment {_text(at)} of table {context.table.name!r} cannot be read any more for these keys: "
+        f"rows of then were erased for ever from {_text(found.began_at)} on (deletion {found.deletion_id}), "
+        f"with the files that had them; other keys can be read, and these from {_text(found.ended_at)} on",
+        found.ended_at.astimezone(UTC),
+    )
+
+
 def _position_at(context: TableContext, at: datetime) -> Position:
     if at.tzinfo is None or at.utcoffset() is None:
         raise InvalidCut(
@@ -153,15 +195,20 @@ def _position_at(context: TableContext, at: datetime) -> Position:
     since = _when_finished(context, at)
     what = f"the moment {_text(at)}"
     _check_since(context, at, since, what)
-    [(epoch, made_at, snapshot, since, times_known)] = _rows(context, "as_of", at=at) or [
+    [(epoch, made_at, snapshot, since, times_known, is_once)] = _rows(context, "as_of", at=at) or [
         _raise(TableNotFound.gone(context.table.name))
     ]
     _check_since(context, at, since, what)
     if not times_known:
         raise CutExpired(
-            f"{what} of table {context.table.name!r} cannot be told: the database did not note the times of "
-            "all commits since the last cut before it (track_commit_timestamp was off); record a cut, and "
-            "times from then on can be read"
+            f"{what} of table {context.table.name!r} cannot be told: the database does not know the times of "
+            "all commits since the last cut before it (track_commit_timestamp was off, or they are so old "
+            "that it has forgotten them): name a cut; times from the next one on can be read"
+        )
+    if not is_once:
+        raise InvalidCut(
+            f"{what} of table {context.table.name!r} cannot be told: the database's clock was set back then, "
+            "so that it was that time twice; name a cut, or give a later time"
         )
     return Position(epoch or 0, snapshot, at.astimezone(UTC), made_at)
 
@@ -174,8 +221,9 @@ def _when_finished(context: TableContext, at: datetime) -> datetime:
         rows = _rows(context, "range", at=at)
         if not rows:
             raise TableNotFound.gone(context.table.name)
-        created, since, clock, tracked, unfinished = rows[0]
+        created, since, clock, tracked, unfinished, *replayed = rows[0]
         _check_time(context, at, created, clock, tracked)
+        _check_replayed(at, *replayed)
         ahead = (at - clock).total_seconds()
         if ahead < 0 and not unfinished:
             return since  # type: ignore[no-any-return]
@@ -202,6 +250,16 @@ def _check_time(
         raise InvalidCut(f"table {table!r} was made at {_text(created)}, after {_text(at)}")
     if (at - clock).total_seconds() > AHEAD_SECONDS_MAX:
         raise InvalidCut(f"the moment {_text(at)} is in the future: it is {_text(clock)}")
+
+
+def _check_replayed(at: datetime, is_standby: bool, replayed_at: datetime | None) -> None:
+    """A standby has what the primary committed up to some time; what it has not may be of any time since."""
+    if is_standby and (replayed_at is None or at >= replayed_at):
+        till = "no commit yet" if replayed_at is None else f"the commits till {_text(replayed_at)}"
+        raise InvalidCut(
+            f"the moment {_text(at)} cannot be told here: the database is a standby, which has replayed "
+            f"{till}: give an earlier time, or a cut's name, or ask the primary"
+        )
 
 
 def _check_since(context: TableContext, at: datetime, since: datetime, what: str) -> None:
@@ -235,7 +293,7 @@ def _raise(error: Exception) -> Any:
 
 def _rows(context: TableContext, statement: str, conn: Any = None, **values: Any) -> list[Any]:
     """What one statement gives, in one round trip."""
-    own, query = context.store.own, _QUERIES[statement]
+    own, query = context.store.own, _QUERIES[statement].including(committed_at=_QUERIES["committed_at"])
     if conn is None:
         return own.looked_up(query, values, operation="find a moment")
     return rows_of(own.on(query), {**values, "table_id": context.table.table_id})(conn)

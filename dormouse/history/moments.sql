@@ -1,10 +1,11 @@
 -- name: now
 -- The present of a table.
-select epoch, pg_current_snapshot()::text, clock_timestamp() from tables where table_id = %(table_id)s;
+select epoch, (case when pg_is_in_recovery() then replayed_snapshot(%(table_id)s) else pg_current_snapshot() end)::text, clock_timestamp() from tables where table_id = %(table_id)s;
 
 -- name: range
 -- From when on a table can be read, and what the database says of times. Transactions that write to it and may have the
--- time of their commit already, one up to this, are unfinished: one that waits for its client has not.
+-- time of their commit already, one up to this, are unfinished: one that waits for its client has not. On a standby: up to
+-- which commit it has replayed; one with an earlier time may follow, as they are logged in another order, if any is under way.
 select t.created_at, greatest(t.history_since, u.recorded_at), clock_timestamp(),
     current_setting('track_commit_timestamp') = 'on',
     exists (
@@ -15,7 +16,9 @@ select t.created_at, greatest(t.history_since, u.recorded_at), clock_timestamp()
             and l.mode in ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
             and l.granted and l.pid <> pg_backend_pid()
             and coalesce(a.xact_start <= %(at)s, true) and coalesce(a.state not like 'idle in transaction%', true)
-    )
+    ) or pg_is_in_recovery() and pg_last_xact_replay_timestamp() < %(at)s + interval '10 seconds'
+        and pg_snapshot_xmin(pg_current_snapshot()) < pg_snapshot_xmax(pg_current_snapshot()),
+    pg_is_in_recovery(), pg_last_xact_replay_timestamp()
 from tables t
 left join truncation u using (table_id)
 where t.table_id = %(table_id)s;
@@ -57,13 +60,9 @@ with base as materialized (
         offset 0
     ) l
 ), change as materialized (
-    -- the server knows times by the lower half of an id: of one that is 2^31 ago it would tell another's
-    select xid, case
-            when pg_snapshot_xmax(pg_current_snapshot())::text::numeric - xid::text::numeric between 0 and 2147483648
-            then pg_xact_commit_timestamp(xid::xid)
-        end as committed_at
+    select h.added_xid as xid, c.committed_at
     from (
-        select xid from added
+        select xid as added_xid from added
         union
         select removed_xid from removed
         union
@@ -74,7 +73,8 @@ with base as materialized (
         select x.xid
         from base b, removed r, unnest(r.added_xids) as x (xid)
         where not pg_visible_in_snapshot(x.xid, b.snapshot)
-    ) changed
+    ) h
+    cross join lateral ({committed_at}) c
 ), reach as materialized (
     select greatest(
         pg_snapshot_xmax(b.snapshot)::text::numeric,
@@ -84,7 +84,9 @@ with base as materialized (
 ), hidden as (
     select xid::text::numeric from change where (committed_at <= %(at)s) is not true
     union
-    select pg_snapshot_xip(pg_current_snapshot())::text::numeric
+    select pg_snapshot_xip(
+        case when pg_is_in_recovery() then replayed_snapshot(%(table_id)s) else pg_current_snapshot() end
+    )::text::numeric
 ), snapshot as (
     select concat(coalesce(min(h.xid), r.xmax), ':', r.xmax, ':', string_agg(h.xid::text, ',' order by h.xid)) as text
     from reach r
@@ -92,21 +94,61 @@ with base as materialized (
     group by r.xmax
 )
 select e.epoch, (extract(epoch from e.created_at) * 1000000)::bigint, s.text, b.since,
-    not exists (select from change where committed_at is null)
+    e.is_known is not false and not exists (select from change where committed_at is null),
+    -- else the clock was set back: an epoch that came later is of it, and this one is not; or what came later than the next
+    -- epoch is long before it; or what was removed came after it
+    not exists (
+        select from epoch h
+        cross join lateral ({committed_at}) c
+        where h.table_id = %(table_id)s and h.created_at > %(at)s and h.created_at < e.created_at
+            and not pg_visible_in_snapshot(h.added_xid, b.snapshot) and c.committed_at > %(at)s
+    ) and not exists (
+        select from epoch n
+        join change c on c.xid > n.added_xid and c.committed_at <= %(at)s
+        where n.table_id = %(table_id)s and n.epoch = e.epoch + 1
+            and c.committed_at < coalesce(n.clock_at, n.created_at) - interval '1 minute'
+    ) and not exists (
+        select from change g
+        join removed r on r.removed_xid = g.xid
+        cross join lateral unnest(r.added_xids) as x (xid)
+        join change a on a.xid = x.xid
+        where g.committed_at <= %(at)s and a.committed_at > %(at)s
+    )
 from base b
 cross join snapshot s
 left join lateral (
-    -- a split takes its time for a moment only
-    select e.epoch, e.created_at
-    from epoch e
-    where e.table_id = %(table_id)s and e.created_at <= %(at)s + interval '1 minute'
-        and (
-            pg_visible_in_snapshot(e.added_xid, b.snapshot)
-            or pg_xact_commit_timestamp(e.added_xid::xid) <= %(at)s
-        )
-    order by e.created_at desc
+    (
+        -- a split takes its time for a moment only
+        select h.epoch, h.created_at, pg_visible_in_snapshot(h.added_xid, b.snapshot) or c.committed_at is not null as is_known
+        from epoch h
+        cross join lateral ({committed_at}) c
+        where h.table_id = %(table_id)s and h.created_at <= %(at)s + interval '1 minute'
+            and (pg_visible_in_snapshot(h.added_xid, b.snapshot) or (c.committed_at > %(at)s) is not true)
+        order by h.created_at desc
+        limit 1
+    )
+    union all
+    (
+        -- whose time is that of one before, as the clock was set back between them
+        select h.epoch, h.created_at, pg_visible_in_snapshot(h.added_xid, b.snapshot) or c.committed_at is not null
+        from epoch h
+        cross join lateral ({committed_at}) c
+        where h.table_id = %(table_id)s and h.clock_at <= %(at)s and h.created_at > %(at)s + interval '1 minute'
+            and (pg_visible_in_snapshot(h.added_xid, b.snapshot) or (c.committed_at > %(at)s) is not true)
+        order by h.epoch desc
+        limit 1
+    )
+    order by epoch desc
     limit 1
 ) e on true;
+
+-- name: committed_at
+-- Part of a query: when the transaction that added a row h was committed; null: that is not known any more, or never was.
+-- The server knows times by the lower half of an id: of one that is 2^31 ago it would tell another's.
+select case
+    when pg_snapshot_xmax(pg_current_snapshot())::text::numeric - h.added_xid::text::numeric between 0 and 2147483648
+    then pg_xact_commit_timestamp(h.added_xid::xid)
+end as committed_at
 
 -- name: cut
 -- Where a cut is, and from when on its table can be read. That of the truncation is forgotten, and can be read.

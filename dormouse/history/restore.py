@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 from dormouse.context import TableContext
-from dormouse.errors import InvalidCut, NotWhole, TableNotFound
-from dormouse.history.moments import check_since, position_of
+from dormouse.errors import CutExpired, NotWhole, TableNotFound
+from dormouse.history.moments import check_since, expired_by_erasure, position_of
 from dormouse.model.cut import Position, When
 from dormouse.model.file_reference import FileReference
 from dormouse.model.partition_tree import PartitionTree
@@ -64,27 +64,12 @@ def restore(context: TableContext, to: When, *, dry_run: bool = False) -> Restor
     return own.following(lambda: run(context.supplier, work, operation=f"restore {context.table.name}"))
 
 
-def check_not_restored(context: TableContext, after: Position, till: Position) -> None:
-    """`InvalidCut` when the table was restored after a position and up to another.
-
-    Its rows went and came back then, so that what was ingested is not how the two differ.
-    """
-    values = {"after": after.snapshot, "till": till.snapshot}
-    for moment, restored_at in context.store.own.rows(
-        _QUERIES["between"], values, operation="look for restores"
-    ):
-        raise InvalidCut(
-            f"table {context.table.name!r} was restored at {restored_at} to what it was at {moment}: changes "
-            "across that are not told; ask for those after it, and read the table as of then"
-        )
-
-
 def _restored(context: TableContext, position: Position, conn: Any, *, dry_run: bool) -> RestoreReport:
     store = context.store
     removed, rows_removed, exact = store.come_since(position.snapshot, conn)
     then = context.partitions.at(position.epoch, conn, made_at=position.made_at)
     now = context.partitions.tree_in(conn)
-    back = placed(store.gone_since(position.snapshot, conn), then, now)
+    back = placed(_gone_since(context, position, conn), then, now)
     deletions = context.deletions.count_restored(position.snapshot, conn)
     if not dry_run and (removed or back or deletions):
         store.restore(position.snapshot, position.at, partial(placed, then=then, now=now), conn)
@@ -98,6 +83,16 @@ def _restored(context: TableContext, position: Position, conn: Any, *, dry_run: 
         exact and not any(one.count_approximate for one in back),
         deletions,
     )
+
+
+def _gone_since(context: TableContext, position: Position, conn: Any) -> list[FileReference]:
+    """What is to come back; `CutExpired` when rows of it were erased since, or are being erased."""
+    values = {"table_id": context.table.table_id, "snapshot": position.snapshot}
+    if conn.execute(context.store.own.on(_QUERIES["erased_since"]), values).fetchall() != [(False,)]:
+        raise expired_by_erasure(context, position.at) or CutExpired(
+            f"rows of table {context.table.name!r} of {position.at} are being erased"
+        )
+    return context.store.gone_since(position.snapshot, conn)
 
 
 def placed(

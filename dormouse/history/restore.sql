@@ -2,11 +2,13 @@
 -- Waits for what else changes where a table is, and keeps others out: splits, cuts, and who lets files go.
 select 1 from tables where table_id = %(table_id)s for no key update;
 
--- name: between
--- The last restore of a table after a snapshot and up to another: to which moment, and when.
-select moment, restored_at
-from restored
-where table_id = %(table_id)s and pg_visible_in_snapshot(restored_xid, %(till)s::pg_snapshot)
-    and not pg_visible_in_snapshot(restored_xid, %(after)s::pg_snapshot)
-order by restored_at desc
-limit 1;
+-- name: erased_since
+-- Whether files that a snapshot had, and that were removed since, had rows of an erasure: they do not come back.
+select exists (
+    select from removal g
+    cross join lateral unnest(g.file_ids, g.added_xids) as r (file_id, added_xid)
+    join erased_file e on e.table_id = g.table_id and e.file_id = r.file_id
+    where g.table_id = %(table_id)s and g.removed_xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot)
+        and not pg_visible_in_snapshot(g.removed_xid, %(snapshot)s::pg_snapshot)
+        and pg_visible_in_snapshot(r.added_xid, %(snapshot)s::pg_snapshot)
+);

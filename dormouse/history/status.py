@@ -7,16 +7,19 @@ from datetime import datetime
 
 from dormouse.context import TableContext
 from dormouse.files.last_rounds import LastRound
+from dormouse.files.totals import Totals
 from dormouse.history.consumers import Consumers, ConsumerStatus
 from dormouse.history.moments import oldest
 from dormouse.history.retention import Holder, holders
+from dormouse.model.keyed import is_keyed
 
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
     """What a table consists of now, and how its rounds end. Rows of files that a split divided are estimates.
 
-    Rows of pending `deletions` count until compaction has left them out.
+    Rows of pending `deletions` count until compaction has left them out; and of a keyed table older rows and
+    marks of deletion: `row_count` then is an upper bound.
 
     `compaction_jobs` wait or are run, `jobs_running` of them are run; `jobs_given_up` were given up in all.
     `rounds` has one of each kind that there was. The history can be read from `history_since` on, and
@@ -58,7 +61,7 @@ def status_of(context: TableContext, *, read_only: bool) -> TableStatus:
         files=found.files,
         references=found.references,
         row_count=found.row_count,
-        rows_exact=found.rows_exact and not deletions,
+        rows_exact=found.rows_exact and not deletions and not _may_repeat(context, found),
         byte_count=found.byte_count,
         unreferenced_files=found.unreferenced_files,
         compaction_jobs=jobs,
@@ -72,3 +75,10 @@ def status_of(context: TableContext, *, read_only: bool) -> TableStatus:
         history_since=oldest(context),
         history_held_by=holders(context),
     )
+
+
+def _may_repeat(context: TableContext, found: Totals) -> bool:
+    """Whether a key may have rows in several files, of which one counts."""
+    if not is_keyed(context.properties):
+        return False
+    return found.references > found.leaves or context.store.have_several_files()

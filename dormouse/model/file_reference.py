@@ -40,7 +40,8 @@ class FileWithReferences:
 
     `byte_count` is the object's size, `digest` the XXH3-128 of its bytes (16 bytes; files of before have
     none), `row_count` all its rows, `min_key` and `max_key` its smallest and largest row key as
-    `model.keys.encode_key` gives them.
+    `model.keys.encode_key` gives them. `deletions_till`: the number of the last deletion that its rows came
+    after; None: of the last that there is when it is added.
     """
 
     filename: str
@@ -51,6 +52,7 @@ class FileWithReferences:
     max_key: bytes | None = None
     last_updated: datetime | None = None
     digest: bytes | None = None
+    deletions_till: int | None = None
 
     def __post_init__(self) -> None:
         check_text("filename", self.filename, FILENAME_BYTES_MAX)
@@ -61,7 +63,8 @@ class FileWithReferences:
         digest = self.digest
         if digest is not None and not (isinstance(digest, bytes) and len(digest) == DIGEST_BYTES):
             raise InvalidInput(f"file {self.filename!r}: digest must be {DIGEST_BYTES} bytes, not {digest!r}")
-        for name, count in (("byte_count", self.byte_count), ("row_count", self.row_count)):
+        for name in ("byte_count", "row_count", "deletions_till"):
+            count = getattr(self, name)
             if count is not None:
                 check_count(self.filename, name, count)
         for reference in self.references:

@@ -27,7 +27,7 @@ class TableProperties(BaseModel):
         ge=0,
         le=SECONDS_MAX,
         description="how far back the table can be read as it was; with gc_delay_seconds 0 only as far as "
-        "cuts and consumers hold files",
+        "consumers and cuts hold files: those that maintenance records hold none then",
     )
     consumer_expiry_seconds: float = Field(
         604_800,
@@ -76,6 +76,22 @@ class TableProperties(BaseModel):
         "bytes a value",
     )
     compression: Literal["zstd", "snappy", "lz4", "none"] = "zstd"
+    keep: Literal["every_row", "newest_row"] = Field(
+        "every_row",
+        description="newest_row: one row for each row key, the newest; chosen when the table is made",
+    )
+    newest_by: str | None = Field(
+        None,
+        description="with keep='newest_row': the value column of which the largest is the newest; among "
+        "equals, and without it, the row whose load began last",
+    )
+    deletion_marks_seconds: float | None = Field(
+        None,
+        ge=0,
+        le=SECONDS_MAX,
+        description="with newest_by: how long a deleted key is remembered once its rows are gone; an older "
+        "row that is loaded later comes back; none: for ever",
+    )
     aggregate: str | None = Field(
         None, description="e.g. 'sum(count), max(last_seen)'; a total that LONG cannot hold is an error"
     )

@@ -57,3 +57,8 @@ def narrow_id(text: str) -> uuid.UUID:
 def narrow_bytes(text: str) -> bytes:
     """A narrow id as it stands in arrays."""
     return blake2b(text.encode(), digest_size=16).digest()
+
+
+def plural(number: int, noun: str) -> str:
+    """The number with its noun: `1 file`, `2 files`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

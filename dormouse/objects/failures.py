@@ -25,6 +25,13 @@ def failed(verb: str, name: str, store: str, cause: str) -> ObjectStoreError:
     return ObjectStoreError(f"Cannot {verb} {what} in {store}: {cause}")
 
 
+def whole_range(found: bytes, length: int, name: str, store: str) -> bytes:
+    """The bytes of a range, if it is whole."""
+    if len(found) < length:
+        raise failed("read", name, store, "it ends before the bytes that were asked for")
+    return found
+
+
 @contextmanager
 def reporting_full_disk(name: str, store: str) -> Iterator[None]:
     """Report a full disk as the store's failure; what else goes wrong while writing is the writer's own."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dormouse.errors import InvalidName, ObjectStoreError
-from dormouse.objects.failures import failed, missing, reporting_full_disk, taken
+from dormouse.objects.failures import failed, missing, reporting_full_disk, taken, whole_range
 from dormouse.objects.names import STAGING, check_name, check_prefix
 from dormouse.objects.staging import StagingArea
 
@@ -66,6 +66,11 @@ class FolderStore:
     def get(self, name: str) -> bytes:
         with _errors("read", name, self.root):
             return self._path(name).read_bytes()
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        with _errors("read", name, self.root), self._path(name).open("rb") as file:
+            found = os.pread(file.fileno(), length, start)
+        return whole_range(found, length, name, str(self.root))
 
     def size(self, name: str) -> int:
         with _errors("read", name, self.root):

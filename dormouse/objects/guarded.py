@@ -52,6 +52,9 @@ class GuardedStore:
     def get(self, name: str) -> bytes:
         return self.store.get(name)
 
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        return self.store.get_range(name, start, length)
+
     def size(self, name: str) -> int:
         return self.store.size(name)
 

@@ -13,10 +13,25 @@ SKETCHES_SUFFIX = ".sketches"
 PARQUET_SUFFIX = ".v2.parquet"
 """Of files whose DOUBLE columns have no minimum and maximum, as those of before have: NaN is in neither."""
 
+INCOMING = "incoming"
+"""Where others put objects that are to be ingested."""
+
 RECORDS = frozenset(
-    {STAGING, "instance.json", "owner", "commits", "payloads", "backups", "runs", "work", "activity"}
+    {
+        STAGING,
+        "instance.json",
+        "owner",
+        "commits",
+        "payloads",
+        "answers",
+        INCOMING,
+        "backups",
+        "runs",
+        "work",
+        "activity",
+    }
 )
-"""What the instance itself keeps beside them, by the first segment."""
+"""What is beside them, and no table's, by the first segment."""
 
 NAME_BYTES_MAX = 900
 SEGMENT_BYTES_MAX = 255

@@ -22,7 +22,7 @@ from obstore.store import S3Store as Client
 
 from dormouse.errors import InvalidInput, InvalidName, ObjectNotFound, ObjectStoreError
 from dormouse.objects.aws_credentials import provider
-from dormouse.objects.failures import failed, missing, reporting_full_disk, taken
+from dormouse.objects.failures import failed, missing, reporting_full_disk, taken, whole_range
 from dormouse.objects.forks import ForkGuard
 from dormouse.objects.names import check_name, check_prefix
 from dormouse.objects.staging import StagingArea
@@ -101,6 +101,11 @@ class S3Store:
     def get(self, name: str) -> bytes:
         with self._errors("read", check_name(name)):
             return bytes(obstore.get(self._client, name).bytes())
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        with self._errors("read", check_name(name)):
+            found = bytes(obstore.get_range(self._client, name, start=start, length=length))
+        return whole_range(found, length, name, self.url)
 
     def size(self, name: str) -> int:
         with self._errors("read", check_name(name)):

@@ -44,6 +44,9 @@ class ObjectStore(Protocol):
     def get(self, name: str) -> bytes:
         """The object's bytes; `ObjectNotFound`."""
 
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        """So many bytes of the object, from `start` on; an error where it ends before, `ObjectNotFound`."""
+
     def size(self, name: str) -> int:
         """The object's size in bytes; `ObjectNotFound`."""
 

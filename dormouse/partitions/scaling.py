@@ -6,7 +6,8 @@ leave the tree (docs/decisions/0036). What is merged may be divided at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -177,16 +178,20 @@ class _Scale:
         if answer is not None:
             return answer
         leaves = self._leaves(conn)
-        new_id = (f"{epoch + 1}-{n}" for n in count()).__next__
+        new_id = _new_ids(epoch + 1)
         family = self._family(conn, leaves) if self.merges else None
         start = leaves[0].partition
         if family is not None:
             start = Partition(new_id(), family.top.partition.parent_id, family.top.partition.region)
+        division = self._division(start, new_id)
+        self._write(conn, epoch + 1, [leaf.partition for leaf in leaves], start, division, family)
+        return division.leaves
+
+    def _division(self, start: Partition, new_id: Callable[[], str]) -> Division:
         division = Division([start])
         for split in self._splits:
             division.divide(self._table.schema, split, new_id)
-        self._write(conn, epoch + 1, [leaf.partition for leaf in leaves], start, division, family)
-        return division.leaves
+        return division
 
     def _write(
         self,
@@ -244,14 +249,27 @@ class _Scale:
         rows = self._scaling._rows(conn, "answered", request_id=self._request_id)
         if not rows:
             return None
-        sealed, created = rows[0]
+        epoch, sealed, created = rows[0]
         if set(sealed) != set(self._ids):
-            raise InvalidRange(
-                f"request {self._request_id!r} of table {self._table.name!r} was another, of "
-                f"{', '.join(map(repr, sealed))}: give each request an id of its own"
-            )
+            raise self._another("of " + ", ".join(map(repr, sealed)))
         found = {one.partition.partition_id: one.partition for one in self._by_id(conn, created)}
-        return [replace(found[each], child_ids=(), split=None) for each in created]
+        made = [replace(found[each], child_ids=(), split=None) for each in created]
+        new_id = _new_ids(epoch)
+        start_id = new_id() if self.merges else self._ids[0]
+        [start] = self._by_id(conn, [start_id])
+        with suppress(InvalidRange):
+            again = self._division(replace(start.partition, child_ids=(), split=None), new_id)
+            if [(each.partition_id, each.region) for each in again.leaves] == [
+                (each.partition_id, each.region) for each in made
+            ]:
+                return made
+        raise self._another("of the same partitions at other points")
+
+    def _another(self, what: str) -> InvalidRange:
+        return InvalidRange(
+            f"request {self._request_id!r} of table {self._table.name!r} was another, {what}: give each "
+            "request an id of its own"
+        )
 
     def _by_id(self, conn: psycopg.Connection[Any], ids: Iterable[str]) -> list[_Stored]:
         return self._scaling._stored(conn, "stored", partition_ids=list(filter(is_text, ids)))
@@ -296,6 +314,11 @@ class _Scale:
         inner = [each.partition_id for each in below if not each.is_leaf and each.partition_id != top_id]
         self._moves.check_movable(conn, [top_id, *inner, *self._ids], top_id)
         return _Family(top, tuple(inner))
+
+
+def _new_ids(epoch: int) -> Callable[[], str]:
+    """Gives the ids of the partitions that an epoch makes, one after the other."""
+    return (f"{epoch}-{number}" for number in count()).__next__
 
 
 _NO_SPLIT = {"split_key": None, "split_point": None, "left_id": None, "right_id": None}

@@ -4,8 +4,8 @@ with began as materialized (select epoch from tables where table_id = %(table_id
 select t.epoch, b.epoch from tables t, began b where t.table_id = %(table_id)s for no key update of t;
 
 -- name: answered
--- What a request sealed and made, if it was done before.
-select sealed, created from epoch where table_id = %(table_id)s and request_id = %(request_id)s;
+-- The epoch of a request that was done before, and what it sealed and made.
+select epoch, sealed, created from epoch where table_id = %(table_id)s and request_id = %(request_id)s;
 
 -- name: stored
 -- Some partitions, as they are now.
@@ -81,18 +81,21 @@ values (
 );
 
 -- name: add_epoch
--- Records the table's next epoch: its time strictly increases.
+-- Records the table's next epoch: its time strictly increases. Where the clock was set back, it is noted, too.
 with now as (
     update tables set epoch = %(epoch)s where table_id = %(table_id)s
 )
 insert into epoch (
-    table_id, epoch, created_at, sealed, created, splits, merges, sealed_rows, sealed_bytes, request_id
+    table_id, epoch, created_at, sealed, created, splits, merges, sealed_rows, sealed_bytes, request_id,
+    clock_at
 )
-select %(table_id)s, %(epoch)s::bigint, greatest(clock_timestamp(), max(e.created_at) + interval '1 microsecond'),
-    %(sealed)s::text[], %(created)s::text[], %(splits)s, %(merges)s, %(sealed_rows)s, %(sealed_bytes)s,
-    %(request_id)s::text
+select %(table_id)s, %(epoch)s::bigint, greatest(e.now, e.last), %(sealed)s::text[], %(created)s::text[], %(splits)s,
+    %(merges)s, %(sealed_rows)s, %(sealed_bytes)s, %(request_id)s::text, case when e.now < e.last then e.now end
 from (
-    select created_at from epoch where table_id = %(table_id)s order by created_at desc limit 1
+    select clock_timestamp() as now, (
+            select created_at from epoch where table_id = %(table_id)s order by created_at desc limit 1
+        ) + interval '1 microsecond' as last
+    offset 0
 ) e;
 
 -- name: add_chunk

@@ -192,8 +192,9 @@ class PartitionStore(Leaves):
         """Divides a leaf, or merges leaves and divides what that makes, as one epoch; gives the new leaves.
 
         `sealed_ids` are one leaf, or all that lie below one partition. `splits` are (field, point), applied
-        in order: each divides every new leaf that the point lies strictly inside of. The same `request_id`
-        again gives the same answer. After an error nothing is changed.
+        in order: each divides every new leaf that the point lies strictly inside of. The same request again,
+        with its `request_id`, gives the same answer; another with that id is `InvalidRange`. After an error
+        nothing is changed.
 
         Raises `PartitionNotFound`; `PartitionNotActive` when one was divided or merged already,
         `ConcurrentScale` when that happened meanwhile; `InvalidRange` when they are no list of leaves below

@@ -158,6 +158,11 @@ class ConnectionSupplier:
         made._waits_for_disk = False
         return made
 
+    def is_standby(self) -> bool:
+        """Whether the server replays what another does, as far as it tells; only reads can be asked of it."""
+        with self.connection() as conn:
+            return conn.info.parameter_status("in_hot_standby") == "on"
+
     def forbid_writes(self, *, forbidden: bool = True) -> None:
         """From here on the sessions read only, or may write again."""
         with self._lock:

@@ -28,6 +28,8 @@ def settle(conn: psycopg.Connection[Any]) -> None:
             conn.execute(_QUERIES["begin_history"].on())
         if conn.execute(_QUERIES["knows_deletions"].on()).fetchall()[0][0]:
             conn.execute(_QUERIES["renumber_deletions"].on())
+        if conn.execute(_QUERIES["knows_payloads"].on()).fetchall()[0][0]:
+            conn.execute(_QUERIES["begin_days_anew"].on())
         if conn.execute(_QUERIES["knows_incarnations"].on()).fetchall()[0][0]:
             conn.execute(_QUERIES["note_copy"].on())
         conn.execute(_QUERIES["settle"].on())

@@ -36,6 +36,7 @@ update cut set snapshot = null;
 update consumer set snapshot = null;
 update truncation set snapshot = null;
 update epoch set added_xid = '3' where added_xid >= pg_snapshot_xmin(pg_current_snapshot());
+update restored set snapshot = null where snapshot is not null;
 update restored set restored_xid = '3' where restored_xid >= pg_snapshot_xmin(pg_current_snapshot());
 delete from hold;
 
@@ -54,6 +55,16 @@ select to_regclass('deletion') is not null;
 -- name: knows_history
 -- Whether a database has the tables of the history, which come with a migration.
 select to_regclass('cut') is not null;
+
+-- name: knows_payloads
+-- Whether a database has the days of payloads, which come with a migration.
+select to_regclass('payload_day') is not null;
+
+-- name: begin_days_anew
+-- What was written while a day was copied is told by transactions of the other cluster: it is copied anew.
+update payload_day
+set phase = 'prepare', verified_till = null, after_kind = null, after_tenant = null, after_id = null, after_at = null
+where work in ('offload', 'fold') and phase <> 'finish';
 
 -- name: forget_looks
 -- Everything is to be looked at, and counted.

@@ -60,6 +60,16 @@ from (
     where c.relnamespace = to_regnamespace('dormouse') and c.relkind in ('r', 'p', 'v', 'm')
         and c.relowner <> 'dormouse_schema'::regrole
     union all
+    -- those of a column go with its table
+    select 3, format('alter sequence %s owner to dormouse_schema', c.oid::regclass)
+    from pg_class c
+    where c.relnamespace = to_regnamespace('dormouse') and c.relkind = 'S' and c.relowner <> 'dormouse_schema'::regrole
+        and not exists (
+            select from pg_depend d
+            where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.refclassid = 'pg_class'::regclass
+                and d.deptype in ('a', 'i')
+        )
+    union all
     select 3, format('alter routine %s owner to dormouse_schema', p.oid::regprocedure)
     from pg_proc p
     where p.pronamespace = to_regnamespace('dormouse') and p.proowner <> 'dormouse_schema'::regrole

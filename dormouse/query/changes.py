@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from datafusion import ExecutionPlan, Expr
 
 from dormouse.context import TableContext
@@ -15,14 +17,19 @@ from dormouse.data.arrow_schema import arrow_schema, exact
 from dormouse.data.expressions import column, key_order
 from dormouse.data.transform import Transform
 from dormouse.errors import InvalidQuery
-from dormouse.history.changes import ChangedFile, PastDeletion, deletions_between, pages_between
+from dormouse.history.changes import ChangedFile, pages_between
+from dormouse.history.events import PastDeletion, PastEvent, PastRestore, events_between
 from dormouse.history.moments import kept
 from dormouse.model.cut import Position
+from dormouse.model.keyed import is_keyed
 from dormouse.query.deletions import Deletion, deletions_of
+from dormouse.query.differences import COUNT, Restored, one_each
 from dormouse.query.failures import named_failures
 from dormouse.query.file_checks import FileGone
+from dormouse.query.interruptible import interruptible
 from dormouse.query.interruption import Interruption
 from dormouse.query.key_ranges import KeyRanges
+from dormouse.query.keyed_changes import KeyedChanges
 from dormouse.query.planner import Scan
 from dormouse.query.predicates import is_of
 from dormouse.query.scan_session import FILES_A_SCAN, key_session, planned, stored_rows
@@ -30,8 +37,8 @@ from dormouse.query.streams import one_ahead
 from dormouse.query.table_view import gone_of_moment, plan_query
 from dormouse.query.where import question
 
-CHANGE = "_change"
-"""The column that says what became of a row: "insert", or "delete" of one that was there."""
+CHANGE = COUNT
+"""The column that says what became of a row: "insert", "upsert", or "delete" of one that was there."""
 INSERT, DELETE = "insert", "delete"
 
 
@@ -46,11 +53,31 @@ def changes(
 ) -> pa.RecordBatchReader:
     """The rows that were ingested after one moment and up to another, each once, as they were ingested.
 
-    And those that deletions are of, as they were just before: a reader that applies all in their order has
-    the rows of the later moment. The columns asked for, and `_change`; between two deletions in no order, but
-    for the files that are read side by side. `at_end` is called when the last row was given. Raises what
-    `pages_between` does and `InvalidQuery`; while it is read `CutExpired` when a file is collected meanwhile,
-    `ObjectNotFound` and `ObjectDamaged` as queries do.
+    And those that deletions are of, as they were just before, and those that a restore took away or brought
+    back: a reader that applies all in their order has the rows of the later moment. Of a keyed table each key
+    whose newest row is another, once: "upsert" with that row, or "delete" with its key. The columns asked
+    for, and `_change`; between two deletions or restores in no order, but for the files that are read side by
+    side. `at_end` is called when the last row was given. Raises what `pages_between` and `events_between` do
+    and `InvalidQuery`; while it is read `CutExpired` when a file is collected meanwhile, `ObjectNotFound` and
+    `ObjectDamaged` as queries do.
+    """
+    schema = columns_of_changes(context, columns)
+    names = schema.names[:-1]
+    interruption = interruption or Interruption()
+    # what cannot be read is told before the first row
+    pages, events = pages_between(context, after, till), events_between(context, after, till)
+    if is_keyed(context.properties):
+        rows = _of_keys(KeyedChanges(context, after, till, interruption, schema), pages, events)
+    else:
+        rows = _Reading(context, names, schema, after, interruption).rows(pages, events, till)
+    found = one_ahead(rows, interruption.set)
+    return pa.RecordBatchReader.from_batches(schema, _followed(found, at_end))
+
+
+def columns_of_changes(context: TableContext, columns: Sequence[str] | None) -> pa.Schema:
+    """What `changes` gives: the columns asked for, and `_change`. Raises `InvalidQuery`.
+
+    Of a keyed table all but the row keys may be null: of a key that went, only these are known.
     """
     if CHANGE in context.schema:
         raise InvalidQuery(
@@ -60,21 +87,26 @@ def changes(
         None if columns is None or isinstance(columns, str) else [name for name in columns if name != CHANGE]
     )
     names = question(context.schema, None, columns if named is None else named, None).columns
-    whole = arrow_schema(context.schema)
-    schema = pa.schema(
-        [*(whole.field(name) for name in names), pa.field(CHANGE, pa.string(), nullable=False)]
-    )
-    interruption = interruption or Interruption()
-    reading = _Reading(context, names, schema, after, interruption)
-    # what cannot be read is told before the first row
-    pages = pages_between(context, after, till)
-    found = one_ahead(reading.rows(pages, deletions_between(context, after, till), till), interruption.set)
-    return pa.RecordBatchReader.from_batches(schema, _followed(found, at_end))
+    whole, known = arrow_schema(context.schema), context.schema.row_key_names
+    fields = [whole.field(name) for name in names]
+    if is_keyed(context.properties):
+        fields = [field.with_nullable(field.name not in known) for field in fields]
+    return pa.schema([*fields, pa.field(CHANGE, pa.string(), nullable=False)])
 
 
 def _followed(batches: Iterator[pa.RecordBatch], at_end: Callable[[], object]) -> Iterator[pa.RecordBatch]:
     yield from batches
     at_end()
+
+
+def _of_keys(
+    keyed: KeyedChanges, pages: Iterable[Sequence[ChangedFile]], events: Sequence[PastEvent]
+) -> Iterator[pa.RecordBatch]:
+    with kept(keyed.context, keyed.after):
+        try:
+            yield from keyed.batches((list(_scans(page)) for page in pages), events)
+        except FileGone as error:
+            raise gone_of_moment(keyed.context, keyed.after, error) from error
 
 
 class _Reading:
@@ -94,18 +126,18 @@ class _Reading:
         self._transform = Transform.parse(context.schema, context.properties)
 
     def rows(
-        self, pages: Iterable[Sequence[ChangedFile]], deletions: Sequence[PastDeletion], till: Position
+        self, pages: Iterable[Sequence[ChangedFile]], events: Sequence[PastEvent], till: Position
     ) -> Iterator[pa.RecordBatch]:
-        """`pages` are those of all files that came; with deletions each is read where it has its place."""
+        """`pages` are those of all files that came; with events each is read where it has its place."""
         with kept(self._context, self._after):
-            if not deletions:
+            if not events:
                 yield from self._inserted(pages)
                 return
             start = self._after
-            for deletion in deletions:
-                yield from self._inserted(pages_between(self._context, start, deletion.before))
-                yield from self._deleted(deletion)
-                start = deletion.before
+            for event in events:
+                yield from self._inserted(pages_between(self._context, start, event.before))
+                yield from self._restored(event) if isinstance(event, PastRestore) else self._deleted(event)
+                start = event.before
             yield from self._inserted(
                 pages_between(self._context, start, replace(till, at=max(till.at, start.at)))
             )
@@ -131,17 +163,45 @@ class _Reading:
         except FileGone as error:
             raise gone_of_moment(self._context, self._after, error) from error
 
+    def _restored(self, past: PastRestore) -> Iterator[pa.RecordBatch]:
+        """The rows that a restore took away, as they were just before it, and those that it brought back."""
+        found = Restored(self._context, self._transform, past)
+        try:
+            for before, after in found.groups():
+                # a file may be read for both, of other rows
+                plan = partial(self._differing, found, before, after)
+                for batch in self._batches([*before, *after], plan, may_search=True):
+                    for change, is_of in ((DELETE, pc.less), (INSERT, pc.greater)):
+                        rows = batch.filter(is_of(batch[COUNT], 0))
+                        for part in one_each(rows.drop_columns(COUNT), rows[COUNT]):
+                            yield self._marked(part, change)
+        except FileGone as error:
+            raise gone_of_moment(self._context, self._after, error) from error
+
+    def _differing(self, found: Restored, before: Sequence[Scan], after: Sequence[Scan]) -> ExecutionPlan:
+        frame = found.frame(key_session(self._context.objects), before, after)
+        return frame.select(*map(column, [*self._names, COUNT])).execution_plan()
+
     def _rows_of(
         self, scans: Sequence[Scan], change: str, condition: Expr | None = None
     ) -> Iterator[pa.RecordBatch]:
         try:
-            with named_failures(self._context, scans, self._transform):
-                plan = planned(self._context, scans, lambda: self._physical(scans, condition))
-                for batch in key_session(self._context.objects).execute(plan, 0):
-                    self._interruption.check()
-                    yield self._marked(batch.to_pyarrow(), change)
+            plan = partial(self._physical, scans, condition)
+            for batch in self._batches(scans, plan, may_search=condition is not None):
+                yield self._marked(batch, change)
         except FileGone as error:
             raise gone_of_moment(self._context, self._after, error) from error
+
+    def _batches(
+        self, scans: Sequence[Scan], physical: Callable[[], ExecutionPlan], *, may_search: bool
+    ) -> Iterator[pa.RecordBatch]:
+        """`may_search`: many rows may be read for one that is told."""
+        with named_failures(self._context, scans, self._transform):
+            plan = planned(self._context, scans, physical)
+            stream = key_session(self._context.objects).execute(plan, 0)
+            for batch in interruptible(stream, self._interruption) if may_search else stream:
+                self._interruption.check()
+                yield batch.to_pyarrow()
 
     def _physical(self, scans: Sequence[Scan], condition: Expr | None) -> ExecutionPlan:
         objects = self._context.objects

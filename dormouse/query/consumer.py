@@ -47,8 +47,8 @@ class Consumer:
         """The changes since the position, up to now, as `Table.changes` gives them.
 
         Until they are acknowledged, the next `read` gives them again, and what came since. Raises
-        `ConsumerExpired`, `InvalidInput` when the consumer was dropped, `InvalidCut` when the table was
-        restored since, and what `Table.changes` raises.
+        `ConsumerExpired`, `InvalidInput` when the consumer was dropped, `InvalidCut` when an old
+        Dormouse restored the table since, and what `Table.changes` raises.
         """
         self._read = None
         start = self._consumers.get(self.name)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from dormouse.context import TableContext
 from dormouse.errors import InvalidQuery
+from dormouse.files.reads import KeyBounds
 from dormouse.model.region import Region
 from dormouse.query.deletions import condition_of, key_bounds
 from dormouse.query.where import Question, question
@@ -29,7 +30,10 @@ DeleteWhere = Mapping[str, Any] | Region | Literal[_All.ALL]
 
 @dataclass(frozen=True, slots=True)
 class DeleteReport:
-    """A deletion: its number and its moment, None of one that was only tried; `rows` then are exact."""
+    """A deletion: its number and its moment, None of one that was only tried; `rows` then are exact.
+
+    One that is a load of marks, on a keyed table, has no number, and tells its rows.
+    """
 
     deletion_id: int | None
     deleted_at: datetime | None
@@ -42,23 +46,34 @@ def delete(context: TableContext, where: DeleteWhere, *, dry_run: bool = False) 
     Of the rows that were committed before; what is committed later stays, also when it is equal. `dry_run`
     counts, and changes nothing. Raises `InvalidQuery` for a condition that is none, or does not fit.
     """
-    asked = _asked(context, where)
-    condition = condition_of(asked)
+    asked, condition = asked_to_delete(context, where)
     if dry_run:
         return DeleteReport(None, None, sum(batch.num_rows for batch in _matching(context, where)))
-    by_values = any(one.field.name not in context.schema.key_names for one in asked.conditions)
-    bounds = key_bounds(context.schema, asked.ranges)
+    bounds, by_values = bounds_to_delete(context, asked)
     deletion_id, at = context.deletions.record(condition, bounds, by_values=by_values)
     return DeleteReport(deletion_id, at, None)
 
 
-def _asked(context: TableContext, where: DeleteWhere) -> Question:
+def names_values(context: TableContext, where: DeleteWhere) -> bool:
+    """Whether a condition names columns that are no keys; raises as `delete` does."""
+    return bounds_to_delete(context, asked_to_delete(context, where)[0])[1]
+
+
+def asked_to_delete(context: TableContext, where: DeleteWhere) -> tuple[Question, str]:
+    """What is to be deleted, and as it is kept; `InvalidQuery` for a condition that is none, or too long."""
     if where is not ALL and not where:
         raise InvalidQuery(
             f"delete from table {context.table.name!r}: {where!r} is no condition; say which rows, or dm.ALL "
             "(--all) for all of them"
         )
-    return question(context.schema, None if where is ALL else where, None, None)
+    asked = question(context.schema, None if where is ALL else where, None, None)
+    return asked, condition_of(asked)
+
+
+def bounds_to_delete(context: TableContext, asked: Question) -> tuple[KeyBounds, bool]:
+    """Between which row keys that is, and whether it names columns that are no keys."""
+    by_values = any(one.field.name not in context.schema.key_names for one in asked.conditions)
+    return key_bounds(context.schema, asked.ranges), by_values
 
 
 def _matching(context: TableContext, where: DeleteWhere) -> Iterator[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import takewhile
 from operator import and_
@@ -16,16 +17,20 @@ from datafusion.record_batch import RecordBatch
 from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_schema, exact
 from dormouse.data.expressions import column, key_order
+from dormouse.data.portions import portions
 from dormouse.data.transform import Transform
 from dormouse.errors import ObjectNotFound
 from dormouse.history.moments import kept, position_of
 from dormouse.model.cut import Position, When
+from dormouse.model.keyed import is_keyed
 from dormouse.model.region import Range
+from dormouse.model.schema import Schema
 from dormouse.query.failures import named_failures
 from dormouse.query.file_checks import FileGone
 from dormouse.query.held_back import HeldBack, Reached
 from dormouse.query.interruptible import interruptible
 from dormouse.query.interruption import Interruption
+from dormouse.query.keyed import KeyedScans
 from dormouse.query.planner import Scan
 from dormouse.query.predicates import from_key, meets
 from dormouse.query.scan_session import key_session, planned, rows
@@ -35,6 +40,7 @@ from dormouse.query.where import Question, Where, question
 
 Groups = Iterator[tuple[Scan, ...]]
 REPLANS_MAX = 10
+PART_BYTES = 128 * 1024 * 1024
 
 
 def query(
@@ -61,12 +67,51 @@ def query(
     asked = question(context.schema, where, columns, limit)
     moment, at = Moment(), None if as_of is None else position_of(context, as_of)
     groups = plan_query(context, asked.ranges, moment, at=at)
-    whole = arrow_schema(context.schema)
-    schema = pa.schema([whole.field(name) for name in asked.columns])
+    schema = columns_of(context.schema, asked.columns)
     interruption = interruption or Interruption()
     found = one_ahead(_Execution(context, asked, moment, interruption, at).rows(groups), interruption.set)
     batches = (exact(batch.select(asked.columns), schema) for batch in found)
     return pa.RecordBatchReader.from_batches(schema, batches)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some groups of a query's plan, which another process reads: `rows` of the moment of the plan."""
+
+    asked: Question
+    groups: tuple[tuple[Scan, ...], ...]
+    now_ms: int
+
+    def rows(self, context: TableContext) -> Iterator[pa.RecordBatch]:
+        """In key order, the columns asked for. Needs no database; raises as a query does, and `FileGone`."""
+        schema = columns_of(context.schema, self.asked.columns)
+        reading = _Execution(context, self.asked, Moment(), Interruption(), None)
+        reading.now_ms = self.now_ms
+        for batch in reading.planned(iter(self.groups), None):
+            yield exact(batch.select(self.asked.columns), schema)
+
+
+def parts(
+    context: TableContext, asked: Question, at: Position, bytes_max: int = PART_BYTES
+) -> Iterator[Part]:
+    """A query of a moment, by groups of leaves that have about so many bytes of files, in key order.
+
+    Each file counts as often as it is read. Raises as `query` does.
+    """
+    now_ms = time.time_ns() // 1_000_000
+    planned_groups = plan_query(context, asked.ranges, at=at)
+    for groups in portions(planned_groups, _bytes_of, bytes_max):
+        yield Part(asked, tuple(groups), now_ms)
+
+
+def columns_of(schema: Schema, names: Sequence[str]) -> pa.Schema:
+    """Some columns of a table as Arrow has them."""
+    whole = arrow_schema(schema)
+    return pa.schema([whole.field(name) for name in names])
+
+
+def _bytes_of(group: Sequence[Scan]) -> int:
+    return sum(scan.byte_count or 0 for scan in group)
 
 
 class _Execution:
@@ -86,8 +131,9 @@ class _Execution:
         self._moment = moment
         self._interruption = interruption
         self._transform = Transform.parse(context.schema, context.properties)
-        self._now_ms = time.time_ns() // 1_000_000
+        self.now_ms = time.time_ns() // 1_000_000
         self._remaining = asked.limit
+        self._is_keyed = is_keyed(context.properties)
         self._held = HeldBack(context.schema.key_names)
 
     def rows(self, groups: Groups) -> Iterator[pa.RecordBatch]:
@@ -97,7 +143,7 @@ class _Execution:
             return
         with kept(self._context, self._at):
             try:
-                yield from self._limited(self._planned(groups, None))
+                yield from self._limited(self.planned(groups, None))
             except FileGone as error:
                 raise gone_of_moment(self._context, self._at, error) from error
 
@@ -107,7 +153,7 @@ class _Execution:
         while groups is not None and self._remaining != 0:
             start, missing = self._held.reached, None
             try:
-                yield from self._limited(self._planned(groups, start))
+                yield from self._limited(self.planned(groups, start))
             except FileGone as error:
                 missing = error
             groups = None
@@ -132,17 +178,26 @@ class _Execution:
             ranges = ranges.clipped(self._context.schema.row_keys[0].name, Range(min=reached.key[0]))
         return plan_query(self._context, ranges, self._moment)
 
-    def _planned(self, groups: Groups, start: Reached | None) -> Iterator[pa.RecordBatch]:
+    def planned(self, groups: Groups, start: Reached | None) -> Iterator[pa.RecordBatch]:
         """A plan's rows from a key on, but for those that are held back, group after group."""
         prepared = self._prepared(groups, start)
         # with a limit the next group may be needless
         for scans, physical in prepared if self._asked.limit is not None else one_ahead(prepared):
             with self._naming(scans):
-                for batch in self._stream(physical, scans):
-                    yield from self._held.take(batch.to_pyarrow())
+                for batch in self._newest(self._stream(physical, scans), scans):
+                    yield from self._held.take(batch)
                     if self._remaining is not None and self._held.row_count >= self._remaining:
                         break
             yield from self._held.end()
+
+    def _newest(self, stream: Iterator[RecordBatch], scans: Sequence[Scan]) -> Iterator[pa.RecordBatch]:
+        batches = (batch.to_pyarrow() for batch in stream)
+        return self._keyed(scans).newest(batches) if self._is_keyed else batches
+
+    def _keyed(self, scans: Sequence[Scan]) -> KeyedScans:
+        context, asked = self._context, self._asked
+        names = tuple(dict.fromkeys((*context.schema.key_names, *asked.columns)))
+        return KeyedScans(context.schema, context.properties, scans, asked.conditions, self.now_ms, names)
 
     def _stream(self, physical: ExecutionPlan, scans: Sequence[Scan]) -> Iterator[RecordBatch]:
         self._interruption.check()
@@ -177,13 +232,18 @@ class _Execution:
         return named_failures(self._context, scans, self._transform)
 
     def _physical(self, scans: Sequence[Scan], start: Reached | None) -> ExecutionPlan:
-        schema = self._context.schema
-        objects = self._context.objects
-        frame = rows(key_session(objects), objects, self._transform, scans, self._now_ms)
+        schema, objects = self._context.schema, self._context.objects
+        ctx = key_session(objects)
+        after = None
+        if start is not None:
+            after = from_key(schema.key_fields, start.key, inclusive=not start.given)
+        if self._is_keyed:
+            return self._keyed(scans).plan(ctx, objects, after)
+        frame = rows(ctx, objects, self._transform, scans, self.now_ms)
         if self._asked.conditions:
             frame = frame.filter(reduce(and_, map(meets, self._asked.conditions)))
-        if start is not None:
-            frame = frame.filter(from_key(schema.key_fields, start.key, inclusive=not start.given))
+        if after is not None:
+            frame = frame.filter(after)
         frame = frame.sort(*key_order(schema.key_names))
         names = dict.fromkeys((*schema.key_names, *self._asked.columns))
         return frame.select(*map(column, names)).execution_plan()

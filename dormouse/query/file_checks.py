@@ -103,7 +103,7 @@ def check_bytes(context: TableContext, scans: Sequence[Scan]) -> None:
 def check_columns(context: TableContext, scan: Scan, *, pages: bool = False) -> None:
     """`FileGone`, or `ObjectDamaged` when a file's columns are not the table's, or it cannot be read."""
     with _naming(context, scan), open_parquet(context.objects, scan.filename) as file:
-        arrow_schema.check_columns(file.schema_arrow, context.schema)
+        arrow_schema.check_columns(file.schema_arrow, context.stored_schema)
         for _ in file.iter_batches() if pages else ():
             pass
 

@@ -33,7 +33,7 @@ _FILENAME = attrgetter("filename")
 class PlannedReference(NamedTuple):
     """A reference with what is known of its file; `only`: the file has rows of this partition alone.
 
-    Deletions up to the number `deletions_till` are not to be applied to it.
+    Deletions up to the number `deletions_till` are not to be applied to it, but for those `deletions_left`.
     """
 
     partition_id: str
@@ -43,6 +43,7 @@ class PlannedReference(NamedTuple):
     min_key: bytes | None = None
     max_key: bytes | None = None
     deletions_till: int = 0
+    deletions_left: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class Scan:
     """A file, and the rows of it that are wanted: those in any of `slices`, which are disjoint.
 
     `partition_id` is one that refers to it, `byte_count` its size, None or 0 where it is not known. Rows that
-    the `deletions` match are gone, which all have larger numbers than `deletions_till`.
+    the `deletions` match are gone, of which those up to `deletions_till` are of this file alone. The file's
+    keys lie from `min_key` to `max_key`, where that is known.
     """
 
     filename: str
@@ -59,6 +61,8 @@ class Scan:
     byte_count: int | None
     deletions: tuple[Deletion, ...] = ()
     deletions_till: int = 0
+    min_key: bytes | None = field(default=None, compare=False, repr=False)
+    max_key: bytes | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +90,14 @@ class SharedFile(NamedTuple):
 class QueryPlan:
     """Scans in groups: every row of a group sorts before every row of the next.
 
-    `summary` counts the `shared` files too.
+    `summary` counts the `shared` files too. `numbers` tell which of its page's groups these are, as those
+    without files are left out.
     """
 
     groups: tuple[tuple[Scan, ...], ...]
     summary: PlanSummary
     shared: Mapping[str, SharedFile] = field(default_factory=dict)
+    numbers: tuple[int, ...] = ()
 
     @property
     def filenames(self) -> tuple[str, ...]:
@@ -152,22 +158,23 @@ def plan(page: Page, references: Iterable[PlannedReference], deletions: Sequence
     shared: dict[str, SharedFile] = {}
     files = pruned = byte_count = 0
     for found in _by_file(references):
-        is_read = False
-        gone = reach.of(found[0].deletions_till, found[0].min_key, found[0].max_key)
+        is_read, file = False, found[0]
+        gone = reach.of(file.deletions_till, file.min_key, file.max_key, file.deletions_left)
         for group, scan in planner.scans(found):
             scans[group].append(
-                replace(scan, deletions=gone, deletions_till=found[0].deletions_till) if gone else scan
+                replace(scan, deletions=gone, deletions_till=file.deletions_till) if gone else scan
             )
             is_read = True
         files, pruned = files + is_read, pruned + (not is_read)
-        size = found[0].byte_count or 0
+        size = file.byte_count or 0
         byte_count += size * is_read
-        if planner.reaches_beyond(found[0]):
-            shared[found[0].filename] = SharedFile(is_read, size)
+        if planner.reaches_beyond(file):
+            shared[file.filename] = SharedFile(is_read, size)
     return QueryPlan(
         groups=tuple(tuple(scans[group]) for group in sorted(scans)),
         summary=PlanSummary(len(planner.group_of), page.tree.leaf_count, files, pruned, byte_count),
         shared=shared,
+        numbers=tuple(sorted(scans)),
     )
 
 
@@ -304,7 +311,14 @@ class _Planner:
 
 
 def _scan(file: PlannedReference, slices: tuple[KeyRanges, ...]) -> Scan:
-    return Scan(file.filename, slices, file.partition_id, file.byte_count)
+    return Scan(
+        file.filename,
+        slices,
+        file.partition_id,
+        file.byte_count,
+        min_key=file.min_key,
+        max_key=file.max_key,
+    )
 
 
 def _walk(tree: PartitionTree, ranges: KeyRanges) -> Iterator[tuple[int, KeyRanges, KeyValue | None]]:

@@ -22,12 +22,22 @@ class Reach:
         self._schema = schema
         self._known = [(one, corners_of(schema, one.ranges)) for one in deletions]
 
-    def of(self, till: int, min_key: bytes | None, max_key: bytes | None) -> tuple[Deletion, ...]:
-        """Those that are to be applied to a file whose keys lie between these, as it came after `till`."""
+    def of(
+        self,
+        till: int,
+        min_key: bytes | None,
+        max_key: bytes | None,
+        left: Sequence[int] | None = None,
+    ) -> tuple[Deletion, ...]:
+        """Those that are to be applied to a file whose keys lie between these.
+
+        Of those up to the number `till` none but the ones that it has rows `left` of.
+        """
         return tuple(
             one
             for one, corners in self._known
-            if one.deletion_id > till and may_hold(self._schema, min_key, max_key, one.ranges, corners)
+            if (one.deletion_id > till or one.deletion_id in (left or ()))
+            and may_hold(self._schema, min_key, max_key, one.ranges, corners)
         )
 
 

@@ -98,9 +98,18 @@ def rows(
     return transform.of(stored_rows(ctx, store, transform.schema, scans), ctx, now_ms)
 
 
-def stored_rows(ctx: SessionContext, store: ObjectStore, schema: Schema, scans: Sequence[Scan]) -> DataFrame:
-    """The wanted rows of some files as they were written; in no order."""
-    return union(list(_scans(ctx, store, schema, scans)))
+def stored_rows(
+    ctx: SessionContext,
+    store: ObjectStore,
+    schema: Schema,
+    scans: Sequence[Scan],
+    descending: Sequence[str] = (),
+) -> DataFrame:
+    """The wanted rows of some files as they were written; in no order.
+
+    Files that have each key once are sorted by other columns after the key, too.
+    """
+    return union(list(_scans(ctx, store, schema, scans, descending)))
 
 
 def planned(context: TableContext, scans: Sequence[Scan], plan: Callable[[], ExecutionPlan]) -> ExecutionPlan:
@@ -114,13 +123,17 @@ def planned(context: TableContext, scans: Sequence[Scan], plan: Callable[[], Exe
 
 
 def _scans(
-    ctx: SessionContext, store: ObjectStore, schema: Schema, scans: Iterable[Scan]
+    ctx: SessionContext,
+    store: ObjectStore,
+    schema: Schema,
+    scans: Iterable[Scan],
+    descending: Sequence[str] = (),
 ) -> Iterator[DataFrame]:
     """Scans for files of which the same is wanted and gone, each of so many as are sorted streams at once."""
     urls: dict[tuple[tuple[KeyRanges, ...], tuple[Deletion, ...]], list[str]] = defaultdict(list)
     for scan in scans:
         urls[scan.slices, scan.deletions].append(_url(store, scan.filename))
-    columns, order = arrow_schema(schema), key_order(schema.key_names)
+    columns, order = arrow_schema(schema), key_order(schema.key_names, descending)
     for (slices, deletions), listed in urls.items():
         inside = in_slices(schema, slices)
         predicates = [

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from dormouse.context import TableContext
 from dormouse.errors import CutExpired, DormouseError, InvalidQuery, QueryOvertaken
 from dormouse.files.reads import KeyBounds, PlannedRows
-from dormouse.history.moments import check_since, position_of
+from dormouse.history.moments import check_since, expired_by_erasure, position_of
 from dormouse.model.cut import Position, When
 from dormouse.model.keys import number_of_value
 from dormouse.model.partition_tree import PartitionTree
@@ -104,13 +104,31 @@ def plan_query(
     return (group for planned in view.pages(first) for group in planned.plan.groups)
 
 
+def differing_groups(
+    context: TableContext, ranges: KeyRanges, before: Position, after: Position
+) -> Iterator[tuple[list[Scan], list[Scan]]]:
+    """What two moments of one epoch have of the same leaves, where it is not the same, in key order.
+
+    The iterator raises `FileGone`.
+    """
+    # of one tree, they have the same pages
+    views = [_View(context, at=position) for position in (before, after)]
+    pages = [view.pages(view.first(ranges, PAGE_LEAVES)) for view in views]
+    for both in zip(*pages, strict=True):
+        groups = [dict(zip(page.plan.numbers, page.plan.groups, strict=True)) for page in both]
+        for number in sorted({number for side in groups for number in side}):
+            one, other = (list(side.get(number, ())) for side in groups)
+            if one != other:
+                yield one, other
+
+
 def gone_of_moment(context: TableContext, at: Position, error: FileGone) -> DormouseError:
     """Why a file of a moment is gone: `CutExpired`, or it is lost."""
     try:
         check_since(context, at.at)
     except CutExpired as expired:
         return expired
-    return error.lost()
+    return expired_by_erasure(context, at.at, [error.filename]) or error.lost()
 
 
 def plan_tables(
@@ -184,6 +202,7 @@ class _View:
         self._context = context
         self._at = at
         self._filtered_again = filtered_again
+        self._is_further = False
         self._store = context.store
         self._partitions = context.partitions
         self._seen_at = time.monotonic()
@@ -233,6 +252,7 @@ class _View:
             if rest is None:
                 return
             leaves_max = min(leaves_max * PAGE_GROWTH, PAGE_LEAVES_MAX)
+            self._is_further = True
             # files that the snapshot shows may be collected soon: later ones may show the same rows
             is_old = self._at is None and time.monotonic() - self._seen_at > cut_seconds_max
             later = self.now(rest, leaves_max) if is_old else None
@@ -260,7 +280,8 @@ class _View:
         for _, filename, *_, is_there in rows.references:
             # compacted after that moment, and collected: only a later plan can do without it
             if not is_there:
-                raise FileGone(filename, self._context.table.name)
+                gone = FileGone(filename, self._context.table.name)
+                raise gone if self._at is None else gone_of_moment(self._context, self._at, gone)
         known = PlannedRows([row[:-1] for row in rows.references], rows.deletions)
         return _PlannedPage.of(page, ranges, known, snapshot)
 
@@ -286,7 +307,9 @@ class _View:
             page = whole_page(tree, ranges, in_key_order=False)
         else:
             page = first_page(tree, ranges, leaves_max)
-        return replace(page, filtered_again=self._filtered_again)
+        # a leaf can reach beyond a page: what filters again does not know where the page ends
+        is_whole = page.rest is None and not self._is_further
+        return replace(page, filtered_again=self._filtered_again and is_whole)
 
     def _bounds(self, ranges: KeyRanges) -> KeyBounds:
         return key_bounds(self._context.schema, ranges)

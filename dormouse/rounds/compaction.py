@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from dormouse.context import TableContext
+from dormouse.model.text import plural
 from dormouse.rounds.compaction_job import CompactionResult
 from dormouse.rounds.compaction_threads import compact_in_threads
 from dormouse.rounds.engine import check_engine, choose_engine
@@ -25,6 +26,7 @@ class CompactionReport:
     `jobs_run` were merged and committed; `jobs_failed` counts failed runs, also of jobs that went well later;
     `given_up` jobs failed at their last attempt, or killed their process, for the reasons in `errors`;
     `superseded` runs lost to another run of the same job. Rows and files are those of the committed jobs.
+    `jobs_looked` found that deletions take few rows of their files, which stay as they are.
     """
 
     jobs_created: int
@@ -38,6 +40,7 @@ class CompactionReport:
     files_out: int
     seconds: float
     errors: tuple[str, ...] = ()
+    jobs_looked: int = 0
 
 
 def compact(
@@ -68,7 +71,13 @@ def compact(
                     tally.add(result)
         # readers count from here on: they cannot remember what they have counted
         context.store.totals.bring_forward()
+        current.outcome = tally.outcome
     return tally.report(created, time.monotonic() - started)
+
+
+def compacted(jobs: int, rows: int) -> str:
+    """What came of a round, for people."""
+    return f"{plural(jobs, 'job')}, {plural(rows, 'row')} merged"
 
 
 class _Tally:
@@ -83,15 +92,28 @@ class _Tally:
 
     def add(self, result: CompactionResult) -> None:
         self._outcomes[result.outcome] += 1
+        if result.outcome == "looked":
+            self._tell()
+            return
         self._sums["rows_read"] += result.rows_read
         self._sums["rows_written"] += result.rows_written
         self._sums["files_in"] += result.files_read
         self._sums["files_out"] += result.filename is not None
         if result.outcome == "given_up" and result.error:
             self._errors.append(result.error)
-        if self._progress and result.outcome != "retry":
+        if result.outcome != "retry":
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._progress:
             done = self._outcomes.total() - self._outcomes["retry"]
             self._progress(done, max(done, self._jobs), self._sums["rows_read"])
+
+    @property
+    def outcome(self) -> str:
+        failed = self._outcomes["given_up"] + self._outcomes["retry"]
+        done = compacted(self._outcomes["committed"], self._sums["rows_read"])
+        return f"{done}, {failed:,} failed" if failed else done
 
     def report(self, created: int, seconds: float) -> CompactionReport:
         return CompactionReport(
@@ -102,5 +124,6 @@ class _Tally:
             superseded=self._outcomes["superseded"],
             seconds=seconds,
             errors=tuple(self._errors),
+            jobs_looked=self._outcomes["looked"],
             **self._sums,
         )

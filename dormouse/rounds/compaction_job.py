@@ -17,11 +17,14 @@ from dormouse.errors import CommitOutcomeUnknown, InvalidCommitRequest, JobFaile
 from dormouse.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.files.compaction_jobs import CompactionJob
 from dormouse.model.file_reference import FileReference, ReplaceFileReferencesRequest
+from dormouse.model.keyed import is_keyed
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.postgres.connection import Isolation
 from dormouse.postgres.transaction import run_transaction
 from dormouse.rounds.job_deletions import JobDeletions
 from dormouse.rounds.job_inputs import JobInputs
+from dormouse.rounds.keyed_compaction import merge_keyed
+from dormouse.rounds.looking import look_at
 from dormouse.rounds.row_counts import check_output
 
 if TYPE_CHECKING:
@@ -29,15 +32,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Outcome = Literal["committed", "superseded", "retry", "given_up"]
+Outcome = Literal["committed", "looked", "superseded", "retry", "given_up"]
 COMMIT_TRIES_MAX = 5
+ROWS_GONE_MANY = 0.1
+"""A share of a file's rows: when so many are deleted, it is worth merging for that alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionResult:
     """What became of one run of a job. Rows read are those that the references tell.
 
-    `superseded`: another run committed it, or released its files. `retry`: it failed and is due again.
+    `looked`: deletions take few rows of its files, which stay. `superseded`: another run committed it, or
+    released its files. `retry`: it failed and is due again.
     """
 
     job_id: str
@@ -107,6 +113,11 @@ def run_compaction(
 def _run(
     context: TableContext, job: CompactionJob, now_ms: int, cancellation: Cancellation
 ) -> CompactionResult:
+    if job.looks and not _is_worth_merging(context, job):
+        context.store.unassign_job(job.job_id, partition_id=job.partition_id)
+        return CompactionResult(
+            job.job_id, job.partition_id, "looked", files_read=len(job.inputs), rows_read=job.row_count
+        )
     with context.attempts.attempt(context.table) as attempt:
         try:
             cancellation.begin(attempt)
@@ -125,6 +136,17 @@ def _run(
         rows_read=job.row_count,
         rows_written=facts.row_count,
         filename=name if facts.row_count else None,
+    )
+
+
+def _is_worth_merging(context: TableContext, job: CompactionJob) -> bool:
+    """Looks at a job's files for rows of deletions: whether these are many, or the deletions are."""
+    looks = look_at(context, [(item.filename, item.byte_count) for item in job.inputs])
+    pending = {one.deletion_id for one in context.deletions.list()}
+    found = [[rows for number, rows in one.rows.items() if number in pending] for one in looks]
+    deletions_max = context.properties.deletions_max
+    return any(len(rows) > deletions_max for rows in found) or (
+        sum(map(sum, found)) >= ROWS_GONE_MANY * job.row_count and any(found)
     )
 
 
@@ -161,17 +183,21 @@ def _merge(
     if not all(item.whole for item in job.inputs):
         region = context.partitions.partition(job.partition_id).region
     inputs = JobInputs(context.objects, context.table.name, job, cancellation.check)
+    remains = deletions.remains(context.schema)
     with inputs.verified(path.parent) as places:
-        facts = merge_sorted(
-            places,
-            context.schema,
-            path,
-            region=region,
-            properties=context.properties,
-            now_ms=now_ms,
-            store=context.objects,
-            remains=deletions.remains(context.schema),
-        )
+        if is_keyed(context.properties):
+            facts = merge_keyed(context, job, places, path, region=region, now_ms=now_ms, remains=remains)
+        else:
+            facts = merge_sorted(
+                places,
+                context.schema,
+                path,
+                region=region,
+                properties=context.properties,
+                now_ms=now_ms,
+                store=context.objects,
+                remains=remains,
+            )
     check_output(job, context.properties, facts.row_count, deletes=any(deletions.of_inputs))
     return facts
 
@@ -219,7 +245,12 @@ def _request(
 ) -> ReplaceFileReferencesRequest:
     reference = file = None
     if facts.row_count:
-        reference = FileReference(filename=name, partition_id=job.partition_id, row_count=facts.row_count)
+        reference = FileReference(
+            filename=name,
+            partition_id=job.partition_id,
+            row_count=facts.row_count,
+            count_approximate=bool(facts.marks),
+        )
         file = facts.file(name, [reference])
     return ReplaceFileReferencesRequest(
         job_id=job.job_id,

@@ -15,14 +15,14 @@ THREADS_MAX = 4
 
 
 def compact_in_threads(
-    context: TableContext, now_ms: int, *, threads: int | None = None
+    context: TableContext, now_ms: int, *, threads: int | None = None, run_id: str | None = None
 ) -> Generator[CompactionResult, None, None]:
-    """Takes and runs jobs until none is due; results come as they are ready.
+    """Takes and runs jobs until none is due; results come as they are ready. With `run_id`, that run's alone.
 
     Closing the iterator, or Ctrl-C, does not wait for merges that run: their attempts are discarded, so
     that they can commit nothing, and their jobs are due again.
     """
-    workers = _Workers(context, now_ms, threads or min(THREADS_MAX, os.cpu_count() or 1))
+    workers = _Workers(context, now_ms, threads or min(THREADS_MAX, os.cpu_count() or 1), run_id)
     try:
         workers.start()
         yield from workers.results()
@@ -33,8 +33,9 @@ def compact_in_threads(
 class _Workers:
     """Threads that take one job at a time; daemons, so that no merge holds up the end of the process."""
 
-    def __init__(self, context: TableContext, now_ms: int, threads: int) -> None:
+    def __init__(self, context: TableContext, now_ms: int, threads: int, run_id: str | None) -> None:
         self._context = context
+        self._run_id = run_id
         self._now_ms = now_ms
         self._cancellation = Cancellation()
         self._taking = threading.Lock()
@@ -82,7 +83,9 @@ class _Workers:
         with self._taking:
             if self._cancellation.is_cancelled:
                 return None
-            for job in self._context.jobs.take(1, given_up=lambda job: self._results.put(runners_died(job))):
+            for job in self._context.jobs.take(
+                1, run_id=self._run_id, given_up=lambda job: self._results.put(runners_died(job))
+            ):
                 self._taken[job.job_id] = job
                 return job
         return None

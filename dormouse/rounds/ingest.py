@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from dormouse.context import TableContext
+from dormouse.data.keyed_rows import KeyedRows
 from dormouse.data.leaf_files import LeafFiles
 from dormouse.data.leaf_lookup import LeafLookup
 from dormouse.data.leaf_sorter import MEMORY_BYTES
 from dormouse.data.source import Source, open_source
 from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences
+from dormouse.model.keyed import given_schema, is_keyed
+from dormouse.model.text import plural
 from dormouse.rounds.engine import check_engine, choose_engine
 from dormouse.rounds.ingest_commit import IngestReport, ingest_once
 from dormouse.rounds.row_counts import check_ingested
@@ -30,13 +33,24 @@ def ingest(
     engine: str,
     progress: Progress | None,
     on_spark: Callable[..., IngestReport] | None = None,
+    deletes: str | None = None,
 ) -> IngestReport:
-    """Adds rows to a table, see `Table.ingest`; `on_spark` is an ingest that distributes the work."""
+    """Adds rows to a table, see `Table.ingest`; `on_spark` is an ingest that distributes the work.
+
+    `deletes`: see `Table.upsert`.
+    """
     check_engine(engine)
+    if is_keyed(context.properties):
+        given_schema(context.schema, context.properties, deletes)
     if _is_dataframe(data):
         engine = "spark"
     add = choose_engine(engine, lambda: _bytes_on_disk(data), ingest_in_process, on_spark)
-    return add(context, data, ingest_id=ingest_id, progress=progress)
+    if context.reports is None:
+        return add(context, data, ingest_id=ingest_id, progress=progress, deletes=deletes)
+    with context.reports.ingest(context.table.name) as told:
+        done = add(context, data, ingest_id=ingest_id, progress=progress, deletes=deletes)
+        told.message = f"{plural(done.rows, 'row')} in {plural(done.files, 'file')}" if done.applied else None
+    return done
 
 
 def ingest_in_process(
@@ -46,6 +60,7 @@ def ingest_in_process(
     ingest_id: str | None = None,
     progress: Progress | None = None,
     memory_bytes: int = MEMORY_BYTES,
+    deletes: str | None = None,
 ) -> IngestReport:
     """Adds the rows of `data` to a table, all or none: once for each `ingest_id`.
 
@@ -57,10 +72,19 @@ def ingest_in_process(
     """
 
     def write(attempt: WriteAttempt) -> list[FileWithReferences]:
-        source = open_source(data, context.schema)
+        rows = keyed_rows(context, attempt, deletes)
+        source = open_source(data, context.schema) if rows is None else rows.opened(data)
         return write_leaves(context, attempt, source, progress or (lambda *_: None), memory_bytes)
 
     return ingest_once(context, ingest_id, write)
+
+
+def keyed_rows(context: TableContext, attempt: WriteAttempt, deletes: str | None = None) -> KeyedRows | None:
+    """What a load brings to a keyed table; None for another table, which takes rows as they are."""
+    if attempt.place is None:
+        return None
+    place = attempt.place
+    return KeyedRows(context.schema, context.properties, deletes, place.sequence, place.taken_at)
 
 
 def write_leaves(
@@ -69,7 +93,7 @@ def write_leaves(
     """The rows as files of the attempt, one or more a leaf; not committed."""
     lookup = LeafLookup(context.partitions.tree())
     writer = LeafFiles(
-        context.objects, context.schema, context.properties, lookup.leaf_ids, attempt.object_name
+        context.objects, context.stored_schema, context.properties, lookup.leaf_ids, attempt.object_name
     )
     rows = 0
     with writer.sorter(memory_bytes) as sorter:
@@ -78,7 +102,7 @@ def write_leaves(
             rows += batch.num_rows
             progress(rows, source.rows_total)
         files = list(writer.write(sorter))
-    check_ingested(rows, source.rows_total, files)
+    check_ingested(rows, source.rows_total, files, context.properties)
     return files
 
 

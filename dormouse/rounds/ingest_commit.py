@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dormouse.backoff import backoff_seconds
@@ -61,7 +61,7 @@ def ingest_once(
     files: Sequence[FileWithReferences] = ()
     applied = False
     if not context.store.is_applied(commit_id(ingest_id)):
-        with context.attempts.attempt(context.table) as attempt:
+        with context.attempts.attempt(context.table, loads=True) as attempt:
             files = write(attempt)
             applied = commit_files(context, attempt, files, ingest_id, leftovers=leftovers)
         if applied and leftovers:
@@ -92,9 +92,11 @@ def commit_files(
 ) -> bool:
     """Adds the attempt's files and ends it; False, and the files removed, when the id is applied already.
 
-    Raises `CommitFailed` when nothing is applied, and `CommitOutcomeUnknown` only when the database does not
-    answer any more.
+    Those of a keyed table have the attempt's place among the deletions. Raises `CommitFailed` when nothing is
+    applied, and `CommitOutcomeUnknown` only when the database does not answer any more.
     """
+    if attempt.place is not None:
+        files = [replace(file, deletions_till=attempt.place.deletions_till) for file in files]
     try:
         applied = _commit(context, attempt, files, ingest_id, leftovers=leftovers)
     except CommitOutcomeUnknown as unknown:

@@ -30,7 +30,7 @@ class JobDeletions:
         reach = Reach(context.schema, deletions_of(context.schema, found.deletions))
         return JobDeletions(
             found.till,
-            tuple(reach.of(till or 0, low, high) for till, low, high in found.files),
+            tuple(reach.of(one.till or 0, one.min_key, one.max_key, one.left) for one in found.files),
         )
 
     def remains(self, schema: Schema) -> list[Expr | None]:

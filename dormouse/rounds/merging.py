@@ -19,6 +19,7 @@ from dormouse.errors import (
     PartitionNotActive,
     TableBusy,
 )
+from dormouse.model.text import plural
 from dormouse.partitions.leaves import SmallPair, rows_to_merge
 from dormouse.rounds.compaction import RunsJobs, compact
 
@@ -75,6 +76,9 @@ def merge(
                     logger.warning("table %s: %s", context.table.name, error)
                     current.errors.append(str(error))
         current.worked = bool(merged or jobs_run)
+        current.outcome = (
+            f"{plural(len(merged), 'partition')} made of others, after {plural(jobs_run, 'job')}"
+        )
     return MergeReport(tuple(merged), jobs_run, tuple(current.errors))
 
 

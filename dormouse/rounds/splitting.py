@@ -25,6 +25,7 @@ from dormouse.errors import (
 from dormouse.model.file_reference import SplitFileReferenceRequest
 from dormouse.model.keys import KeyValue
 from dormouse.model.partition_tree import Partition, Split
+from dormouse.model.text import plural
 from dormouse.partitions.leaves import rows_to_split
 from dormouse.rounds.leaf_sketches import LeafSketches, left_share
 
@@ -67,6 +68,7 @@ def split(context: TableContext, *, progress: Progress | None = None) -> SplitRe
         divided = tuple(_divide_full_leaves(context, progress or (lambda *_: None), current.errors))
         pushed = _push_down(context)
         current.worked = bool(divided or pushed)
+        current.outcome = f"{plural(len(divided), 'partition')} divided, {plural(pushed, 'reference')} moved"
     return SplitReport(divided, pushed, tuple(current.errors))
 
 

@@ -15,8 +15,10 @@ from dormouse.files.attempts import WriteAttempts
 from dormouse.files.garbage import GarbageCollector, GarbageReport
 from dormouse.files.store import FileReferenceStore
 from dormouse.history.retention import apply_retention
+from dormouse.jobs.expiry import RETENTION_DAYS, expire
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
+from dormouse.payloads import PayloadStore
 from dormouse.postgres.connection import Supplier
 from dormouse.schedules.work import Turn, utc_now
 
@@ -69,6 +71,7 @@ def collect(
     attempts = WriteAttempts(supplier, objects)
     attempts.collect_abandoned(_DROPPED_TABLES)
     _sweep_bodies(supplier, objects)
+    _expire_jobs(supplier, objects)
     order = _after(Catalog(supplier, attempts).tables(), turn.last.memory.get(_LAST, 0) if turn.last else 0)
     reports: list[tuple[TableRecord, GarbageReport | None, tuple[int, int]]] = []
     for table in order:
@@ -76,6 +79,13 @@ def collect(
             break
         reports.append((table, *_collect_table(supplier, objects, attempts, table, seconds_left)))
     return _round(order, reports, now())
+
+
+def _expire_jobs(supplier: Supplier, objects: ObjectStore) -> None:
+    try:
+        expire(supplier, objects, PayloadStore(supplier, objects), RETENTION_DAYS)
+    except Exception:
+        logger.exception("jobs that ended long ago are not dropped")
 
 
 def _sweep_bodies(supplier: Supplier, objects: ObjectStore) -> None:

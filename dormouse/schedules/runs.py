@@ -259,7 +259,8 @@ def _make_jobs_of(supplier: Supplier, table: TableRecord, jobs_max: int) -> None
     """Where no job waits or is run this is a whole round; else it ends with what runs the jobs."""
     jobs = _jobs_of(supplier, table)
     with LastRounds(supplier, table).round("compaction") as current:
-        jobs.create(jobs_max)
+        made = jobs.create(jobs_max)
+        jobs.create_of_deleted(max(0, jobs_max - made))
         current.goes_on = jobs.count()[0] > 0
 
 

@@ -1,4 +1,4 @@
-"""Upkeep on a schedule: the days of the removal log, and a list of what is to be split or merged, for Spark.
+"""Upkeep on a schedule: days of the removal log, payloads, and a list of what Spark is to split or merge.
 
 A split reads keys from the sketches of files, which is none of a lambda's business: here only the database is
 asked which tables have leaves over their threshold, references above leaves, or small leaves to be merged.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dormouse.catalog import Catalog
 from dormouse.errors import TableNotFound
@@ -20,11 +20,16 @@ from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
 from dormouse.partitions.leaves import REST_SECONDS, SmallPair, rows_to_merge
 from dormouse.partitions.store import PartitionStore
+from dormouse.payloads import PayloadStore
+from dormouse.payloads.upkeep import PayloadRound
 from dormouse.postgres.connection import Supplier
 from dormouse.schedules.runs import RunList, RunTable, write_list
 from dormouse.schedules.work import Turn
 
 KIND = "maintenance"
+PAYLOAD_MARGIN_SECONDS = 30.0
+"""A slice of payloads ends by so much before the round must."""
+
 _SEEN = "seen"
 
 logger = logging.getLogger(__name__)
@@ -34,12 +39,13 @@ logger = logging.getLogger(__name__)
 class Upkeep:
     """What is to be split by the run, if anything is; `whole` when there was time to ask all tables.
 
-    `seen` tells, of each table that a run was to split, how it was then.
+    `seen` tells, of each table that a run was to split, how it was then; `payloads` what was done with these.
     """
 
     run: RunList | None
     whole: bool
     seen: dict[str, str] = field(default_factory=dict)
+    payloads: PayloadRound | None = None
 
     @property
     def memory(self) -> dict[str, dict[str, str]]:
@@ -54,13 +60,37 @@ def keep_up(
     run_id: str | None,
     *,
     seconds_left: Callable[[], float],
+    payload_retention_days: int | None = None,
 ) -> Upkeep:
-    """Rolls the removal log, and writes the list of tables to split for the run, if there is one to be.
+    """Rolls the removal log, writes the list of tables to split for the run, if any, and cools payloads.
 
     A table that was in a list already and is as it was then is left out until a day has passed: its leaves
     have one key, or fewer rows than their references say.
     """
     removal_log.roll(supplier)
+    done = _look(supplier, objects, turn, run_id, seconds_left)
+    return replace(done, payloads=_cool(supplier, objects, seconds_left, payload_retention_days))
+
+
+def _cool(
+    supplier: Supplier,
+    objects: ObjectStore,
+    seconds_left: Callable[[], float],
+    retention_days: int | None,
+) -> PayloadRound | None:
+    """In what is left of the time: what is listed for the run is on its way."""
+    if (seconds := seconds_left() - PAYLOAD_MARGIN_SECONDS) <= 0:
+        return None
+    return PayloadStore(supplier, objects).maintain(seconds_max=seconds, retention_days=retention_days)
+
+
+def _look(
+    supplier: Supplier,
+    objects: ObjectStore,
+    turn: Turn,
+    run_id: str | None,
+    seconds_left: Callable[[], float],
+) -> Upkeep:
     if run_id is None:
         return Upkeep(None, whole=True)
     known = _seen(turn)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import Any
 
 import anyio.to_thread
@@ -14,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.routing import Match
 
 from dormouse import __version__
 from dormouse.errors import DormouseError
@@ -21,13 +23,14 @@ from dormouse.instance import Instance
 from dormouse.service.access_log import AccessLog
 from dormouse.service.documents import ProblemDocument
 from dormouse.service.health import Readiness
+from dormouse.service.jobs import JobWorker, jobs
 from dormouse.service.metrics import Metrics
 from dormouse.service.problems import problem_of
 from dormouse.service.routes import Service, health, queries, tables
 from dormouse.service.running import Runner
 from dormouse.service.security import Guard
 from dormouse.service.work import Limits
-from dormouse.settings.service import ServiceSettings
+from dormouse.settings.service import ServiceSettings, read_holders
 from dormouse.sql.workers import WorkerLimits, Workers
 
 logger = logging.getLogger("dormouse.service")
@@ -42,8 +45,12 @@ _DESCRIPTION = (
 
 
 def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
-    """The app that answers queries of an instance, which stays open as long as the app runs."""
+    """The app that answers queries of an instance, which stays open as long as the app runs.
+
+    With `job_threads` it takes jobs; the instance must be writable then.
+    """
     metrics = Metrics()
+    holders = read_holders(settings.job_tokens_file) if settings.job_tokens_file else {}
     lookups = Runner(settings, metrics, settings.queries_max)
     workers = _workers(instance, settings, metrics) if settings.statements_max else None
     statements = Runner(settings, metrics, settings.statements_max) if workers else lookups
@@ -65,7 +72,13 @@ def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
         if workers:
             workers.start()
         anyio.to_thread.current_default_thread_limiter().total_tokens = LOOKUPS_MAX
+        worker: JobWorker | None = None
+        if settings.job_threads:
+            worker = await asyncio.to_thread(JobWorker, instance, here.sessions, settings.job_threads)
+            worker.start()
         yield
+        if worker:
+            await asyncio.to_thread(worker.close, settings.shutdown_seconds_max)
         here.readiness.close()
         for runner in runners:
             await runner.close()
@@ -81,15 +94,15 @@ def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
         redirect_slashes=False,
         middleware=[
             Middleware(AccessLog, metrics=metrics),
-            Middleware(Guard, token=settings.secret, host=settings.host),
+            Middleware(Guard, token=settings.secret, host=settings.host, holders=holders),
         ],
     )
     app.state.service, app.state.settings = here, settings
-    for router in (health, tables, queries):
+    for router in (health, tables, queries, *([] if settings.job_threads is None else [jobs])):
         app.include_router(router)
     for kind in (*_EXPECTED, Exception):
         app.add_exception_handler(kind, _problem)
-    app.openapi = lambda: _described(app, secured=settings.secret is not None)  # type: ignore[method-assign]
+    app.openapi = lambda: _described(app, secured=settings.secret is not None or bool(holders))  # type: ignore[method-assign]
     return app
 
 
@@ -110,7 +123,15 @@ def _workers(instance: Instance, settings: ServiceSettings, metrics: Metrics) ->
 async def _problem(request: Request, error: Exception) -> Response:
     if not isinstance(error, _EXPECTED):
         logger.error("a request failed", exc_info=error)
+    if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        error.headers = {"Allow": ", ".join(sorted(_methods(request)))}
     return problem_of(error).response()
+
+
+def _methods(request: Request) -> set[str]:
+    """What a path takes; each of its methods is a route of its own."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE]
+    return {method for route in routes for method in getattr(route, "methods", None) or ()}
 
 
 def _described(app: FastAPI, *, secured: bool) -> dict[str, Any]:

@@ -205,6 +205,56 @@ class StatementPlan(_Answer):
     tables: dict[str, Plan]
 
 
+class JobRequest(_Request):
+    """What is to be done, sooner or later."""
+
+    kind: str = Field(
+        description="query, ingest, compact or split", examples=["query", "ingest", "compact", "split"]
+    )
+    request: dict[str, Any] = Field(
+        description="of a query a statement with parameters, or a table with where, columns and limit, and "
+        "as_of; of an ingest a table, the names of objects below incoming/ in the instance's store, and an "
+        "ingest_id; of a compaction or split a table",
+        examples=[{"statement": "select carrier, count(*) from flights group by carrier"}],
+    )
+    job_id: str | None = Field(
+        default=None, description="started again with the same id, it is the same job; a new one if left out"
+    )
+
+
+class JobDocument(_Answer):
+    """A job; what has not happened yet is null."""
+
+    job_id: str
+    kind: str
+    state: str = Field(examples=["PROCESSING", "COMPLETE", "FAILED", "CANCELLED"])
+    owner: str | None
+    current: int | None
+    total: int | None
+    message: str | None
+    error: str | None
+    traceback: str | None
+    worker: str | None
+    is_waiting: bool
+    is_cancelled: bool
+    has_workers: bool
+    started_at: datetime
+    claimed_at: datetime | None
+    ended_at: datetime | None
+
+
+class JobList(_Answer):
+    """Jobs that have not ended, newest first, then those that ended last."""
+
+    jobs: list[JobDocument]
+
+
+class JobResult(_Answer):
+    """What a job gave; of a query the answer's object, its URL, and how many rows and bytes it has."""
+
+    result: Any
+
+
 class ProblemDocument(_Answer):
     """An error (RFC 9457)."""
 
@@ -216,7 +266,10 @@ class ProblemDocument(_Answer):
 
 _WHEN = dict(REFUSALS.values()) | {
     400: "The request is not valid; `detail` says what to change.",
-    404: "There is no such table.",
+    403: "The holder of the token may not start this kind of job.",
+    404: "There is no such table, or job.",
+    409: "The job has no result: it runs, has failed or was cancelled; or its id is another job's.",
+    410: "The job's result is past its retention.",
     413: "The body, or the answer, is larger than is allowed.",
     429: "Too many queries run at once; try again later.",
     503: "The database or the object store cannot be reached, or a file was collected meanwhile; try again.",
@@ -246,6 +299,9 @@ def _problem(status: int) -> dict[str, Any]:
 
 READS = problems(401, 503)
 ANSWERS = problems(400, 401, 404, 503)
+STARTS = problems(400, 401, 403, 404, 408, 409, 413, 415, 503)
+JOBS = problems(400, 401, 404, 503)
+RESULTS = problems(400, 401, 404, 409, 410, 503)
 PLANS = problems(400, 401, 404, 408, 413, 415, 429, 503, 504)
 STREAMS: dict[int | str, dict[str, Any]] = {
     200: {

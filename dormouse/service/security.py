@@ -5,13 +5,15 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import ssl
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dormouse.errors import InvalidInput
 from dormouse.service.problems import Refused, problem_of
-from dormouse.settings.service import is_loopback
+from dormouse.settings.service import Holder, is_loopback
 
 OPEN_PATHS = frozenset({"/health", "/docs", "/openapi.json"})
 """What tells nothing of an instance."""
@@ -23,31 +25,43 @@ class Guard:
     A page of another site that resolves to this machine names its own host (DNS rebinding).
     """
 
-    def __init__(self, app: ASGIApp, token: str | None, host: str) -> None:
+    def __init__(
+        self, app: ASGIApp, token: str | None, host: str, holders: Mapping[str, Holder] = MappingProxyType({})
+    ) -> None:
         self._app = app
         self._authorization = None if token is None else f"bearer {token}".encode("ascii")
         self._host = host.lower()
+        self._holders = [(f"bearer {token}".encode("ascii"), holder) for token, holder in holders.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (refusal := self._refusal(scope)) is not None:
             await problem_of(refusal).response()(scope, receive, send)
             return
+        if scope["type"] == "http":
+            scope.setdefault("state", {})["holder"] = self._holder(scope)
         await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Exception | None:
-        if self._authorization is None:
+        if self._authorization is None and not self._holders:
             host = _only(scope, b"host")
             if host is None or not self._is_ours(host.decode("latin-1")):
                 return Refused("misdirected-request", "the header host names another host than this one")
             return None
-        if scope["path"] in OPEN_PATHS or self._has_token(_only(scope, b"authorization")):
+        if scope["path"] in OPEN_PATHS or self._holder(scope) is not None:
             return None
         return Refused("unauthorized", "give the service's token: Authorization: Bearer TOKEN")
 
-    def _has_token(self, given: bytes | None) -> bool:
-        scheme, _, token = (given or b"").partition(b" ")
+    def _holder(self, scope: Scope) -> Holder | None:
+        """Who asks; without tokens, this machine, which may all."""
+        if self._authorization is None and not self._holders:
+            return Holder()
+        scheme, _, token = (_only(scope, b"authorization") or b"").partition(b" ")
         found = scheme.lower() + b" " + token.strip()
-        return hmac.compare_digest(found, self._authorization or b"")
+        if self._authorization is not None and hmac.compare_digest(found, self._authorization):
+            return Holder()
+        # all are compared, so that the time tells nothing
+        mine = [holder for known, holder in self._holders if hmac.compare_digest(found, known)]
+        return mine[0] if mine else None
 
     def _is_ours(self, host: str) -> bool:
         name = host.lower()

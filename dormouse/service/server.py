@@ -17,7 +17,7 @@ from dormouse.instance import Instance
 from dormouse.service.app import create_app
 from dormouse.service.protocol import HEADER_BYTES_MAX, Protocol
 from dormouse.service.security import shown_host, tls_context
-from dormouse.settings.service import ServiceSettings
+from dormouse.settings.service import ServiceSettings, read_holders
 
 KEEP_ALIVE_SECONDS_MAX = 4_200
 """Longer than a load balancer's, which is the one to close."""
@@ -28,6 +28,8 @@ CONNECTIONS_WAITING_MAX = 1_024
 def check(settings: ServiceSettings) -> None:
     """Reads the files that the settings name; `InvalidInput` names the one that cannot be used."""
     _ = settings.secret
+    if settings.job_tokens_file is not None:
+        read_holders(settings.job_tokens_file)
     if settings.tls_certificate and settings.tls_key:
         tls_context(settings.tls_certificate, settings.tls_key)
 

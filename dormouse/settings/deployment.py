@@ -121,7 +121,7 @@ class StorageSettings(Section):
     """The buckets."""
 
     payload_days: int = setting(90, ge=1, le=3_650)
-    """How long payloads in the object store are kept; restore_days and a day are added to it."""
+    """How long payloads are kept; their objects restore_days and a day longer."""
 
     restore_days: int = setting(3, ge=1, le=35)
     """How far back the instance can be restored, at most database.backup_days: objects that compactions
@@ -204,7 +204,7 @@ class GarbageSettings(Section):
 
 
 class MaintenanceSettings(Section):
-    """Upkeep: days of the removal log, and splits of full partitions, which run where compactions do."""
+    """Upkeep: days of the removal log, payloads, and splits of full partitions, run where compactions are."""
 
     every_minutes: EveryMinutes = setting(60)
     """How often it is looked for."""
@@ -213,7 +213,7 @@ class MaintenanceSettings(Section):
     """The memory of the lambda."""
 
     timeout_seconds: TimeoutSeconds = setting(300)
-    """How long a round may take."""
+    """How long a round may take; what is left of it goes into cooling payloads down."""
 
 
 class PauseSettings(Section):

@@ -45,7 +45,7 @@ class Environment(BaseSettings):
 
 
 class DatabaseEnvironment(Environment):
-    """Of every lambda that works on the database; of `garbage`, `maintenance` and `tables`, all of it."""
+    """Of every lambda that works on the database; of `garbage` and `tables`, all of it."""
 
     dsn: NonEmpty = Field(repr=False)  # it may hold a password
     """The instance's PostgreSQL."""
@@ -68,6 +68,13 @@ class CommitEnvironment(DatabaseEnvironment):
 
     patience_seconds: float = Field(default=10, ge=0, le=60)
     """How long a batch is held for requests whose inputs are not there yet, before SQS hides them again."""
+
+
+class MaintenanceEnvironment(DatabaseEnvironment):
+    """Of `maintenance`."""
+
+    payload_retention_days: int | None = Field(default=None, ge=1)
+    """After how many days payloads are dropped; None: never."""
 
 
 class CompactionEnvironment(DatabaseEnvironment):

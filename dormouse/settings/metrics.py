@@ -20,6 +20,8 @@ ORPHANED_BYTES = "OrphanedBytes"
 """Of files that nothing refers to, after a round of garbage collection."""
 
 TABLES_TO_SPLIT = "TablesToSplit"
+PAYLOAD_BACKLOG_DAYS = "PayloadBacklogDays"
+"""Days that are over and whose payloads are not offloaded yet, after a round of maintenance."""
 
 RUN_JOBS_FINISHED = "RunJobsFinished"
 RUN_JOBS_RELEASED = "RunJobsReleased"

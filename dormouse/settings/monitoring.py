@@ -25,6 +25,15 @@ class MonitoringSettings(Section):
     slack_channel: str | None = setting(None, pattern=pattern("slack"))
     """The id of the channel there that is told of alarms."""
 
+    teams_tenant: str | None = setting(None, change="replacement", pattern=pattern("teams"))
+    """The id of a Microsoft Teams tenant that AWS Chatbot was once let into, likewise."""
+
+    teams_team: str | None = setting(None, change="replacement", pattern=pattern("teams"))
+    """The id of the team there, as that console shows it."""
+
+    teams_channel: str | None = setting(None, pattern=pattern("teams_channel"))
+    """The id of the team's channel that is told of alarms."""
+
     budget_usd_month: float | None = setting(None, gt=0)
     """The monthly budget whose excess is reported; left out, there is no budget."""
 
@@ -37,10 +46,14 @@ class MonitoringSettings(Section):
     orphaned_gb_max: float = setting(100, gt=0)
     """How many GB of objects that nothing refers to raise an alarm."""
 
+    payload_backlog_days_max: int = setting(3, ge=1)
+    """How many days whose payloads wait to be offloaded raise an alarm."""
+
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if self.topic_arn and self.email:
             yield "email", "it is of an own topic: leave it out, or topic_arn"
-        if (self.slack_workspace is None) != (self.slack_channel is None):
-            names = ("slack_workspace", "slack_channel")
-            given, other = names if self.slack_channel is None else names[::-1]
-            yield given, f"slack_workspace and slack_channel go together: give {other} too, or neither"
+        for names in (("slack_workspace", "slack_channel"), ("teams_tenant", "teams_team", "teams_channel")):
+            given = [name for name in names if getattr(self, name) is not None]
+            if given and (missing := [name for name in names if name not in given]):
+                together = f"{', '.join(names[:-1])} and {names[-1]} go together"
+                yield given[0], f"{together}: give {' and '.join(missing)} too, or none"

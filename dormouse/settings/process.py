@@ -82,6 +82,12 @@ class Settings(BaseSettings):
     metadata_backups: int = Field(default=7, ge=0, le=1_000)
     """How many daily backups of the metadata `dormouse maintain` keeps in the object store; 0: none."""
 
+    jobs_retention_days: int = Field(default=30, ge=1, le=36_500)
+    """For how many days `dormouse maintain` keeps jobs that have ended, with their results and answers."""
+
+    payload_retention_days: Annotated[int | None, Optional] = Field(default=None, ge=1, le=36_500)
+    """After how many days `dormouse maintain` drops payloads; None: never."""
+
     spark_master: Annotated[str | None, Optional] = None
     """Spark's master, like local[4] or spark://host:7077; None means every core of this machine."""
 

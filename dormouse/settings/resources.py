@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict
 
 DesiredState = Literal["running", "paused"]
 PREFIX = "/dormouse"
+INSTANCE_TAG = "dormouse:instance"
+"""Of all that an instance consists of, with its id."""
 
 
 def state_parameter(instance_id: str) -> str:

@@ -116,6 +116,14 @@ PATTERNS = {
     "role_prefix": (r"^[A-Za-z0-9+=,.@_-]{1,20}$", "1 to 20 of a-z, A-Z, 0-9 and + = , . @ _ -"),
     "qualifier": (r"^[a-z0-9]{1,10}$", "1 to 10 of a-z and 0-9"),
     "slack": (r"^[A-Z0-9]{5,20}$", "the id that Slack gives it, like C0123ABCDEF"),
+    "teams": (
+        r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
+        "the id that AWS Chatbot shows, like 12345678-1234-1234-1234-123456789012",
+    ),
+    "teams_channel": (
+        r"^[a-zA-Z0-9_=+/.,-]+%3[aA][a-zA-Z0-9_=+/.,-]+%40[a-zA-Z0-9_=+/.,-]+$",
+        "the id in the link to the channel, like 19%3ab6ef35dc342d56ba5654e6fc6d25a071%40thread.tacv2",
+    ),
     "email": (r"^[^@\s]+@[^@\s]+\.[^@\s]+$", "an e-mail address"),
 }
 """What texts must match, and the same in words."""

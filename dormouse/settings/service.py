@@ -7,6 +7,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -46,6 +47,14 @@ class ServiceSettings(BaseSettings):
 
     token_file: Annotated[Path | None, Optional] = None
     """A file with the token, in place of DORMOUSE_SERVICE_TOKEN."""
+
+    job_threads: Annotated[int | None, Optional] = Field(default=None, ge=0, le=1_000)
+    """How many jobs of each kind run here at once; 0: others run them. If not given, it takes no jobs, and
+    writes nothing."""
+
+    job_tokens_file: Annotated[Path | None, Optional] = None
+    """A file that says which tokens may start which jobs: NAME KIND,KIND TOKEN a line, * for all kinds. Their
+    holders see their own jobs; that of the other token sees all."""
 
     tls_certificate: Annotated[Path | None, Optional] = None
     """The certificate, with its chain, as PEM: then the service speaks HTTPS."""
@@ -98,6 +107,8 @@ class ServiceSettings(BaseSettings):
             check_token(self.token, "token")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key go together: give both, or none")
+        if self.job_tokens_file is not None and self.job_threads is None:
+            raise ValueError("job_tokens_file says who may start jobs: give job_threads, too")
         if self.token is None and self.token_file is None and not is_loopback(self.host):
             raise ValueError(
                 f"on {self.host} everybody could ask: give a token (token_file), or listen on 127.0.0.1"
@@ -124,6 +135,36 @@ class ServiceSettings(BaseSettings):
                 f"the token file {self.token_file} has no token: one line of A-Z a-z 0-9 - . _ ~ + / ="
             ) from None
         return text
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a token: `owner` None sees all jobs; `kinds` None starts all."""
+
+    owner: str | None = None
+    kinds: frozenset[str] | None = None
+
+
+def read_holders(path: Path) -> dict[str, Holder]:
+    """Those of a file, by their tokens; `InvalidInput` names the line that is wrong."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InvalidInput(f"cannot read the file of tokens {path}: {reason}") from None
+    found: dict[str, Holder] = {}
+    for number, line in enumerate(lines, 1):
+        if not (parts := line.partition("#")[0].split()):
+            continue
+        if len(parts) != 3 or not _TOKEN.fullmatch(parts[2]):
+            raise InvalidInput(
+                f"line {number} of {path}: write NAME KIND,KIND TOKEN, like: etl ingest,compact …"
+            )
+        name, kinds, token = parts
+        if token in found:
+            raise InvalidInput(f"line {number} of {path} has the token of another line")
+        found[token] = Holder(name, None if kinds == "*" else frozenset(kinds.split(",")))
+    return found
 
 
 def check_token(text: str, what: str) -> None:

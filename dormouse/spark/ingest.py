@@ -17,12 +17,15 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from dormouse.context import TableContext
 from dormouse.data.arrow_schema import check_columns
+from dormouse.data.keyed_rows import KeyedRows
 from dormouse.data.leaf_lookup import LeafLookup
 from dormouse.data.source import are_paths
 from dormouse.data.source_files import CSV, find_files
-from dormouse.errors import InvalidData
+from dormouse.errors import InvalidData, JobFailed
 from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences
+from dormouse.model.schema import Schema
+from dormouse.rounds.ingest import keyed_rows
 from dormouse.rounds.ingest_commit import IngestReport, ingest_once
 from dormouse.rounds.row_counts import check_ingested
 from dormouse.spark.session import spark_session
@@ -50,6 +53,7 @@ def ingest_with_spark(
     ingest_id: str | None = None,
     spark: SparkSession | None = None,
     progress: Progress | None = None,
+    deletes: str | None = None,
 ) -> IngestReport:
     """Adds the rows of a DataFrame, or of Parquet or CSV files, to a table: all or none, once for each id.
 
@@ -59,40 +63,41 @@ def ingest_with_spark(
     """
 
     def write(attempt: WriteAttempt) -> list[FileWithReferences]:
-        source = _source(data, context)
+        rows = keyed_rows(context, attempt, deletes)
+        source = _source(data, context.schema if rows is None else rows.given)
         session = source.sparkSession if isinstance(source, DataFrame) else spark or spark_session()
-        files = _write(context, attempt, source, session)
+        files = _write(context, attempt, source, session, rows)
         if progress is not None:
-            rows = sum(file.row_count or 0 for file in files)
-            progress(rows, rows)
+            written = sum(file.row_count or 0 for file in files)
+            progress(written, written)
         return files
 
     # a task that Spark repeated, or ran twice, may still write
     return ingest_once(context, ingest_id, write, leftovers=True)
 
 
-def _source(data: Any, context: TableContext) -> DataFrame | list[FileSplit] | list[str]:
+def _source(data: Any, schema: Schema) -> DataFrame | list[FileSplit] | list[str]:
     """What the tasks read: a DataFrame, parts of files, or URLs that are left to Spark."""
     if isinstance(data, DataFrame):
-        _check_frame(data, context)
+        _check_frame(data, schema)
         return data
     if not are_paths(data):
         raise InvalidData(f"Spark cannot ingest {type(data).__name__}; give a DataFrame, or paths of files")
     listed = [os.fspath(p) for p in ([data] if isinstance(data, str | os.PathLike) else data)]
     urls = [path for path in listed if "://" in path]
     if not urls:
-        return file_splits(find_files(listed), context.schema)
+        return file_splits(find_files(listed), schema)
     if len(urls) < len(listed) or any(Path(url).suffix in CSV for url in urls):
         raise InvalidData(f"{urls[0]!r}: read URLs of CSV, or of several kinds, into a DataFrame first")
     return urls
 
 
-def _check_frame(frame: DataFrame, context: TableContext) -> None:
+def _check_frame(frame: DataFrame, schema: Schema) -> None:
     try:
         found = to_arrow_schema(frame.schema)
     except Exception as error:
         raise InvalidData(f"the DataFrame has a column that Arrow cannot hold: {error}") from None
-    check_columns(found, context.schema)
+    check_columns(found, schema)
 
 
 def _write(
@@ -100,19 +105,23 @@ def _write(
     attempt: WriteAttempt,
     source: DataFrame | Sequence[FileSplit] | Sequence[str],
     spark: SparkSession,
+    keyed: KeyedRows | None,
 ) -> list[FileWithReferences]:
     """Runs the Spark job; the files of the task attempts that succeeded."""
     lookup = LeafLookup(context.partitions.tree())
     targets = Targets.of(len(lookup.leaf_ids), _tasks_max(spark))
-    scatter = Scatter(context.schema, lookup, targets)
-    gather = Gather(context.objects, context.schema, context.properties, lookup.leaf_ids, attempt)
+    scatter = Scatter(context.schema if keyed is None else keyed.given, lookup, targets, keyed)
+    gather = Gather(context.objects, context.stored_schema, context.properties, lookup.leaf_ids, attempt)
 
     def job() -> list[FileWithReferences]:
-        blobs = _blobs(spark, source, scatter, context)
+        blobs = _blobs(spark, source, scatter)
         written = blobs.repartition(targets.count, TARGET).mapInArrow(stage(gather), WRITTEN)
         tasks = [written_of(row) for row in written.collect()]
         files = [file for task in tasks for file in task.files]
-        check_ingested(sum(task.sent for task in tasks), None, files)
+        sent, received = sum(task.sent for task in tasks), sum(task.received for task in tasks)
+        check_ingested(sent, None, files, context.properties)
+        if received != sent:
+            raise JobFailed(f"the ingest sent {sent:,} rows and received {received:,}; nothing was added")
         return files
 
     try:
@@ -121,19 +130,14 @@ def _write(
         raise dormouse_error(failure) from failure
 
 
-def _blobs(
-    spark: SparkSession,
-    source: DataFrame | Sequence[Any],
-    scatter: Scatter,
-    context: TableContext,
-) -> DataFrame:
+def _blobs(spark: SparkSession, source: DataFrame | Sequence[Any], scatter: Scatter) -> DataFrame:
     if not isinstance(source, DataFrame) and all(isinstance(part, FileSplit) for part in source):
         # the numbers of the splits, one a task
         numbers = spark.range(0, len(source), 1, max(1, len(source)))
         return numbers.mapInArrow(stage(SplitScatter(tuple(source), scatter)), BLOBS)
     if not isinstance(source, DataFrame):
         source = spark.read.parquet(*source)
-        _check_frame(source, context)
+        _check_frame(source, scatter.schema)
     return source.mapInArrow(stage(scatter), BLOBS)
 
 

@@ -31,6 +31,7 @@ from dormouse.objects.activity import note_if_shared
 from dormouse.objects.guarded import GuardedStore
 from dormouse.partitions.leaves import REST_SECONDS, rows_to_merge
 from dormouse.postgres.connection import ConnectionSupplier
+from dormouse.rounds.compaction import compacted
 from dormouse.rounds.merging import merge
 from dormouse.rounds.splitting import split
 from dormouse.schedules.runs import FOLDER, RunList, RunTable, read_list
@@ -152,6 +153,7 @@ def _compact(context: TableContext, run_id: str, spark: SparkSession) -> bool:
             if result.outcome == "given_up":
                 logger.error("table %s: job %s is given up: %s", name, result.job_id, result.error)
                 current.errors.append(str(result.error))
+            current.outcome = compacted(outcomes["committed"], rows)
             if time.monotonic() - told >= PROGRESS_SECONDS:
                 told = time.monotonic()
                 logger.info("table %s: %d of %d jobs, %d rows", name, outcomes["committed"], total, rows)

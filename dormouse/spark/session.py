@@ -59,6 +59,8 @@ def _start(config: Mapping[str, str], environment: Mapping[str, str]) -> SparkSe
         raise
     process = getattr(SparkContext._gateway, "proc", None)
     atexit.register(_end, session.sparkContext, process, scratch)
+    # it is the starting thread's; without one, writers find no data source of Python's
+    session._jvm.SparkSession.setActiveSession(session._jsparkSession)  # type: ignore[union-attr]
     if interrupt is not None:
         raise interrupt
     return session

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import conform
+from dormouse.data.keyed_rows import KeyedRows
 from dormouse.data.leaf_files import LeafFiles
 from dormouse.data.leaf_lookup import LeafLookup
 from dormouse.data.leaf_sorter import LEAF, MEMORY_BYTES
@@ -25,7 +26,7 @@ from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
 from dormouse.spark.hashing import keys_of_partitions
 from dormouse.spark.splits import FileSplit, read_splits
-from dormouse.spark.worker import settle
+from dormouse.spark.worker import partition_number, settle
 
 TARGET = "target"
 # a row without rows tells how many its task has sent in all
@@ -38,6 +39,7 @@ _WRITTEN = pa.schema([pa.field("written", pa.binary())])
 
 CHUNK_BYTES = 64 * 1024 * 1024
 BLOB_BYTES = 16 * 1024 * 1024
+ROWS_OF_TASK_BITS = 40
 
 
 class Step(Protocol):
@@ -61,17 +63,24 @@ class Targets:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Stage one: rows to compressed blobs, each of one target, with the leaf of each row."""
+    """Stage one: rows to compressed blobs, each of one target, with the leaf of each row.
+
+    `schema` is that of the data; `keyed` makes of it what files of a keyed table have.
+    """
 
     schema: Schema
     lookup: LeafLookup
     targets: Targets
+    keyed: KeyedRows | None = None
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return self.conformed(conform(batch, self.schema) for batch in batches if batch.num_rows)
 
     def conformed(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         sent = 0
+        if self.keyed is not None:
+            # of rows of equal key the last one stays: those of a task come after those of the ones before it
+            batches = self.keyed.stored(batches, partition_number() << ROWS_OF_TASK_BITS)
         for chunk in map(pa.concat_batches, portions(batches, attrgetter("nbytes"), CHUNK_BYTES)):
             sent += chunk.num_rows
             yield from self._cut(chunk)
@@ -131,15 +140,17 @@ class Gather:
                 for blob in filter(_holds_rows, batch.column(1)):
                     for rows in pa.ipc.open_stream(blob.as_buffer()):
                         sorter.add(rows.drop_columns([LEAF]), rows.column(LEAF))
-            written = pickle.dumps(Written(sent, tuple(files.write(sorter))))
+            received = int(sorter.counts.sum())
+            written = pickle.dumps(Written(sent, received, tuple(files.write(sorter))))
         yield pa.RecordBatch.from_arrays([pa.array([written], pa.binary())], schema=_WRITTEN)
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a task of stage two wrote, and how many rows the tasks of stage one that told it had sent."""
+    """What a task of stage two wrote, of how many rows; and how many had sent those that told it."""
 
     sent: int
+    received: int
     files: tuple[FileWithReferences, ...]
 
 

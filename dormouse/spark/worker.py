@@ -11,6 +11,8 @@ import gc
 import sys
 from zipimport import zipimporter
 
+from pyspark import TaskContext
+
 _settled = False
 
 
@@ -26,3 +28,9 @@ def settle() -> None:
     for path, importer in list(sys.path_importer_cache.items()):
         if isinstance(importer, zipimporter):
             del sys.path_importer_cache[path]
+
+
+def partition_number() -> int:
+    """The number of the partition that this task is of; 0 outside of tasks."""
+    task = TaskContext.get()
+    return 0 if task is None else int(task.partitionId())

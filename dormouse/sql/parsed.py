@@ -26,6 +26,7 @@ _COMPARING_NULL = {
     ("distinct", "from"),
     *product(("is", "not"), ("true", "false", "unknown")),
 }
+_JOINING_FULL = {("full", "join"), ("full", "outer")}
 _WORD = re.compile(rb'"((?:[^"]|"")*)"|([\w\x80-\xff][\w$\x80-\xff]*)')
 _CATALOGS = {"temp", "memory"}
 _PATHS = {
@@ -58,6 +59,8 @@ class Parsed:
     """False for EXPLAIN without ANALYZE."""
     compares_null: bool
     """Whether it may compare so that NULL is a value: IS DISTINCT FROM, IS TRUE and others."""
+    joins_full: bool
+    """Whether it may have a FULL JOIN, of which DuckDB skips rows of one side that the other side needs."""
 
 
 def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
@@ -77,6 +80,7 @@ def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
         found = _one(select)
     named = _named(connection, select)
     _check_reads_tables(named)
+    pairs = set(pairwise(word for _, word in words(select)))
     lists = named["names"] & _LISTS if "SHOW_UNQUALIFIED" in named["shown"] else set()
     return Parsed(
         text=statement,
@@ -87,7 +91,8 @@ def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
         lists_tables=bool(lists),
         explains=explains,
         runs=runs,
-        compares_null=any(pair in _COMPARING_NULL for pair in pairwise(word for _, word in words(select))),
+        compares_null=not _COMPARING_NULL.isdisjoint(pairs),
+        joins_full=not _JOINING_FULL.isdisjoint(pairs),
     )
 
 

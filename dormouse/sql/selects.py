@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from dormouse.context import TableContext
 from dormouse.data.transform import AgeOff, Function, Transform, quoted
+from dormouse.model.keyed import is_keyed
 from dormouse.model.schema import Field
 from dormouse.model.types import LONG, TIMESTAMP
 from dormouse.objects.names import PARQUET_SUFFIX
@@ -17,9 +18,11 @@ from dormouse.query.planner import Scan
 from dormouse.query.where import Question
 from dormouse.sql.conditions import all_of, in_slices, meets, remains, text, type_name
 from dormouse.sql.connection import path_of
+from dormouse.sql.newest import THERE, apart, newest, told_by
 
 SETS_MAX = 32
 """Of deletions of which each is of a file: files that have different ones are read apart."""
+_Age = tuple[int, ...]
 _Way = tuple[tuple[KeyRanges, ...], tuple[Deletion, ...], bool]
 
 
@@ -36,12 +39,18 @@ def together(scans: Iterable[Scan]) -> list[Scan]:
     listed = list(scans)
     if len({scan.deletions for scan in listed}) <= SETS_MAX:
         return listed
-    of_till: dict[int, dict[int, Deletion]] = defaultdict(dict)
+    of_age: dict[_Age, dict[int, Deletion]] = defaultdict(dict)
     for scan in listed:
         if scan.deletions:
-            of_till[scan.deletions_till].update({one.deletion_id: one for one in scan.deletions})
-    sets = {till: tuple(found[number] for number in sorted(found)) for till, found in of_till.items()}
-    return [replace(scan, deletions=sets[scan.deletions_till]) if scan.deletions else scan for scan in listed]
+            of_age[_age(scan)].update({one.deletion_id: one for one in scan.deletions})
+    sets = {age: tuple(found[number] for number in sorted(found)) for age, found in of_age.items()}
+    return [replace(scan, deletions=sets[_age(scan)]) if scan.deletions else scan for scan in listed]
+
+
+def _age(scan: Scan) -> _Age:
+    """Files of one age have the same deletions, as far as their keys do not tell."""
+    left = (one.deletion_id for one in scan.deletions if one.deletion_id <= scan.deletions_till)
+    return scan.deletions_till, *left
 
 
 def _no_rows(context: TableContext) -> str:
@@ -54,12 +63,20 @@ class Select:
     """What is wanted of one table, as a select."""
 
     def __init__(
-        self, context: TableContext, asked: Question, now_ms: int, *, compares_null: bool = True
+        self,
+        context: TableContext,
+        asked: Question,
+        now_ms: int,
+        *,
+        compares_null: bool = True,
+        joins_full: bool = False,
     ) -> None:
-        """`compares_null`: whether what reads it may compare so that NULL is a value."""
+        """Whether what reads it may compare so that NULL is a value, and whether it may have a FULL JOIN."""
         self._context = context
         self._compares_null = compares_null
+        self._joins_full = joins_full
         self._schema = context.schema
+        self._properties = context.properties
         self._transform = Transform.parse(context.schema, context.properties)
         self._asked = asked
         self._now_ms = now_ms
@@ -68,19 +85,30 @@ class Select:
         """The wanted rows of files; without any, a select of no row."""
         if not scans:
             return _no_rows(self._context)
-        rows = self.unmerged(scans)
+        rows = self._newest(scans) if is_keyed(self._properties) else self.unmerged(scans)
         conditions = [meets(condition) for condition in self._asked.conditions]
         if self._transform.aggregates:
             return _where(f"SELECT * FROM ({self._merged(rows)})", conditions)
         return _where(f"SELECT * FROM ({rows})", [*conditions, self._young()])
 
-    def unmerged(self, scans: Iterable[Scan]) -> str:
-        """The rows of files, of which there are some, in the wanted slices, as the files have them."""
+    def _newest(self, scans: Collection[Scan]) -> str:
+        """The newest row of each key."""
+        alone, together = apart(scans)
+        rows = [self.unmerged(alone)] if alone else []
+        if together:
+            rows.append(newest(self._schema, self._properties, self.unmerged(together, told=True)))
+        return " UNION ALL ".join(rows)
+
+    def unmerged(self, scans: Iterable[Scan], *, told: bool = False) -> str:
+        """The rows of files, of which there are some, in the wanted slices, as the files have them.
+
+        Of a keyed table without marks of deletion; or, `told`, with what tells which rows are gone.
+        """
         parts: dict[_Way, list[str]] = defaultdict(list)
         for scan in together(scans):
             way = scan.slices, scan.deletions, scan.filename.endswith(PARQUET_SUFFIX)
             parts[way].append(scan.filename)
-        return " UNION ALL ".join(self._part(*way, files) for way, files in parts.items())
+        return " UNION ALL ".join(self._part(*way, files, told=told) for way, files in parts.items())
 
     def _part(
         self,
@@ -88,22 +116,36 @@ class Select:
         deletions: tuple[Deletion, ...],
         unbounded: bool,
         filenames: Sequence[str],
+        *,
+        told: bool,
     ) -> str:
         """The rows of files of which the same counts, and that are written alike."""
-        columns = ", ".join(self._column(field, unbounded) for field in self._schema.fields)
+        columns = [self._column(field, unbounded) for field in self._schema.fields]
         files = ", ".join(text(path_of(self._context.objects, name)) for name in filenames)
         # a folder that is called a=b says nothing of its files' columns
         read = f"read_parquet([{files}], hive_partitioning = false)"
         left = remains(
             self._schema, deletions, lambda field: _computed(field, unbounded) or quoted(field.name)
         )
-        return _where(f"SELECT {columns} FROM {read}", [in_slices(self._schema, slices), left])
+        conditions = [in_slices(self._schema, slices), left]
+        if told:
+            # an older row comes before none that is gone, where such a row can come
+            marks = self._properties.newest_by is not None
+            columns += told_by(self._properties, left if marks else None)
+            conditions = conditions[:1] if marks else conditions
+        elif is_keyed(self._properties):
+            conditions.append(THERE)
+        return _where(f"SELECT {', '.join(columns)} FROM {read}", conditions)
 
     def _column(self, field: Field, unbounded: bool) -> str:
         """A column as the file has it, computed where DuckDB would leave out rows that are wanted."""
+        name = quoted(field.name)
         is_plain = field.nullable and not self._compares_null and (unbounded or not field.type.is_floating)
         computed = None if is_plain else _computed(field, unbounded)
-        name = quoted(field.name)
+        if self._joins_full and not field.type.is_nested:
+            # under ORDER BY … NULLS FIRST LIMIT DuckDB skips rows of one side of a FULL JOIN by what it has
+            # read of it; those of the other side, left alone, come with NULL, and first
+            computed = f"CASE WHEN {name} IS NULL THEN NULL ELSE {computed or name} END"
         return name if computed is None else f"{computed} AS {name}"
 
     def _merged(self, rows: str) -> str:

@@ -123,7 +123,7 @@ class _Statement:
         self.gone: set[str] = set()
         try:
             found = session.parsed(statement)
-            self.compares_null = found.compares_null
+            self.compares_null, self.joins_full = found.compares_null, found.joins_full
             self.contexts = _meant(found, tables)
             schemas = {name: context.schema for name, context in self.contexts.items()}
             self.wanted = session.wanted(schemas, found, parameters)
@@ -290,7 +290,9 @@ class _Statement:
     def _select(self, name: str) -> Select:
         context = self.contexts[name]
         asked = question(context.schema, None, None, None)
-        return Select(context, asked, self.now_ms, compares_null=self.compares_null)
+        return Select(
+            context, asked, self.now_ms, compares_null=self.compares_null, joins_full=self.joins_full
+        )
 
     def _summaries(self) -> dict[str, PlanSummary]:
         return {

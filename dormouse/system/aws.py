@@ -75,8 +75,8 @@ class AwsRefused(InstanceError):
 class Aws:
     """An account and region, as a boto3 session names them."""
 
-    def __init__(self, session: Any) -> None:
-        self._session = session
+    def __init__(self, session: Any, region: str | None = None) -> None:
+        self._session, self._region = session, region
         self._clients: dict[str, Any] = {}
 
     def call(self, service: str, operation: str, **parameters: Any) -> Any:
@@ -144,6 +144,10 @@ class Aws:
         with _clear("ssm", "get_parameter"):
             return str(self._client("ssm").meta.region_name)
 
+    def of_region(self, region: str) -> Aws:
+        """The same account in another region."""
+        return Aws(self._session, region)
+
     @cached_property
     def account(self) -> str:
         return str(self.call("sts", "get_caller_identity")["Account"])
@@ -162,7 +166,7 @@ class Aws:
             read_timeout=read_timeout,
             tcp_keepalive=True,  # what is between may forget a connection that is silent for minutes
         )
-        return self._session.client(service, config=config)
+        return self._session.client(service, region_name=self._region, config=config)
 
 
 def open_session(region: str | None = None, profile: str | None = None) -> Any:

@@ -12,7 +12,7 @@ from dormouse.settings.certificates import no_certificates
 from dormouse.settings.database import FixedDatabase
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.engines import EmrServerlessCompaction
-from dormouse.settings.resources import state_parameter
+from dormouse.settings.resources import INSTANCE_TAG, state_parameter
 from dormouse.system.aws import Aws, AwsRefused, open_session
 from dormouse.system.machine_checks import Check, image, machine, packages
 
@@ -85,7 +85,9 @@ class _Account:
 
     def _looks(self) -> Iterator[tuple[str, Callable[[], Iterator[Check]]]]:
         settings, aws = self.settings, self.aws
-        yield "bootstrap", self._bootstrap
+        yield "bootstrap", partial(self._bootstrap, aws)
+        if settings.backup and (elsewhere := settings.backup.copy_region):
+            yield "bootstrap", partial(self._bootstrap, aws.of_region(elsewhere))
         if boundary := settings.iam.permissions_boundary:
             yield "permissions boundary", partial(self._boundary, boundary)
         yield "state", self._state
@@ -116,16 +118,16 @@ class _Account:
         if settings.monitoring:
             yield "alarms", self._alarms
 
-    def _bootstrap(self) -> Iterator[Check]:
-        qualifier = self.settings.qualifier
-        version = self.aws.parameter(BOOTSTRAP.format(qualifier=qualifier or QUALIFIER))
+    def _bootstrap(self, aws: Aws) -> Iterator[Check]:
+        qualifier, where = self.settings.qualifier, aws.region
+        version = aws.parameter(BOOTSTRAP.format(qualifier=qualifier or QUALIFIER))
         named = f" with the qualifier {qualifier}" if qualifier else ""
-        trouble = None if version else f"the CDK is not bootstrapped here{named}"
+        trouble = None if version else f"the CDK is not bootstrapped in {where}{named}"
         if version and not (version.isdigit() and int(version) >= BOOTSTRAP_LEAST):
-            trouble = f"version {version}, but {BOOTSTRAP_LEAST} is needed"
+            trouble = f"version {version} in {where}, but {BOOTSTRAP_LEAST} is needed"
         option = f" --qualifier {qualifier}" if qualifier else ""
-        mend = f"run npx cdk bootstrap aws://{self.aws.account}/{self.aws.region}{option}"
-        yield Check.of("bootstrap", f"version {version}", trouble, mend)
+        mend = f"run npx cdk bootstrap aws://{self.aws.account}/{where}{option}"
+        yield Check.of("bootstrap", f"version {version} in {where}", trouble, mend)
 
     def _boundary(self, policy: str) -> Iterator[Check]:
         try:
@@ -176,7 +178,11 @@ class _Account:
             yield Check.of("state", f"the instance is wanted {state}", trouble, mend, "warning")
 
     def _zones(self) -> Iterator[Check]:
-        """Those that an own VPC would be in: as named, else the first that `Fn::GetAZs` gives."""
+        """Those that an own VPC would be in: as named, else the first that `Fn::GetAZs` gives.
+
+        That gives others once the account has other default subnets, or the region other zones; a subnet in
+        another zone would be another subnet, of the same network, which CloudFormation refuses.
+        """
         network = self.settings.network
         ordinary = [{"Name": "zone-type", "Values": ["availability-zone"]}]
         zones = self.aws.call("ec2", "describe_availability_zones", Filters=ordinary)["AvailabilityZones"]
@@ -190,6 +196,11 @@ class _Account:
                 what = f"{network.zones} wanted, and {self.aws.region} gives this account {len(names)}"
                 mend = "lower network.zones, or name those there are in network.availability_zones"
                 yield Check("zones", "wrong", what, mend)
+        there = self._deployed_zones()
+        if names[: len(there)] != there[: len(names)]:
+            what = f"{self.settings.id} is in {', '.join(there)}; a deploy would now take {', '.join(names)}"
+            listed = ", ".join(f'"{name}"' for name in there)
+            yield Check("zones", "wrong", what, f"set network.availability_zones = [{listed}]")
         for name in names:
             if (zone := ids.get(name)) is None:
                 what = f"{name} is no zone of {self.aws.region} for this account"
@@ -201,6 +212,17 @@ class _Account:
                     "name others in network.availability_zones",
                 )
                 yield Check.of("zone", f"{name}, {zone}", trouble, mend, "warning")
+
+    def _deployed_zones(self) -> list[str]:
+        """Of the subnets of the instance, by their numbers; none before its first deploy."""
+        ours = [{"Name": f"tag:{INSTANCE_TAG}", "Values": [self.settings.id]}]
+        found = {
+            tag["Value"]: subnet["AvailabilityZone"]
+            for subnet in self.aws.all("ec2", "describe_subnets", "Subnets", Filters=ours)
+            for tag in subnet.get("Tags", ())
+            if tag["Key"] == "Name"
+        }
+        return [found[name] for name in sorted(found)]
 
     def _engine(self) -> Iterator[Check]:
         database, region = self.settings.database, self.aws.region
@@ -274,15 +296,15 @@ class _Account:
 
     def _alarms(self) -> Iterator[Check]:
         told = self.settings.monitoring
-        if told and not (told.email or told.topic_arn or told.slack_channel):
-            mend = "say who in monitoring.email, topic_arn or slack_channel, or subscribe to the topic later"
+        if told and not (told.email or told.topic_arn or told.slack_channel or told.teams_channel):
+            mend = "say who, as in monitoring.email or topic_arn, or subscribe to the topic later"
             yield Check("alarms", "warning", "nobody hears of alarms", mend)
 
     def _ways(self, part: str, is_made: bool, endpoints: list[Any]) -> Check:
         """Whether the interface endpoints that a part needs are there, or can be made."""
         name, needed, found = f"{part} endpoints", ENDPOINTS[part], set()
         for one in endpoints:
-            is_ours = {"Key": "dormouse:instance", "Value": self.settings.id} in one.get("Tags", ())
+            is_ours = {"Key": INSTANCE_TAG, "Value": self.settings.id} in one.get("Tags", ())
             service = one["ServiceName"].split(".", 3)[-1]
             if service in needed and one.get("PrivateDnsEnabled") and not is_ours:
                 found.add(service)

@@ -66,7 +66,7 @@ def stacks_of(aws: Aws, instance_id: str) -> Iterator[dict[str, Any]]:
         named = stack["StackName"].startswith(f"dormouse-{instance_id}-")
         if (
             named
-            and tags.get("dormouse:instance") == instance_id
+            and tags.get(resources.INSTANCE_TAG) == instance_id
             and stack["StackStatus"] != "DELETE_COMPLETE"
         ):
             yield stack

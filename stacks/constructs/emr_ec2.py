@@ -16,7 +16,7 @@ from aws_cdk import aws_kms as kms
 from constructs import Construct
 
 from dormouse.settings.engines import EmrStepsCompaction, EmrTransientCompaction
-from dormouse.settings.resources import cluster_name
+from dormouse.settings.resources import INSTANCE_TAG, cluster_name
 from stacks.acknowledge import acknowledge
 from stacks.constructs.database_function import let_out_to_s3
 from stacks.constructs.emr_release import RELEASE
@@ -24,7 +24,6 @@ from stacks.constructs.emr_service_role import EmrServiceRole
 from stacks.constructs.function import Function, Placement
 from stacks.constructs.security_group import closed_group
 from stacks.constructs.wildcards import acknowledge_resources
-from stacks.instance_stack import INSTANCE_TAG
 
 PRIMARY_PORT, SERVICE_PORT = 8443, 9443
 """Where EMR calls the cluster, and the cluster EMR, within the VPC."""

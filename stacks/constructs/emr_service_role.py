@@ -15,9 +15,9 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from constructs import Construct
 
+from dormouse.settings.resources import INSTANCE_TAG
 from stacks.constructs.function import Placement
 from stacks.constructs.wildcards import acknowledge_resources
-from stacks.instance_stack import INSTANCE_TAG
 
 DESCRIBE_ACTIONS = [
     "ec2:DescribeAccountAttributes",

@@ -189,6 +189,20 @@ class Monitors:
             ),
         )
 
+    def payloads(self, backlog_days_max: int) -> None:
+        self._custom(
+            "Payload backlog",
+            self._ours(metrics.PAYLOAD_BACKLOG_DAYS, "Maximum"),
+            backlog_days_max,
+            # A round may be a day after the other: until then it is as it was.
+            self._when(
+                "Warning",
+                "Payloads are not offloaded: dormouse payloads days says of each day why",
+                60,
+                missing=cloudwatch.TreatMissingData.IGNORE,
+            ),
+        )
+
     def pause(self) -> None:
         """Starting and stopping again takes its time: only more than that is news."""
         self._custom(

@@ -49,7 +49,7 @@ from dormouse.data.source import open_source
 from dormouse.files.attempts import WriteAttempts
 from dormouse.spark import ingest as bulk
 
-def write(context, attempt, source, spark):
+def write(context, attempt, source, spark, keyed):
     context.objects.put(attempt.object_name("twice"), b"rows")
     rows = open_source(sys.argv[2], context.schema)
     return in_process.write_leaves(context, attempt, rows, lambda *_: None, 1 << 28)

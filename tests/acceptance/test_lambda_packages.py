@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -14,21 +13,16 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from elftools.elf.elffile import ELFFile
 
 import dormouse as dm
 from lambdas import build
 from lambdas.build import KINDS, LIBRARIES, PACKAGES, ROOT, cold_import, native, tree_bytes
 from packages import LAMBDA, Architecture, Runtime, interpreter, pins
 from query_image import build as image
+from tests.binaries import lacking
 from tests.commits import add
 from tests.integration.test_commit_lambda import record
 
-ELF_MACHINES = {"x86_64": "EM_X86_64", "arm64": "EM_AARCH64"}
-OF_THE_RUNTIME = re.compile(r"(ld-linux-(x86-64|aarch64)|lib(c|m|dl|rt|z|pthread|resolv|gcc_s))\.so\.\d")
-"""Libraries of Amazon Linux 2023 as Lambda has it, its smallest image: no libstdc++ among them."""
-
-GCC_OF_THE_RUNTIME = (11,)
 MODULES_MAX = 800
 SIZE_BYTES_MAX = {"database": 60 * 1024 * 1024, "calls": 20 * 1024 * 1024}
 """What costs time in a cold import; so many take less than a second, as --measure tells."""
@@ -235,32 +229,7 @@ def test_the_runtime_has_all_that_binaries_need(
     """Of the libraries that they name, and of the versions of symbols in these, none is newer."""
     assert build.build(root, tmp_path, architecture)
     for name in PACKAGES:
-        folder = tmp_path / "lambdas" / f"{name}-{architecture}"
-        binaries = [path for path in folder.rglob("*.so*") if path.read_bytes().startswith(b"\x7fELF")]
-        own = {path.name for path in binaries}
-        assert own
-        for path in binaries:
-            machine, libraries, symbols = needs(path)
-            assert machine == ELF_MACHINES[architecture], path
-            assert [one for one in libraries - own if not OF_THE_RUNTIME.fullmatch(one)] == [], path
-            assert [one for one in symbols if is_too_new(one)] == [], path
-
-
-def needs(path: Path) -> tuple[str, set[str], set[str]]:
-    """The machine that a binary is for, the libraries that it names, the versions of symbols in them."""
-    with path.open("rb") as file:
-        elf = ELFFile(file)
-        dynamic, versions = map(elf.get_section_by_name, (".dynamic", ".gnu.version_r"))
-        libraries = {tag.needed for tag in dynamic.iter_tags("DT_NEEDED")}
-        symbols = {one.name for _, every in versions.iter_versions() for one in every} if versions else set()
-        return elf["e_machine"], libraries, symbols
-
-
-def is_too_new(symbol: str) -> bool:
-    """Of `GLIBC_2.27` and the like; what libraries in the package call their versions is their own."""
-    family, _, version = symbol.partition("_")
-    newest = {"GLIBC": (2, LAMBDA.glibc_minor), "GCC": GCC_OF_THE_RUNTIME}.get(family)
-    return newest is not None and tuple(map(int, version.split("."))) > newest
+        assert list(lacking(tmp_path / "lambdas" / f"{name}-{architecture}", architecture)) == []
 
 
 @pytest.mark.slow

@@ -104,12 +104,12 @@ class Cloud:
             name, command, self.environment, self.logs, cwd=cwd, seconds_max=SECONDS_MAX, accept=accept
         )
 
-    def dormouse(self, *arguments: str, **variables: str) -> str:
+    def dormouse(self, *arguments: str, accept: tuple[int, ...] = (0,), **variables: str) -> str:
         """Runs the command line, with more environment; what it said."""
         command = [str(BIN / "dormouse"), *arguments]
         environment = self.environment | variables
         name = f"dormouse-{arguments[0]}"
-        return run(name, command, environment, self.logs, cwd=ROOT, seconds_max=SECONDS_MAX)[1]
+        return run(name, command, environment, self.logs, cwd=ROOT, seconds_max=SECONDS_MAX, accept=accept)[1]
 
     @property
     def _moto(self) -> list[str]:

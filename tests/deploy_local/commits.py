@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from dormouse.commits.requests import AddFiles, CommitRequest, encode
@@ -23,6 +24,7 @@ LARGE_FILES = 12_000
 """In one request, which does not fit a message and travels as an object."""
 
 MALFORMED = ("nonsense", "{}", '{"version": 1, "type": "add_files"}', '["add_files"]')
+UNREADABLE = '{"version": 1, "commit_id": "buried", "type": "nothing"}'
 SHUFFLED_TOGETHER = 60
 TWICE = 200
 POLL_SECONDS = 0.5
@@ -140,6 +142,36 @@ def wait_for_dead_letters(cloud: Cloud, resources: CommitResources, expected: Ex
         )
 
     wait(cloud, look)
+
+
+def send_again(
+    cloud: Cloud,
+    instance: Instance,
+    resources: CommitResources,
+    expected: Expected,
+    operator: Mapping[str, str],
+) -> str:
+    """Of dead letters, by the command: who can be read is applied, who cannot is named, and stays."""
+    sqs, table_id = cloud.client("sqs"), instance.table("parts").files.table.table_id
+    request = add("parts", "from the dead")
+    first, *_, last = resources.dead_letters
+    for url, body in ((first, encode(request, table_id=table_id)), (last, UNREADABLE)):
+        sqs.send_message(QueueUrl=url, MessageBody=body)
+    expected.dead += 1
+    given = ("dead-letters", "--instance", "local", "--send-again", "--json")
+    found = json.loads(cloud.dormouse(*given, **operator))
+    sent = [one["commit_id"] for one in found if one["is_sent_again"]]
+    kept = {one["body"]: one["reason"] for one in found if not one["is_sent_again"]}
+    if sent != [request.commit_id]:
+        raise RunFailed(f"the commits {sent} were sent again, not {request.commit_id!r}")
+    if kept.keys() != {*MALFORMED, UNREADABLE} or not all(kept.values()):
+        raise RunFailed(f"of what cannot be read, it says {kept}")
+    expected.applied.append(request.commit_id)
+    wait_until_applied(cloud, instance, expected)
+    if (status := instance.commit_status(request.commit_id)).state != "applied":
+        raise RunFailed(f"the commit that was sent again is {status.state}: {status.error}")
+    wait_for_dead_letters(cloud, resources, expected)
+    return f"1 applied, {expected.dead} cannot be read and stay"
 
 
 def wait(cloud: Cloud, look: Callable[[], str]) -> None:

@@ -25,8 +25,8 @@ from ministack.core.responses import new_uuid, request_scope
 from ministack.services import eventbridge, lambda_svc, sqs, ssm, sts
 from ministack.services.cloudformation.provisioners import _RESOURCE_HANDLERS as HANDLERS
 
-from tests.deploy_local import emulated_cluster
-from tests.deploy_local.emulated_cluster import ACCOUNT, DATABASE_HOST, REGION
+from tests.deploy_local import emulated_cluster, emulated_network, emulated_records
+from tests.deploy_local.emulated_cluster import ACCOUNT, REGION
 
 LAMBDA_PYTHON, LAMBDA_RUNTIME = os.environ["LAMBDA_PYTHON"], os.environ["LAMBDA_RUNTIME"]
 RUN = Path(os.environ["TMPDIR"])
@@ -42,11 +42,6 @@ NOTHING_TO_PROVE = {
     "AWS::ApplicationAutoScaling::ScalingPolicy": {},
     "AWS::Budgets::Budget": {},
     "AWS::EC2::FlowLog": {"Id": "fl-{id}"},
-    "AWS::EC2::SecurityGroupEgress": {"Id": "sgr-{id}"},
-    "AWS::EC2::SecurityGroupIngress": {"Id": "sgr-{id}"},
-    "AWS::RDS::DBProxy": {"Endpoint": DATABASE_HOST, "DBProxyArn": "arn:aws:rds:::db-proxy:prx-{id}"},
-    "AWS::RDS::DBProxyTargetGroup": {"TargetGroupArn": "arn:aws:rds:::target-group:prx-tg-{id}"},
-    "AWS::SecretsManager::RotationSchedule": {},
 }
 """Types that the emulator lacks, with their attributes."""
 
@@ -61,8 +56,10 @@ def main() -> None:
     _take_alarms_on_metric_math()
     emulated_cluster.lead_to_the_database()
     emulated_cluster.take_time_to_stop_and_start()
+    emulated_network.make_strict()
+    emulated_records.keep_records()
     _give_sessions_an_end()
-    _name_rules_as_iam_does()
+    _name_resources_as_iam_does()
     _tell_what_is_done_with_mappings()
     _receive_whole_batches()
     _run_lambdas_with_their_own_libraries()
@@ -144,12 +141,14 @@ def _give_sessions_an_end() -> None:
     lambda_runtime.execution_credentials = made
 
 
-def _name_rules_as_iam_does() -> None:
-    """Those of the default bus without its name."""
+def _name_resources_as_iam_does() -> None:
+    """Rules of the default bus without its name, and what is below a path by the path."""
     extract = iam_actions.extract_resource_arn
 
-    def extracted(service: str, *given: Any) -> str:
-        found = str(extract(service, *given))
+    def extracted(service: str, method: str, path: str, headers: Any, body: bytes, *given: Any) -> str:
+        found = str(extract(service, method, path, headers, body, *given))
+        if service == "ssm" and found == "*" and (below := json.loads(body or b"{}").get("Path")):
+            return f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter{below}"
         return found.replace(":rule/default/", ":rule/") if service == "events" else found
 
     iam_actions.extract_resource_arn = extracted
@@ -271,6 +270,10 @@ class _Control(BaseHTTPRequestHandler):
             self._answer({"refused": _tell_rules(given)})
         elif self.path == "/cluster":
             self._answer(emulated_cluster.described())
+        elif self.path == "/images":
+            self._answer(emulated_network.publish_images())
+        elif self.path == "/session":
+            self._answer({"refusal": emulated_network.session_refusal(**given)})
 
     def _answer(self, content: dict[str, Any]) -> None:
         body = json.dumps(content).encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import pyarrow as pa
 
@@ -10,6 +11,7 @@ from dormouse.instance import Instance
 from dormouse.settings.resources import Resources, stack_name
 from dormouse.system.switches import rule_name
 from tests.commits import add
+from tests.deploy_local import access
 from tests.deploy_local.cloud import Cloud
 from tests.deploy_local.commits import wait, wait_for
 from tests.deploy_local.packages import migration_folders
@@ -22,6 +24,8 @@ INGESTS = 13
 ROWS = 1_000
 MEANWHILE = 50
 STARTED_BY_AWS = "RDS-EVENT-0153"
+Person = Mapping[str, str]
+"""The environment in which one runs commands."""
 
 
 def ingest(instance: Instance) -> None:
@@ -36,11 +40,11 @@ def ingest(instance: Instance) -> None:
         raise RunFailed(f"table events has {rows} rows, and {found} of one key: not those ingested")
 
 
-def ask_for_tables(cloud: Cloud, instance: Instance) -> str:
+def ask_for_tables(cloud: Cloud, instance: Instance, operator: Person) -> str:
     """By the command and two lambdas: who asks needs no way to the database."""
 
     def table(verb: str, *more: str) -> str:
-        return cloud.dormouse("table", verb, "asked", *more, "--instance", "local")
+        return cloud.dormouse("table", verb, "asked", *more, "--instance", "local", **operator)
 
     table("create", "--row-key", "carrier:string", "--value", "delay:long?", "--split-point", "M")
     table("set", "gc_delay_seconds=60")
@@ -130,12 +134,16 @@ def fail_to_migrate(cloud: Cloud, *app: str) -> str:
     return f"rolled back, with {good} applied"
 
 
-def pause(cloud: Cloud, resources: Resources) -> str:
+def pause(cloud: Cloud, resources: Resources, operator: Person) -> str:
     """By the command; nothing runs then, and a second pause has nothing to do."""
-    cloud.dormouse("pause", "--instance", "local", "--wait")
+    cloud.dormouse("pause", "--instance", "local", "--wait", **operator)
     if (found := asleep(cloud, resources)) != "":
         raise RunFailed(f"after dormouse pause, {found}")
-    said = json.loads(cloud.dormouse("pause", "--instance", "local", "--wait", "--json"))
+    if "the host for access sleeps: dormouse resume" not in (
+        told := cloud.dormouse("access", "--instance", "local", accept=(1,), **operator)
+    ):
+        raise RunFailed(f"of the way to a paused instance, dormouse access says: {sign(told)}")
+    said = json.loads(cloud.dormouse("pause", "--instance", "local", "--wait", "--json", **operator))
     if undone := [step["step"] for step in said["steps"] if step["outcome"] == "done"][:-1]:
         raise RunFailed(f"a second dormouse pause still did: {', '.join(undone)}")
     return "schedules and queues off, database stopped"
@@ -152,18 +160,20 @@ def asleep(cloud: Cloud, resources: Resources) -> str:
     for mapping in resources.commit.mappings:
         if (state := functions.get_event_source_mapping(UUID=mapping)["State"]) != "Disabled":
             return f"the mapping {mapping} is {state}"
-    for what, count in query_ways(cloud).items():
+    for what, count in ways(cloud).items():
         if count:
-            return f"{count} {what} of the query service are there"
+            return f"{count} {what} are there"
+    if found := access.is_told(cloud):
+        return found
     (cluster,) = rds.describe_db_clusters(DBClusterIdentifier=resources.database.cluster)["DBClusters"]
     return "" if cluster["Status"] == "stopped" else f"the database is {cluster['Status']}"
 
 
-QUERY_WAYS = {"load balancers": 1, "interface endpoints": 4, "services": 1, "records": 1}
-"""What costs by the hour, or belongs to it, while the query service runs."""
+WAYS = {"load balancers": 1, "interface endpoints": 6, "services": 1, "records": 1, "hosts": 1}
+"""What costs by the hour, or belongs to it, while the query service and the host for access run."""
 
 
-def query_ways(cloud: Cloud) -> dict[str, int]:
+def ways(cloud: Cloud) -> dict[str, int]:
     """How many of each there are now."""
     ecs, names = cloud.client("ecs"), cloud.client("route53")
     endpoints = cloud.client("ec2").describe_vpc_endpoints()["VpcEndpoints"]
@@ -181,21 +191,17 @@ def query_ways(cloud: Cloud) -> dict[str, int]:
         "interface endpoints": sum(one["VpcEndpointType"] == "Interface" for one in endpoints),
         "services": len(services),
         "records": len(records),
+        "hosts": len(access.hosts(cloud)),
     }
 
 
 def deploy_meanwhile(cloud: Cloud, resources: Resources, *app: str) -> str:
-    """Of other tags, which writes schedules and mappings anew: they are off by the desired state, and the CLI
-    keeps the value of the query service's parameter. The database is not asked for.
+    """Of all stacks with other tags, which writes schedules and mappings anew: they are off by the desired
+    state, and the CLI keeps the values of what sleeps by a parameter. The database is not asked for.
     """
-    assert resources.query is not None
     with (cloud.work / "local.toml").open("a") as settings:
         settings.write('\n[tags]\nteam = "meanwhile"\n')
-    stacks = [
-        stack_name("local", name) for name in ("migrate", "commit", "garbage", "compaction", "maintenance")
-    ]
-    options = ("--exclusively", "--force", *app, "--require-approval", "never")
-    cloud.cdk("deploy", *stacks, resources.query.stack, *options)
+    cloud.cdk("deploy", "--all", "--force", *app, "--require-approval", "never")
     if (found := asleep(cloud, resources)) != "":
         raise RunFailed(f"after cdk deploy, {found}")
     return "asleep as before"
@@ -255,11 +261,18 @@ def start_as_aws_does(cloud: Cloud, resources: Resources) -> str:
     return "stopped again"
 
 
-def resume(cloud: Cloud, instance: Instance, resources: Resources, commit_ids: list[str]) -> str:
-    """By the command; messages that came meanwhile are processed."""
-    cloud.dormouse("resume", "--instance", "local", "--wait")
-    if (found := query_ways(cloud)) != QUERY_WAYS:
-        raise RunFailed(f"after dormouse resume, the query service has {found}, not {QUERY_WAYS}")
+def resume(
+    cloud: Cloud, instance: Instance, resources: Resources, operator: Person, commit_ids: list[str]
+) -> str:
+    """By the command; messages that came meanwhile are processed, and the host is of the newest image."""
+    newest = cloud.ask("/images")["arm64"]
+    cloud.dormouse("resume", "--instance", "local", "--wait", **operator)
+    if (found := ways(cloud)) != WAYS:
+        raise RunFailed(f"after dormouse resume, there are {found}, not {WAYS}")
+    if why := access.is_told(cloud):
+        raise RunFailed(f"after dormouse resume, {why}")
+    if (image := access.hosts(cloud)[0]["ImageId"]) != newest:
+        raise RunFailed(f"the host is made of {image}, and the newest is {newest}")
 
     def left() -> str:
         found = [status for status in instance.commits.statuses(commit_ids) if status.state != "applied"]

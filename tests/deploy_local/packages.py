@@ -8,8 +8,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from lambdas.build import NO_PYTHON
-from packages import LAMBDA, interpreter
+from lambdas.build import NO_PYTHON, PACKAGES
+from packages import ARCHITECTURES, LAMBDA, interpreter
+from tests.binaries import lacking
 from tests.deploy_local.cloud import EMULATOR_PYTHON, ROOT, SECONDS_MAX, node
 from tests.deploy_local.processes import RunFailed, run
 
@@ -62,6 +63,18 @@ def build_lambdas(logs: Path) -> None:
     """For this machine; what is built already stays."""
     command = [sys.executable, "-m", "lambdas.build", "--architecture", "native"]
     run("lambdas", command, dict(os.environ), logs, cwd=ROOT, seconds_max=SECONDS_MAX)
+
+
+def check_binaries(logs: Path) -> str:
+    """For either processor: no package needs what Lambda's runtime lacks."""
+    command = [sys.executable, "-m", "lambdas.build", "--architecture", "all"]
+    run("lambdas", command, dict(os.environ), logs, cwd=ROOT, seconds_max=SECONDS_MAX)
+    both = sorted(set(ARCHITECTURES.values()))
+    for architecture in both:
+        for name in PACKAGES:
+            for found in lacking(ROOT / "build" / "lambdas" / f"{name}-{architecture}", architecture):
+                raise RunFailed(found)
+    return f"{' and '.join(both)}, {len(PACKAGES)} packages each"
 
 
 def copy_packages(target: Path, certificates: Path) -> None:

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import dormouse as dm
@@ -17,7 +18,7 @@ from dormouse.instance import Instance
 from dormouse.settings.resources import Resources
 from dormouse.system.environment import environment
 from dormouse.system.instance import DeployedInstance, find
-from tests.deploy_local import commits, operations, packages
+from tests.deploy_local import access, commits, operations, packages, people
 from tests.deploy_local.cloud import ACCOUNT, REGION, ROOT, Cloud, left_behind
 from tests.deploy_local.processes import RunFailed, sign
 from tests.deploy_local.strangers import check_refused
@@ -36,6 +37,8 @@ class Run:
         self._keep_logs = keep_logs
         self._began = time.monotonic()
         self._failed = "begin"
+        self._operator: dict[str, str] = {}
+        self._reader: dict[str, str] = {}
 
     def all(self) -> None:
         """Raises RunFailed, whose message has the step, the fault and the place of the logs."""
@@ -74,6 +77,7 @@ class Run:
         self.step("install the emulator", lambda: packages.install_emulator(logs))
         self.step("install the CDK CLI", lambda: packages.install_cdk(logs))
         self.step("build the lambda packages", lambda: packages.build_lambdas(logs))
+        self.step("the runtime has what binaries need", lambda: packages.check_binaries(logs))
         cloud = Cloud(work, logs)
         try:
             self.step("start AWS, EMR Serverless and PostgreSQL on loopback", cloud.start)
@@ -97,15 +101,18 @@ class Run:
 
     def _works(self, cloud: Cloud) -> None:
         deployed = find(INSTANCE, cloud.session)
-        self.step("dormouse status", lambda: _status(cloud, "running"))
+        self._operator, self._reader = (people.arrive(cloud, name) for name in people.NAMES)
+        self.step("dormouse status", lambda: self._status(cloud, "running"))
         with _opened(cloud, deployed) as instance:
             self.step("strangers are refused", lambda: check_refused(cloud, deployed))
             self.step("make tables", lambda: _make_tables(instance))
-            self.step("dormouse table", lambda: operations.ask_for_tables(cloud, instance))
+            self.step("dormouse table", lambda: operations.ask_for_tables(cloud, instance, self._operator))
+            self.step("dormouse access", lambda: access.reach(cloud, self._reader, self._operator))
             self._commits(cloud, instance, deployed.resources)
             self._schedules(cloud, instance, deployed.resources)
             self.step("a migration fails", lambda: operations.fail_to_migrate(cloud, *_app(cloud)))
             self._sleeps(cloud, instance, deployed.resources)
+        people.leave(cloud)
 
     def _commits(self, cloud: Cloud, instance: Instance, resources: Resources) -> None:
         told = resources.commit
@@ -126,6 +133,10 @@ class Run:
         self.step("the lambda refuses bad ones", bad)
         self.step("tables and statuses are right", lambda: commits.check(instance, expected))
         self.step("dead letters", lambda: commits.wait_for_dead_letters(cloud, told, expected))
+        self.step(
+            "dormouse dead-letters --send-again",
+            lambda: commits.send_again(cloud, instance, told, expected, self._operator),
+        )
         self.step("ingest rows through the queue", lambda: operations.ingest(instance))
 
     def _schedules(self, cloud: Cloud, instance: Instance, resources: Resources) -> None:
@@ -135,16 +146,26 @@ class Run:
 
     def _sleeps(self, cloud: Cloud, instance: Instance, resources: Resources) -> None:
         bodies, ids = operations.bodies_meanwhile(instance)
-        self.step("dormouse pause", lambda: operations.pause(cloud, resources))
-        self.step("dormouse status, paused", lambda: _status(cloud, "paused"))
+        self.step("dormouse pause", lambda: operations.pause(cloud, resources, self._operator))
+        self.step("dormouse status, paused", lambda: self._status(cloud, "paused"))
         self.step(
             "cdk deploy while paused", lambda: operations.deploy_meanwhile(cloud, resources, *_app(cloud))
         )
         self.step("half a pause", lambda: operations.half_pause(cloud, resources))
         self.step("messages while paused", lambda: operations.send_meanwhile(cloud, bodies, resources))
         self.step("AWS starts the database", lambda: operations.start_as_aws_does(cloud, resources))
-        self.step("dormouse resume", lambda: operations.resume(cloud, instance, resources, ids))
-        self.step("dormouse status, resumed", lambda: _status(cloud, "running"))
+        waking = partial(operations.resume, cloud, instance, resources, self._operator, ids)
+        self.step("dormouse resume", waking)
+        self.step("dormouse status, resumed", lambda: self._status(cloud, "running"))
+        self.step("dormouse access, resumed", lambda: access.reach(cloud, self._reader, self._operator))
+
+    def _status(self, cloud: Cloud, wanted: str) -> str:
+        found = json.loads(cloud.dormouse("status", "--instance", INSTANCE, "--json", **self._operator))
+        access = "asleep" if wanted == "paused" else "running"
+        if not str(found["summary"]).startswith(wanted) or found["access"] != access:
+            said = f"it says {found['summary']!r}, and of the host for access {found['access']}"
+            raise RunFailed(f"{said}, not {wanted} and {access}")
+        return str(found["summary"])
 
 
 def _app(cloud: Cloud) -> tuple[str, ...]:
@@ -192,13 +213,6 @@ def _destroy(cloud: Cloud) -> str:
     if left != ["CDKToolkit"]:
         raise RunFailed(f"stacks are left: {', '.join(left)}")
     return "all stacks are gone"
-
-
-def _status(cloud: Cloud, wanted: str) -> str:
-    found = json.loads(cloud.dormouse("status", "--instance", INSTANCE, "--json"))
-    if not str(found["summary"]).startswith(wanted):
-        raise RunFailed(f"it says {found['summary']!r}, not {wanted}")
-    return str(found["summary"])
 
 
 def _opened(cloud: Cloud, deployed: DeployedInstance) -> Instance:

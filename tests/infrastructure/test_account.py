@@ -18,6 +18,12 @@ BOUNDARY = f"{ACCOUNT}:policy/boundary"
 KEYS = [f"arn:aws:kms:eu-central-1:123456789012:key/{UUID[:-1]}{number}" for number in (1, 2)]
 TOPICS = [f"arn:aws:sns:eu-central-1:123456789012:{name}" for name in ("urgent", "later")]
 SLACK = {"slack_workspace": "T0123ABCD", "slack_channel": "C0123ABCDEF"}
+TEAMS = {
+    "teams_tenant": UUID,
+    "teams_team": f"{UUID[:-1]}9",
+    "teams_channel": "19%3ab6ef35dc342d56ba5654e6fc6d25a071%40thread.tacv2",
+}
+CHANNELS = ("AWS::Chatbot::SlackChannelConfiguration", "AWS::Chatbot::MicrosoftTeamsChannelConfiguration")
 Made = Callable[..., Assembly]
 
 
@@ -36,7 +42,7 @@ def bound(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
         iam=iam,
         compaction={"engine": "emr-ec2-steps"},
         qualifier="acme",
-        monitoring=SLACK,
+        monitoring=SLACK | TEAMS,
     )
     return synthesize(configuration, tmp_path_factory.mktemp("bound") / "assembly")
 
@@ -80,14 +86,23 @@ def test_cdk_nag_finds_nothing_more(bound: Assembly) -> None:
     assert bound.findings == []
 
 
-def test_a_channel_is_told_and_may_do_nothing(bound: Assembly) -> None:
-    [channel] = bound.resources("AWS::Chatbot::SlackChannelConfiguration")
+@pytest.mark.parametrize("kind", CHANNELS)
+def test_a_channel_is_told_and_may_do_nothing(bound: Assembly, kind: str) -> None:
+    [channel] = bound.resources(kind)
     [topic] = bound.resources("AWS::SNS::Topic")
     assert channel.properties["SnsTopicArns"] == [{"Ref": topic.name}]
     assert flat(channel.properties["GuardrailPolicies"][0]).endswith(":policy/CloudWatchReadOnlyAccess")
     role = channel.properties["IamRoleArn"]["Fn::GetAtt"][0]
     users = [one for one in bound.resources("AWS::IAM::Policy") if {"Ref": role} in one.properties["Roles"]]
     assert users == []
+
+
+def test_another_team_is_another_configuration(bound: Assembly) -> None:
+    """CloudFormation makes it before the one of before goes, and refuses two of one name."""
+    [channel] = bound.resources(CHANNELS[1])
+    assert channel.properties["ConfigurationName"] == f"dormouse-{'a' * 20}-{TEAMS['teams_team']}"
+    named = [channel.properties[f"Team{key}"] for key in ("sTenantId", "Id", "sChannelId")]
+    assert named == list(TEAMS.values())
 
 
 def test_existing_keys_and_topics_are_used_and_none_is_made(made: Made) -> None:
@@ -132,6 +147,8 @@ def test_alarms_that_can_wait_go_to_the_topic_for_them(made: Made) -> None:
             {"monitoring": {"topic_arn": TOPICS[0], "email": "a@b.c", "slack_channel": "C0123ABCDEF"}},
             ["monitoring.email = ", "monitoring.slack_channel = "],
         ),
+        ({"monitoring": {**TEAMS, "teams_channel": "general"}}, ["monitoring.teams_channel = "]),
+        ({"monitoring": {"teams_channel": TEAMS["teams_channel"]}}, ["monitoring.teams_channel = "]),
     ],
 )
 def test_what_cannot_be_is_said_at_once(changes: dict[str, Any], lines: list[str]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.assembly import Assembly, settings, synthesize
+from tests.assembly import ROOT, Assembly, settings, synthesize
 from tests.template import allowed, flat
 
 AWS_CHARACTERS_MAX = 6_144
@@ -63,8 +64,8 @@ def test_an_operator_may_change_only_what_a_pause_changes(made: Assembly) -> Non
         "emr-serverless:CancelJobRun", "emr-serverless:StopApplication", "events:DisableRule",
         "events:EnableRule", "lambda:InvokeFunction", "lambda:UpdateEventSourceMapping",
         "rds:StartDBCluster", "rds:StopDBCluster", "sqs:ChangeMessageVisibility", "sqs:DeleteMessage",
-        "sqs:ReceiveMessage", "sqs:SendMessage", "sqs:StartMessageMoveTask", "ssm:GetParameter",
-        "ssm:GetParametersByPath", "ssm:PutParameter", "states:StopExecution",
+        "sqs:ReceiveMessage", "sqs:SendMessage", "ssm:GetParameter", "ssm:GetParametersByPath",
+        "ssm:PutParameter", "states:StopExecution",
     }  # fmt: skip
     for action in may.keys() - changing.keys():
         assert action.partition(":")[2].startswith(("Describe", "Get", "List")), action
@@ -74,8 +75,31 @@ def test_an_operator_may_change_only_what_a_pause_changes(made: Assembly) -> Non
     assert state.endswith(":parameter/dormouse/prod/desired")
     [(runs, _)] = may["emr-serverless:CancelJobRun"]
     assert "dormouseprodcompactionapplication" in runs and runs.endswith("/jobruns/*")
+    [(events, _)] = may["cloudformation:DescribeStackEvents"]
+    assert events.endswith(":stack/dormouse-prod-query/*"), "the command asks by the name of the stack"
     [(_, condition)] = may["sqs:DeleteMessage"]
     assert condition == {"StringEquals": {"aws:ResourceTag/dormouse:instance": "prod"}}
+
+
+@pytest.mark.parametrize("engine", ["emr-serverless", "emr-ec2-transient"])
+def test_nobody_has_a_right_that_the_docs_give_to_no_command(engine: str, tmp_path: Path) -> None:
+    asked = settings(
+        "prod", iam={"policies": ["operator", "reader"]}, compaction={"engine": engine}, access={}
+    )
+    found = synthesize(asked, tmp_path / "a", checked=False)
+    documented = documented_rights((ROOT / "docs" / "security.md").read_text("utf-8"))
+    for name in ("Operator", "Reader"):
+        assert rights(found, name).keys() - documented == set()
+
+
+def documented_rights(text: str) -> set[str]:
+    """Of the table of what people need: `sqs:SendMessage` and `GetQueueAttributes`, of the service before."""
+    found, service = set(), ""
+    table = text.partition("### What people need")[2].partition("`iam.policies =")[0]
+    for prefix, name, alone in re.findall(r"`(?:([a-z0-9-]+:)([A-Za-z]+)|([A-Z][A-Za-z]+))`", table):
+        service = prefix or service
+        found.add(service + (name or alone))
+    return found
 
 
 def test_clusters_on_ec2_are_ended_by_their_tag(tmp_path: Path) -> None:

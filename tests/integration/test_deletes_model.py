@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -21,6 +22,7 @@ from hypothesis.stateful import (
 
 import dormouse as dm
 from dormouse.data.source import open_source
+from dormouse.errors import CutExpired, InvalidCut, ObjectNotFound, ReplaceRequestsFailed
 from dormouse.files.attempts import WriteAttempt
 from dormouse.files.compaction_jobs import CompactionJob
 from dormouse.files.layout import LAYOUTS
@@ -82,7 +84,10 @@ def rows_of(table: pa.Table) -> list[Row]:
 
 
 class DeletesMachine(RuleBasedStateMachine):
-    """`rows` are those of now; a moment is what they were, and how many changes there had been."""
+    """`rows` are those of now; a cut has what they were, and is numbered among what undoes moments and jobs.
+
+    Of moments before an erasure some are expired, and changes across a restore are not told.
+    """
 
     instance: Instance
     layout: str
@@ -104,13 +109,16 @@ class DeletesMachine(RuleBasedStateMachine):
         self.context = self.table._context
         self.rows: list[Row] = []
         self.cuts: list[tuple[Cut, list[Row]]] = []
+        self.clock = itertools.count()
+        self.times: dict[int, int] = {}
+        self.erased_at = self.restored_at = -1
         self.late: list[tuple[ExitStack, WriteAttempt, list[FileWithReferences], list[Row]]] = []
-        self.jobs: list[tuple[ExitStack, WriteAttempt, CompactionJob, JobDeletions]] = []
+        self.jobs: list[tuple[int, ExitStack, WriteAttempt, CompactionJob, JobDeletions]] = []
         self.names = itertools.count()
 
     def teardown(self) -> None:
         if hasattr(self, "table"):
-            for stack, *_ in (*self.late, *self.jobs):
+            for stack in (*(one[0] for one in self.late), *(one[1] for one in self.jobs)):
                 stack.close()
             self.instance.drop_table(self.table.name)
 
@@ -148,16 +156,21 @@ class DeletesMachine(RuleBasedStateMachine):
         for job in self.context.jobs.take(1):
             stack = ExitStack()
             attempt = stack.enter_context(self.context.attempts.attempt(self.context.table))
-            self.jobs.append((stack, attempt, job, JobDeletions.of(self.context, job)))
+            self.jobs.append((next(self.clock), stack, attempt, job, JobDeletions.of(self.context, job)))
 
     @rule()
     def end_job(self) -> None:
         if self.jobs:
-            stack, attempt, job, deletions = self.jobs.pop(0)
+            began, stack, attempt, job, deletions = self.jobs.pop(0)
             name, now_ms = attempt.object_name(job.partition_id), int(time.time() * 1000)
-            facts = task._write(self.context, job, name, now_ms, task.Cancellation(), deletions)
-            task._commit(self.context, job, attempt, name, facts, deletions.till)
-            stack.close()
+            with stack:
+                try:
+                    facts = task._write(self.context, job, name, now_ms, task.Cancellation(), deletions)
+                    task._commit(self.context, job, attempt, name, facts, deletions.till)
+                except (ReplaceRequestsFailed, ObjectNotFound):
+                    # it has lost its files
+                    assert began < max(self.erased_at, self.restored_at)
+                    self.context.attempts.discard(attempt)
 
     @rule(where=WHERE)
     def delete_amid_a_job(self, where: Any) -> None:
@@ -180,7 +193,31 @@ class DeletesMachine(RuleBasedStateMachine):
     @rule()
     def cut(self) -> None:
         # with a name, which keeps it
-        self.cuts.append((record_cut(self.context, f"cut{next(self.names)}"), list(self.rows)))
+        cut = record_cut(self.context, f"cut{next(self.names)}")
+        self.cuts.append((cut, list(self.rows)))
+        self.times[cut.cut_id] = next(self.clock)
+
+    @rule(where=WHERE)
+    def erase(self, where: Any) -> None:
+        report = self.table.erase(where, engine="local", wait_seconds=0.0)
+        assert report.is_finished == (not self.late and not self.jobs)
+        self.erased_at = next(self.clock)
+        self.rows = [row for row in self.rows if not is_of(where, row)]
+        for facts in self.table.file_page(limit=1_000):
+            file = self.context.objects.local_path(facts.filename)
+            assert not any(is_of(where, row) for row in rows_of(pq.read_table(file))), "in a file"
+
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        if self.cuts:
+            cut, rows = self.cuts[data.draw(st.integers(0, len(self.cuts) - 1))]
+            try:
+                self.table.restore(to=cut)
+            except CutExpired:
+                assert self.times[cut.cut_id] < self.erased_at
+            else:
+                self.restored_at = next(self.clock)
+                self.rows = list(rows)
 
     @invariant()
     def has_its_rows(self) -> None:
@@ -198,7 +235,10 @@ class DeletesMachine(RuleBasedStateMachine):
     @rule()
     def look_back(self) -> None:
         for cut, rows in self.cuts[-3:]:
-            assert rows_of(self.table.query(as_of=cut).read_all()) == in_order(rows)
+            try:
+                assert rows_of(self.table.query(as_of=cut).read_all()) == in_order(rows)
+            except CutExpired:
+                assert self.times[cut.cut_id] < self.erased_at
 
     @rule(data=st.data())
     def changes(self, data: st.DataObject) -> None:
@@ -208,7 +248,15 @@ class DeletesMachine(RuleBasedStateMachine):
         last = data.draw(st.integers(first, len(self.cuts) - 1))
         (after, rows), (till, expected) = self.cuts[first], self.cuts[last]
         copy = [tuple(row) for row in rows]
-        for change in self.table.changes(after=after, till=till).read_all().to_pylist():
+        try:
+            found = self.table.changes(after=after, till=till).read_all().to_pylist()
+        except CutExpired:
+            assert self.times[after.cut_id] < self.erased_at
+            return
+        except InvalidCut:
+            assert self.times[after.cut_id] < self.restored_at
+            return
+        for change in found:
             kind, row = change.pop("_change"), tuple(change.values())
             copy.append(row) if kind == "insert" else copy.remove(row)
         assert in_order(copy) == in_order(expected)

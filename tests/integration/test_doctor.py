@@ -55,12 +55,31 @@ def test_the_account_is_bootstrapped(
     if version:
         name = BOOTSTRAP.format(qualifier=qualifier or "hnb659fds")
         session.client("ssm").put_parameter(Name=name, Value=version, Type="String")
-    (check,) = account(session, **({"qualifier": qualifier} if qualifier else {}))._bootstrap()
+    subject = account(session, **({"qualifier": qualifier} if qualifier else {}))
+    (check,) = subject._bootstrap(subject.aws)
     assert check.result == result
     option = f" --qualifier {qualifier}" if qualifier else ""
     assert (check.mend == f"run npx cdk bootstrap aws://123456789012/eu-west-1{option}") == (
         result == "wrong"
     )
+
+
+def test_the_region_of_the_copy_is_bootstrapped_too(session: Any) -> None:
+    """Whose stack is deployed there."""
+    there = boto3.session.Session(region_name="eu-central-1").client("ssm")
+    given = {"account": "123456789012", "region": REGION, "backup": {"copy_region": "eu-central-1"}}
+    name = BOOTSTRAP.format(qualifier="hnb659fds")
+    session.client("ssm").put_parameter(Name=name, Value="28", Type="String")
+
+    def looked() -> list[Check]:
+        checks = account(session, **given)._looks()
+        return [check for name, look in checks if name == "bootstrap" for check in look()]
+
+    assert [check.result for check in looked()] == ["ok", "wrong"]
+    assert looked()[1].found == "the CDK is not bootstrapped in eu-central-1"
+    assert looked()[1].mend == "run npx cdk bootstrap aws://123456789012/eu-central-1"
+    there.put_parameter(Name=name, Value="28", Type="String")
+    assert [check.result for check in looked()] == ["ok", "ok"]
 
 
 def test_a_boundary_must_be_there(session: Any) -> None:
@@ -148,7 +167,9 @@ def test_subnets_and_route_tables_are_where_the_settings_say(session: Any) -> No
     assert check.mend == "correct network.vpc_id"
 
 
-def zones(region: str, *subnets: str, **network: Any) -> list[tuple[str, str]]:
+def zones(
+    region: str, *subnets: str, deployed: tuple[str, ...] = (), **network: Any
+) -> list[tuple[str, str]]:
     """What is said of an own VPC's zones in an account that has default subnets in some; the first three."""
     session = boto3.session.Session(region_name=region)
     subject = account(session, network=network)
@@ -156,7 +177,15 @@ def zones(region: str, *subnets: str, **network: Any) -> list[tuple[str, str]]:
         {"ZoneName": f"{region}{zone}", "ZoneId": f"use1-az{n}"} for zone, n in zip("abc", "136", strict=True)
     ]
     stubber = stubbed(subject, "ec2", "describe_availability_zones", {"AvailabilityZones": poor})
-    stubber.add_response("describe_subnets", {"Subnets": [{"AvailabilityZone": one} for one in subnets]})
+    if not network.get("availability_zones"):
+        defaults = [{"AvailabilityZone": one} for one in subnets]
+        stubber.add_response("describe_subnets", {"Subnets": defaults})
+    ours = [
+        {"AvailabilityZone": zone, "Tags": [{"Key": "Name", "Value": f"Vpc/IsolatedSubnet{number}"}]}
+        for number, zone in enumerate(deployed, 1)
+    ]
+    mine = [{"Name": "tag:dormouse:instance", "Values": ["dev"]}]
+    stubber.add_response("describe_subnets", {"Subnets": ours[::-1]}, {"Filters": mine})
     return [(check.found.split(" ")[0].rstrip(","), check.result) for check in subject._zones()]
 
 
@@ -175,12 +204,25 @@ def test_an_account_with_default_subnets_has_their_zones(session: Any) -> None:
     assert zones("us-east-1", "us-east-1c", "us-east-1a") == [("us-east-1a", "ok"), ("us-east-1c", "ok")]
 
 
+def test_subnets_that_a_deploy_would_move_to_other_zones_are_named_first(session: Any) -> None:
+    """As when an account has lost its default subnets, or a region has got another zone: CloudFormation gives
+    other zones then, and makes no subnet in one while there is one of the same network in another."""
+    there = ("us-east-1a", "us-east-1c")
+    assert ("dev", "wrong") not in zones("us-east-1", *there, deployed=there)
+    assert zones("us-east-1", deployed=there)[0] == ("dev", "wrong")
+    assert ("dev", "wrong") not in zones("us-east-1", deployed=there, availability_zones=list(there))
+    more = [*there, "us-east-1b"]
+    assert ("dev", "wrong") not in zones("us-east-1", deployed=there, availability_zones=more)
+    assert zones("us-east-1", deployed=there, availability_zones=more[::-1])[0] == ("dev", "wrong")
+
+
 def test_a_region_with_too_few_zones_is_wrong(session: Any) -> None:
     """CloudFormation would fail to choose the third."""
     subject = account(session, network={"zones": 3})
     zones = [{"ZoneName": f"{REGION}{letter}", "ZoneId": f"euw1-az{letter}"} for letter in "ab"]
     stubber = stubbed(subject, "ec2", "describe_availability_zones", {"AvailabilityZones": zones})
-    stubber.add_response("describe_subnets", {"Subnets": []})
+    for _ in range(2):
+        stubber.add_response("describe_subnets", {"Subnets": []})
     few, *others = subject._zones()
     assert (few.result, few.found) == ("wrong", f"3 wanted, and {REGION} gives this account 2")
     assert results(others) == [("zone", "ok")] * 2

@@ -18,6 +18,7 @@ from dormouse.context import TableContext
 from dormouse.errors import (
     EpochNotFound,
     InvalidCut,
+    InvalidInput,
     MetadataDamaged,
     PartitionNotFound,
 )
@@ -344,6 +345,10 @@ def test_what_there_is_none_of_is_one_clear_line(table: TableContext, history: E
                 EpochNotFound, match=f"^table '{name}' has no epoch {epoch}; it has .* 0 to 0$"
             ):
                 read(epoch)
+    for wrong in ("x", 1.0, True, BEGAN):
+        for read in (history.active_partitions, history.epochs, lambda e: history.partitions_between(0, e)):
+            with pytest.raises(InvalidInput, match="an epoch is a whole number, not "):
+                read(wrong)  # type: ignore[arg-type]
     for absent in ("p9", "", "\x00", "a\ud800"):
         for ask in (history.successors, history.predecessors):
             with pytest.raises(PartitionNotFound, match="has no partition"):

@@ -89,7 +89,7 @@ def a_day_passes(lake: Instance) -> None:
 
 def days_of_the_log_are_dropped(lake: Instance) -> None:
     long_ago = datetime.now(UTC).date() - timedelta(days=30)
-    removal_log._try(lake._supplier, lambda conn: removal_log._add(conn, long_ago))
+    removal_log.DAYS.make(lake._supplier, [long_ago])
     query(lake._supplier, "update removal set removed_at = %s::date", long_ago)
     removal_log.roll(lake._supplier)
     assert query(lake._supplier, "select count(*) from removal") == [(0,)]
@@ -293,7 +293,7 @@ def test_a_day_is_kept_until_all_was_counted_after_it(lake: Instance) -> None:
     table.ingest(rows(0))
     table.compact()
     day = datetime.now(UTC).date() - timedelta(days=2)
-    removal_log._try(lake._supplier, lambda conn: removal_log._add(conn, day))
+    removal_log.DAYS.make(lake._supplier, [day])
     query(lake._supplier, "update removal set removed_at = %s::date + interval '12 hours'", day)
     query(lake._supplier, "update watermark set whole_at = %s::date + interval '12 hours 30 minutes'", day)
     table.files.stamp_unreferenced()

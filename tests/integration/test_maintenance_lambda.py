@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.files.removal_log import DAYS_AHEAD
 from dormouse.instance import Instance
 from dormouse.objects import activity
 from dormouse.partitions.store import PartitionStore
+from dormouse.postgres.days import DAYS_AHEAD
 from dormouse.schedules import work
 from dormouse.schedules.runs import list_name, run_id_for
 from dormouse.schedules.upkeep import keep_up
@@ -69,7 +69,7 @@ def test_tables_with_full_leaves_are_listed(instance: Instance, capsys: pytest.C
     assert answer == {"run_id": run_id, "kind": "split", "list": uri, "jobs": 1, "tables": 1}
     listed = json.loads(instance._objects.get(list_name(run_id)))
     assert [one["table"] for one in listed["tables"]] == ["full"]
-    assert metrics_in(capsys.readouterr().out) == {"TablesToSplit": 1}
+    assert metrics_in(capsys.readouterr().out) == {"TablesToSplit": 1, "PayloadBacklogDays": 0}
 
 
 def test_tables_with_references_above_leaves_are_listed(instance: Instance) -> None:

@@ -53,6 +53,17 @@ def test_an_object_is_read_back_as_it_was_put(store: ObjectStore) -> None:
     assert (store.get("empty"), store.size("empty")) == (b"", 0)
 
 
+def test_a_range_is_so_many_bytes_or_an_error(store: ObjectStore) -> None:
+    store.put("a/b", b"0123456789")
+    assert store.get_range("a/b", 0, 10) == b"0123456789"
+    assert store.get_range("a/b", 3, 4) == b"3456"
+    for start, length in ((8, 3), (10, 1), (50, 5)):
+        with pytest.raises(ObjectStoreError, match="'a/b'"):
+            store.get_range("a/b", start, length)
+    with pytest.raises(ObjectNotFound, match="'a/c'"):
+        store.get_range("a/c", 0, 1)
+
+
 def test_a_name_is_never_given_twice(store: ObjectStore) -> None:
     store.put("a/b", b"first")
     with pytest.raises(ObjectAlreadyExists, match="'a/b'"):

@@ -84,7 +84,7 @@ def test_what_is_known_is_no_orphan(instance: Instance, objects: Path) -> None:
         add(instance, key)
     instance.table("t").set_properties(compaction_strategy="basic", compaction_batch_files=2)
     instance.table("t").compact()  # whose inputs wait for collection
-    put(objects, "activity/20200101/0000", "commits/x", "payloads/x", "backups/1/x", "runs/x", "work/x")
+    put(objects, "activity/20200101/0000", "commits/x", "backups/1/x", "runs/x", "work/x")
     with instance._attempts.attempt(instance.table("t").files.table) as attempt:
         instance._objects.put(attempt.object_name("root"), b"x")
         assert orphans(instance) == []

@@ -103,15 +103,15 @@ def test_mistakes_are_one_line(deployed: Deployed, cli: Cli, monkeypatch: pytest
         assert failed(*on(verb, instance="prod")) == (1, nowhere)
         code, line = failed(*on(verb, instance="Lake"))
         assert code == 2 and "is not the id of an instance" in line
-    assert failed("pause", "--instance", "dev") == (
-        2, "no AWS region is given: use --region, or set AWS_REGION"
-    )  # fmt: skip
+    for verb in ("pause", "resume", "status", "env", "access", "dead-letters", "table list"):
+        code, line = failed(*verb.split(), "--instance", "dev")
+        assert code == 2 and line.endswith("no AWS region is given: use --region, or set AWS_REGION"), verb
     assert failed(*on("pause", "--profile", "nobody"))[0] == 2
     assert failed("pause")[0] == 2
     assert failed(*on("pause", "--drain-seconds", "-1"))[0] == 2
     assert failed(*on("status", "a-table"))[0] == 2
     code, line = failed("status", "--instance", "lake")
-    assert code == 1 and line.startswith("lake is no folder, and as for a deployed instance: no AWS region")
+    assert code == 2 and line.startswith("lake is no folder, and as for a deployed instance: no AWS region")
     assert failed("status", "--region", REGION)[0] == 2
     code, line = failed("query", "flights", "--instance", "dev")
     assert code == 1 and line.endswith('for a deployed one run first eval "$(dormouse env --instance ID)"')

@@ -27,6 +27,7 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
+from dormouse.postgres.days import DAYS_AHEAD
 
 LONG_AGO = datetime.now(UTC).date() - timedelta(days=30)
 
@@ -46,13 +47,11 @@ def table(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> Iterator[Ta
 
 
 def days(table: TableContext) -> list[date]:
-    with table.supplier.connection() as conn:
-        rows = conn.execute(removal_log._QUERIES["days"].on()).fetchall()
-    return [removal_log._day(name) for (name,) in rows]
+    return removal_log.DAYS.days(table.supplier)
 
 
 def make_day(table: TableContext, day: date) -> None:
-    removal_log._try(table.supplier, lambda conn: removal_log._add(conn, day))
+    removal_log.DAYS.make(table.supplier, [day])
 
 
 def age(table: TableContext, day: date) -> None:
@@ -66,7 +65,7 @@ def logged(table: TableContext) -> int:
 
 def test_the_coming_days_are_made_ahead(table: TableContext) -> None:
     removal_log.roll(table.supplier)
-    expected = [today() + timedelta(days=n) for n in range(removal_log.DAYS_AHEAD)]
+    expected = [today() + timedelta(days=n) for n in range(DAYS_AHEAD)]
     assert days(table) == expected
     removal_log.roll(table.supplier)
     assert days(table) == expected
@@ -76,7 +75,7 @@ def test_a_removal_is_logged_in_its_day(table: TableContext) -> None:
     removal_log.roll(table.supplier)
     table.store.add_files([ref("a")])
     remove(table.store, "a")
-    day = removal_log._name(today())
+    day = removal_log.DAYS.name(today())
     assert query(table.supplier, f"select count(*) from {day}") == [(1,)]
 
 
@@ -118,7 +117,7 @@ def test_removals_of_a_clock_that_was_ahead_are_those_of_today(table: TableConte
     age(table, today() + timedelta(days=3_000))
     assert in_default(table) == 1
     removal_log.roll(table.supplier)
-    assert query(table.supplier, f"select count(*) from {removal_log._name(today())}") == [(1,)]
+    assert query(table.supplier, f"select count(*) from {removal_log.DAYS.name(today())}") == [(1,)]
     assert table.store.stamp_unreferenced() == 1
 
 
@@ -136,13 +135,13 @@ def test_days_are_those_of_the_database(table: TableContext, monkeypatch: pytest
 def test_a_committer_rolls_the_log(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(committer, "REPORT_SECONDS", 0.01)
     with Committer(Tables(table.supplier), [])._reporting():
-        wait_until(lambda: len(days(table)) == removal_log.DAYS_AHEAD)
+        wait_until(lambda: len(days(table)) == DAYS_AHEAD)
 
 
 def test_rolling_at_once_is_no_error(table: TableContext) -> None:
     assert at_once(*[lambda: removal_log.roll(table.supplier)] * 4) == [None] * 4
     removal_log.roll(table.supplier)
-    assert len(days(table)) == removal_log.DAYS_AHEAD
+    assert len(days(table)) == DAYS_AHEAD
 
 
 def test_an_old_day_that_was_collected_is_dropped(table: TableContext) -> None:
@@ -212,7 +211,7 @@ def test_a_removal_that_commits_while_its_day_is_looked_at_is_not_lost(
     table: TableContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A transaction that began before midnight, and long ago."""
-    monkeypatch.setattr(removal_log, "LOCK_WAIT_MS_MAX", 60_000)
+    monkeypatch.setattr("dormouse.postgres.days.LOCK_WAIT_MS_MAX", 60_000)
     make_day(table, LONG_AGO)
     table.store.add_files([ref("a")])
     table.store.assign_job_ids([assign("j", "root", "a")])
@@ -220,7 +219,7 @@ def test_a_removal_that_commits_while_its_day_is_looked_at_is_not_lost(
         table.store.replace_file_references([replace("j", ["a"], None)], conn=conn)
         conn.execute("update removal set removed_at = %s::date", [LONG_AGO])
         work = threading.Thread(
-            target=removal_log._try,
+            target=removal_log.DAYS.attempt,
             args=(table.supplier, lambda c: removal_log._drop_unless_needed(c, LONG_AGO)),
         )
         work.start()
@@ -234,8 +233,8 @@ def test_a_removal_that_commits_while_its_day_is_looked_at_is_not_lost(
 
 def test_a_busy_log_waits_for_the_next_time(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writers must not queue behind it for long."""
-    monkeypatch.setattr(removal_log, "LOCK_WAIT_MS_MAX", 20)
-    monkeypatch.setattr(removal_log, "DAYS_AHEAD", 2)
+    monkeypatch.setattr("dormouse.postgres.days.LOCK_WAIT_MS_MAX", 20)
+    monkeypatch.setattr("dormouse.postgres.days.DAYS_AHEAD", 2)
     with transaction(table) as conn:
         conn.execute("lock table removal in row exclusive mode")
         removal_log.roll(table.supplier)
@@ -271,7 +270,7 @@ def test_a_day_is_kept_for_the_cuts_that_need_it(table: TableContext) -> None:
 def test_a_reader_that_comes_while_a_day_is_dropped_has_it_whole_or_is_told(
     table: TableContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(removal_log, "LOCK_WAIT_MS_MAX", 60_000)
+    monkeypatch.setattr("dormouse.postgres.days.LOCK_WAIT_MS_MAX", 60_000)
     before = removed_long_ago(table)
     began: list[bool] = []
 

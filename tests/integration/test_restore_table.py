@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dormouse.errors import InvalidCut, NotWhole
+from dormouse.errors import NotWhole
 from dormouse.files.layout import LAYOUTS
 from dormouse.instance import Instance, connect
 from dormouse.rounds import compaction_job
@@ -140,16 +140,3 @@ def test_a_restore_that_would_show_other_rows_is_refused(instance: Instance) -> 
     with pytest.raises(NotWhole, match=r"the rows cannot be put back: partition .* was merged since"):
         table.restore(cut)
     assert (keys(table), keys(table, cut)) == (now, rows)
-
-
-def test_changes_across_a_restore_are_refused_and_those_after_it_are_told(instance: Instance) -> None:
-    table = made(instance)
-    add(table, 0)
-    before = table.history.record_cut()
-    add(table, 50)
-    table.restore(before)
-    after = table.history.record_cut()
-    add(table, 90, 3)
-    with pytest.raises(InvalidCut, match=r"was restored at .*: changes across that are not told"):
-        table.changes(after=before)
-    assert [row["k"] for row in table.changes(after=after).read_all().to_pylist()] == [90, 91, 92]

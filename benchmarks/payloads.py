@@ -1,0 +1,312 @@
+"""What does it take to cool payloads down: how fast, for whom it is in the way, what is left in PostgreSQL?
+
+Payloads are put into one day, which is offloaded and folded. Others are put while their day is offloaded, and
+small days are exchanged under readers and writers. Beside it the plain way: each payload compressed, an
+object of its own, and an UPDATE of its row to a pointer. The page cache is warm; the store is a folder.
+"""
+
+from __future__ import annotations
+
+import base64
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
+from itertools import islice
+from typing import Any
+
+import psycopg
+import zstandard
+
+import dormouse as dm
+from benchmarks.harness.command import Benchmark, Figures, Tell, amount
+from benchmarks.harness.place import Place, own_place
+from benchmarks.harness.report import percentile, values
+from dormouse.instance import Instance
+from dormouse.payloads import PayloadStore
+from dormouse.payloads.copying import PayloadOptions
+
+FIRST = datetime(2026, 1, 1, tzinfo=UTC)
+BATCH = 500
+WRITERS = 2
+HARD_TO_COMPRESS = 0.1
+Payload = tuple[str, str, datetime, str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    payloads: int = amount(1_000_000, 10_000, help="of the day that is offloaded alone [1,000,000]")
+    during: int = amount(100_000, 5_000, help="of the day that is offloaded while others are put [100,000]")
+    swaps: int = amount(50, 5, help="of small days, under load [50]")
+    reads: int = amount(2_000, 200, help="of single cold payloads [2,000]")
+    plain: int = amount(2_000, 200, help="moved one by one [2,000]")
+
+
+def payloads(count: int, day: int, seed: int = 1) -> Iterator[Payload]:
+    """JSON of 0.2 to 20 kB, 2 kB in the mean, some of it hardly compressible."""
+    chance = random.Random(seed * 1_000 + day)
+    at = FIRST + timedelta(days=day)
+    words = [f"{word}{number}" for word in ("order", "customer", "node", "step") for number in range(40)]
+    for number in range(count):
+        size = min(20_000, max(200, int(chance.lognormvariate(7.0, 0.9))))
+        if chance.random() < HARD_TO_COMPRESS:
+            body: Any = base64.b64encode(chance.randbytes(size * 3 // 4)).decode()
+        else:
+            body = [
+                {
+                    "name": chance.choice(words),
+                    "value": chance.randrange(10**6),
+                    "note": " ".join(chance.choices(words, k=4)),
+                }
+                for _ in range(size // 90 + 1)
+            ]
+        content = {"id": number, "trace": f"{chance.getrandbits(64):016x}", "state": "done", "body": body}
+        kind = "request" if number % 2 else "result"
+        yield f"tenant{number % 20}", f"{chance.getrandbits(64):016x}-{number}", at, kind, content
+
+
+def measure(plan: Plan, tell: Tell) -> Figures:
+    with own_place() as place, dm.connect(place.dsn, place.objects) as instance:
+        lake = Lake(place, instance, plan)
+        found: Figures = {"payloads": plan.payloads}
+        for what, step in (
+            ("putting", lake.put),
+            ("offloading", lake.offload),
+            ("reading by pointers", lambda: lake.read("cold_read")),
+            ("folding", lake.fold),
+            ("reading by blocks", lambda: lake.read("block_read")),
+            ("putting during an offload", lake.put_during),
+            ("exchanging under load", lake.swaps),
+            ("without dictionaries", lake.without_dictionaries),
+            ("one by one", lake.one_by_one),
+        ):
+            tell(what)
+            found |= step()
+        found["vs_row_by_row"] = round(found["offload_per_s"] / found["row_by_row_per_s"], 1)
+        return found
+
+
+class Lake:
+    """An instance, and its days: 0 is offloaded alone, 1 during puts, 2 without dictionaries, 3 by rows."""
+
+    def __init__(self, place: Place, instance: Instance, plan: Plan) -> None:
+        self._place = place
+        self._instance = instance
+        self._store = instance.payloads
+        self._plan = plan
+
+    def put(self) -> Figures:
+        seconds = self._fill(0, self._plan.payloads)
+        return {
+            "put_per_s": round(self._plan.payloads / seconds),
+            "postgres_bytes_before": self._bytes(0),
+        }
+
+    def offload(self) -> Figures:
+        began = time.perf_counter()
+        [done] = self._store.offload(_day(0)).days
+        seconds = time.perf_counter() - began
+        return {
+            "offload_per_s": round(done.payloads / seconds),
+            "offload_mb_per_s": round(done.bytes_in / seconds / 1e6, 1),
+            "puts_per_million": round(1e6 * done.objects / done.payloads, 1),
+            "object_bytes_mean": done.bytes_out // done.objects,
+            "ratio_with_dictionary": round(done.bytes_in / done.bytes_out, 3),
+            "postgres_bytes_after": self._bytes(0),
+        }
+
+    def fold(self) -> Figures:
+        began = time.perf_counter()
+        self._store.fold(_day(0))
+        seconds = time.perf_counter() - began
+        [(rows,)] = self._ask(f"select count(*) from payload_{_day(0):%Y%m%d}")
+        [(blocks,)] = self._ask("select count(*) from payload_object where state = 'block'")
+        self._ask("select pg_stat_force_next_flush()")
+        [(dead,)] = self._ask(
+            "select coalesce(sum(s.n_dead_tup), 0)::bigint from pg_stat_all_tables s "
+            "where s.relid in (select c.oid from pg_class c where c.relname = %s "
+            "union all select c.reltoastrelid from pg_class c where c.relname = %s)",
+            *[f"payload_{_day(0):%Y%m%d}"] * 2,
+        )
+        return {
+            "fold_per_s": round(self._plan.payloads / seconds),
+            "rows_per_million_in_blocks": round(1e6 * (rows + blocks) / self._plan.payloads, 1),
+            "postgres_bytes_in_blocks": self._bytes(0),
+            "dead_tuples_after": dead,
+        }
+
+    def read(self, what: str) -> Figures:
+        """Single payloads of the first day, in no order, by a store that has read none yet."""
+        store = PayloadStore(self._instance._supplier, self._instance._objects)
+        chance = random.Random(7)
+        wanted = islice(
+            payloads(self._plan.payloads, 0), 0, None, max(1, self._plan.payloads // self._plan.reads)
+        )
+        keys = [one[:4] for one in wanted][: self._plan.reads]
+        chance.shuffle(keys)
+        taken = []
+        for key in keys:
+            began = time.perf_counter()
+            store.get(*key)
+            taken.append(1_000 * (time.perf_counter() - began))
+        return {
+            f"{what}_ms_p50": round(percentile(taken, 50), 3),
+            f"{what}_ms_p99": round(percentile(taken, 99), 3),
+        }
+
+    def put_during(self) -> Figures:
+        """Into the day that is offloaded: each write goes to the copy, too."""
+        self._fill(1, self._plan.during)
+        thread = threading.Thread(target=self._store.offload, args=(_day(1),))
+        more = payloads(10**9, 1, seed=2)
+        count, began = 0, time.perf_counter()
+        thread.start()
+        while thread.is_alive():
+            self._store.put_many(islice(more, BATCH))
+            count += BATCH
+        seconds = time.perf_counter() - began
+        # what the other side of the comparison does, by one writer too
+        began = time.perf_counter()
+        for _ in range(10):
+            self._store.put_many(islice(more, BATCH))
+        alone = 10 * BATCH / (time.perf_counter() - began)
+        return {
+            "put_per_s_during_offload": round(count / seconds),
+            "put_during_vs_alone": round(count / seconds / alone, 3),
+        }
+
+    def swaps(self) -> Figures:
+        """Of days that are read and written all the time."""
+        locks = []
+        for number in range(self._plan.swaps):
+            day = 10 + number
+            self._store.put_many(payloads(200, day))
+            keys = [one[:4] for one in payloads(20, day)]
+            ended = threading.Event()
+            load = [
+                threading.Thread(target=_until, args=(ended, lambda keys=keys: self._store.get_many(keys))),
+                threading.Thread(
+                    target=_until, args=(ended, lambda day=day: self._store.put_many(payloads(5, day)))
+                ),
+            ]
+            for thread in load:
+                thread.start()
+            [done] = self._store.offload(_day(day)).days
+            ended.set()
+            for thread in load:
+                thread.join()
+            locks.append(done.swap_lock_ms or 0.0)
+        return {
+            "swap_lock_ms_p50": round(percentile(locks, 50), 2),
+            "swap_lock_ms_p99": round(percentile(locks, 99), 2),
+        }
+
+    def without_dictionaries(self) -> Figures:
+        self._fill(2, self._plan.during)
+        plain = replace(PayloadOptions(), dictionaries=False)
+        store = PayloadStore(self._instance._supplier, self._instance._objects, options=plain)
+        [done] = store.offload(_day(2)).days
+        return {"ratio_without_dictionary": round(done.bytes_in / done.bytes_out, 3)}
+
+    def one_by_one(self) -> Figures:
+        """An object and an UPDATE a payload, each in its transaction, by as many threads as uploads have."""
+        self._fill(3, self._plan.plain)
+        name = f"payload_{_day(3):%Y%m%d}"
+        keys = self._ask(f"select kind, tenant, id, inserted_at from {name}")
+        objects = self._instance._objects
+
+        def move(mine: list[Any]) -> None:
+            by = zstandard.ZstdCompressor(level=3)
+            with psycopg.connect(self._place.dsn, autocommit=True) as conn:
+                conn.execute("set search_path = dormouse")
+                for key in mine:
+                    where = "where (kind, tenant, id, inserted_at) = (%s, %s, %s, %s)"
+                    [(text,)] = conn.execute(f"select content::text from {name} {where}", key).fetchall()
+                    data = by.compress(text.encode())
+                    objects.put(object_name := f"runs/plain/{key[2]}", data)
+                    conn.execute(
+                        f"update {name} set location = 'external', content = null, object_key = %s, "
+                        f"byte_start = 0, byte_length = %s, checksum = '' {where}",
+                        (object_name, len(data), *key),
+                    )
+
+        began = time.perf_counter()
+        threads = PayloadOptions().uploads
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(move, [keys[n::threads] for n in range(threads)]))
+        return {"row_by_row_per_s": round(len(keys) / (time.perf_counter() - began))}
+
+    def _fill(self, day: int, count: int) -> float:
+        """Puts payloads, by some writers; the seconds that the puts took, without the making."""
+        made = payloads(count, day)
+        seconds = 0.0
+        with ThreadPoolExecutor(WRITERS) as pool:
+            while some := [list(islice(made, BATCH)) for _ in range(4 * WRITERS)]:
+                if not some[0]:
+                    return seconds
+                began = time.perf_counter()
+                list(pool.map(self._store.put_many, some))
+                seconds += time.perf_counter() - began
+        return seconds
+
+    def _bytes(self, day: int) -> int:
+        [(size,)] = self._ask("select pg_total_relation_size(%s)", f"dormouse.payload_{_day(day):%Y%m%d}")
+        return int(size)
+
+    def _ask(self, statement: str, *values: Any) -> list[Any]:
+        with psycopg.connect(self._place.dsn, autocommit=True) as conn:
+            conn.execute("set search_path = dormouse")
+            return conn.execute(statement, values or None).fetchall()
+
+
+def _until(ended: threading.Event, work: Callable[[], object]) -> None:
+    while not ended.is_set():
+        work()
+
+
+def _day(number: int) -> date:
+    return (FIRST + timedelta(days=number)).date()
+
+
+BENCHMARK = Benchmark(
+    "payloads",
+    __doc__,
+    Plan,
+    measure,
+    [
+        "{payloads} payloads",
+        values(
+            {
+                "put_per_s": "put, a second",
+                "put_per_s_during_offload": "  by one writer, during an offload of their day",
+                "put_during_vs_alone": "  of what the writer does alone",
+                "offload_per_s": "offloaded, a second",
+                "offload_mb_per_s": "  MB of JSON, a second",
+                "row_by_row_per_s": "  one by one, a second",
+                "vs_row_by_row": "  offload ÷ one by one",
+                "fold_per_s": "folded, a second",
+                "puts_per_million": "PUTs a million payloads",
+                "object_bytes_mean": "bytes of an object",
+                "ratio_with_dictionary": "compression",
+                "ratio_without_dictionary": "  without dictionaries",
+                "postgres_bytes_before": "bytes in PostgreSQL, hot",
+                "postgres_bytes_after": "  offloaded",
+                "postgres_bytes_in_blocks": "  folded",
+                "rows_per_million_in_blocks": "rows a million payloads, folded",
+                "dead_tuples_after": "dead tuples after all of it",
+                "swap_lock_ms_p50": "an exchange keeps others out for ms, p50",
+                "swap_lock_ms_p99": "  p99",
+                "cold_read_ms_p50": "a cold payload by its pointer, ms p50",
+                "cold_read_ms_p99": "  p99",
+                "block_read_ms_p50": "a cold payload of a block, ms p50",
+                "block_read_ms_p99": "  p99",
+            }
+        ),
+    ],
+)
+
+if __name__ == "__main__":
+    BENCHMARK.main()

@@ -1,0 +1,79 @@
+"""Long work of an instance, started and watched by way of its query service."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from dormouse.client.http import Http
+from dormouse.jobs.job import Job, JobState, new_job_id
+
+PARQUET = "application/vnd.apache.parquet"
+
+
+class RemoteJobs:
+    """The jobs of a service that the token's holder sees; `Client.jobs`, with the methods of `JobStore`."""
+
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def start(self, kind: str, request: Mapping[str, Any], *, job_id: str | None = None) -> str:
+        """Has the instance do something long: a "query", an "ingest", a "compact" or a "split"; gives its id.
+
+        Raises `InvalidInput`, `TableNotFound`, `JobForbidden` and `JobIdTaken`.
+        """
+        # an attempt whose answer was lost has started it already
+        body = {"kind": kind, "request": dict(request), "job_id": job_id or new_job_id()}
+        return str(self._http.json("POST", "/v1/jobs", body)["job_id"])
+
+    def status(self, job_id: str) -> Job:
+        """What has become of a job; `JobNotFound`."""
+        return _job(self._http.json("GET", _path(job_id)))
+
+    def result(self, job_id: str) -> Any:
+        """What it gave.
+
+        Raises `JobNotFound`, `JobNotEnded`, `JobCancelled`, `JobFailed` and `PayloadExpired`.
+        """
+        return self._http.json("GET", _path(job_id, "result"))["result"]
+
+    def cancel(self, job_id: str) -> Job:
+        """Ends a job that waits, and asks one that runs to end. Raises `JobNotFound`."""
+        return _job(self._http.json("DELETE", _path(job_id)))
+
+    def list(self, kind: str | None = None, state: JobState | None = None, *, limit: int = 100) -> list[Job]:
+        """The jobs that have not ended, newest first, then those that ended last."""
+        asked = {"kind": kind, "state": state, "limit": limit}
+        query = urlencode({name: value for name, value in asked.items() if value is not None})
+        return [_job(found) for found in self._http.json("GET", f"/v1/jobs?{query}")["jobs"]]
+
+    def save_answer(self, job_id: str, path: str | os.PathLike[str]) -> Path:
+        """Writes the rows of a query to a new Parquet file, whole or not at all. Raises as `result`."""
+        target = Path(path)
+        staged = target.with_name(f".{target.name}.{new_job_id()}")
+        response = self._http.open("GET", _path(job_id, "answer"), accept=PARQUET)
+        try:
+            with self._http.named_failures(), staged.open("xb") as file:
+                for chunk in response.iter_raw():
+                    file.write(chunk)
+            os.link(staged, target)
+        finally:
+            response.close()
+            staged.unlink(missing_ok=True)
+        return target
+
+
+def _path(job_id: str, *rest: str) -> str:
+    return "/".join(("/v1/jobs", quote(job_id, safe=""), *rest))
+
+
+def _job(found: Mapping[str, Any]) -> Job:
+    values: dict[str, Any] = {
+        name: datetime.fromisoformat(value) if value and name.endswith("_at") else value
+        for name, value in ((name, found.get(name)) for name in Job.__dataclass_fields__)
+    }
+    return Job(**values)

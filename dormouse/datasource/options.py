@@ -1,0 +1,238 @@
+"""The options of `format("dormouse")`, checked: which instance and table, and what of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from dormouse.errors import InvalidInput, InvalidQuery
+from dormouse.model.cut import BEGINNING, When, when_of_text
+from dormouse.model.text import check_text
+
+if TYPE_CHECKING:
+    from dormouse.instance import Instance
+    from dormouse.table import Table
+
+Metadata = Literal["files", "partitions", "cuts", "consumers"]
+_WHICH = ("instance", "dsn", "objects", "table")
+_ROWS = ("where", "as_of")
+_CHANGES = ("changes_after", "changes_till")
+_WRITES = (*_WHICH, "ingest_id")
+_SPARKS = {"checkpointlocation", "path", "queryname", "triggerinterval"}
+"""Options of Spark's streams, which it passes on."""
+STREAM_BYTES_MAX = 200
+_STREAMS = (*_WHICH, "columns", "changes_after")
+_READS = (*_WHICH, "columns", "split_bytes", *_ROWS, *_CHANGES, "metadata")
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """A table of an instance: a folder, or `dsn` and `objects`; neither: what the settings name."""
+
+    table: str
+    instance: str | None = None
+    dsn: str | None = field(default=None, repr=False)
+    objects: str | None = None
+
+    @staticmethod
+    def parse(given: Mapping[str, str]) -> TableOptions:
+        table = given.get("table")
+        if not table:
+            raise InvalidInput("""the option table is missing: write .option("table", "flights")""")
+        found = TableOptions(table, given.get("instance"), given.get("dsn"), given.get("objects"))
+        if found.instance is not None and (found.dsn is not None or found.objects is not None):
+            raise InvalidInput("give the option instance, or dsn and objects, not both")
+        return found
+
+    @contextmanager
+    def open(self, *, writes: bool = False, goes_on: bool = False) -> Iterator[Table]:
+        """The table, of an instance that is closed at the end.
+
+        `writes`: raises for an instance that is a copy. `goes_on`: another process began what is written.
+        """
+        with self._instance(writes=writes, goes_on=goes_on) as instance:
+            if writes and instance.refusal is not None:
+                raise instance.refusal
+            yield instance.table(self.table)
+
+    def _instance(self, *, writes: bool, goes_on: bool) -> Instance:
+        from dormouse.settings import load_settings
+
+        settings = load_settings()
+        folder = self.instance
+        if folder is None and self.dsn is None and self.objects is None and settings.objects is None:
+            if settings.instance is None:
+                raise InvalidInput(
+                    "no instance is named: give the option instance, a folder, or dsn and objects, or set "
+                    "DORMOUSE_INSTANCE, or DORMOUSE_DSN and DORMOUSE_OBJECTS"
+                )
+            folder = str(settings.instance)
+        if folder is not None:
+            from dormouse.embedded.local import local, opened_again, prepare
+
+            path = _existing(folder)
+            prepare(path, read_only=True)
+            return opened_again(path) if goes_on else local(path, read_only=not writes)
+        from dormouse.instance import connect
+
+        dsn, objects = self.dsn or settings.dsn, self.objects or settings.objects
+        if dsn is None or objects is None:
+            raise InvalidInput("the options dsn and objects go together: give both, or instance")
+        return connect(dsn, objects, read_only=not writes)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What is read: rows as they are, or were; what changed between two moments; or what is known of it."""
+
+    of: TableOptions
+    where: Mapping[str, Any] | None = None
+    columns: tuple[str, ...] | None = None
+    as_of: When | None = None
+    changes: tuple[When | None, When | None] | None = None
+    metadata: Metadata | None = None
+    split_bytes: int | None = None
+
+    @staticmethod
+    def parse(given: Mapping[str, str]) -> ReadOptions:
+        """`InvalidInput` and `InvalidQuery` for what is unknown, malformed, or goes not together."""
+        check_known(given, _READS)
+        kinds = {
+            "metadata": ("metadata", "columns", *_ROWS, *_CHANGES),
+            "changes_after": ("changes_after", *_ROWS),
+        }
+        for kind, (named, *others) in kinds.items():
+            if kind in given and (other := next((one for one in others if one in given), None)):
+                raise InvalidInput(f"the options {named} and {other} do not go together")
+        if "changes_till" in given and "changes_after" not in given:
+            raise InvalidInput(
+                f"the option changes_till needs changes_after: a moment, or {BEGINNING!r} for all changes"
+            )
+        return ReadOptions(
+            TableOptions.parse(given),
+            where=_where(given.get("where")),
+            columns=_columns(given.get("columns")),
+            as_of=_when(given, "as_of"),
+            changes=_changes(given),
+            metadata=_metadata(given.get("metadata")),
+            split_bytes=_positive(given, "split_bytes"),
+        )
+
+    @staticmethod
+    def of_stream(given: Mapping[str, str]) -> ReadOptions:
+        """Those of a stream, which reads all changes after a moment, once and again."""
+        plain = {name: value for name, value in given.items() if name not in _SPARKS}
+        check_known(plain, _STREAMS)
+        if "changes_after" not in plain:
+            # Spark asks for the columns without telling that it is for a stream
+            raise InvalidInput(
+                f"a stream reads changes: give the option changes_after, a moment, or {BEGINNING!r} for all"
+            )
+        return ReadOptions.parse(plain)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """Where a stream adds rows, and its name: batches are counted by it."""
+
+    of: TableOptions
+    stream: str
+
+    @staticmethod
+    def parse(given: Mapping[str, str]) -> StreamOptions:
+        """`InvalidInput` for an option that is unknown, or a stream that has no name."""
+        check_known((name for name in given if name not in _SPARKS), (*_WHICH, "stream"))
+        stream = given.get("stream")
+        if not stream:
+            raise InvalidInput(
+                "the option stream is missing: a name of the stream's own, by which its batches are counted"
+            )
+        check_text("stream", stream, STREAM_BYTES_MAX)
+        return StreamOptions(TableOptions.parse(given), stream)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """Where rows are added; with `ingest_id` once, however often they are written."""
+
+    of: TableOptions
+    ingest_id: str | None = None
+
+    @staticmethod
+    def parse(given: Mapping[str, str]) -> WriteOptions:
+        """`InvalidInput` for an option that is unknown, or a table or instance that is not named."""
+        check_known(given, _WRITES)
+        return WriteOptions(TableOptions.parse(given), given.get("ingest_id"))
+
+
+def check_known(given: Iterable[str], known: Iterable[str]) -> None:
+    """`InvalidInput` for an option that is none of those known."""
+    from dormouse.query.where import unknown
+
+    listed = tuple(known)
+    for name in given:
+        if name not in listed:
+            raise InvalidInput(str(unknown("option", name, listed)))
+
+
+def _existing(folder: str) -> Any:
+    from pathlib import Path
+
+    from dormouse.errors import NotAnInstance
+
+    path = Path(folder).expanduser().absolute()
+    if not path.exists():
+        raise NotAnInstance(
+            f"there is no instance in {path}: the option instance names a folder that this machine sees, "
+            "and each worker; for others give dsn and objects"
+        )
+    return path
+
+
+def _where(text: str | None) -> Mapping[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise InvalidQuery(f"""the option where is JSON, like {{"carrier": "UA"}}: {error}""") from None
+    if not isinstance(found, dict):
+        raise InvalidQuery(f"""the option where is a JSON object, like {{"carrier": "UA"}}, not {text}""")
+    return found
+
+
+def _columns(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(name.strip() for name in text.split(","))
+
+
+def _when(given: Mapping[str, str], name: str) -> When | None:
+    return None if name not in given else when_of_text(given[name])
+
+
+def _changes(given: Mapping[str, str]) -> tuple[When | None, When | None] | None:
+    if "changes_after" not in given:
+        return None
+    after = given["changes_after"]
+    return None if after == BEGINNING else when_of_text(after), _when(given, "changes_till")
+
+
+def _metadata(text: str | None) -> Metadata | None:
+    known: tuple[Metadata, ...] = get_args(Metadata)
+    if text is None:
+        return None
+    for one in known:
+        if text == one:
+            return one
+    raise InvalidInput(f"the option metadata is one of {', '.join(known)}, not {text!r}")
+
+
+def _positive(given: Mapping[str, str], name: str) -> int | None:
+    text = given.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise InvalidInput(f"the option {name} is a whole number above 0, not {text!r}")
+    return int(text)

@@ -1,0 +1,141 @@
+"""`df.write.format("dormouse")`: each task writes a file, the driver commits all of them once."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from dormouse.data.arrow_schema import check_columns, conform
+from dormouse.data.leaf_files import LeafFiles
+from dormouse.data.leaf_lookup import LeafLookup
+from dormouse.data.leaf_sorter import MEMORY_BYTES
+from dormouse.datasource.options import TableOptions, WriteOptions
+from dormouse.errors import InvalidData, JobFailed
+from dormouse.files.attempts import WriteAttempt
+from dormouse.model.file_reference import FileWithReferences
+from dormouse.model.properties import TableProperties
+from dormouse.model.schema import Schema
+from dormouse.objects import ObjectStore
+from dormouse.objects.activity import note_if_shared
+from dormouse.rounds.ingest_commit import commit_files, commit_id
+from dormouse.rounds.row_counts import check_ingested
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dormouse.context import TableContext
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Written(WriterCommitMessage):
+    """What a task read and wrote."""
+
+    rows: int
+    files: tuple[FileWithReferences, ...]
+
+
+@dataclass(frozen=True)
+class TableParts:
+    """What tasks need of the table; they ask no database."""
+
+    objects: ObjectStore
+    schema: Schema
+    properties: TableProperties
+    lookup: LeafLookup
+
+    @staticmethod
+    def of(context: TableContext) -> TableParts:
+        # Spark's writers cannot ask that rows be moved: a file a leaf would be tasks times leaves
+        properties = context.properties.model_copy(update={"ingest_file_writing": "one_reference_per_leaf"})
+        return TableParts(context.objects, context.schema, properties, LeafLookup(context.partitions.tree()))
+
+    def write(self, attempt: WriteAttempt, batches: Iterator[pa.RecordBatch]) -> Written:
+        """A task's rows as one sorted file, with a reference in each leaf that it has rows of."""
+        # a task that Spark runs again writes a file of its own
+        name = attempt.object_name(f"leaves-{uuid.uuid4().hex}")
+        files = LeafFiles(self.objects, self.schema, self.properties, self.lookup.leaf_ids, lambda _: name)
+        rows = 0
+        with files.sorter(MEMORY_BYTES) as sorter:
+            for batch in batches:
+                conformed = conform(batch, self.schema)
+                sorter.add(conformed, self.lookup.indexes(conformed))
+                rows += batch.num_rows
+            return Written(rows, tuple(files.write(sorter)))
+
+
+def check_fits(schema: StructType, context: TableContext) -> None:
+    """`InvalidData` when a DataFrame has not the table's columns."""
+    try:
+        found = to_arrow_schema(schema)
+    except Exception as error:
+        raise InvalidData(f"the DataFrame has a column that Arrow cannot hold: {error}") from None
+    check_columns(found, context.schema)
+
+
+def told(kind: type[T], messages: Sequence[object]) -> list[T]:
+    """What tasks told, each; `JobFailed` when one did not."""
+    found = [one for one in messages if isinstance(one, kind)]
+    if len(found) < len(messages):
+        raise JobFailed(f"{len(messages) - len(found)} of {len(messages)} tasks told nothing of their files")
+    return found
+
+
+def files_of(written: Sequence[Written]) -> list[FileWithReferences]:
+    """All that tasks wrote; `JobFailed` when these are not the rows that they read."""
+    files = [file for one in written for file in one.files]
+    check_ingested(sum(one.rows for one in written), None, files)
+    return files
+
+
+@dataclass(frozen=True)
+class TableWriter(DataSourceArrowWriter):
+    """One write: what its tasks need, and their attempt; None when it was applied before."""
+
+    of: TableOptions
+    ingest_id: str
+    table: TableParts
+    attempt: WriteAttempt | None
+
+    @staticmethod
+    def begun(options: WriteOptions, schema: StructType) -> TableWriter:
+        """Announced, on the driver."""
+        ingest_id = options.ingest_id or uuid.uuid4().hex
+        with options.of.open(writes=True) as table:
+            context = table.context
+            check_fits(schema, context)
+            is_applied = context.store.is_applied(commit_id(ingest_id))
+            attempt = None if is_applied else context.attempts.begin(context.table)
+            return TableWriter(options.of, ingest_id, TableParts.of(context), attempt)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        if self.attempt is not None:
+            return self.table.write(self.attempt, iterator)
+        for _ in iterator:
+            pass
+        return Written(0, ())
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Adds what the tasks wrote, in one commit."""
+        if self.attempt is None:
+            return
+        files = files_of(told(Written, messages))
+        with self.of.open(writes=True, goes_on=True) as table:
+            context = table.context
+            # a task that Spark repeated, or ran twice, may still write
+            if commit_files(context, self.attempt, files, self.ingest_id, leftovers=True):
+                context.attempts.delete_leftovers(self.attempt, context.store.own)
+                note_if_shared(context.objects)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Removes what was written, at once; what tasks still write goes when the attempt is collected."""
+        if self.attempt is not None:
+            with self.of.open(writes=True, goes_on=True) as table:
+                table.context.attempts.discard(self.attempt)

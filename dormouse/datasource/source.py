@@ -1,0 +1,149 @@
+"""`spark.read.format("dormouse")`: rows of a moment, changes between two, and what is known of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
+from pyspark.sql.types import StructType
+
+from dormouse.datasource.options import ReadOptions, StreamOptions, WriteOptions
+from dormouse.errors import InvalidInput, ObjectNotFound
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dormouse.context import TableAddress, TableContext
+    from dormouse.query.executor import Part
+    from dormouse.query.where import Question
+
+
+class DormouseSource(DataSource):
+    """What Spark makes of `format("dormouse")`; it finds the class by the package `pyspark_dormouse`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "dormouse"
+
+    def schema(self) -> StructType:
+        """The columns that are read: those of the table, some of them, or what metadata have."""
+        options = ReadOptions.parse(self.options)
+        if options.metadata is not None:
+            from dormouse.datasource.metadata import columns_of_metadata
+
+            return columns_of_metadata(options.metadata)
+        with options.of.open() as table:
+            return _struct(_arrow_columns(table.context, options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = ReadOptions.parse(self.options)
+        found = self.schema()
+        if schema.jsonValue() != found.jsonValue():
+            raise InvalidInput(
+                f"the schema that was given is not that of table {options.of.table!r}, which is "
+                f"{found.simpleString()}: leave .schema(…) out, and name columns by the option columns"
+            )
+        if options.metadata is not None:
+            from dormouse.datasource.metadata import MetadataReader
+
+            return MetadataReader(options.of, options.metadata)
+        if options.changes is not None:
+            from dormouse.datasource.changes import ChangesReader
+
+            return ChangesReader(options)
+        return RowsReader(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from dormouse.datasource.sink import TableWriter
+
+        if overwrite:
+            raise InvalidInput(
+                'rows are only added: write .mode("append"), after table.delete where others are to go'
+            )
+        return TableWriter.begun(WriteOptions.parse(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 Spark's name
+        from dormouse.datasource.streams import ChangesStream
+
+        return ChangesStream(ReadOptions.of_stream(self.options))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        from dormouse.datasource.streams import StreamWriter
+
+        if overwrite:
+            raise InvalidInput('a stream only adds rows: write .outputMode("append")')
+        return StreamWriter(StreamOptions.parse(self.options), schema)
+
+
+@dataclass(frozen=True)
+class _Rows(InputPartition):
+    """What one task reads of the plan."""
+
+    address: TableAddress
+    part: Part
+
+
+class RowsReader(DataSourceReader):
+    """Plans on the driver, all of one moment; tasks need the object store alone."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        from dormouse.history.moments import now, position_of
+        from dormouse.query.executor import PART_BYTES, parts
+
+        options = self._options
+        with options.of.open() as table:
+            context = table.context
+            at = now(context) if options.as_of is None else position_of(context, options.as_of)
+            found = parts(context, _asked(context, options), at, options.split_bytes or PART_BYTES)
+            tasks: list[InputPartition] = [_Rows(context.address, part) for part in found]
+        # without a task Spark calls `read` with None
+        return tasks or [InputPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, _Rows):
+            return
+        from dormouse.query.file_checks import FileGone
+
+        with partition.address.open() as context:
+            try:
+                yield from partition.part.rows(context)
+            except FileGone as error:
+                raise ObjectNotFound(
+                    f"file {error.filename!r} of table {error.table!r} is gone: it was collected while Spark "
+                    "read it; raise the table's property gc_delay_seconds or history_retention_seconds"
+                ) from error
+
+
+def _asked(context: TableContext, options: ReadOptions) -> Question:
+    from dormouse.query.where import question
+    from dormouse.query.where_json import parse_where
+
+    return question(context.schema, parse_where(context.schema, options.where), options.columns, None)
+
+
+def _arrow_columns(context: TableContext, options: ReadOptions) -> pa.Schema:
+    from dormouse.query.changes import columns_of_changes
+    from dormouse.query.executor import columns_of
+
+    if options.changes is not None:
+        return columns_of_changes(context, options.columns)
+    return columns_of(context.schema, _asked(context, options).columns)
+
+
+def _struct(columns: pa.Schema) -> StructType:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    found: StructType = from_arrow_schema(columns)
+    return found

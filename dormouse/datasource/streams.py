@@ -1,0 +1,170 @@
+"""Streams: `readStream` goes on from a position of the history, `writeStream` commits each batch once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from dormouse.datasource.changes import ChangesPart
+from dormouse.datasource.options import ReadOptions, StreamOptions
+from dormouse.datasource.sink import TableParts, Written, check_fits, files_of, told
+from dormouse.errors import InvalidInput, JobFailed
+from dormouse.files.attempts import WriteAttempt
+from dormouse.files.write_streams import StreamBatch, commit_batch
+from dormouse.history.changes import pages_between, span
+from dormouse.history.events import has_events_since
+from dormouse.history.moments import check_since, now
+from dormouse.history.sizes import size_since
+from dormouse.model.cut import Position
+from dormouse.objects.activity import note_if_shared
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dormouse.context import TableContext
+
+QUERY_ID = "sql.streaming.queryId"
+
+
+class ChangesStream(DataSourceStreamReader):
+    """The changes since a moment, batch after batch; Spark's checkpoint has the position between them."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._open = ExitStack()
+        self._found: TableContext | None = None
+        self._reached: Position | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 Spark's name
+        after, _ = self._options.changes or (None, None)
+        self._reached, _ = span(self._context, after, None)
+        return self._offset(self._reached)
+
+    def latestOffset(self) -> dict[str, Any]:  # noqa: N802
+        """The present; the position that was reached while nothing has changed: Spark makes no batch then."""
+        context, reached = self._context, self._reached
+        if reached is None or size_since(context, reached).row_count or has_events_since(context, reached):
+            return self._offset(now(context, reached))
+        return self._offset(reached)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """One, as the order of changes counts. Spark also tells so where a query that goes on stands."""
+        first, last = self._position(start), self._position(end)
+        self._reached = last
+        if first == last:
+            return []
+        check_since(self._context, first.at, "the position of the checkpoint")
+        # what is not there any more is told here
+        pages_between(self._context, first, last)
+        return [ChangesPart(self._context.address, first, last, self._options.columns)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, ChangesPart)  # noqa: S101 as `partitions` made it
+        return partition.rows()
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing is to be done: the position is the checkpoint's."""
+
+    def stop(self) -> None:
+        self._open.close()
+
+    @property
+    def _context(self) -> TableContext:
+        if self._found is None:
+            self._found = self._open.enter_context(self._options.of.open()).context
+        return self._found
+
+    def _offset(self, position: Position) -> dict[str, Any]:
+        return {
+            "table": self._context.table.uuid,
+            "epoch": position.epoch,
+            "snapshot": position.snapshot,
+            "at": position.at.isoformat(),
+            "made_at": position.made_at,
+        }
+
+    def _position(self, offset: Mapping[str, Any]) -> Position:
+        table = self._context.table
+        if offset["table"] != table.uuid:
+            raise InvalidInput(
+                f"the checkpoint is of another table than {table.name!r}, perhaps one of before that had the "
+                "name: give the query a checkpoint of its own"
+            )
+        at = datetime.fromisoformat(offset["at"])
+        return Position(offset["epoch"], offset["snapshot"], at, offset["made_at"])
+
+
+@dataclass(frozen=True)
+class _BatchPart(WriterCommitMessage):
+    """What a task wrote, for which attempt of its own, and for which query of Spark."""
+
+    written: Written
+    attempt: WriteAttempt
+    query_id: str
+
+
+class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
+    """Each task announces itself, as Spark makes one writer for all batches; the driver commits each once."""
+
+    def __init__(self, options: StreamOptions, schema: StructType) -> None:
+        self._options = options
+        with options.of.open(writes=True, goes_on=True) as table:
+            check_fits(schema, table.context)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        task = TaskContext.get()
+        query_id = None if task is None else task.getLocalProperty(QUERY_ID)
+        if query_id is None:
+            raise JobFailed("Spark does not tell which query a batch is of")
+        with self._options.of.open(writes=True, goes_on=True) as table:
+            context = table.context
+            attempt = context.attempts.begin(context.table)
+            try:
+                return _BatchPart(TableParts.of(context).write(attempt, iterator), attempt, query_id)
+            except BaseException:
+                context.attempts.discard(attempt)
+                raise
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # type: ignore[override]  # noqa: N803
+        parts = told(_BatchPart, messages)
+        if not parts:
+            return
+        files = files_of([part.written for part in parts])
+        with self._options.of.open(writes=True, goes_on=True) as table:
+            context, attempts = table.context, [part.attempt for part in parts]
+            batch_of = StreamBatch(self._options.stream, parts[0].query_id, batchId)
+            try:
+                is_new = commit_batch(
+                    context.supplier, context.store, batch_of, files, [one.attempt_id for one in attempts]
+                )
+            except InvalidInput:
+                _discard(context, attempts)
+                raise
+            if is_new:
+                note_if_shared(context.objects)
+            else:
+                _discard(context, attempts)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # type: ignore[override]  # noqa: N803
+        """Removes what tasks wrote; those that failed have removed theirs."""
+        parts = [part for part in messages if isinstance(part, _BatchPart)]
+        with self._options.of.open(writes=True, goes_on=True) as table:
+            _discard(table.context, [part.attempt for part in parts])
+
+
+def _discard(context: TableContext, attempts: Sequence[WriteAttempt]) -> None:
+    for attempt in attempts:
+        context.attempts.discard(attempt)

@@ -1,0 +1,204 @@
+"""What a worker does in the database: claims, tells that it lives, finishes; takes over from the dead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from psycopg import errors as pg
+
+from dormouse.jobs.documents import REQUEST, TENANT, result_of_claim
+from dormouse.jobs.job import Claim, JobState
+from dormouse.payloads.keys import columns
+from dormouse.payloads.rows import DAYS, PUT, with_days, write
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import Query, load
+from dormouse.postgres.transaction import rows_of, run_statement, run_transaction
+
+CHANNEL = "dormouse_jobs"
+CANCELLED, LIMITS = "cancelled", "limits"
+"""What a notification says of jobs that are to end, and of limits that changed; others, a kind."""
+
+DEATHS_MAX = 3
+"""A job whose workers died so often has failed: it may be what they die of."""
+
+FORGET_SECONDS = 3_600.0
+
+_QUERIES = load(__package__ or "", "claims")
+_CLAIM = {
+    (kinds, requests): _QUERIES["claim"].including(
+        wanted=_QUERIES[kinds], me=_QUERIES["me"], requests=_QUERIES[requests]
+    )
+    for kinds in ("any_number", "limited")
+    for requests in ("with_requests", "without_requests")
+}
+_ENDING = {name: _QUERIES[name] for name in ("me", "wake_limited")}
+_KEEP = _QUERIES["keep"].including(put=replace(PUT, text=PUT.text.rstrip(";")))
+_FINISH_KEEPING = _QUERIES["finish"].including(kept=_KEEP, **_ENDING)
+_FINISH = _QUERIES["finish"].including(kept=replace(_KEEP, text=""), **_ENDING)
+_KEPT_CHARACTERS_MAX = 4 * 2**20
+"""Of results that are kept by the statement that ends their jobs; more are kept before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a job ended, and what its function had told by then."""
+
+    claim: Claim
+    state: JobState
+    told: tuple[int | None, int | None, str | None]
+    error: str | None = None
+    traceback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a worker without work is to know."""
+
+    is_alive: bool
+    """Whether its lease lasted."""
+    next_death_seconds: float | None
+    """When another worker with jobs may be found dead; None: none has any."""
+    limited: frozenset[int]
+    """Which of its kinds have a limit."""
+
+
+class Claims:
+    """The statements of workers; each is a transaction."""
+
+    def __init__(self, supplier: Supplier) -> None:
+        self.supplier = supplier
+
+    def over(self, supplier: Supplier) -> Claims:
+        """The same, over other connections."""
+        return Claims(supplier)
+
+    def register(self, worker_id: UUID, kind_ids: Sequence[int], name: str, lease_seconds: float) -> None:
+        values = {"kind_ids": list(kind_ids), "name": name, "lease_seconds": lease_seconds}
+        self._run("register", worker_id=worker_id, **values)
+
+    def claim(
+        self, worker_id: UUID, free: Mapping[int, int], since: Mapping[int, int], *, limited: bool = False
+    ) -> list[Claim]:
+        """Jobs of each kind, at most so many, in the order of start; none when the lease is over.
+
+        `limited`: of the kinds with a limit alone, else of those without. `since`: the numbers from which on
+        they are looked for.
+        """
+        values = {
+            "worker_id": worker_id,
+            "kind_ids": list(free),
+            "free": list(free.values()),
+            "since": [since.get(kind_id, 0) for kind_id in free],
+            "tenant": TENANT,
+            "request": REQUEST,
+        }
+        kinds = "limited" if limited else "any_number"
+        try:
+            day = DAYS.name(datetime.now(UTC).date())
+            rows = self._claimed(_CLAIM[kinds, "with_requests"].on(day=day), values, limited=limited)
+        except pg.UndefinedTable:  # nothing was kept on this day yet
+            rows = self._claimed(_CLAIM[kinds, "without_requests"].on(), values, limited=limited)
+        found = [Claim(key, job_id or str(key), *others) for key, job_id, *others in rows]
+        return sorted(found, key=lambda claim: claim.number)
+
+    def _claimed(self, claim: Any, values: Mapping[str, Any], *, limited: bool) -> list[Any]:
+        if not limited:
+            return run_statement(self.supplier, rows_of(claim, values), operation="jobs: claim")
+
+        def work(conn: Any) -> list[Any]:
+            conn.execute(_QUERIES["lock_limits"].on(), values)
+            return list(conn.execute(claim, values).fetchall())
+
+        return run_transaction(self.supplier, work, operation="jobs: claim")
+
+    def pulse(
+        self,
+        worker_id: UUID,
+        kind_ids: Sequence[int],
+        told: Sequence[tuple[Claim, tuple[int | None, int | None, str | None]]],
+        lease_seconds: float,
+    ) -> tuple[bool, set[UUID]]:
+        """Renews the lease; whether it lasted until now, and the jobs that somebody wants to end."""
+        ((is_alive, cancelled),) = self._run(
+            "pulse",
+            worker_id=worker_id,
+            kind_ids=list(kind_ids),
+            job_keys=[claim.job_key for claim, _ in told],
+            currents=[current for _, (current, _, _) in told],
+            totals=[total for _, (_, total, _) in told],
+            messages=[message for _, (_, _, message) in told],
+            lease_seconds=lease_seconds,
+        )
+        return is_alive, set(cancelled)
+
+    def finish(
+        self, worker_id: UUID, endings: Sequence[Ending], results: Sequence[tuple[Claim, str]]
+    ) -> set[UUID]:
+        """Ends jobs, with the JSON of results; gives those that were this worker's still, and so ended.
+
+        All in one transaction. Raises `PayloadExpired` for a result whose day was dropped.
+        """
+        values = {
+            "worker_id": worker_id,
+            "job_keys": [one.claim.job_key for one in endings],
+            "tokens": [one.claim.token for one in endings],
+            "states": [one.state for one in endings],
+            "currents": [one.told[0] for one in endings],
+            "totals": [one.told[1] for one in endings],
+            "messages": [one.told[2] for one in endings],
+            "errors": [one.error for one in endings],
+            "tracebacks": [one.traceback for one in endings],
+        }
+        if not results:
+            return {key for key, _ in self._rows(_FINISH, values)}
+        contents = {result_of_claim(claim): text for claim, text in results}
+        days = {key.day for key in contents}
+        if len(days) == 1 and sum(map(len, contents.values())) <= _KEPT_CHARACTERS_MAX:
+            keeping = {**values, **columns(contents), "contents": list(contents.values())}
+            statement = rows_of(_FINISH_KEEPING.on(day=DAYS.name(*days)), keeping)
+            with suppress(pg.UndefinedTable):  # its day is to be made
+                return {key for key, _ in run_statement(self.supplier, statement, operation="jobs: finish")}
+
+        def work(conn: Any) -> set[UUID]:
+            write(conn, contents)
+            return {key for key, _ in conn.execute(_FINISH.on(), values).fetchall()}
+
+        return with_days(self.supplier, work, lambda: days, operation="jobs: finish")
+
+    def give_back(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
+        """Has jobs wait again, as if they had not been claimed."""
+        keys, tokens = [one.job_key for one in claims], [one.token for one in claims]
+        self._run("give_back", worker_id=worker_id, job_keys=keys, tokens=tokens)
+
+    def take_over(self) -> int:
+        """Has the jobs of dead workers wait again, or ends them; gives how many there were."""
+        again, gone, _ = self._run("take_over", deaths_max=DEATHS_MAX)[0]
+        return int(again + gone)
+
+    def look(
+        self, worker_id: UUID, kind_ids: Sequence[int], lease_seconds: float, wait_seconds: float
+    ) -> Look:
+        """Renews the lease, and has the worker notified for so long."""
+        values = {"kind_ids": list(kind_ids), "lease_seconds": lease_seconds, "wait_seconds": wait_seconds}
+        is_alive, seconds, limited = self._run("look", worker_id=worker_id, **values)[0]
+        return Look(is_alive, seconds, frozenset(limited))
+
+    def awake(self, worker_id: UUID, lease_seconds: float) -> None:
+        self._run("awake", worker_id=worker_id, lease_seconds=lease_seconds)
+
+    def sleep(self, worker_id: UUID, seconds: float) -> None:
+        self._run("sleep", worker_id=worker_id, seconds=seconds)
+
+    def leave(self, worker_id: UUID) -> None:
+        self._run("leave", worker_id=worker_id, forget_seconds=FORGET_SECONDS)
+
+    def _run(self, name: str, /, **values: Any) -> list[Any]:
+        return self._rows(_QUERIES[name], values)
+
+    def _rows(self, query: Query, values: Mapping[str, Any]) -> list[Any]:
+        return run_statement(self.supplier, rows_of(query, values), operation=f"jobs: {query.name}")

@@ -1,0 +1,229 @@
+-- name: register
+-- A worker that is ready to take jobs.
+insert into job_worker (worker_id, kind_ids, name, lease_until)
+values (%(worker_id)s, %(kind_ids)s, %(name)s, clock_timestamp() + make_interval(secs => %(lease_seconds)s));
+
+-- name: me
+-- Part of a query: the worker, as long as its lease lasts. Who takes its jobs from it when that is over waits until this
+-- ends.
+select name from job_worker where worker_id = %(worker_id)s and lease_until > clock_timestamp() for share
+
+-- name: any_number
+-- Part of a query: the kinds without a limit, how many of each may be claimed, and from which number on they are looked for:
+-- the index is not walked through what was claimed and is not vacuumed yet.
+select f.kind_id, f.free, f.since
+from unnest(%(kind_ids)s::smallint[], %(free)s::integer[], %(since)s::bigint[]) as f (kind_id, free, since)
+join job_kind k using (kind_id)
+where k.running_max is null
+
+-- name: limited
+-- Part of a query: the kinds with a limit, and how many of each may be claimed.
+select f.kind_id, 0 as since, greatest(0, least(
+    f.free, k.running_max - (select count(*) from job r where r.kind_id = f.kind_id and r.worker_id is not null)
+)) as free
+from unnest(%(kind_ids)s::smallint[], %(free)s::integer[]) as f (kind_id, free)
+join job_kind k using (kind_id)
+where k.running_max is not null
+
+-- name: lock_limits
+-- Waits for others that claim of kinds with a limit: what they claimed is counted by the next statement.
+select kind_id
+from job_kind
+where kind_id = any(%(kind_ids)s::smallint[]) and running_max is not null
+order by kind_id
+for update;
+
+-- name: with_requests
+-- Part of a query: claimed jobs, and the requests of those that started on a day, as long as these are hot.
+select c.*, p.content::text
+from claimed c
+left join {day} p on p.kind = %(request)s and p.tenant = %(tenant)s
+    and p.id = coalesce(c.job_id, c.job_key::text) and p.inserted_at = c.started_at
+
+-- name: without_requests
+-- Part of a query: claimed jobs.
+select c.*, null from claimed c
+
+-- name: claim
+-- Takes jobs that wait, of each kind in the order of start, which no other worker is taking.
+with me as materialized (
+    {me}
+), wanted as materialized (
+    {wanted}
+), due as materialized (
+    select j.job_key
+    from wanted w
+    cross join lateral (
+        select j.job_key
+        from job j
+        where j.kind_id = w.kind_id and j.worker_id is null and j.job_number >= w.since
+        order by j.job_number
+        limit w.free
+        for update skip locked
+    ) j
+    where exists (select from me)
+), claimed as (
+    update job j
+    set worker_id = %(worker_id)s, token = j.token + 1, claimed_at = clock_timestamp(),
+        current = null, total = null, message = null, told_at = null
+    from due,
+        -- a claim that a crash undoes is made again, so that no worker waits for the disk
+        (select set_config('synchronous_commit', 'off', true)) as quick
+    where j.job_key = due.job_key
+    returning j.job_key, j.job_id, j.kind_id, j.token, j.started_at, j.job_number, j.owner
+)
+{requests};
+
+-- name: pulse
+-- Renews the lease, unless it is over, and writes what functions told; gives whether it is renewed, and which jobs somebody
+-- wants to end.
+with me as (
+    update job_worker
+    set lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s)
+    from (select set_config('synchronous_commit', 'off', true)) as quick
+    where worker_id = %(worker_id)s and lease_until > clock_timestamp()
+    returning worker_id
+), told as (
+    update job j
+    set current = t.current, total = t.total, message = t.message, told_at = clock_timestamp()
+    from unnest(%(job_keys)s::uuid[], %(currents)s::bigint[], %(totals)s::bigint[], %(messages)s::text[])
+        as t (job_key, current, total, message)
+    where j.job_key = t.job_key and j.worker_id = %(worker_id)s and exists (select from me)
+)
+select exists (select from me), array(
+    select j.job_key
+    from unnest(%(kind_ids)s::smallint[]) as k (kind_id)
+    join job j on j.kind_id = k.kind_id and j.worker_id = %(worker_id)s
+    where j.is_cancelled
+);
+
+-- name: keep
+-- Part of a query: keeps results.
+kept as (
+    {put}
+),
+
+-- name: finish
+-- Ends jobs, each only as long as it is this worker's; gives those that ended. Where a limit held others up, wakes a worker.
+with {kept} me as materialized (
+    {me}
+), gone as (
+    delete from job j
+    using me, unnest(%(job_keys)s::uuid[], %(tokens)s::integer[], %(states)s::text[], %(currents)s::bigint[],
+        %(totals)s::bigint[], %(messages)s::text[], %(errors)s::text[], %(tracebacks)s::text[])
+        as e (job_key, token, state, current, total, message, error, traceback)
+    where j.job_key = e.job_key and j.token = e.token and j.worker_id = %(worker_id)s
+    returning j.job_key, j.kind_id, j.token, j.started_at, j.claimed_at, j.job_id, j.owner, e.state, e.current, e.total,
+        e.message, e.error, e.traceback, me.name
+), ended as (
+    insert into ended_job (job_key, ended_at, kind_id, token, state, started_at, claimed_at, job_id, owner, current, total,
+        message, error, traceback, worker)
+    select job_key, clock_timestamp(), kind_id, token, state, started_at, claimed_at, job_id, owner, current, total,
+        message, error, traceback, name
+    from gone
+)
+select g.job_key, {wake_limited}
+from gone g;
+
+-- name: wake_limited
+-- Part of a query: notifies the workers of a kind with a limit.
+(
+    select pg_notify('dormouse_jobs', k.kind_id::text)::text
+    from job_kind k
+    where k.kind_id = g.kind_id and k.running_max is not null and exists (
+        select from job_worker w where w.waits_until > clock_timestamp() and k.kind_id = any(w.kind_ids)
+    )
+)
+
+-- name: give_back
+-- Has jobs wait again, each only as long as it is this worker's.
+with back as (
+    update job j
+    set worker_id = null, claimed_at = null
+    from unnest(%(job_keys)s::uuid[], %(tokens)s::integer[]) as e (job_key, token)
+    where j.job_key = e.job_key and j.token = e.token and j.worker_id = %(worker_id)s
+    returning j.kind_id
+)
+select pg_notify('dormouse_jobs', kind_id::text)::text from (select distinct kind_id from back) k;
+
+-- name: take_over
+-- Has the jobs of dead workers wait again; ends those that somebody wants to end, or that so many workers died of.
+with dead as materialized (
+    select worker_id, kind_ids, name
+    from job_worker
+    where lease_until <= clock_timestamp()
+    for update skip locked
+), lost as materialized (
+    select j.job_key, j.token, d.worker_id, d.name, j.is_cancelled, j.is_cancelled or j.deaths + 1 >= %(deaths_max)s as ends
+    from dead d
+    cross join lateral unnest(d.kind_ids) as k (kind_id)
+    join job j on j.kind_id = k.kind_id and j.worker_id = d.worker_id
+), again as (
+    update job j
+    set worker_id = null, claimed_at = null, deaths = j.deaths + 1
+    from lost l
+    where j.job_key = l.job_key and j.worker_id = l.worker_id and not l.ends
+    returning j.kind_id
+), gone as (
+    delete from job j
+    using lost l
+    where j.job_key = l.job_key and j.worker_id = l.worker_id and l.ends
+    returning j.*, l.name, l.is_cancelled as is_wanted
+), ended as (
+    insert into ended_job (job_key, ended_at, kind_id, token, state, started_at, claimed_at, job_id, owner, current, total,
+        message, error, worker)
+    select job_key, clock_timestamp(), kind_id, token, case when is_wanted then 'CANCELLED' else 'FAILED' end, started_at,
+        claimed_at, job_id, owner, current, total, message,
+        case when not is_wanted then format('the processes of %s workers that ran it died, the last was %s', deaths + 1, name) end,
+        name
+    from gone
+)
+select (select count(*) from again), (select count(*) from gone),
+    (select count(pg_notify('dormouse_jobs', kind_id::text)) from (select distinct kind_id from again) k);
+
+-- name: look
+-- Renews the lease of a worker that has nothing to do, and says for how long it sleeps. Gives whether its lease lasted, in how
+-- many seconds the next worker with jobs may be found dead, and which of its kinds have a limit.
+with me as (
+    update job_worker
+    set lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s + %(wait_seconds)s),
+        waits_until = clock_timestamp() + make_interval(secs => %(wait_seconds)s)
+    from (select set_config('synchronous_commit', 'off', true)) as quick
+    where worker_id = %(worker_id)s and lease_until > clock_timestamp()
+    returning worker_id
+)
+select exists (select from me), (
+    select extract(epoch from min(w.lease_until) - clock_timestamp())::float8
+    from job_worker w
+    where w.worker_id <> %(worker_id)s and exists (
+        select
+        from unnest(w.kind_ids) as k (kind_id)
+        join job j on j.kind_id = k.kind_id and j.worker_id = w.worker_id
+    )
+), array(select kind_id from job_kind where kind_id = any(%(kind_ids)s::smallint[]) and running_max is not null);
+
+-- name: awake
+-- The worker works, and needs no notifications; its jobs are others' soon after it dies.
+update job_worker
+set lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s), waits_until = '-infinity'
+from (select set_config('synchronous_commit', 'off', true)) as quick
+where worker_id = %(worker_id)s and lease_until > clock_timestamp();
+
+-- name: sleep
+-- The worker has no job, and lets its connection go; it asks again within this time.
+update job_worker
+set lease_until = clock_timestamp() + make_interval(secs => %(seconds)s), waits_until = '-infinity'
+where worker_id = %(worker_id)s and lease_until > clock_timestamp();
+
+-- name: leave
+-- Forgets a worker that ends and has no job, and those that ended without a word a while ago.
+delete from job_worker w
+where (
+        w.worker_id = %(worker_id)s
+        or w.lease_until < clock_timestamp() - make_interval(secs => %(forget_seconds)s)
+    )
+    and not exists (
+        select
+        from unnest(w.kind_ids) as k (kind_id)
+        join job j on j.kind_id = k.kind_id and j.worker_id = w.worker_id
+    );

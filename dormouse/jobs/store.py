@@ -1,0 +1,279 @@
+"""The jobs of an instance, as users hold them: start, look, cancel; and what workers are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+from weakref import WeakSet
+
+from dormouse.errors import (
+    InvalidInput,
+    JobCancelled,
+    JobFailed,
+    JobIdTaken,
+    JobNotEnded,
+    JobNotFound,
+)
+from dormouse.jobs import documents
+from dormouse.jobs.claims import Claims
+from dormouse.jobs.expiry import expire, roll
+from dormouse.jobs.job import (
+    Job,
+    JobState,
+    KindOfJob,
+    check_kind,
+    check_listed_kind,
+    check_owner,
+    check_state,
+    is_key,
+    job_key,
+    new_job_id,
+)
+from dormouse.jobs.runs import JobFunction
+from dormouse.jobs.worker import LEASE_SECONDS, Worker, WorkerOptions
+from dormouse.objects import ObjectStore
+from dormouse.objects.activity import note_if_shared
+from dormouse.payloads import PayloadStore
+from dormouse.payloads.rows import with_days
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import rows_of, run_lookup, run_statement
+
+LIMIT, LIMIT_MAX = 100, 10_000
+COUNTED_MAX = 10_000
+RUNNING_MAX = (1 << 31) - 1
+CANCEL_TRIES_MAX = 100
+
+_QUERIES = load(__package__ or "", "jobs")
+_SHOWN = {name: _QUERIES[name] for name in ("shown", "shown_ended")}
+_START = _QUERIES["start"].including(wake=_QUERIES["wake"])
+_FIND = _QUERIES["find"].including(**_SHOWN)
+_LIST = _QUERIES["list"].including(**_SHOWN)
+
+
+class JobStore:
+    """The jobs of one instance; `Instance.jobs`. Threads may share it.
+
+    `owner` is whose a job is. Who asks with an owner sees that owner's jobs alone, without tracebacks; who
+    asks without one sees all.
+    """
+
+    def __init__(
+        self,
+        supplier: Supplier,
+        objects: ObjectStore,
+        payloads: PayloadStore,
+        check_writable: Callable[[], None],
+    ) -> None:
+        self._supplier = supplier
+        self._objects = objects
+        self._payloads = payloads
+        self._check_writable = check_writable
+        self._kind_ids: dict[str, int] = {}
+        self._workers: WeakSet[Worker] = WeakSet()
+
+    def start(self, kind: str, request: Any, owner: str | None = None, *, job_id: str | None = None) -> str:
+        """Has a worker run a job of this kind, sooner or later; gives its id.
+
+        `request` is a JSON value. Started again with the same `job_id`, kind and owner it is the same job:
+        the first request counts. Raises `InvalidInput`, `InvalidPayload` for what is no JSON, and
+        `JobIdTaken`; then nothing was started. After `CommitOutcomeUnknown`, start it again with that id.
+        """
+        self._check_writable()
+        check_kind(kind)
+        check_owner(owner)
+        chosen = new_job_id() if job_id is None else job_id
+        key = job_key(chosen)
+        text = documents.encode_request(chosen, request)
+        values = {
+            "job_key": key,
+            "kind_id": self._kind_id(kind),
+            "job_id": None if is_key(chosen) else chosen,
+            "owner": owner,
+        }
+
+        kept = documents.request_key(chosen, datetime.now(UTC))
+
+        def work(conn: Any) -> bool:
+            nonlocal kept
+            if not (found := conn.execute(_START.on(), values).fetchall()):
+                return False
+            if job_id is not None and conn.execute(_QUERIES["has_ended"].on(), values).fetchone()[0]:
+                raise _Known
+            kept = documents.request_key(chosen, found[0][0])
+            documents.put_request(conn, kept, text)
+            return True
+
+        try:
+            is_new = with_days(self._supplier, work, lambda: {kept.day}, operation="start a job")
+        except _Known:
+            is_new = False
+        if not is_new:
+            self._check_same(chosen, kind, owner)
+        note_if_shared(self._objects)  # for workers that let their connections go
+        return chosen
+
+    def status(self, job_id: str, owner: str | None = None) -> Job:
+        """What has become of a job; `JobNotFound`."""
+        return self._found(job_id, owner)
+
+    def request(self, job_id: str, owner: str | None = None) -> Any:
+        """What a job was started with. Raises `JobNotFound`, and what payloads raise that are gone."""
+        job = self._found(job_id, owner)
+        return documents.request_of(self._payloads, job)
+
+    def result(self, job_id: str, owner: str | None = None) -> Any:
+        """What the function returned.
+
+        Raises `JobNotFound`, `JobNotEnded`, `JobCancelled`, `JobFailed` with its message, and what payloads
+        raise that are gone.
+        """
+        job = self._found(job_id, owner)
+        if not job.has_ended:
+            raise JobNotEnded(f"job {job_id!r} has not ended: ask again later")
+        if job.state == "CANCELLED":
+            raise JobCancelled(f"job {job_id!r} was cancelled")
+        if job.state == "FAILED":
+            raise JobFailed(f"job {job_id!r} failed: {job.error}")
+        return documents.result_of(self._payloads, job)
+
+    def cancel(self, job_id: str, owner: str | None = None) -> Job:
+        """Ends a job that waits, and asks the function of one that runs to end; gives what it is now.
+
+        A job that has ended stays as it is. Raises `JobNotFound`.
+        """
+        self._check_writable()
+        job = self._found(job_id, owner)
+        for _ in range(CANCEL_TRIES_MAX):
+            if job.has_ended or (job.is_cancelled and not job.is_waiting):
+                break
+            work = rows_of(_QUERIES["cancel"], {"job_key": job_key(job_id)})
+            run_statement(self._supplier, work, operation="cancel a job")
+            # a worker may have taken it, or put it back, in the same moment
+            job = self._found(job_id, owner)
+        return job
+
+    def kinds(self) -> list[KindOfJob]:
+        """The kinds of jobs that there were, and who works on each."""
+        work = rows_of(_QUERIES["kinds"], {"counted_max": COUNTED_MAX})
+        return [KindOfJob(*row) for row in run_lookup(self._supplier, work, operation="list kinds of jobs")]
+
+    def list(
+        self,
+        kind: str | None = None,
+        state: JobState | None = None,
+        *,
+        owner: str | None = None,
+        limit: int = LIMIT,
+    ) -> list[Job]:
+        """The jobs and rounds that have not ended, newest first, then those that ended last.
+
+        Rounds are of the kinds "round:ingest", "round:compaction", "round:split", "round:merge" and
+        "round:collection".
+        """
+        if kind is not None:
+            check_listed_kind(kind)
+        if state is not None:
+            check_state(state)
+        check_owner(owner)
+        if type(limit) is not int or not 1 <= limit <= LIMIT_MAX:
+            raise InvalidInput(f"limit must be from 1 to {LIMIT_MAX:,}, not {limit!r}")
+        values = {"kind": kind, "state": state, "owner": owner, "limit": limit}
+        rows = run_lookup(self._supplier, rows_of(_LIST, values), operation="list jobs")
+        return [_job(row, owner) for row in rows]
+
+    def limit(self, kind: str, running_max: int | None) -> None:
+        """How many jobs of a kind run at once in the whole cluster; None: any number.
+
+        Jobs that run go on when it is lowered.
+        """
+        self._check_writable()
+        check_kind(kind)
+        if running_max is not None and not (type(running_max) is int and 1 <= running_max <= RUNNING_MAX):
+            raise InvalidInput(
+                f"running_max must be a whole number of 1 or more, or None, not {running_max!r}"
+            )
+        values = {"kind_id": self._kind_id(kind), "running_max": running_max}
+        run_statement(self._supplier, rows_of(_QUERIES["limit"], values), operation="limit a kind of job")
+
+    def worker(
+        self,
+        functions: Mapping[str, JobFunction],
+        threads: int = 4,
+        *,
+        idle_seconds: float = 300.0,
+        lease_seconds: float = LEASE_SECONDS,
+        seconds_max: float = 86_400.0,
+    ) -> Worker:
+        """A worker of some kinds: `run()` until `stop()`.
+
+        Each function is called as `function(request, progress)`, in one of `threads` threads of its kind, and
+        returns a JSON value. A job that runs for longer than `seconds_max` has failed. A process that tells
+        nothing for `lease_seconds` is taken for dead: others run its jobs. Without work for `idle_seconds`
+        the worker lets its connection go, and asks now and then whether there is any.
+
+        Raises `InvalidInput`.
+        """
+        self._check_writable()
+        options = WorkerOptions(threads, idle_seconds, lease_seconds, seconds_max)
+        if not isinstance(functions, Mapping) or not functions:
+            raise InvalidInput("a worker needs functions, like {'report': make_report}")
+        for kind, function in functions.items():
+            check_kind(kind)
+            if not callable(function):
+                raise InvalidInput(f"the function of kind {kind!r} cannot be called: {function!r}")
+        by_id = {self._kind_id(kind): function for kind, function in functions.items()}
+        made = Worker(Claims(self._supplier), self._objects, by_id, options)
+        self._workers.add(made)
+        return made
+
+    def close(self) -> None:
+        """Ends the workers; others run what they run."""
+        for worker in list(self._workers):
+            worker.stop()
+            worker.stop()
+
+    def expire(self, retention_days: int) -> int:
+        """Drops the days of jobs that ended so long ago, with their requests, results and answers.
+
+        Gives how many days went. Whole days go, in UTC; jobs that have not ended stay. Raises `InvalidInput`.
+        """
+        self._check_writable()
+        return expire(self._supplier, self._objects, self._payloads, retention_days)
+
+    def roll(self) -> None:
+        """Makes the days that jobs will end on."""
+        roll(self._supplier)
+
+    def _found(self, job_id: str, owner: str | None) -> Job:
+        check_owner(owner)
+        work = rows_of(_FIND, {"job_key": job_key(job_id)})
+        rows = run_lookup(self._supplier, work, operation="look for a job")
+        found = _job(rows[0], owner) if rows else None
+        if found is None or (owner is not None and found.owner != owner):
+            raise JobNotFound(f"there is no job {job_id!r}, or it is another owner's")
+        return found
+
+    def _check_same(self, job_id: str, kind: str, owner: str | None) -> None:
+        found = self._found(job_id, None)
+        if (found.kind, found.owner) != (kind, owner):
+            raise JobIdTaken(f"the id {job_id!r} is another job's: give each job its own")
+
+    def _kind_id(self, kind: str) -> int:
+        if (found := self._kind_ids.get(kind)) is None:
+            work = rows_of(_QUERIES["kind"], {"name": kind})
+            found = run_statement(self._supplier, work, operation="look for a kind of job")[0][0]
+            self._kind_ids[kind] = found
+        return found
+
+
+class _Known(Exception):
+    """A job of this id has ended already: what was added is taken back."""
+
+
+def _job(row: Any, owner: str | None) -> Job:
+    (key, job_id, *values) = row
+    job = Job(job_id or str(key), *values)
+    return job if owner is None else replace(job, traceback=None)

@@ -1,0 +1,381 @@
+"""A worker: a thread that claims, hands over and finishes; threads that run; one that tells that it lives.
+
+While there is work, all that ended meanwhile is one transaction, and all that may be claimed one statement.
+Without work it sleeps on one connection until it is notified; after `idle_seconds` it lets that go, too.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+
+from dormouse.backoff import backoff_seconds
+from dormouse.durability.processes import this_process
+from dormouse.errors import (
+    CommitOutcomeUnknown,
+    ConnectionsExhausted,
+    DormouseError,
+    InstanceError,
+    InstanceForbidden,
+    InstanceReadOnly,
+    InstanceTooNew,
+    InvalidInput,
+    InvalidPayload,
+    JobLost,
+    NotAnInstance,
+    ObjectStoreError,
+    PayloadExpired,
+    PayloadUnavailable,
+    TooManyRetries,
+    one_line,
+)
+from dormouse.jobs import documents
+from dormouse.jobs.claims import CANCELLED, CHANNEL, LIMITS, Claims, Ending
+from dormouse.jobs.job import Claim
+from dormouse.jobs.progress import Progress
+from dormouse.jobs.pulse import Pulse
+from dormouse.jobs.runs import JobFunction, Run, refused, unkept
+from dormouse.jobs.sight import Sight
+from dormouse.jobs.threads import Threads
+from dormouse.objects import ObjectStore
+from dormouse.objects.activity import is_noted_since
+from dormouse.payloads import PayloadStore
+from dormouse.postgres.listening import Listening
+
+LEASE_SECONDS = 30.0
+THREADS_MAX = 1_000
+LOOK_SECONDS_MAX, BUSY_LOOK_SECONDS = 60.0, 5.0
+"""How often a worker looks for dead ones, limits, and jobs that it was not told of; with work more often."""
+
+FIRST_WAIT_SECONDS = 0.005
+"""A start may just miss that a worker went to sleep: it looks soon after, and then ever more rarely."""
+
+ASK_SECONDS = 15.0
+"""How often one without a connection asks the object store whether there was any activity."""
+
+ASLEEP_SECONDS_MAX = 24 * 3_600.0
+FAILED_SECONDS_MAX = 10.0
+
+PASSING = (
+    psycopg.OperationalError, InstanceError, ConnectionsExhausted, TooManyRetries, CommitOutcomeUnknown,
+    ObjectStoreError, PayloadUnavailable,
+)  # fmt: skip
+LASTING = (InstanceReadOnly, InstanceForbidden, InstanceTooNew, NotAnInstance)
+"""What a worker tries again after, but for these."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """Of `JobStore.worker`; `InvalidInput`."""
+
+    threads: int
+    idle_seconds: float
+    lease_seconds: float
+    seconds_max: float
+
+    def __post_init__(self) -> None:
+        if type(self.threads) is not int or not 1 <= self.threads <= THREADS_MAX:
+            raise InvalidInput(f"threads must be from 1 to {THREADS_MAX:,}, not {self.threads!r}")
+        for name in ("idle_seconds", "lease_seconds", "seconds_max"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e9:
+                raise InvalidInput(f"{name} must be a number of seconds above 0, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """How the jobs ended that a worker ran; `lost` are those that another one runs, or ran."""
+
+    complete: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    lost: int = 0
+
+
+class Worker:
+    """Runs jobs of some kinds; made by `JobStore.worker`. It runs once."""
+
+    def __init__(
+        self,
+        claims: Claims,
+        objects: ObjectStore,
+        functions: Mapping[int, JobFunction],
+        options: WorkerOptions,
+    ) -> None:
+        self._line = Listening(claims.supplier, CHANNEL)
+        self._claims = claims.over(self._line)
+        self._payloads = PayloadStore(self._line, objects)
+        self._objects = objects
+        self._functions = dict(functions)
+        self._options = options
+        self._name = str(this_process())
+        self._worker_id = uuid4()
+        self._running: dict[UUID, Run] = {}
+        self._ended: queue.SimpleQueue[tuple[Run, Ending | None, str | None]] = queue.SimpleQueue()
+        self._to_finish: list[tuple[Run, Ending | None, str | None]] = []
+        self._threads = Threads("dormouse-job")
+        self._pulse = Pulse(claims, list(self._functions), options.lease_seconds, self._line.wake)
+        self._sight = Sight()
+        self._limited: frozenset[int] = frozenset()
+        self._is_announced = self._found_nothing = False
+        self._wait_seconds = FIRST_WAIT_SECONDS
+        self._look_at = self._idle_since = time.monotonic()
+        self._stops = 0
+        self._done: Counter[str] = Counter()
+
+    @property
+    def report(self) -> WorkerReport:
+        """What was done so far."""
+        done = self._done
+        return WorkerReport(done["COMPLETE"], done["FAILED"], done["CANCELLED"], done["lost"])
+
+    def stop(self) -> None:
+        """Takes no more jobs; `run` returns when those that run have ended. Again: others run them."""
+        self._stops += 1
+        self._line.wake()
+
+    def run(self, *, drain: bool = False) -> WorkerReport:
+        """Runs jobs until `stop`; with `drain` until none is left that may run now.
+
+        What a database or an object store cannot do for the moment is tried again. When it raises, as at
+        Ctrl-C, the jobs that run are given back, and others run them.
+        """
+        failures = 0
+        with closing(self._line), closing(self._threads), closing(self._pulse):
+            try:
+                self._register()
+                while not self._is_over(drain=drain):
+                    try:
+                        self._turn(drain=drain)
+                        failures = 0
+                    except PASSING as error:
+                        if isinstance(error, LASTING):
+                            raise
+                        failures += 1
+                        logger.warning("worker: %s", one_line(error))
+                        self._line.wait(min(backoff_seconds(failures), FAILED_SECONDS_MAX))
+            finally:
+                self._leave()
+        return self.report
+
+    def _is_over(self, *, drain: bool) -> bool:
+        if self._stops > 1:
+            return True
+        works = self._running or self._to_finish or not self._ended.empty()
+        return not works and (self._stops > 0 or (drain and self._found_nothing))
+
+    def _turn(self, *, drain: bool) -> None:
+        """One round: what ended is finished, what may run is claimed; or it waits for either."""
+        if self._pulse.is_lost:
+            self._lose()
+        if time.monotonic() >= self._look_at and not self._stops:
+            self._look()
+        finished, claimed = self._finish(), 0 if self._stops else self._claim()
+        self._found_nothing = not claimed
+        if claimed or finished:
+            now = time.monotonic()
+            self._wait_seconds, self._idle_since = FIRST_WAIT_SECONDS, now
+            self._look_at = min(self._look_at, now + BUSY_LOOK_SECONDS)
+        elif self._running or not drain:
+            self._wait()
+
+    def _register(self) -> None:
+        self._claims.register(self._worker_id, list(self._functions), self._name, self._options.lease_seconds)
+        self._pulse.begin(self._worker_id)
+        self._found_nothing = False
+        self._look_at = time.monotonic()
+
+    def _lose(self) -> None:
+        """The lease is over: others have the jobs, and this is another worker from now on."""
+        logger.warning("worker: its lease was over; %d jobs are others' now", len(self._running))
+        self._drop(self._running.values(), "its worker told nothing for so long that others took it over")
+        self._pulse.end()
+        with suppress(DormouseError, psycopg.Error):
+            self._claims.leave(self._worker_id)
+        self._worker_id, self._is_announced = uuid4(), False
+        self._register()
+
+    def _drop(self, runs: Any, why: str) -> None:
+        for run in list(runs):
+            run.progress.end(JobLost(f"job {run.claim.job_id!r} is not this worker's any more: {why}"))
+            self._forget(run)
+            self._done["lost"] += 1
+
+    def _forget(self, run: Run) -> None:
+        if self._running.get(run.claim.job_key) is run:
+            del self._running[run.claim.job_key]
+            self._pulse.ended(run)
+
+    # what runs
+
+    def _claim(self) -> int:
+        """Claims what may run, and has threads run it; gives how many jobs that were."""
+        if not (free := self._free()):
+            return 0
+        claims = self._claims.claim(self._worker_id, free, self._sight.since())
+        self._sight.saw((claim.kind_id, claim.number) for claim in claims)
+        if limited := {kind_id: count for kind_id, count in free.items() if kind_id in self._limited}:
+            claims += self._claims.claim(self._worker_id, limited, {}, limited=True)
+        if claims:
+            self._begin(claims)
+        return len(claims)
+
+    def _free(self) -> dict[int, int]:
+        """How many more of each kind may run here; without those that are full."""
+        busy = Counter(run.claim.kind_id for run in self._running.values())
+        free = {kind_id: self._options.threads - busy[kind_id] for kind_id in self._functions}
+        return {kind_id: count for kind_id, count in free.items() if count > 0}
+
+    def _begin(self, claims: Sequence[Claim]) -> None:
+        try:
+            requests = documents.requests(self._payloads, claims)
+        except BaseException:
+            self._claims.give_back(self._worker_id, claims)
+            raise
+        back = [claim for claim in claims if isinstance(requests[claim], PayloadUnavailable)]
+        for claim in claims:
+            if claim in back:
+                continue
+            run = Run(claim, self._functions[claim.kind_id], Progress(claim.job_id, claim.owner, claim.token))
+            self._running[claim.job_key] = run
+            self._pulse.began(run)
+            request = requests[claim]
+            if isinstance(request, DormouseError):
+                self._ended.put((run, refused(claim, request), None))
+            else:
+                self._threads.run(lambda run=run, request=request: self._run(run, request))  # type: ignore[misc]
+        if self._is_announced:
+            self._claims.awake(self._worker_id, self._options.lease_seconds)
+            self._is_announced = False
+        if back:
+            self._claims.give_back(self._worker_id, back)
+            raise requests[back[0]]
+
+    def _run(self, run: Run, request: Any) -> None:
+        """In a thread."""
+        self._ended.put((run, *run.ended(request, documents.encode_result)))
+        self._line.wake()
+
+    # what has ended
+
+    def _finish(self) -> int:
+        """Ends the jobs whose functions have returned, in one transaction; gives how many there were."""
+        self._give_up_overdue()
+        with suppress(queue.Empty):
+            while True:
+                self._to_finish.append(self._ended.get_nowait())
+        # the others were lost, or given up, before their functions returned
+        mine = [one for one in self._to_finish if self._running.get(one[0].claim.job_key) is one[0]]
+        self._end([(ending, result) for _, ending, result in mine if ending is not None])
+        self._done["lost"] += sum(ending is None for _, ending, _ in mine)
+        for run, _, _ in mine:
+            self._forget(run)
+        self._to_finish.clear()
+        return len(mine)
+
+    def _end(self, endings: Sequence[tuple[Ending, str | None]]) -> None:
+        if not endings:
+            return
+        results = [(ending.claim, result) for ending, result in endings if result is not None]
+        try:
+            ended = self._claims.finish(self._worker_id, [ending for ending, _ in endings], results)
+        except (PayloadExpired, InvalidPayload, psycopg.DataError) as error:
+            # one that cannot be kept keeps no other from its end
+            for ending, _ in endings:
+                self._end([(unkept(ending, error), None)] if len(endings) == 1 else [(ending, _)])
+            return
+        for ending, _ in endings:
+            self._done[ending.state if ending.claim.job_key in ended else "lost"] += 1
+
+    def _give_up_overdue(self) -> None:
+        latest = time.monotonic() - self._options.seconds_max
+        for run in list(self._running.values()):
+            if run.began < latest and not run.is_given_up:
+                run.is_given_up = True
+                self._to_finish.append((run, run.overdue(self._options.seconds_max), None))
+
+    # what waits
+
+    def _wait(self) -> None:
+        """Sleeps until there may be something to do. Before, it says so, and then looks once more."""
+        now, options = time.monotonic(), self._options
+        if self._running or self._stops:
+            began = min((run.began for run in self._running.values()), default=now)
+            until = began + options.seconds_max
+        elif (until := self._idle_since + options.idle_seconds) <= now:
+            self._sleep()
+            return
+        is_open = not self._stops and bool(self._free())
+        if is_open and not self._is_announced:
+            self._look()
+            return
+        seconds = min(until - now, self._wait_seconds) if is_open else until - now
+        if not self._stops:
+            seconds = min(seconds, self._look_at - now)
+        heard = self._line.wait(max(seconds, 0.001))
+        self._wait_seconds = min(2 * self._wait_seconds, LOOK_SECONDS_MAX)
+        if CANCELLED in heard:
+            self._pulse.now()
+        if LIMITS in heard:
+            self._look_at = now
+        if heard:
+            self._sight.look_everywhere()
+
+    def _look(self) -> None:
+        """Says that it may be notified, takes over from the dead, and learns which kinds have a limit."""
+        kind_ids, lease_seconds = list(self._functions), self._options.lease_seconds
+        look = self._claims.look(self._worker_id, kind_ids, lease_seconds, LOOK_SECONDS_MAX)
+        if not look.is_alive:
+            self._lose()
+            return
+        seconds = look.next_death_seconds
+        if seconds is not None and seconds <= 0:
+            self._claims.take_over()
+        self._is_announced, self._limited = True, look.limited
+        # it says so again before that is over
+        most = LOOK_SECONDS_MAX / 2
+        self._look_at = time.monotonic() + (most if seconds is None else min(max(seconds, 0) + 0.05, most))
+        self._sight.look_everywhere()
+
+    def _sleep(self) -> None:
+        """Lets the connection go, until there may be work; what nobody can tell is looked for once a day."""
+        self._claims.sleep(self._worker_id, ASLEEP_SECONDS_MAX + self._options.lease_seconds)
+        self._line.let_go()
+        self._is_announced = False
+        slept_at, until = datetime.now(UTC), time.monotonic() + ASLEEP_SECONDS_MAX
+        while not self._stops and time.monotonic() < until:
+            self._line.wait(ASK_SECONDS)
+            if self._may_have_work(slept_at):
+                break
+        # found nothing, it lets go again at once
+        self._claims.awake(self._worker_id, self._options.lease_seconds)
+
+    def _may_have_work(self, since: datetime) -> bool:
+        """Activity is noted in a store that is shared; a server beside a folder costs nothing to be asked."""
+        if not self._objects.url.startswith("s3://"):
+            return True
+        try:
+            return is_noted_since(self._objects, since)
+        except ObjectStoreError as error:
+            logger.warning("worker: it cannot ask whether there is work: %s", one_line(error))
+            return False
+
+    def _leave(self) -> None:
+        claims = [run.claim for run in self._running.values()]
+        self._drop(self._running.values(), "the worker is being stopped")
+        with suppress(DormouseError, psycopg.Error):
+            if claims:
+                self._claims.give_back(self._worker_id, claims)
+            self._claims.leave(self._worker_id)

@@ -1,0 +1,224 @@
+"""Work that takes long, as jobs: queries whose answers become objects, ingests of objects, rounds.
+
+Started by the query service or `Instance.jobs.start`, run by `dormouse serve` and `dormouse jobs worker`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dormouse.errors import InvalidData, InvalidInput, ObjectNotFound
+from dormouse.instance import Instance
+from dormouse.jobs import JobFunction, Progress
+from dormouse.jobs.answers import answer_name
+from dormouse.model.cut import when_of_text
+from dormouse.model.values import json_value
+from dormouse.objects.names import INCOMING, check_name
+from dormouse.query.interruption import Interruption
+from dormouse.query.parameters_json import parse_parameters
+from dormouse.query.where import LIMIT_MAX
+from dormouse.query.where_json import parse_where
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dormouse.sql.engine import Sessions
+
+OBJECTS_MAX = 10_000
+_SUFFIXES = (".parquet", ".pq", ".csv")
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class QueryAsked(_Asked):
+    """A statement with parameters, or a table with what is wanted of it: as the query service takes both."""
+
+    statement: str | None = None
+    parameters: list[Any] | dict[str, Any] | None = None
+    table: str | None = None
+    where: dict[str, Any] | None = None
+    columns: list[str] | None = None
+    limit: int | None = Field(default=None, ge=0, le=LIMIT_MAX)
+    as_of: str | int | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.statement is None) == (self.table is None):
+            raise ValueError("give a statement, or a table")
+        if self.statement is not None and (self.where, self.columns, self.limit) != (None, None, None):
+            raise ValueError("where, columns and limit go with a table: a statement says them itself")
+        if self.table is not None and self.parameters is not None:
+            raise ValueError("parameters go with a statement")
+        return self
+
+
+class IngestAsked(_Asked):
+    """Objects of the instance's own store, below incoming/, that become rows of a table, once for each id."""
+
+    table: str
+    objects: list[str] = Field(min_length=1, max_length=OBJECTS_MAX)
+    ingest_id: str | None = None
+
+
+class RoundAsked(_Asked):
+    """A round of a table."""
+
+    table: str
+
+
+KINDS: Mapping[str, type[_Asked]] = {
+    "query": QueryAsked,
+    "ingest": IngestAsked,
+    "compact": RoundAsked,
+    "split": RoundAsked,
+}
+"""The kinds of long work, and what each is asked with."""
+
+
+def check_request(instance: Instance, kind: str, request: object) -> None:
+    """`InvalidInput`, or `TableNotFound`, for what would fail as soon as a worker takes it."""
+    asked = parsed(kind, request)
+    if (table := getattr(asked, "table", None)) is not None:
+        instance.table(table)
+    if isinstance(asked, IngestAsked):
+        for name in asked.objects:
+            _check_object(name)
+
+
+def parsed(kind: str, request: object) -> _Asked:
+    """A request as the work reads it; `InvalidInput` says what is wrong with it."""
+    if kind not in KINDS:
+        raise InvalidInput(f"kind {kind!r} is none of {', '.join(KINDS)}")
+    try:
+        return KINDS[kind].model_validate(request)
+    except ValidationError as error:
+        faults = [
+            f"{'.'.join(map(str, one['loc'])) or 'it'}: {one['msg'].removeprefix('Value error, ')}"
+            for one in error.errors()[:5]
+        ]
+        raise InvalidInput(
+            f"the request of a job of kind {kind!r} is not valid: {'; '.join(faults)}"
+        ) from None
+
+
+def functions(instance: Instance, sessions: Sessions | None = None) -> dict[str, JobFunction]:
+    """What workers of an instance run, by kind; statements run where `sessions` say."""
+
+    def work(kind: str, do: Callable[..., Any]) -> JobFunction:
+        return lambda request, progress: do(instance, parsed(kind, request), progress)
+
+    return {
+        "query": work("query", lambda on, asked, progress: _query(on, asked, progress, sessions)),
+        "ingest": work("ingest", _ingest),
+        "compact": work("compact", _compact),
+        "split": work("split", _split),
+    }
+
+
+def _query(
+    instance: Instance, asked: QueryAsked, progress: Progress, sessions: Sessions | None
+) -> dict[str, Any]:
+    """Writes the answer as an object: `object`, its `url`, how many `rows` and `bytes`."""
+    from dormouse.data.export import export
+
+    interruption = Interruption()
+    progress.at_end(interruption.set)
+    objects = instance.objects
+    name = answer_name(progress.job_id, progress.attempt)
+    try:
+        with objects.staged(name) as path, path.open("wb") as sink:
+            reader = _Watched(_rows(instance, asked, interruption, sessions), progress)
+            rows = export(reader, sink, "parquet")
+    except Exception:
+        progress.check()  # of an interrupted reader nothing else is worth telling
+        raise
+    return {"object": name, "url": objects.uri(name), "rows": rows, "bytes": objects.size(name)}
+
+
+def _rows(
+    instance: Instance, asked: QueryAsked, interruption: Interruption, sessions: Sessions | None
+) -> pa.RecordBatchReader:
+    as_of = when_of_text(asked.as_of) if isinstance(asked.as_of, str) else asked.as_of
+    more: dict[str, Any] = {"as_of": as_of, "interruption": interruption}
+    if asked.table is None:
+        parameters = parse_parameters(asked.parameters)
+        return instance.sql(str(asked.statement), parameters, sessions=sessions, **more)
+    table = instance.table(asked.table)
+    where = parse_where(table.schema, asked.where)
+    return table.query(where, asked.columns, limit=asked.limit, **more)
+
+
+class _Watched:
+    """The batches of a reader, which tell how far they are, and end with the job."""
+
+    def __init__(self, reader: pa.RecordBatchReader, progress: Progress) -> None:
+        self.schema = reader.schema
+        self._reader = reader
+        self._progress = progress
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        rows = 0
+        with self._reader as reader:
+            for batch in reader:
+                rows += batch.num_rows
+                self._progress(rows)
+                yield batch
+
+
+def _ingest(instance: Instance, asked: IngestAsked, progress: Progress) -> Any:
+    table = instance.table(asked.table)
+    with _local_files(instance, asked.objects, progress) as paths:
+        report = table.ingest(
+            # a job that is run again, as its worker died, adds its rows once
+            paths, ingest_id=asked.ingest_id or f"job:{progress.job_id}",
+            progress=progress,
+        )  # fmt: skip
+    return json_value(report)
+
+
+@contextmanager
+def _local_files(instance: Instance, names: list[str], progress: Progress) -> Iterator[list[str]]:
+    """Objects as files, which of a folder they are; others are fetched for the while."""
+    objects = instance.objects
+    with tempfile.TemporaryDirectory(prefix="dormouse-ingest-") as folder:
+        paths: list[str] = []
+        for number, name in enumerate(names):
+            _check_object(name)
+            progress.check()
+            path = objects.local_path(name)
+            if path is None:
+                path = Path(folder) / f"{number}{Path(name).suffix}"
+                with objects.reader(name) as source, path.open("wb") as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
+            elif not path.is_file():
+                raise ObjectNotFound(f"object {name!r} does not exist")
+            paths.append(str(path))
+        yield paths
+
+
+def _check_object(name: str) -> None:
+    check_name(name)
+    if not name.startswith(f"{INCOMING}/"):
+        raise InvalidInput(f"object {name!r} is not below {INCOMING}/: put there what is to be ingested")
+    if not name.lower().endswith(_SUFFIXES):
+        raise InvalidData(f"object {name!r} is neither .parquet nor .csv")
+
+
+def _compact(instance: Instance, asked: RoundAsked, progress: Progress) -> Any:
+    return json_value(
+        instance.table(asked.table).compact(progress=lambda done, total, _: progress(done, total))
+    )
+
+
+def _split(instance: Instance, asked: RoundAsked, progress: Progress) -> Any:
+    progress.check()
+    return json_value(instance.table(asked.table).split())

@@ -1,0 +1,99 @@
+"""JSON values and their text: what `put` takes is what `get` gives."""
+
+from __future__ import annotations
+
+import json
+import re
+from decimal import Decimal
+from typing import Any
+
+from dormouse.errors import InvalidPayload
+from dormouse.payloads.keys import PayloadKey
+
+CONTENT_BYTES_MAX = 64 * 2**20
+"""Of a payload's JSON in UTF-8."""
+
+NESTING_MAX = 500
+"""Of arrays and objects: half of what Python reads and writes."""
+
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|([\[{])|([\]}])')
+_EXPONENTS = re.compile(r'"(?:[^"\\]|\\.)*"|(-?\d(?:\.\d+)?e\+\d+)')
+_SIMPLE = (str, int, float, bool, type(None))
+
+
+def encode(key: PayloadKey, content: Any) -> str:
+    """The JSON of a payload; `InvalidPayload` when it is no JSON value, or none that can be kept."""
+    try:
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        size = len(text) if text.isascii() else len(text.encode())
+        if not _is_same(json.loads(text), content):
+            raise InvalidPayload(f"payload {key} is not JSON: {_fault(content)}")
+    except InvalidPayload:
+        raise
+    except UnicodeEncodeError:
+        raise InvalidPayload(f"payload {key} has a lone surrogate, which no UTF-8 text can have") from None
+    except RecursionError:
+        raise _too_deep(key) from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidPayload(f"payload {key} is not JSON: {_reason(content, error)}") from None
+    if size > CONTENT_BYTES_MAX:
+        raise InvalidPayload(
+            f"payload {key} has {size:,} bytes of JSON, and {CONTENT_BYTES_MAX:,} are the most: divide it"
+        )
+    if "\\u0000" in text and _NUL.search(text):
+        raise InvalidPayload(f"payload {key} has the character NUL (\\u0000), which PostgreSQL cannot hold")
+    if text.count("[") + text.count("{") > NESTING_MAX and _depth(text) > NESTING_MAX:
+        raise _too_deep(key)
+    return _EXPONENTS.sub(_written_out, text) if "e+" in text else text
+
+
+def decode(text: str | bytes) -> Any:
+    """The value of JSON that PostgreSQL wrote."""
+    return json.loads(text)
+
+
+def _is_same(read: Any, given: Any) -> bool:
+    # what Python writes in another form is found here, and told precisely
+    return bool(read == given) or _fault(given) is None
+
+
+def _fault(value: Any, where: str = "it") -> str | None:
+    """Why a value is not one of JSON; None when it is. Tuples are arrays."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if not isinstance(name, str):
+                return f"{where} has the name {name!r}, and names are text"
+            if fault := _fault(inner, f"{where}[{name!r}]"):
+                return fault
+        return None
+    if isinstance(value, (list, tuple)):
+        faults = (_fault(inner, f"{where}[{n}]") for n, inner in enumerate(value))
+        return next((fault for fault in faults if fault), None)
+    if isinstance(value, float) and value - value != 0:
+        return f"{where} is {value!r}, which is no number of JSON"
+    return None if isinstance(value, _SIMPLE) else f"{where} is of type {type(value).__name__}"
+
+
+def _reason(content: Any, error: Exception) -> str:
+    try:
+        return _fault(content) or str(error)
+    except RecursionError:  # it holds itself
+        return str(error)
+
+
+def _too_deep(key: PayloadKey) -> InvalidPayload:
+    return InvalidPayload(f"payload {key} nests more than {NESTING_MAX} arrays and objects in each other")
+
+
+def _depth(text: str) -> int:
+    deepest = depth = 0
+    for found in _BRACKETS.finditer(text):
+        depth += (found[1] is not None) - (found[2] is not None)
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _written_out(found: re.Match[str]) -> str:
+    # PostgreSQL writes numbers without exponents, and one without a point would come back as an integer
+    return found[0] if found[1] is None else f"{Decimal(found[1]):f}.0"

@@ -1,0 +1,239 @@
+"""A day's payloads, in the order of keys, as objects: read by pages, compressed at once, uploaded beside.
+
+What is in memory is compressed, but for one portion: so it is bounded, whatever payloads decompress to.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Any, NamedTuple
+
+import psycopg
+
+from dormouse.payloads.dictionaries import trained
+from dormouse.payloads.keys import PayloadKey, columns
+from dormouse.payloads.lease import Lease, after_values, mark_reader
+from dormouse.payloads.objects import PayloadObjects
+from dormouse.payloads.pack import Entry, Packed, Packer, Row
+from dormouse.payloads.rows import DAYS
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import run_transaction
+
+_QUERIES = load(__package__ or "", "copying")
+_TYPES = ["text", "text", "timestamptz", "text", "bytea", "text", "int8", "int4", "bytea"]
+Step = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class PayloadOptions:
+    """How payloads are cooled down.
+
+    Objects have `object_bytes_min` or more, but for the last of a day or slice, and no more than
+    `object_bytes_max`, unless one payload has. `portion_bytes_max` are decompressed bytes that are in memory
+    at once; `threads` compress, and `uploads` objects are sent at once.
+    """
+
+    object_bytes_min: int = 8 * 2**20
+    object_bytes_max: int = 64 * 2**20
+    portion_bytes_max: int = 4 * 2**20
+    page_rows_max: int = 10_000
+    threads: int = 2
+    uploads: int = 3
+    lease_seconds: float = 60.0
+    lock_timeout_ms: int = 500
+    pointer_days: int = 7
+    dictionaries: bool = True
+
+    @property
+    def object_bytes(self) -> int:
+        """With which an object is full."""
+        return min(2 * self.object_bytes_min, self.object_bytes_max)
+
+
+class Payload(NamedTuple):
+    """A payload of a day: its content, or else where it is; neither: it is deleted."""
+
+    key: PayloadKey
+    content: bytes | None
+    object_key: str | None
+    entry: Entry | None
+    in_block: bool = False
+
+
+@dataclass
+class Unit:
+    """What one transaction notes: an object, if there is one, and what was in others before; until a key."""
+
+    till: PayloadKey
+    packed: Packed | None
+    passed: list[tuple[str, Entry]] = field(default_factory=list)
+    object_key: str | None = None
+
+    @property
+    def done(self) -> dict[str, int]:
+        """What it adds to the counts of the work."""
+        if self.packed is None:
+            return {}
+        return {
+            "payloads": len(self.packed.entries),
+            "bytes_in": self.packed.bytes_in,
+            "bytes_out": len(self.packed.data),
+            "objects": 1,
+        }
+
+
+class Pages:
+    """The payloads of a day after a key, in the order of keys; only an empty page ends them."""
+
+    def __init__(self, supplier: Supplier, day: date, rows_max: int, step: Step = lambda name: None) -> None:
+        self._supplier = supplier
+        self._day = day
+        self._query = _QUERIES["page"].on(day=DAYS.name(day))
+        self._rows_max = rows_max
+        self._step = step
+
+    def payloads(
+        self, after: PayloadKey | None, till: PayloadKey | None = None
+    ) -> Generator[Payload, None, None]:
+        """Those after a key, and up to another; who takes no more ends the page that is being read."""
+        while True:
+            count = 0
+            with self._supplier.connection() as conn, conn.transaction(), conn.cursor() as cursor:
+                mark_reader(conn, self._day)
+                for found in self._page(cursor, after, till):
+                    count, after = count + 1, found.key
+                    yield found
+            self._step("page")
+            if not count:
+                return
+
+    def _page(
+        self, cursor: psycopg.Cursor[Any], after: PayloadKey | None, till: PayloadKey | None
+    ) -> Iterator[Payload]:
+        bounds = {name.replace("after", "till"): value for name, value in after_values(till).items()}
+        values = {**after_values(after), **bounds, "limit": self._rows_max}
+        with cursor.copy(self._query, values) as rows:
+            rows.set_types(_TYPES)
+            for tenant, id_, at, kind, content, object_key, start, length, checksum in rows.rows():
+                key = PayloadKey(tenant, id_, at, kind)
+                entry = None if object_key is None else Entry(key, start, length, checksum)
+                yield Payload(key, content, object_key, entry)
+
+
+class Units:
+    """Payloads as units: portions are compressed as they come, and an object is full at a size."""
+
+    def __init__(self, day: date, options: PayloadOptions) -> None:
+        self._day = day
+        self._options = options
+        self._dictionaries: dict[str, bytes] = {}
+
+    def of(self, payloads: Iterable[Payload]) -> Iterator[Unit]:
+        options = self._options
+        packer, passed, portion, size = self._packer(), list[tuple[str, Entry]](), list[Row](), 0
+        last: PayloadKey | None = None
+        for one in payloads:
+            if portion and (size >= options.portion_bytes_max or portion[0].key.kind != one.key.kind):
+                self._add(packer, portion)
+                portion, size = [], 0
+            coming = size + len(one.content or b"")
+            if last and (
+                packer.size >= options.object_bytes
+                or (packer.size + coming > options.object_bytes_max and (packer.size or portion))
+                or len(passed) >= options.page_rows_max
+            ):
+                self._add(packer, portion)
+                yield self._unit(packer, passed, last)
+                packer, passed, portion, size = self._packer(), [], [], 0
+            last = one.key
+            if one.content is not None:
+                portion.append(Row(one.key, one.content))
+                size += len(one.content)
+            elif one.entry is not None and one.object_key is not None:
+                passed.append((one.object_key, one.entry))
+        self._add(packer, portion)
+        if last is not None:
+            yield self._unit(packer, passed, last)
+
+    def _packer(self) -> Packer:
+        return Packer(self._day, self._dictionaries, self._options.threads)
+
+    @staticmethod
+    def _unit(packer: Packer, passed: list[tuple[str, Entry]], last: PayloadKey) -> Unit:
+        return Unit(last, packer.finish() if packer.keys else None, passed)
+
+    def _add(self, packer: Packer, portion: list[Row]) -> None:
+        if not portion:
+            return
+        kind = portion[0].key.kind
+        if self._options.dictionaries and kind not in self._dictionaries:
+            texts = (row.content for row in portion)
+            self._dictionaries[kind] = trained(texts, self._options.object_bytes)
+        packer.add(portion)
+
+
+class Uploads:
+    """Writes units beside each other, and gives them back in their order."""
+
+    def __init__(
+        self, objects: PayloadObjects, lease: Lease, options: PayloadOptions, step: Step = lambda name: None
+    ) -> None:
+        self._objects = objects
+        self._lease = lease
+        self._options = options
+        self._step = step
+
+    def done(self, units: Iterable[Unit]) -> Iterator[Unit]:
+        """Each unit when its object is written, and those before it are."""
+        pending: deque[Future[Unit]] = deque()
+        with ThreadPoolExecutor(self._options.uploads, "payload uploads") as pool:
+            try:
+                for unit in units:
+                    pending.append(pool.submit(self._write, unit))
+                    while len(pending) >= self._options.uploads or (pending and pending[0].done()):
+                        yield pending.popleft().result()
+                while pending:
+                    yield pending.popleft().result()
+            finally:
+                for one in pending:
+                    one.cancel()
+
+    def _write(self, unit: Unit) -> Unit:
+        if unit.packed is not None:
+            self._step("upload")
+            unit.object_key = self._objects.write(self._lease.day, self._lease.token, unit.packed)
+            self._step("uploaded")
+        return unit
+
+
+def commit_pointers(lease: Lease, copy: str, unit: Unit, step: Step = lambda name: None) -> None:
+    """Adds the pointers of a unit to a copy, and notes how far it is. Raises `LeaseLost`."""
+
+    def work(conn: psycopg.Connection[Any]) -> None:
+        lease.advance(conn, "copy", unit.till, **unit.done)
+        if unit.packed is not None and unit.object_key is not None:
+            PayloadObjects.settle(conn, unit.object_key, unit.packed, "live")
+        add_pointers(conn, copy, unit)
+        step("pointers")
+
+    run_transaction(lease.supplier, work, operation="add pointers")
+
+
+def add_pointers(conn: psycopg.Connection[Any], partition: str, unit: Unit) -> int:
+    """Adds the pointers of a unit, but for keys that have a row already; gives how many."""
+    found = list(unit.passed)
+    if unit.packed is not None and unit.object_key is not None:
+        found += [(unit.object_key, entry) for entry in unit.packed.entries]
+    values = {
+        **columns(entry.key for _, entry in found),
+        "object_keys": [object_key for object_key, _ in found],
+        "starts": [entry.start for _, entry in found],
+        "lengths": [entry.length for _, entry in found],
+        "checksums": [entry.checksum for _, entry in found],
+    }
+    return conn.execute(_QUERIES["add_pointers"].on(copy=partition), values).rowcount

@@ -1,0 +1,290 @@
+"""Write and swap: a copy of a day's partition, to which every write goes too, takes its place in a moment.
+
+The partition itself is never updated nor deleted from, so that vacuum has nothing to do there. What reads and
+writes the day meanwhile is held up for the moment of the exchange alone, and for `lock_timeout` before it.
+Source: the write-and-swap of Hatchet's offload; pg_repack and gh-ost copy likewise.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+from typing import Any
+
+import psycopg
+from psycopg import errors as pg
+from psycopg import sql
+
+from dormouse.errors import PayloadDayBusy, PayloadsDiffer
+from dormouse.payloads.copying import PayloadOptions, Step
+from dormouse.payloads.keys import PayloadKey
+from dormouse.payloads.lease import Lease, after_values
+from dormouse.payloads.rows import DAYS
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
+
+DIFFERENCES_MAX = 10
+PAUSE_SECONDS_MAX = 2.0
+READERS_SECONDS_MAX = 600.0
+_READERS_LOOK_SECONDS = 0.05
+_QUERIES = load(__package__ or "", "exchange")
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the parts of an exchange are called."""
+
+    day_: date
+
+    @property
+    def day(self) -> str:
+        return DAYS.name(self.day_)
+
+    @property
+    def copy(self) -> str:
+        return f"{self.day}_copy"
+
+    @property
+    def written(self) -> str:
+        return f"{self.day}_written"
+
+    @property
+    def mirror(self) -> str:
+        return f"{self.day}_mirror"
+
+    @property
+    def old(self) -> str:
+        return f"{self.day}_old"
+
+    @property
+    def bounds(self) -> str:
+        return f"{self.day}_bounds"
+
+    @property
+    def limits(self) -> dict[str, str]:
+        return {"from_day": _midnight(self.day_), "to_day": _midnight(self.day_ + timedelta(days=1))}
+
+
+class Exchange:
+    """The exchange of one day, by whoever has it. `is_over` ends what would wait for others."""
+
+    def __init__(
+        self,
+        lease: Lease,
+        options: PayloadOptions,
+        step: Step = lambda name: None,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._lease = lease
+        self._options = options
+        self._step = step
+        self._is_over = is_over
+        self.names = Names(lease.day)
+
+    def prepare(self, also: Callable[[psycopg.Connection[Any]], object] = lambda conn: None) -> None:
+        """Makes the copy, to which all that is written goes from here on; `also` in the transaction."""
+
+        def work(conn: psycopg.Connection[Any]) -> None:
+            self._lease.advance(conn, "copy")
+            conn.execute(self._on("make_copy", "copy", "written", "day", "bounds", limits=True))
+            about = {"copy": self.names.copy, "day": self.names.day}
+            for (statement,) in conn.execute(_QUERIES["likeness"].on(), about).fetchall():
+                conn.execute(sql.SQL(statement))
+            conn.execute(self._on("mirror", "mirror", "written", "copy", "day"))
+            also(conn)
+
+        self._patiently(work, "copy a day")
+        self._step("prepared")
+
+    def note_copied(self, forget: bool = True) -> None:
+        """All is copied: with `forget`, rows of the copy that only say that others are deleted go."""
+
+        def work(conn: psycopg.Connection[Any]) -> None:
+            self._lease.advance(conn, "verify")
+            conn.execute(_QUERIES["note_seen"].on(), {"day": self._lease.day})
+
+        def settle(conn: psycopg.Connection[Any]) -> None:
+            self._lease.advance(conn, "verify")
+            if forget:
+                self._forget_deleted(conn, "1:1:")
+
+        run_transaction(self._lease.supplier, work, operation="verify a day")
+        run_transaction(self._lease.supplier, settle, operation="verify a day", scans=True)
+        self._step("copied")
+
+    def verify(self) -> None:
+        """Compares what was written until all was copied; `PayloadsDiffer` names the keys."""
+        while not self._is_over():
+            after = self._lease.row().after
+            till = self._last_of_page(after)
+            self._differ(self._compared(after, till))
+            if till is None:
+                break
+            self._go_on_from("verify", till)
+        else:
+            return
+        self._go_on_from("swap", None)
+        self._step("verified")
+
+    def _go_on_from(self, phase: str, after: PayloadKey | None) -> None:
+        run_transaction(
+            self._lease.supplier,
+            lambda conn: self._lease.advance(conn, phase, after),
+            operation="verify a day",
+        )
+
+    def wait_for_readers(self) -> bool:
+        """Waits for transactions that began before all was copied, which would not see it; False: over."""
+        work = rows_of(_QUERIES["transactions"])
+        before = set(run_lookup(self._lease.supplier, work, operation="wait for readers"))
+        ends = time.monotonic() + READERS_SECONDS_MAX
+        while before:
+            if self._is_over():
+                return False
+            if time.monotonic() > ends:
+                which = ", ".join(str(pid) for _, pid in sorted(before))
+                raise PayloadDayBusy(
+                    f"payloads of {self._lease.day}: transactions of before are under way for "
+                    f"{READERS_SECONDS_MAX:g} s, of the server's processes {which}; the day is as it was"
+                )
+            time.sleep(_READERS_LOOK_SECONDS)
+            before &= set(run_lookup(self._lease.supplier, work, operation="wait for readers"))
+        return True
+
+    def swap(self, also: Callable[[psycopg.Connection[Any]], object], forget: bool = True) -> None:
+        """Puts the copy into the day's place; what is written since verification is compared first.
+
+        Raises `PayloadsDiffer`, after which all is as it was, and `PayloadDayBusy` when others use the day
+        for too long.
+        """
+        since = self._lease.row().verified_till
+
+        def work(conn: psycopg.Connection[Any]) -> float:
+            self._lease.advance(conn, "finish")
+            conn.execute(self._on("lock_to_exchange", "day", "copy"))
+            began = time.monotonic()
+            query = _QUERIES["compare_written"].including(differences=_QUERIES["differences"])
+            named = query.on(written=self.names.written, day=self.names.day, copy=self.names.copy)
+            values = {"since": since, "limit": DIFFERENCES_MAX}
+            self._differ([PayloadKey(*row) for row in conn.execute(named, values)])
+            if forget and since is not None:
+                self._forget_deleted(conn, since)
+            parts = ("day", "copy", "old", "mirror", "bounds")
+            keys = {f"{part}_key": f"{getattr(self.names, part)}_pkey" for part in ("day", "copy", "old")}
+            conn.execute(self._on("exchange", *parts, limits=True, **keys))
+            also(conn)
+            self._step("swapping")
+            return began
+
+        began = self._patiently(work, "exchange a day", self._note_lock)
+        assert began is not None  # noqa: S101 it was done
+        self._step("swapped")
+
+    def finish(self, state: str) -> None:
+        """Drops what the day was before, outside of the exchange: nobody can come to it any more."""
+
+        def work(conn: psycopg.Connection[Any]) -> None:
+            conn.execute(_QUERIES["drop_old"].on(old=self.names.old, written=self.names.written))
+            self._lease.end(conn, state)
+
+        self._patiently(work, "drop a day")
+        self._step("finished")
+
+    def end(self, state: str) -> None:
+        """There is nothing to exchange."""
+        run_transaction(
+            self._lease.supplier, lambda conn: self._lease.end(conn, state), operation="end with a day"
+        )
+
+    def give_up(self, state: str, also: Callable[[psycopg.Connection[Any]], object]) -> None:
+        """Drops the copy: the day is as if nothing had begun."""
+
+        def work(conn: psycopg.Connection[Any]) -> None:
+            conn.execute(self._on("drop_copy", "day", "mirror", "copy", "written"))
+            also(conn)
+            self._lease.end(conn, state)
+
+        self._patiently(work, "give a copy up")
+
+    def _note_lock(self, began: float) -> None:
+        values = {"day": self._lease.day, "milliseconds": 1_000 * (time.monotonic() - began)}
+        run_transaction(
+            self._lease.supplier, rows_of(_QUERIES["note_exchange"], values), operation="exchange a day"
+        )
+
+    def _forget_deleted(self, conn: psycopg.Connection[Any], since: str) -> None:
+        conn.execute(self._on("forget_deleted", "copy", "written"), {"since": since})
+
+    def _last_of_page(self, after: PayloadKey | None) -> PayloadKey | None:
+        """None: fewer are left than a page has."""
+        limit = self._options.page_rows_max
+        work = rows_of(self._on("last_of_page", "day"), {**after_values(after), "limit": limit})
+        rows = run_lookup(self._lease.supplier, work, operation="verify a day")
+        if not rows or rows[0][4] < limit:
+            return None
+        kind, tenant, id_, at, _ = rows[0]
+        return PayloadKey(tenant, id_, at, kind)
+
+    def _compared(self, after: PayloadKey | None, till: PayloadKey | None) -> list[PayloadKey]:
+        query = _QUERIES["compare"].including(differences=_QUERIES["differences"])
+        bounds = {name.replace("after", "till"): value for name, value in after_values(till).items()}
+        values = {**after_values(after), **bounds, "limit": DIFFERENCES_MAX}
+        rows = run_transaction(
+            self._lease.supplier,
+            rows_of(query.on(day=self.names.day, copy=self.names.copy), values),
+            read_only=True,
+            scans=True,
+            operation="verify a day",
+        )
+        return [PayloadKey(*row) for row in rows]
+
+    def _differ(self, keys: Iterable[PayloadKey]) -> None:
+        if found := tuple(keys):
+            raise differs(self._lease.day, found)
+
+    def _on(self, query: str, *parts: str, limits: bool = False, **more: str) -> sql.Composed:
+        literal = _QUERIES[query].literally(**self.names.limits) if limits else _QUERIES[query]
+        return literal.on(**{part: getattr(self.names, part) for part in parts}, **more)
+
+    def _patiently(
+        self,
+        work: Callable[[psycopg.Connection[Any]], Any],
+        operation: str,
+        done: Callable[[Any], object] = lambda result: None,
+    ) -> Any:
+        """Runs what must have the day alone for a moment: others go first, again and again."""
+        began, wait = time.monotonic(), f"set local lock_timeout = '{self._options.lock_timeout_ms:d}ms'"
+
+        def patient(conn: psycopg.Connection[Any]) -> Any:
+            conn.execute(wait)
+            return work(conn)
+
+        while True:
+            try:
+                result = run_transaction(self._lease.supplier, patient, operation=operation)
+            except pg.LockNotAvailable:
+                if self._is_over() or time.monotonic() - began > READERS_SECONDS_MAX:
+                    raise PayloadDayBusy(
+                        f"payloads of {self._lease.day}: {operation}: others use the day all the time; "
+                        "it is as it was, and is tried again"
+                    ) from None
+            else:
+                done(result)
+                return result
+            time.sleep(random.uniform(0.1, 1) * PAUSE_SECONDS_MAX)  # noqa: S311
+
+
+def differs(day: date, keys: Sequence[PayloadKey]) -> PayloadsDiffer:
+    listed = "; ".join(map(str, keys))
+    more = " at least" if len(keys) >= DIFFERENCES_MAX else ""
+    return PayloadsDiffer(
+        f"payloads of {day}: the copy differs at{more} {len(keys)}: {listed}; the day is as it was",
+        tuple(keys),
+    )
+
+
+def _midnight(day: date) -> str:
+    return f"{day} 00:00:00+00"

@@ -1,0 +1,67 @@
+-- name: take
+-- Takes a day for some work, or goes on with what another has left; no row: another has it, or it is done.
+insert into payload_day as d (day, token, worker, leased_until, work, phase)
+values (
+    %(day)s, 1, %(worker)s, clock_timestamp() + make_interval(secs => %(lease_seconds)s), %(work)s, 'prepare'
+)
+on conflict (day) do update
+set token = d.token + 1, worker = excluded.worker, leased_until = excluded.leased_until, work = excluded.work,
+    phase = coalesce(d.phase, 'prepare'),
+    payloads = case when d.work is null then 0 else d.payloads end,
+    bytes_in = case when d.work is null then 0 else d.bytes_in end,
+    bytes_out = case when d.work is null then 0 else d.bytes_out end,
+    objects = case when d.work is null then 0 else d.objects end,
+    seconds = case when d.work is null then 0 else d.seconds end
+where (d.leased_until is null or d.leased_until < clock_timestamp())
+    and (d.work = excluded.work or (d.work is null and d.state = any(%(states)s)))
+returning token;
+
+-- name: end_readers
+-- Ends the sessions that still read a day for whoever had it before: one that is frozen would never let go of it.
+select pg_terminate_backend(pid)
+from pg_locks
+where locktype = 'advisory' and classid = %(class)s and objid = %(number)s and pid <> pg_backend_pid()
+    and database = (select oid from pg_database where datname = current_database());
+
+-- name: mark_reader
+-- Until the end of the transaction: this session reads a day for whoever has it.
+select pg_advisory_xact_lock_shared(%(class)s, %(number)s);
+
+-- name: renew
+-- Keeps a day for longer; no row: another has it.
+update payload_day set leased_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s)
+where day = %(day)s and token = %(token)s and worker is not null
+returning token;
+
+-- name: release
+-- Gives a day back, with what went wrong; what is left to do is done by whoever takes it next.
+update payload_day
+set worker = null, leased_until = null, seconds = seconds + %(seconds)s, error = %(error)s,
+    failed_at = case when %(error)s::text is not null then clock_timestamp() end, changed_at = clock_timestamp()
+where day = %(day)s and token = %(token)s;
+
+-- name: read
+-- A day as it is.
+select day, state, work, phase, token, worker, leased_until, after_kind, after_tenant, after_id, after_at,
+    verified_till::text, payloads, bytes_in, bytes_out, objects, seconds, swap_lock_ms, error, failed_at, changed_at
+from payload_day
+where day = %(day)s;
+
+-- name: advance
+-- Within a transaction of whoever has the day, first: goes on to a phase, keeps others from taking the day until the end,
+-- and notes how far it is; no row: another has it. One that is frozen amid the transaction is ended as its lease is.
+update payload_day
+set phase = %(phase)s, after_kind = %(after_kind)s, after_tenant = %(after_tenant)s, after_id = %(after_id)s,
+    after_at = %(after_at)s, payloads = payloads + %(payloads)s, bytes_in = bytes_in + %(bytes_in)s,
+    bytes_out = bytes_out + %(bytes_out)s, objects = objects + %(objects)s,
+    leased_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s), changed_at = clock_timestamp()
+where day = %(day)s and token = %(token)s and worker is not null
+returning set_config('idle_in_transaction_session_timeout', round(1000 * %(lease_seconds)s)::text, true);
+
+-- name: end
+-- As the last of the work with a day: what it is from now on.
+update payload_day
+set state = %(state)s, work = null, phase = null, after_kind = null, after_tenant = null, after_id = null, after_at = null,
+    verified_till = null, changed_at = clock_timestamp()
+where day = %(day)s and token = %(token)s and worker is not null
+returning token;

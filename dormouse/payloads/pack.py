@@ -1,0 +1,247 @@
+"""The object: a magic, dictionaries, one zstd frame a payload, an index, and where it begins.
+
+    DORMPAY1 | dictionary … | frame … | index | length and hash of the index | DORMPAY1
+
+A frame has the payload's key in a line of JSON, and then the payload: so each tells whose it is. The index is
+columns of JSON, compressed, in the order of keys. So an object can be read, checked and indexed from itself.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from functools import cached_property
+from hashlib import sha256
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import zstandard
+
+from dormouse.payloads.content import CONTENT_BYTES_MAX
+from dormouse.payloads.keys import PayloadKey
+
+MAGIC = b"DORMPAY1"
+LEVEL = 3
+CHECKSUM_BYTES = 16
+FRAME_BYTES_MAX = CONTENT_BYTES_MAX + 2**16
+INDEX_BYTES_MAX = 2**28
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_TAIL = struct.Struct("<Q8s8s")
+TAIL_BYTES = _TAIL.size
+
+Places = Mapping[str, tuple[int, int, str]]
+"""Of dictionaries by kind: start, length, and the first half of the SHA-256."""
+
+
+class Damaged(Exception):
+    """What was read is not what was written; says how."""
+
+
+class Entry(NamedTuple):
+    """Where an object has a payload."""
+
+    key: PayloadKey
+    start: int
+    length: int
+    checksum: bytes
+
+
+class Row(NamedTuple):
+    """A payload as it is put into an object: `content` is its JSON as PostgreSQL writes it."""
+
+    key: PayloadKey
+    content: bytes
+
+
+def checksum(content: bytes) -> bytes:
+    return sha256(content).digest()[:CHECKSUM_BYTES]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """An object to be written."""
+
+    data: bytes
+    entries: list[Entry]
+    index_start: int
+    dictionaries: Places
+    bytes_in: int
+
+    @cached_property
+    def digest(self) -> bytes:
+        return sha256(self.data).digest()
+
+
+@dataclass
+class Packer:
+    """Makes one object of rows, which come in the order of keys. Keeps what is compressed alone.
+
+    `dictionaries` are those of kinds that have one; they may get more of other kinds, for later objects.
+    """
+
+    day: date
+    dictionaries: Mapping[str, bytes]
+    threads: int = 2
+    size: int = 0
+    bytes_in: int = 0
+    keys: list[PayloadKey] = field(default_factory=list)
+    _frames: list[bytes] = field(default_factory=list)
+    _lengths: list[int] = field(default_factory=list)
+    _checksums: list[bytes] = field(default_factory=list)
+    _used: dict[str, bytes] = field(default_factory=dict)
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Rows of one kind."""
+        kind = rows[0].key.kind
+        given = self.dictionaries.get(kind, b"")
+        if given:
+            self._used[kind] = given
+        frames = compressed([_framed(*row) for row in rows], given, self.threads)
+        self.keys += [row.key for row in rows]
+        self._checksums += [checksum(row.content) for row in rows]
+        self._lengths += map(len, frames)
+        self._frames.append(b"".join(frames))
+        self.size += len(self._frames[-1])
+        self.bytes_in += sum(len(row.content) for row in rows)
+
+    def finish(self) -> Packed:
+        """The object of all of it."""
+        places: dict[str, tuple[int, int, str]] = {}
+        start = len(MAGIC)
+        for kind, data in self._used.items():
+            places[kind] = (start, len(data), sha256(data).hexdigest()[:32])
+            start += len(data)
+        starts = list(accumulate(self._lengths, initial=start))
+        index = self._index(start, places)
+        tail = _TAIL.pack(len(index), sha256(index).digest()[:8], MAGIC)
+        data = b"".join((MAGIC, *self._used.values(), *self._frames, index, tail))
+        entries = list(map(Entry, self.keys, starts, self._lengths, self._checksums))
+        return Packed(data, entries, starts[-1], places, self.bytes_in)
+
+    def _index(self, start: int, places: Places) -> bytes:
+        columns = {
+            "version": 1,
+            "day": self.day.isoformat(),
+            "start": start,
+            "dictionaries": places,
+            "kinds": [key.kind for key in self.keys],
+            "tenants": [key.tenant for key in self.keys],
+            "ids": [key.id for key in self.keys],
+            "times": [_micros(key.inserted_at) for key in self.keys],
+            "lengths": self._lengths,
+            "checksums": base64.b64encode(b"".join(self._checksums)).decode(),
+        }
+        text = json.dumps(columns, ensure_ascii=False, separators=(",", ":")).encode()
+        return zstandard.ZstdCompressor(level=LEVEL).compress(text)
+
+
+class Index(Sequence[Entry]):
+    """What an object has, in the order of keys."""
+
+    def __init__(self, data: bytes) -> None:
+        """From the end of an object, from its index on; `Damaged`."""
+        self.data = data
+        try:
+            length, digest, magic = _TAIL.unpack_from(data, len(data) - TAIL_BYTES)
+            index = data[-TAIL_BYTES - length : -TAIL_BYTES]
+            if magic != MAGIC or len(index) != length or sha256(index).digest()[:8] != digest:
+                raise Damaged("its index is not what was written")
+            columns = json.loads(_decompressed(index, zstandard.ZstdDecompressor(), INDEX_BYTES_MAX))
+            self.day = date.fromisoformat(columns["day"])
+            self.dictionaries: Places = {k: tuple(v) for k, v in columns["dictionaries"].items()}
+            times = [_EPOCH + timedelta(microseconds=micros) for micros in columns["times"]]
+            self.places = list(zip(columns["kinds"], columns["tenants"], columns["ids"], times, strict=True))
+            self._lengths: list[int] = columns["lengths"]
+            self._starts = list(accumulate(self._lengths, initial=columns["start"]))
+            self._checksums = base64.b64decode(columns["checksums"])
+        except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise Damaged("its index is not what was written") from error
+        if {len(self._lengths), len(self._checksums) / CHECKSUM_BYTES} != {len(self.places)}:
+            raise Damaged("its index is not what was written")
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, number: Any) -> Any:
+        kind, tenant, id_, at = self.places[number]
+        at_checksum = CHECKSUM_BYTES * number
+        return Entry(
+            PayloadKey(tenant, id_, at, kind),
+            self._starts[number],
+            self._lengths[number],
+            self._checksums[at_checksum : at_checksum + CHECKSUM_BYTES],
+        )
+
+    def __iter__(self) -> Iterator[Entry]:
+        return (self[number] for number in range(len(self)))
+
+    def find(self, key: PayloadKey) -> Entry | None:
+        """Where it has a payload, if it has it."""
+        number = bisect_left(self.places, key.place)
+        found = number < len(self.places) and self.places[number] == key.place
+        return self[number] if found else None
+
+
+def index_start(data: bytes) -> int:
+    """Where the index begins of a whole object, or of its end; `Damaged`."""
+    if len(data) < TAIL_BYTES or data[-len(MAGIC) :] != MAGIC:
+        raise Damaged("it does not end as an object of payloads does")
+    length, _, _ = _TAIL.unpack_from(data, len(data) - TAIL_BYTES)
+    return len(data) - TAIL_BYTES - int(length)
+
+
+def decompressor(dictionary: bytes | None) -> zstandard.ZstdDecompressor:
+    if dictionary is None:
+        return zstandard.ZstdDecompressor()
+    return zstandard.ZstdDecompressor(dict_data=zstandard.ZstdCompressionDict(dictionary))
+
+
+def unpacked(frame: bytes, entry: Entry, by: zstandard.ZstdDecompressor) -> bytes:
+    """The content of a payload from its frame; `Damaged` unless all of it is what was written."""
+    if len(frame) != entry.length:
+        raise Damaged(f"it has {len(frame):,} bytes, and was written with {entry.length:,}")
+    header, _, content = _decompressed(frame, by, FRAME_BYTES_MAX).partition(b"\n")
+    if header != _header(entry.key):
+        raise Damaged(f"its object has another payload there: {header[:200].decode(errors='replace')}")
+    if checksum(content) != entry.checksum:
+        raise Damaged("its checksum differs")
+    return content
+
+
+def compressed(texts: Sequence[bytes], dictionary: bytes, threads: int) -> list[bytes]:
+    """A frame of each text."""
+    by = zstandard.ZstdCompressor(
+        level=LEVEL, dict_data=zstandard.ZstdCompressionDict(dictionary) if dictionary else None
+    )
+    if len(texts) == 1 or not hasattr(by, "multi_compress_to_buffer"):
+        return [by.compress(text) for text in texts]
+    made = by.multi_compress_to_buffer(list(texts), threads=threads)
+    return [made[number].tobytes() for number in range(len(texts))]
+
+
+def _decompressed(frame: bytes, by: zstandard.ZstdDecompressor, bytes_max: int) -> bytes:
+    try:
+        # a frame of ours says how large it is; another could take all memory
+        if not 0 <= zstandard.frame_content_size(frame) <= bytes_max:
+            raise Damaged("it is no frame of ours")
+        return by.decompress(frame)
+    except zstandard.ZstdError as error:
+        raise Damaged("it cannot be decompressed") from error
+
+
+def _framed(key: PayloadKey, content: bytes) -> bytes:
+    return _header(key) + b"\n" + content
+
+
+def _header(key: PayloadKey) -> bytes:
+    return json.dumps((key.tenant, key.id, _micros(key.inserted_at), key.kind), ensure_ascii=False).encode()
+
+
+def _micros(at: datetime) -> int:
+    return (at - _EPOCH) // _MICROSECOND

@@ -1,0 +1,209 @@
+"""Reads payloads from their objects: the bytes of each, those that lie together at once."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import groupby
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import zstandard
+
+from dormouse.errors import (
+    DormouseError,
+    ObjectNotFound,
+    ObjectStoreError,
+    PayloadCorrupt,
+    PayloadUnavailable,
+)
+from dormouse.objects import ObjectStore
+from dormouse.payloads.keys import PayloadKey
+from dormouse.payloads.pack import (
+    TAIL_BYTES,
+    Damaged,
+    Entry,
+    Index,
+    Places,
+    decompressor,
+    index_start,
+    unpacked,
+)
+
+JOIN_GAP_BYTES = 64 * 2**10
+"""Less is read in vain rather than asked for by another request."""
+
+JOIN_BYTES_MAX = 8 * 2**20
+CACHE_BYTES_MAX = 64 * 2**20
+READS_AT_ONCE = 4
+_INDEX_FACTOR = 12
+"""An index takes so much more memory than it does in its object."""
+
+T = TypeVar("T")
+
+
+class Pointer(NamedTuple):
+    """Where a payload is, in which object, and where the object's dictionaries are."""
+
+    object_key: str
+    entry: Entry
+    dictionaries: Places
+
+
+@dataclass
+class _Cache(Generic[T]):
+    """The last that were used, within a bound of bytes. Threads share it."""
+
+    bytes_max: int
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: OrderedDict[str, tuple[T, int]] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, name: str, read: Callable[[], tuple[T, int]]) -> T:
+        with self._lock:
+            if name in self._found:
+                self._found.move_to_end(name)
+                return self._found[name][0]
+        made, size = read()
+        with self._lock:
+            if name not in self._found:
+                self._found[name] = made, size
+                self._bytes += size
+            while self._bytes > self.bytes_max:
+                self._bytes -= self._found.popitem(last=False)[1][1]
+        return made
+
+
+class Reader:
+    """Reads payloads of one object store; remembers indexes and dictionaries, within a bound."""
+
+    def __init__(self, objects: ObjectStore, cache_bytes_max: int = CACHE_BYTES_MAX) -> None:
+        self._objects = objects
+        self._indexes: _Cache[Index] = _Cache(cache_bytes_max)
+        self._dictionaries: _Cache[bytes] = _Cache(cache_bytes_max // 8)
+
+    def index(self, object_key: str, index_start: int | None = None, byte_count: int | None = None) -> Index:
+        """What an object has; one request where it is known where its index begins.
+
+        Raises `Damaged` and `ObjectStoreError`.
+        """
+
+        def read() -> tuple[Index, int]:
+            size = self._objects.size(object_key) if byte_count is None else byte_count
+            start = index_start
+            if start is None:
+                start = self._index_start(object_key, size)
+            found = Index(self._range(object_key, start, size - start))
+            return found, _INDEX_FACTOR * (size - start)
+
+        return self._indexes.get(object_key, read)
+
+    def read(self, pointers: Mapping[PayloadKey, Pointer]) -> dict[PayloadKey, bytes | DormouseError]:
+        """The content of each, or `PayloadCorrupt` or `PayloadUnavailable`."""
+        return {
+            pointer.entry.key: self.content(pointer, frame)
+            for pointer, frame in self.frames(pointers.values())
+        }
+
+    def frames(self, pointers: Iterable[Pointer]) -> Iterator[tuple[Pointer, bytes | DormouseError]]:
+        """The frame of each, compressed as it is, or the error; those that lie together by one request."""
+        by_place = sorted(pointers, key=lambda one: (one.object_key, one.entry.start))
+        runs = [
+            run
+            for _, found in groupby(by_place, key=lambda one: one.object_key)
+            for run in _joined(list(found))
+        ]
+        if len(runs) == 1:
+            yield from self._run(runs[0])
+            return
+        with ThreadPoolExecutor(READS_AT_ONCE, "payloads") as pool:
+            for frames in pool.map(lambda run: list(self._run(run)), runs):
+                yield from frames
+
+    def content(self, pointer: Pointer, frame: bytes | DormouseError) -> bytes | DormouseError:
+        """The content of a payload from its frame, or the error."""
+        if isinstance(frame, DormouseError):
+            return frame
+        try:
+            return unpacked(frame, pointer.entry, self._decompressor(pointer))
+        except (ObjectStoreError, Damaged) as error:
+            return problem(pointer.entry.key, pointer.object_key, error)
+
+    def _run(self, run: Sequence[Pointer]) -> Iterator[tuple[Pointer, bytes | DormouseError]]:
+        start = run[0].entry.start
+        length = max(one.entry.start + one.entry.length for one in run) - start
+        try:
+            data = memoryview(self._range(run[0].object_key, start, length))
+        except (ObjectStoreError, Damaged) as error:
+            if len(run) > 1:  # what can be read of it is
+                for one in run:
+                    yield from self._run([one])
+                return
+            yield run[0], problem(run[0].entry.key, run[0].object_key, error)
+            return
+        for one in run:
+            at = one.entry.start - start
+            yield one, bytes(data[at : at + one.entry.length])
+
+    def _decompressor(self, pointer: Pointer) -> zstandard.ZstdDecompressor:
+        place = pointer.dictionaries.get(pointer.entry.key.kind)
+        if place is None:
+            return decompressor(None)
+        start, length, digest = place
+
+        def read() -> tuple[bytes, int]:
+            found = self._range(pointer.object_key, start, length)
+            if sha256(found).hexdigest()[:32] != digest:
+                raise Damaged("its dictionary is not what was written")
+            return found, length
+
+        return decompressor(self._dictionaries.get(digest, read))
+
+    def _range(self, object_key: str, start: int, length: int) -> bytes:
+        try:
+            return self._objects.get_range(object_key, start, length)
+        except ObjectNotFound:
+            raise
+        except ObjectStoreError:
+            size = self._objects.size(object_key)  # raises as before, if that is not why
+            if size >= start + length:
+                raise
+            raise Damaged(f"its object has {size:,} bytes, and was written with more") from None
+
+    def _index_start(self, object_key: str, size: int) -> int:
+        tail = self._range(object_key, max(0, size - TAIL_BYTES), min(size, TAIL_BYTES))
+        start = size - len(tail) + index_start(tail)
+        if start < 0:
+            raise Damaged("it does not end as an object of payloads does")
+        return start
+
+
+def problem(key: PayloadKey, object_key: str, error: Any) -> PayloadCorrupt | PayloadUnavailable:
+    """What is answered in place of a payload."""
+    if isinstance(error, ObjectNotFound):
+        return PayloadCorrupt(f"payload {key} is lost: its object {object_key!r} is not there")
+    if isinstance(error, Damaged):
+        return PayloadCorrupt(f"payload {key} in object {object_key!r} is damaged: {error}")
+    return PayloadUnavailable(f"payload {key} cannot be read now, try again: {error}")
+
+
+def _joined(pointers: Sequence[Pointer]) -> Iterable[list[Pointer]]:
+    """Those of one object, in the order of their bytes, as they are read at once."""
+    run: list[Pointer] = []
+    end = start = 0
+    for one in pointers:
+        last = one.entry.start + one.entry.length
+        if run and (one.entry.start - end > JOIN_GAP_BYTES or last - start > JOIN_BYTES_MAX):
+            yield run
+            run = []
+        if not run:
+            start = one.entry.start
+        run.append(one)
+        end = max(end, last)
+    if run:
+        yield run

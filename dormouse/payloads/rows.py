@@ -1,0 +1,147 @@
+"""The rows of payloads, by day: each statement names its day's partition, and locks no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import date
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple, TypeVar
+
+import psycopg
+from psycopg import errors as pg
+
+from dormouse.errors import PayloadExpired
+from dormouse.payloads.keys import PayloadKey, columns
+from dormouse.payloads.pack import Places
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.days import DayPartitions
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
+
+DAYS = DayPartitions("payload")
+STATEMENT_ROWS_MAX = 10_000
+STATEMENT_CHARACTERS_MAX = 16 * 2**20
+_TRIES = 20
+T = TypeVar("T")
+_QUERIES = load(__package__ or "", "rows")
+PUT = _QUERIES["put"]
+"""For statements that keep payloads of one day beside what else they do."""
+
+
+class Place(NamedTuple):
+    """Where a payload is: `location` None: in no row, and perhaps in the block of `object_key`.
+
+    Of what is in an object, its dictionaries' places by kind; of a block, where its index is.
+    """
+
+    location: str | None
+    content: str | None
+    object_key: str | None
+    byte_start: int | None
+    byte_length: int | None
+    checksum: bytes | None
+    dictionaries: Places | None
+    index_start: int | None
+    byte_count: int | None
+
+
+def put(supplier: Supplier, contents: Mapping[PayloadKey, str]) -> None:
+    """All of them or none; a day that has no partition gets one. `PayloadExpired`."""
+    days = {key.day for key in contents}
+    with_days(supplier, lambda conn: write(conn, contents), lambda: days, operation="put payloads")
+
+
+def write(conn: psycopg.Connection[Any], contents: Mapping[PayloadKey, str]) -> None:
+    """As `put`, in the transaction of a work of `with_days`."""
+    for day, keys in _by_day(contents):
+        for batch in _batches(keys, contents):
+            values = {**columns(batch), "contents": [contents[key] for key in batch]}
+            conn.execute(PUT.on(day=DAYS.name(day)), values)
+
+
+def with_days(
+    supplier: Supplier,
+    work: Callable[[psycopg.Connection[Any]], T],
+    days: Callable[[], Iterable[date]],
+    *,
+    operation: str,
+) -> T:
+    """Runs a transaction that writes payloads of days, which get partitions when they have none.
+
+    `days` is asked after the work. Raises `PayloadExpired`, and what the work does.
+    """
+    for _ in range(_TRIES):
+        try:
+            return run_transaction(supplier, work, operation=operation)
+        except pg.UndefinedTable:
+            _make(supplier, days())
+    raise RuntimeError("payloads: a day vanishes as often as it is made")
+
+
+def delete(supplier: Supplier, keys: Iterable[PayloadKey]) -> None:
+    """Those that are there. The second statement sees whether the day has blocks by the time of the first."""
+    found = list(_by_day(keys))
+
+    def work(conn: psycopg.Connection[Any]) -> None:
+        for day, in_day in found:
+            name, values = DAYS.name(day), {**columns(in_day), "day": day}
+            try:
+                with conn.transaction():
+                    conn.execute(_QUERIES["delete"].on(day=name), values)
+                    conn.execute(_QUERIES["bury"].on(day=name), values)
+            except pg.UndefinedTable:
+                continue  # there is no such day
+
+    run_transaction(supplier, work, operation="delete payloads")
+
+
+def places(supplier: Supplier, keys: Iterable[PayloadKey]) -> Iterator[tuple[PayloadKey, Place | None]]:
+    """Where each is, as of one moment for each day; None: in a day that is gone."""
+    for day, in_day in _by_day(keys):
+        query = _QUERIES["get"].on(day=DAYS.name(day))
+        try:
+            values = {**columns(in_day), "day": day}
+            rows = run_lookup(supplier, rows_of(query, values), operation="get payloads")
+        except pg.UndefinedTable:
+            gone = None if is_expired(supplier, day) else Place(*[None] * len(Place._fields))
+            yield from ((key, gone) for key in in_day)
+            continue
+        yield from ((key, Place(*row)) for key, row in zip(in_day, rows, strict=True))
+
+
+def is_expired(supplier: Supplier, day: date) -> bool:
+    """Whether a day was dropped."""
+    work = rows_of(_QUERIES["state"], {"day": day})
+    return run_lookup(supplier, work, operation="look at a day") == [("expired",)]
+
+
+def expired(key: PayloadKey) -> PayloadExpired:
+    return PayloadExpired(f"payload {key}: its day is past its retention, and was dropped")
+
+
+def _make(supplier: Supplier, days: Iterable[date]) -> None:
+    for day in sorted(days):
+        if is_expired(supplier, day):
+            raise PayloadExpired(f"payloads of {day} are past their retention, and were dropped")
+        DAYS.attempt(supplier, partial(DAYS.add, day=day), attempts=_TRIES)
+
+
+def _by_day(keys: Iterable[PayloadKey]) -> Iterator[tuple[date, list[PayloadKey]]]:
+    """In one order for all, so that no two transactions wait for each other."""
+    by_day = sorted(keys, key=lambda key: (key.day, key.place))
+    for day, found in groupby(by_day, key=lambda key: key.day):
+        yield day, list(found)
+
+
+def _batches(keys: Sequence[PayloadKey], contents: Mapping[PayloadKey, str]) -> Iterator[list[PayloadKey]]:
+    batch: list[PayloadKey] = []
+    characters = 0
+    for key in keys:
+        if batch and (len(batch) >= STATEMENT_ROWS_MAX or characters >= STATEMENT_CHARACTERS_MAX):
+            yield batch
+            batch, characters = [], 0
+        batch.append(key)
+        characters += len(contents[key])
+    if batch:
+        yield batch

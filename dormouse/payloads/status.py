@@ -1,0 +1,124 @@
+"""The days of payloads: how much each has, and what is being done with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date, datetime
+
+from dormouse.payloads.objects import PayloadObjects
+from dormouse.payloads.rows import DAYS
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
+
+_QUERIES = load(__package__ or "", "status")
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadDay:
+    """A day of payloads. `state`: open (inline), offloaded (pointers), folding, folded (blocks) or expired.
+
+    `rows` of its partition are about as many; `payloads` are those of its `objects`. The last work with it
+    took `work_seconds`, put `work_payloads` of `bytes_in` into `bytes_out`, and kept readers and writers out
+    for `swap_lock_ms`. `error` says why the last try failed.
+    """
+
+    day: date
+    state: str
+    work: str | None
+    phase: str | None
+    worker: str | None
+    leased_until: datetime | None
+    rows: int
+    postgres_bytes: int
+    objects: int
+    object_bytes: int
+    payloads: int
+    work_payloads: int | None
+    bytes_in: int | None
+    bytes_out: int | None
+    work_seconds: float | None
+    swap_lock_ms: float | None
+    error: str | None
+    failed_at: datetime | None
+    is_rehydrated: bool
+    is_closed: bool
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is over, and not offloaded yet."""
+        return self.is_closed and self.state == "open" and not self.is_rehydrated and self.work != "rehydrate"
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadStatus:
+    """How far the payloads are cooled down. Of the rows of a day that waits, their number is an estimate.
+
+    `oldest_waiting` is the oldest day of the backlog. The rates are those of the last days that were done.
+    """
+
+    backlog_days: int
+    backlog_rows: int
+    backlog_bytes: int
+    oldest_waiting: date | None
+    failing_days: int
+    postgres_bytes: int
+    objects: int
+    object_bytes: int
+    orphaned_objects: int
+    orphaned_bytes: int
+    payloads_per_second: float | None
+    compression_ratio: float | None
+    puts_per_million: float | None
+    swap_lock_ms_max: float | None
+
+
+def days(supplier: Supplier, *, expired: bool = False) -> list[PayloadDay]:
+    """Those that there are, the oldest first; with `expired`, those that were dropped too."""
+    work = rows_of(_QUERIES["days"], {"expired": expired})
+    rows = run_transaction(
+        supplier, work, read_only=True, scans=True, operation="look at the days of payloads"
+    )
+    return [PayloadDay(*row) for row in rows]
+
+
+def has_rows(supplier: Supplier, day: date) -> bool:
+    """Whether the partition of a day has any."""
+    query = _QUERIES["has_rows"].on(day=DAYS.name(day))
+    return bool(run_lookup(supplier, rows_of(query), operation="look at a day")[0][0])
+
+
+def count_rows(supplier: Supplier, day: date, limit: int) -> int:
+    """How many rows the partition of a day has, up to a limit."""
+    query = _QUERIES["count_rows"].on(day=DAYS.name(day))
+    found: int = run_lookup(supplier, rows_of(query, {"limit": limit}), operation="look at a day")[0][0]
+    return found
+
+
+def status(supplier: Supplier, objects: PayloadObjects) -> PayloadStatus:
+    """Of all days, in one look."""
+    found = days(supplier)
+    waiting = [one for one in found if one.waits]
+    done = [one for one in found if one.work is None and one.work_payloads and one.work_seconds][-7:]
+    payloads = sum(one.work_payloads or 0 for one in done)
+    seconds = sum(one.work_seconds or 0 for one in done)
+    bytes_out = sum(one.bytes_out or 0 for one in done)
+    in_objects = sum(one.payloads for one in found)
+    orphaned_objects, orphaned_bytes = objects.orphaned()
+    count = sum(one.objects for one in found)
+    return PayloadStatus(
+        backlog_days=len(waiting),
+        backlog_rows=sum(one.rows for one in waiting),
+        backlog_bytes=sum(one.postgres_bytes for one in waiting),
+        oldest_waiting=waiting[0].day if waiting else None,
+        failing_days=sum(one.error is not None for one in found),
+        postgres_bytes=sum(one.postgres_bytes for one in found),
+        objects=count,
+        object_bytes=sum(one.object_bytes for one in found),
+        orphaned_objects=orphaned_objects,
+        orphaned_bytes=orphaned_bytes,
+        payloads_per_second=round(payloads / seconds, 1) if seconds else None,
+        compression_ratio=round(sum(one.bytes_in or 0 for one in done) / bytes_out, 2) if bytes_out else None,
+        puts_per_million=round(1e6 * count / in_objects, 1) if in_objects else None,
+        swap_lock_ms_max=max((one.swap_lock_ms for one in done if one.swap_lock_ms), default=None),
+    )

@@ -1,0 +1,199 @@
+"""The payloads of an instance, as users hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import date, datetime
+from typing import Any
+
+from dormouse.errors import DormouseError, InvalidPayload
+from dormouse.objects import ObjectStore
+from dormouse.payloads import cooling, rows, upkeep
+from dormouse.payloads.content import encode
+from dormouse.payloads.cooling import OffloadReport
+from dormouse.payloads.copying import PayloadOptions
+from dormouse.payloads.expiry import expire
+from dormouse.payloads.keys import PayloadKey, checked
+from dormouse.payloads.lookup import Lookup
+from dormouse.payloads.objects import CollectedObjects, PayloadObjects
+from dormouse.payloads.offload import Progress, Tools, within
+from dormouse.payloads.reading import Reader
+from dormouse.payloads.status import PayloadDay, PayloadStatus, days, status
+from dormouse.payloads.upkeep import PayloadRound
+from dormouse.payloads.verifying import PayloadVerification, verify
+from dormouse.postgres.connection import Supplier
+
+
+class PayloadStore:
+    """JSON documents by tenant, id, time and kind. Made by `instance.payloads`; threads may share it.
+
+    A key is (tenant, id, inserted_at, kind): tenant, id and kind are text of at most 512 bytes each, and
+    `inserted_at` an aware datetime, whose day in UTC is what the payload is kept and expires with.
+    """
+
+    def __init__(
+        self,
+        supplier: Supplier,
+        objects: ObjectStore,
+        check_writable: Callable[[], object] = lambda: None,
+        options: PayloadOptions | None = None,
+    ) -> None:
+        self._supplier = supplier
+        self._objects = objects
+        self._options = options or PayloadOptions()
+        self._lookup = Lookup(supplier, Reader(objects))
+        self._check_writable = check_writable
+
+    def put(self, tenant: str, id: str, inserted_at: datetime, kind: str, content: Any) -> None:
+        """Keeps a payload, in place of the one of the same key. `content` is any JSON value, None too.
+
+        Raises `InvalidPayload`, and `PayloadExpired` for a day that was dropped.
+        """
+        self.put_many([(tenant, id, inserted_at, kind, content)])
+
+    def put_many(self, payloads: Iterable[tuple[str, str, datetime, str, Any]]) -> None:
+        """Keeps (tenant, id, inserted_at, kind, content), all or none; of one key, the last.
+
+        Raises as `put`.
+        """
+        contents: dict[PayloadKey, str] = {}
+        for given in payloads:
+            if not isinstance(given, Sequence) or len(given) != 5:
+                raise InvalidPayload(f"a payload is (tenant, id, inserted_at, kind, content), not {given!r}")
+            key = checked(given[:4])
+            contents[key] = encode(key, given[4])
+        self._check_writable()
+        if contents:
+            rows.put(self._supplier, contents)
+
+    def get(self, tenant: str, id: str, inserted_at: datetime, kind: str) -> Any:
+        """The content of a payload.
+
+        Raises `InvalidPayload` for a key that cannot be, `PayloadNotFound`, `PayloadExpired` when its day was
+        dropped, `PayloadCorrupt` when what is kept of it is not what was written, and `PayloadUnavailable`
+        when the object store does not give it now.
+        """
+        [found] = self.get_many([(tenant, id, inserted_at, kind)]).values()
+        if isinstance(found, DormouseError):
+            raise found
+        return found
+
+    def get_many(self, keys: Iterable[tuple[str, str, datetime, str]]) -> dict[PayloadKey, Any]:
+        """The content of each key, or the error that `get` would raise. Raises `InvalidPayload`."""
+        return self._lookup.contents(dict.fromkeys(map(checked, keys)))
+
+    def delete(self, tenant: str, id: str, inserted_at: datetime, kind: str) -> None:
+        """Deletes a payload, if it is there. Raises `InvalidPayload`."""
+        self.delete_many([(tenant, id, inserted_at, kind)])
+
+    def delete_many(self, keys: Iterable[tuple[str, str, datetime, str]]) -> None:
+        """Deletes those that are there, all or none. Raises `InvalidPayload`."""
+        wanted = set(map(checked, keys))
+        self._check_writable()
+        if wanted:
+            rows.delete(self._supplier, wanted)
+
+    def offload(
+        self,
+        day: date | None = None,
+        dry_run: bool = False,
+        *,
+        seconds_max: float | None = None,
+        progress: Progress = lambda day, payloads: None,
+    ) -> OffloadReport:
+        """Moves the payloads of a day, or of each that is over, into objects, while all goes on.
+
+        Others may do the same with other days, or go on where this one ends: after `seconds_max`, or killed.
+        A day that is done stays so. With `dry_run`, only what would be done is told.
+
+        Of one day raises `InvalidInput` when it is not over or is not there, `PayloadExpired`,
+        `PayloadDayBusy`, `PayloadsDiffer` and `ObjectStoreError`; of many, the report has them.
+        """
+        if not dry_run:
+            self._check_writable()
+        return cooling.offload(self._tools(seconds_max, progress), day, dry_run)
+
+    def fold(
+        self,
+        day: date | None = None,
+        *,
+        seconds_max: float | None = None,
+        progress: Progress = lambda day, payloads: None,
+    ) -> OffloadReport:
+        """Makes blocks of a day's objects, or of each day that is cold for a week: some hundred rows.
+
+        What is written to such a day later stays inline until it is folded again. Raises as `offload`.
+        """
+        self._check_writable()
+        return cooling.fold(self._tools(seconds_max, progress), day)
+
+    def rehydrate(
+        self,
+        what: date | Iterable[tuple[str, str, datetime, str]],
+        *,
+        progress: Progress = lambda day, payloads: None,
+    ) -> int:
+        """Has the payloads of a day, or of some keys, be in PostgreSQL again; gives how many were not.
+
+        A day stays so for a day at least. Raises `InvalidInput`, `PayloadExpired`, `PayloadDayBusy`; of keys
+        what `get` does, when some are warm already.
+        """
+        self._check_writable()
+        if isinstance(what, date):
+            return cooling.rehydrate(self._tools(progress=progress), what)
+        return self._lookup.warm(dict.fromkeys(map(checked, what)))
+
+    def verify(
+        self, day: date, *, rebuild: bool = False, progress: Progress = lambda day, payloads: None
+    ) -> PayloadVerification:
+        """Reads all objects of a day, and compares the day's pointers or blocks with what they have.
+
+        With `rebuild`, what the database has lost of these is made anew from the objects; what was deleted of
+        payloads whose pointers are made anew is there again.
+        """
+        if rebuild:
+            self._check_writable()
+        cooling.check_day(day)
+        return verify(self._tools(progress=progress), day, rebuild=rebuild)
+
+    def expire(self, before: date, dry_run: bool = False) -> tuple[list[date], list[date]]:
+        """Drops the days before one, and then has their objects deleted; with `dry_run` only tells which.
+
+        Gives the days, and those that are worked on or used all the time, and stay for another time.
+        """
+        cooling.check_day(before)
+        if not dry_run:
+            self._check_writable()
+        return expire(self._supplier, before, dry_run=dry_run)
+
+    def days(self, *, expired: bool = False) -> list[PayloadDay]:
+        """The days that there are payloads of, the oldest first; also those that were dropped."""
+        return days(self._supplier, expired=expired)
+
+    def status(self) -> PayloadStatus:
+        """How much waits to be cooled down, and how the last days went."""
+        return status(self._supplier, self._known)
+
+    def collect(self) -> CollectedObjects:
+        """Deletes the objects that no payload needs any more: of expired days, and of workers that died."""
+        self._check_writable()
+        return self._known.collect()
+
+    def maintain(
+        self, *, seconds_max: float | None = None, retention_days: int | None = None
+    ) -> PayloadRound:
+        """A round of all that is due: days made ahead, days dropped, offloaded and folded, objects deleted.
+
+        What fails is in its `errors`, and holds up nothing else.
+        """
+        self._check_writable()
+        return upkeep.run(self._tools(seconds_max), retention_days)
+
+    @property
+    def _known(self) -> PayloadObjects:
+        return PayloadObjects(self._supplier, self._objects)
+
+    def _tools(
+        self, seconds_max: float | None = None, progress: Progress = lambda day, payloads: None
+    ) -> Tools:
+        return Tools(self._supplier, self._objects, self._options, progress, within(seconds_max))

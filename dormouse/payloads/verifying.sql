@@ -1,0 +1,19 @@
+-- name: pointers
+-- The pointers of a day to an object, in the order of keys.
+select tenant, id, inserted_at, kind, byte_start, byte_length, checksum
+from {day}
+where location = 'external' and object_key = %(object_key)s
+order by kind, tenant, id, inserted_at;
+
+-- name: lost_objects
+-- The objects that pointers of a day lead to, and that are not known.
+select p.object_key, count(*)
+from {day} p
+where p.location = 'external'
+    and not exists (select from payload_object o where o.object_key = p.object_key and o.state in ('live', 'staged', 'block'))
+group by p.object_key;
+
+
+-- name: any_state
+-- Which of some objects are known, and as what.
+select object_key, state from payload_object where object_key = any(%(object_keys)s);

@@ -1,0 +1,85 @@
+"""Tables that have a partition a day, in UTC: made ahead, and dropped when they are not needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import date, timedelta
+from functools import partial
+from typing import Any
+
+import psycopg
+from psycopg import errors as pg
+
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
+
+DAYS_AHEAD = 7
+LOCK_WAIT_MS_MAX = 500
+_QUERIES = load(__package__, "days")
+
+
+@dataclass(frozen=True)
+class DayPartitions:
+    """The partitions of one table that is partitioned by time."""
+
+    table: str
+
+    def name(self, day: date) -> str:
+        return f"{self.table}_{day.isoformat().replace('-', '')}"
+
+    def may_roll(self, supplier: Supplier) -> bool:
+        """Whether the session may drop partitions, as the owner of the table may."""
+        return bool(self._column(supplier, "may_roll")[0])
+
+    def today(self, supplier: Supplier) -> date:
+        """The day, by the clock of the database."""
+        found: date = self._column(supplier, "today")[0]
+        return found
+
+    def days(self, supplier: Supplier) -> list[date]:
+        """The days that there are partitions for, the oldest first."""
+        return self._column(supplier, "partition_days")
+
+    def add(self, conn: psycopg.Connection[Any], day: date) -> None:
+        """Makes the partition of a day, unless it is there; any role may that may write rows."""
+        conn.execute(_QUERIES["add_day"].on(), {"table": self.table, "day": day})
+
+    def drop(self, conn: psycopg.Connection[Any], day: date) -> None:
+        """Drops the partition of a day, and all in it."""
+        conn.execute(_QUERIES["drop_day"].on(day=self.name(day)))
+
+    def make(self, supplier: Supplier, days: Iterable[date]) -> None:
+        """Makes the partitions of days; those whose locks are busy wait for next time."""
+        for day in days:
+            self.attempt(supplier, partial(self.add, day=day))
+
+    def attempt(
+        self, supplier: Supplier, work: Callable[[psycopg.Connection[Any]], None], *, attempts: int = 1
+    ) -> bool:
+        """Does what must have a partition, or the table, alone for a moment; False: it was busy."""
+        for _ in range(attempts):
+            try:
+                run_transaction(supplier, _patient(work), operation=f"days of {self.table}")
+            except (pg.LockNotAvailable, pg.DuplicateTable, pg.UndefinedTable):
+                continue  # busy, or done by another: no row is lost
+            return True
+        return False
+
+    def _column(self, supplier: Supplier, name: str) -> list[Any]:
+        work = rows_of(_QUERIES[name], {"table": self.table})
+        return [row[0] for row in run_lookup(supplier, work, operation=f"days of {self.table}")]
+
+
+def days_ahead(today: date) -> set[date]:
+    """The days whose partitions are made ahead."""
+    return {today + timedelta(days=n) for n in range(DAYS_AHEAD)}
+
+
+def _patient(work: Callable[[psycopg.Connection[Any]], None]) -> Callable[[psycopg.Connection[Any]], None]:
+    def patient(conn: psycopg.Connection[Any]) -> None:
+        conn.execute(f"set local lock_timeout = '{LOCK_WAIT_MS_MAX}ms'")
+        work(conn)
+
+    return patient

@@ -1,0 +1,63 @@
+"""Deletes: a condition that is recorded; of a keyed table by its values a load of marks, one for each key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from dormouse.context import TableContext
+from dormouse.data.arrow_schema import arrow_schema, arrow_type
+from dormouse.data.leaf_sorter import MEMORY_BYTES
+from dormouse.data.source import Source
+from dormouse.files.attempts import WriteAttempt
+from dormouse.model.file_reference import FileWithReferences
+from dormouse.model.keyed import is_keyed
+from dormouse.query import query
+from dormouse.query.deleting import ALL, DeleteReport, DeleteWhere, names_values
+from dormouse.query.deleting import delete as record
+from dormouse.query.where import Where
+from dormouse.rounds.ingest import keyed_rows, write_leaves
+from dormouse.rounds.ingest_commit import ingest_once
+
+_DELETES = "__deletes"
+
+
+def delete(context: TableContext, where: DeleteWhere, *, dry_run: bool = False) -> DeleteReport:
+    """Deletes the rows that match, see `Table.delete`."""
+    if dry_run or not is_keyed(context.properties) or not names_values(context, where):
+        return record(context, where, dry_run=dry_run)
+    at = datetime.now(UTC)
+
+    def write(attempt: WriteAttempt) -> list[FileWithReferences]:
+        nonlocal at
+        rows = keyed_rows(context, attempt, _DELETES)
+        if rows is None:
+            raise AssertionError("a load of a keyed table has a place")
+        at = rows.taken_at
+        # after the place was taken: what was acknowledged before is seen
+        marks = Source(rows.stored(_marks(context, None if where is ALL else where)), None)
+        return write_leaves(context, attempt, marks, lambda *_: None, MEMORY_BYTES)
+
+    report = ingest_once(context, None, write)
+    return DeleteReport(None, at, report.rows)
+
+
+def _marks(context: TableContext, where: Where) -> Iterator[pa.RecordBatch]:
+    """The keys whose newest row matches, with what their place is told by, as data that marks them."""
+    schema, by = context.schema, context.properties.newest_by
+    unfiltered = context.table.properties.model_copy(update={"filter": None})
+    whole = replace(context, table=replace(context.table, properties=unfiltered))
+    known = [*schema.row_key_names, *([] if by is None else [by])]
+    for batch in query(whole, where, known):
+        columns = [
+            batch.column(field.name)
+            if field.name in known
+            else pa.nulls(batch.num_rows, arrow_type(field.type))
+            for field in schema.fields
+        ]
+        names = [*arrow_schema(schema).names, _DELETES]
+        marked = pa.repeat(pa.scalar(True), batch.num_rows)
+        yield pa.RecordBatch.from_arrays([*columns, marked], names=names)

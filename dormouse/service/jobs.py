@@ -1,0 +1,150 @@
+"""The paths of jobs, and the worker that runs them within the service."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Annotated, Any, cast
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from dormouse.errors import InvalidInput, JobForbidden
+from dormouse.instance import Instance
+from dormouse.jobs import Job, Worker
+from dormouse.jobs.answers import ANSWERING
+from dormouse.long_work import KINDS, check_request, functions
+from dormouse.model.values import json_value
+from dormouse.service import documents
+from dormouse.service.bodies import JsonRoute
+from dormouse.service.documents import JOBS, RESULTS, STARTS
+from dormouse.settings.service import Holder
+from dormouse.sql.engine import Sessions
+
+PARQUET = "application/vnd.apache.parquet"
+CHUNK_BYTES = 1 << 20
+
+logger = logging.getLogger("dormouse.service")
+
+
+def _instance(request: Request) -> Instance:
+    return cast(Instance, request.app.state.service.instance)
+
+
+def _holder(request: Request) -> Holder:
+    return cast(Holder, request.state.holder)
+
+
+Here = Annotated[Instance, Depends(_instance)]
+By = Annotated[Holder, Depends(_holder)]
+JobId = Annotated[str, Path(description="the id of a job")]
+jobs = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=JsonRoute)
+
+
+@jobs.post(
+    "", status_code=202, response_model=documents.JobDocument, responses=STARTS, summary="Start long work"
+)
+def start(here: Here, holder: By, body: documents.JobRequest) -> Response:
+    """A query whose answer becomes an object, an ingest of objects, a round of compaction or splits."""
+    if body.kind not in KINDS:
+        raise InvalidInput(f"kind {body.kind[:80]!r} is none of {', '.join(KINDS)}")
+    if holder.kinds is not None and body.kind not in holder.kinds:
+        allowed = ", ".join(sorted(holder.kinds))
+        raise JobForbidden(f"the token of {holder.owner!r} starts jobs of kind {allowed}, not {body.kind!r}")
+    check_request(here, body.kind, body.request)
+    job_id = here.jobs.start(body.kind, body.request, holder.owner, job_id=body.job_id)
+    return _told(here.jobs.status(job_id, holder.owner), 202)
+
+
+@jobs.get("", response_model=documents.JobList, responses=JOBS, summary="Jobs")
+def list_jobs(
+    here: Here,
+    holder: By,
+    kind: Annotated[str | None, Query(description="only of this kind")] = None,
+    state: Annotated[str | None, Query(description="only in this state")] = None,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="how many at most")] = 100,
+) -> Response:
+    """Of the token's holder; the service's own token sees all, and the rounds of its tables."""
+    found = here.jobs.list(kind, state, owner=holder.owner, limit=limit)  # type: ignore[arg-type]
+    return JSONResponse({"jobs": [_document(job) for job in found]})
+
+
+@jobs.get("/{job_id}", response_model=documents.JobDocument, responses=JOBS, summary="One job")
+def status(here: Here, holder: By, job_id: JobId) -> Response:
+    """What has become of it."""
+    return _told(here.jobs.status(job_id, holder.owner))
+
+
+@jobs.delete("/{job_id}", response_model=documents.JobDocument, responses=JOBS, summary="Cancel a job")
+def cancel(here: Here, holder: By, job_id: JobId) -> Response:
+    """One that waits ends at once, one that runs soon; one that has ended stays as it is."""
+    return _told(here.jobs.cancel(job_id, holder.owner))
+
+
+@jobs.get("/{job_id}/result", response_model=documents.JobResult, responses=RESULTS, summary="What it gave")
+def result(here: Here, holder: By, job_id: JobId) -> Response:
+    """When it is complete."""
+    return JSONResponse({"result": here.jobs.result(job_id, holder.owner)})
+
+
+@jobs.get(
+    "/{job_id}/answer",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "The rows.",
+            "content": {PARQUET: {"schema": {"type": "string", "format": "binary"}}},
+        },
+        **RESULTS,
+    },
+    summary="The rows of a query, as Parquet",
+)
+def answer(here: Here, holder: By, job_id: JobId) -> Response:
+    """The object that its result names."""
+    if (job := here.jobs.status(job_id, holder.owner)).kind not in ANSWERING:
+        raise InvalidInput(f"job {job_id!r} is of kind {job.kind!r}, and has no rows: ask for its result")
+    found = here.jobs.result(job_id, holder.owner)
+    name = found["object"]
+    headers = {"content-length": str(here.objects.size(name)), "cache-control": "no-store"}
+    return StreamingResponse(_chunks(here, name), headers=headers, media_type=PARQUET)
+
+
+def _chunks(instance: Instance, name: str) -> Iterator[bytes]:
+    with instance.objects.reader(name) as source:
+        while chunk := source.read(CHUNK_BYTES):
+            yield chunk
+
+
+def _told(job: Job, status: int = 200) -> Response:
+    return JSONResponse(_document(job), status, headers={"location": f"/v1/jobs/{job.job_id}"})
+
+
+def _document(job: Job) -> Any:
+    return json_value(asdict(job) | {"is_waiting": job.is_waiting})
+
+
+class JobWorker:
+    """The worker of a service, in a thread of its own."""
+
+    def __init__(self, instance: Instance, sessions: Sessions | None, threads: int) -> None:
+        self._worker: Worker = instance.jobs.worker(functions(instance, sessions), threads)
+        self._thread = threading.Thread(target=self._run, name="dormouse-serve-jobs", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, seconds_max: float) -> None:
+        """Finishes what runs, for so long; others run what is left."""
+        self._worker.stop()
+        self._thread.join(seconds_max)
+        if self._thread.is_alive():
+            self._worker.stop()
+            self._thread.join(seconds_max)
+
+    def _run(self) -> None:
+        try:
+            self._worker.run()
+        except Exception:
+            logger.exception("the worker of jobs has ended")

@@ -1,0 +1,43 @@
+"""The rows of keyed tables in DuckDB's SQL: the newest of each key first, then what is asked of values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from dormouse.data.transform import quoted
+from dormouse.model.keyed import DELETED_AT, newest_first
+from dormouse.model.properties import TableProperties
+from dormouse.model.schema import Schema
+from dormouse.query.overlaps import clusters
+from dormouse.query.planner import Scan
+
+GONE = "__gone"
+THERE = f"{quoted(DELETED_AT)} IS NULL"
+"""Whether a row is no mark of deletion."""
+
+
+def apart(scans: Iterable[Scan]) -> tuple[list[Scan], list[Scan]]:
+    """Files of which no other has a key, and those of which the rows must be told apart by it."""
+    alone: list[Scan] = []
+    together: list[Scan] = []
+    for found in clusters(scans):
+        (together if len(found) > 1 else alone).extend(found)
+    return alone, together
+
+
+def told_by(properties: TableProperties, remains: str | None) -> Sequence[str]:
+    """What `newest` needs beside the table's columns; `remains`: what rows meet that no deletion is of."""
+    gone = f"NOT ({THERE})" if remains is None else f"NOT ({THERE} AND {remains})"
+    hidden = [name for name in newest_first(properties) if name.startswith("__")]
+    return [*map(quoted, hidden), f"{gone} AS {GONE}"]
+
+
+def newest(schema: Schema, properties: TableProperties, rows: str) -> str:
+    """The newest row of each key, if it is there."""
+    keys = ", ".join(quoted(field.name) for field in schema.row_keys)
+    order = ", ".join(f"{quoted(name)} DESC" for name in newest_first(properties))
+    columns = ", ".join(map(quoted, schema.names))
+    # conditions on the keys go below it, and no others
+    place = f"row_number() OVER (PARTITION BY {keys} ORDER BY {order})"
+    numbered = f"SELECT *, {place} AS __place FROM ({rows})"
+    return f"SELECT {columns} FROM ({numbered}) WHERE __place = 1 AND NOT {GONE}"

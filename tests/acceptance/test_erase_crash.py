@@ -1,0 +1,165 @@
+"""A process that erases is killed with SIGKILL at each of its steps; another goes on with it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import dormouse as dm
+from dormouse.instance import Instance, connect
+from dormouse.table import Table
+
+SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("who", dm.LONG)])
+GONE = 3
+STEPS = [
+    ("files.erasures", "begin", "before"),
+    ("files.erasures", "begin", "after"),
+    ("rounds.erasing", "look_at", "before"),
+    ("files.deletions:Deletions", "note", "before"),
+    ("files.deletions:Deletions", "note", "after"),
+    ("files.compaction_jobs:CompactionJobs", "create_of_erased", "after"),
+    ("files.compaction_jobs:CompactionJobs", "take", "after"),
+    ("rounds.compaction_job", "_commit", "before"),
+    ("rounds.compaction_job", "_commit", "after"),
+    ("rounds.erasing:_Erasing", "wait_for_readers", "before"),
+    ("objects.guarded:GuardedStore", "delete", "before"),
+    ("objects.guarded:GuardedStore", "delete", "after"),
+    ("files.garbage:GarbageCollector", "_forget", "before"),
+    ("files.garbage:GarbageCollector", "_forget", "after"),
+    ("files.erasures:Erasure", "freed", "after"),
+    ("rounds.erasing_elsewhere:Elsewhere", "look", "before"),
+    ("rounds.erasing_elsewhere:Elsewhere", "backups", "before"),
+    ("files.erasures:Erasure", "finish", "before"),
+    ("files.erasures:Erasure", "finish", "after"),
+]
+FORKS = """
+import json, os, signal, sys
+from importlib import import_module
+import dormouse as dm
+import dormouse.instance, dormouse.table, dormouse.rounds.erasing, dormouse.query.looking
+import dormouse.objects.guarded, dormouse.rounds.compaction_job, dormouse.query.executor
+
+def kills(where, name, when):
+    module, _, kind = where.partition(":")
+    home = import_module(f"dormouse.{module}")
+    owner = getattr(home, kind) if kind else home
+    real = getattr(owner, name)
+    def dies(*args, **given):
+        if when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(*args, **given)
+        os.kill(os.getpid(), signal.SIGKILL)
+    setattr(owner, name, dies)
+    erasing = dormouse.rounds.erasing
+    if owner is not erasing and hasattr(erasing, name):
+        setattr(erasing, name, dies)
+
+for line in sys.stdin:
+    dsn, objects, table, *step = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        done = 1
+        try:
+            if step:
+                kills(*step)
+            with dm.connect(dsn, objects) as instance:
+                instance.table(table).erase({"who": 3}, wait_seconds=0.0, abandon_writers=True)
+            done = 0
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(done)
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+Erases = Callable[..., int]
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
+    with connect(dsn, f"file://{tmp_path}/objects") as opened:
+        yield opened
+
+
+@pytest.fixture
+def erases(dsn: str, tmp_path: Path) -> Iterator[Erases]:
+    """Erases in a process of its own, which dies at a step; gives how it ended."""
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def run(table: Table, *step: str) -> int:
+            print(
+                json.dumps([dsn, f"file://{tmp_path}/objects", table.name, *step]),
+                file=process.stdin,
+                flush=True,
+            )
+            return int(process.stdout.readline())
+
+        yield run
+        process.stdin.close()
+
+
+def made(instance: Instance, name: str) -> Table:
+    """Files of two leaves, one that they share, and history."""
+    properties = dm.TableProperties(
+        compaction_strategy="basic", compaction_batch_files=2, split_threshold_rows=8, split_min_rows=2
+    )
+    table = instance.create_table(name, SCHEMA, properties=properties)
+    for first in (0, 10):
+        keys = list(range(first, first + 10))
+        table.ingest(pa.table({"k": keys, "who": [k % 5 for k in keys]}))
+    table.compact()
+    table.split()
+    table.ingest(pa.table({"k": [3, 4], "who": [3, 4]}))
+    return table
+
+
+def check(instance: Instance, table: Table, folder: Path, *, begun: bool) -> None:
+    """Nobody sees the rows once they are deleted, all others are there, and nothing is lost."""
+    rows = [(row["k"], row["who"]) for row in table.query().read_all().to_pylist()]
+    expected = sorted([*((k, k % 5) for k in range(20)), (3, 3), (4, 4)])
+    assert rows == [row for row in expected if not begun or row[1] != GONE]
+    assert not instance.check(table=table.name).problems
+
+
+def is_erased(table: Table, folder: Path) -> bool:
+    files = (folder / "objects" / table._context.table.object_prefix).rglob("*.parquet")
+    return all(GONE not in pq.read_table(file)["who"].to_pylist() for file in files)
+
+
+def test_an_erasure_that_is_killed_at_each_step_in_turn_goes_on(
+    instance: Instance, erases: Erases, tmp_path: Path
+) -> None:
+    table = made(instance, "t")
+    for step in STEPS[1::3]:
+        assert erases(table, *step) == signal.SIGKILL, step
+        check(instance, table, tmp_path, begun=True)
+    assert erases(table) == 0
+    check(instance, table, tmp_path, begun=True)
+    assert is_erased(table, tmp_path)
+    reports = table.erasures()
+    assert reports[0].is_finished
+    assert reports[0].rows >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", STEPS, ids=" ".join)
+def test_an_erasure_that_is_killed_at_one_step_goes_on(
+    instance: Instance, erases: Erases, tmp_path: Path, step: tuple[str, str, str]
+) -> None:
+    table = made(instance, "t")
+    assert erases(table, *step) == signal.SIGKILL
+    check(instance, table, tmp_path, begun=step[1:] != ("begin", "before"))
+    assert erases(table) == 0
+    check(instance, table, tmp_path, begun=True)
+    assert is_erased(table, tmp_path)

@@ -1,0 +1,164 @@
+"""Compactions with marks, and deletes by values, that are killed: nothing is lost, or half done."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from keyed_tables import begun, delete_keys, keyed, seen, upsert
+from state import query
+
+from dormouse.instance import Instance, connect
+from dormouse.table import Table
+
+# Does what it is told; at the moment named it says so, and waits to be killed.
+RUNNER = """
+import pickle, sys, threading
+from dormouse.data import leaf_files
+from dormouse.files.attempts import WriteAttempts
+from dormouse.rounds import compaction, compaction_job, deleting, ingest_commit
+
+address = pickle.loads(bytes.fromhex(sys.stdin.readline()))
+what, moment = sys.argv[1:]
+
+def stop_here():
+    print("here", flush=True)
+    threading.Event().wait()
+
+def before(work):
+    def wait_first(*args, **more):
+        stop_here()
+        return work(*args, **more)
+    return wait_first
+
+def after(work):
+    def wait_last(*args, **more):
+        result = work(*args, **more)
+        stop_here()
+        return result
+    return wait_last
+
+is_compaction = what == "compact"
+module = compaction_job if is_compaction else ingest_commit
+if moment == "once it is announced":
+    WriteAttempts.begin = after(WriteAttempts.begin)
+elif moment == "before the output":
+    if is_compaction:
+        module.merge_keyed = before(module.merge_keyed)
+    else:
+        leaf_files.write_groups = before(leaf_files.write_groups)
+elif moment == "once it is written":
+    if is_compaction:
+        module.merge_keyed = after(module.merge_keyed)
+    else:
+        deleting.write_leaves = after(deleting.write_leaves)
+elif moment == "before the commit":
+    module.run_transaction = before(module.run_transaction)
+elif moment == "within the commit":
+    module.WriteAttempts.finish = staticmethod(after(module.WriteAttempts.finish))
+elif moment == "after the commit":
+    module.run_transaction = after(module.run_transaction)
+with address.open() as table:
+    if is_compaction:
+        compaction.compact(table, create=False)
+    else:
+        deleting.delete(table, {"v": 7})
+"""
+MOMENTS = [
+    "once it is announced",
+    "before the output",
+    "once it is written",
+    "before the commit",
+    "within the commit",
+    "after the commit",
+]
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
+    with connect(dsn, f"file://{tmp_path}/objects") as opened:
+        yield opened
+
+
+def killed(table: Table, what: str, moment: str) -> None:
+    """What a process does until a moment at which it is killed."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUNNER, what, moment],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin and process.stdout
+    try:
+        process.stdin.write(pickle.dumps(table._context.address).hex() + "\n")
+        process.stdin.flush()
+        line = process.stdout.readline()
+    finally:
+        process.kill()
+        _, errors = process.communicate()
+    assert line == "here\n", errors
+
+
+def the_dead_are_known(table: Table) -> None:
+    """As at a fresh embedded start."""
+    for text in (
+        "update compaction_job set leased_until = '-infinity' where table_id = %s",
+        "update write_attempt set abandoned_at = now() where table_id = %s",
+    ):
+        query(table._context.supplier, text, table._context.table.table_id)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_compaction_with_marks_that_is_killed_changes_no_row(instance: Instance, moment: str) -> None:
+    table = keyed(instance, compaction_batch_files=3, gc_delay_seconds=0, attempt_expiry_seconds=0.0)
+    upsert(table, *((key, 0) for key in range(20)))
+    upsert(table, (3, 1), (30, 1))
+    delete_keys(table, 4, 5)
+    expected = seen(table, instance)
+    assert table._context.jobs.create() == 1
+    killed(table, "compact", moment)
+    assert seen(table, instance) == expected
+    the_dead_are_known(table)
+    table.compact()
+    table.collect_garbage()
+    assert seen(table, instance) == expected
+    status = table.status()
+    assert (status.files, status.row_count, status.rows_exact) == (1, len(expected), True)
+    upsert(table, (4, 9))
+    assert seen(table, instance) == {**expected, 4: 9}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_delete_by_values_that_is_killed_is_done_or_is_not(instance: Instance, moment: str) -> None:
+    table = keyed(instance, gc_delay_seconds=0, attempt_expiry_seconds=0.0)
+    upsert(table, (1, 7), (2, 2), (3, 7))
+    upsert(table, (3, 3))
+    killed(table, "delete", moment)
+    left = {2: 2, 3: 3}
+    assert seen(table, instance) == (left if moment == "after the commit" else {1: 7, **left})
+    the_dead_are_known(table)
+    table.collect_garbage()
+    table.delete({"v": 7})
+    while table.compact().jobs_run:
+        assert seen(table, instance) == left
+    assert table.status().row_count == len(left)
+    assert instance.check(deep=True).problems == ()
+
+
+def test_marks_stay_for_a_load_that_was_killed_until_it_is_known_to_be_dead(instance: Instance) -> None:
+    table = keyed(instance, gc_delay_seconds=0)
+    upsert(table, (1, 1), (2, 7))
+    late = begun(table, (1, 5))
+    killed(table, "delete", "before the output")
+    delete_keys(table, 1)
+    table.compact()
+    assert (table.status().row_count, table.status().rows_exact) == (2, False)
+    late()
+    the_dead_are_known(table)
+    table.compact()
+    assert (table.status().row_count, table.status().rows_exact, seen(table, instance)) == (1, True, {2: 7})

@@ -1,0 +1,102 @@
+"""A year of flights, each month delivered again with corrections: equal to DuckDB's MERGE after each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.demo.flights import SCHEMA, Flights
+from dormouse.instance import connect
+
+KEYS = ["carrier", "flight", "time", "origin"]
+VALUES = [name for name in SCHEMA.names if name not in KEYS]
+KEYED = dm.Schema(
+    [SCHEMA.field(name) for name in KEYS],
+    values=[SCHEMA.field(name) for name in VALUES] + [dm.Field("delivery", dm.LONG)],
+)
+PROPERTIES = {
+    "keep": "newest_row",
+    "split_threshold_rows": 50_000,
+    "compaction_batch_files": 4,
+    "size_ratio": 1,
+    "gc_delay_seconds": 0,
+}
+# a tenth is delivered again with other delays, of which some are cancelled
+CORRECTED = """
+    select * replace (dep_delay + 1 as dep_delay, arr_delay + (flight % 7)::int as arr_delay),
+        {n} as delivery, hash(flight, time, origin, {n}) % 50 = 0 as cancelled
+    from first where month = {month} and hash(flight, time, origin, {n}) % 10 = 0
+"""
+FIRST = "select *, {n} as delivery, false as cancelled from first where month = {month}"
+
+
+def merge(db: duckdb.DuckDBPyConnection) -> None:
+    on = " and ".join(f"t.{name} = s.{name}" for name in KEYS)
+    names = [*KEYS, *VALUES, "delivery"]
+    db.execute(f"""
+        merge into expected t using delivered s on {on}
+        when matched and s.cancelled then delete
+        when matched then update set {", ".join(f"{name} = s.{name}" for name in [*VALUES, "delivery"])}
+        when not matched and not s.cancelled then
+            insert ({", ".join(names)}) values ({", ".join(f"s.{name}" for name in names)})
+    """)
+
+
+def rows_of(db: duckdb.DuckDBPyConnection, source: str) -> pa.Table:
+    columns = ", ".join(KEYED.names)
+    return db.execute(f"select {columns} from {source} order by {', '.join(KEYS)}").to_arrow_table()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("newest_by", [None, "delivery"])
+def test_a_year_that_is_delivered_again_equals_a_merge_after_each_month(
+    dsn: str, tmp_path: Path, newest_by: str | None
+) -> None:
+    db = duckdb.connect()
+    Flights().prepare(db, tmp_path, lambda _: None)
+    one = f"row_number() over (partition by {', '.join(KEYS)} order by dep_time) = 1"
+    db.execute(f"create table first as from flights qualify {one}")
+    db.execute("create table expected as select *, 0::bigint as delivery from first limit 0")
+    with connect(dsn, (tmp_path / "objects").as_uri()) as instance:
+        properties = dm.TableProperties(**PROPERTIES, newest_by=newest_by)
+        table = instance.create_table("flights", KEYED, properties=properties)
+        cut, copy = table.history.record_cut(), rows_of(db, "expected")
+        for number in range(24):
+            month, select = number // 2 + 1, CORRECTED if number % 2 else FIRST
+            db.execute(f"create or replace table delivered as {select.format(n=number, month=month)}")
+            table.upsert(db.execute("from delivered").to_arrow_table(), deletes="cancelled")
+            merge(db)
+            if number % 5 == 4:
+                table.delete({"carrier": "YV", "month": month})
+                db.execute(f"delete from expected where carrier = 'YV' and month = {month}")
+            expected = rows_of(db, "expected")
+            assert table.query().read_all().cast(expected.schema).equals(expected), number
+            if number % 3 == 2:
+                table.split()
+                table.compact(engine="local")
+                table.collect_garbage()
+            said = table.sql("select count(*), sum(dep_delay), sum(delivery) from flights").read_all()
+            told = db.execute("select count(*), sum(dep_delay), sum(delivery) from expected").fetchall()
+            assert [tuple(said.to_pylist()[0].values())] == told
+            now = table.history.record_cut()
+            changes = table.changes(cut, now).read_all()
+            db.register("changes", changes)
+            db.register("copy", copy)
+            keys = ", ".join(KEYS)
+            copy = db.execute(f"""
+                select {", ".join(KEYED.names)} from (
+                    select * from copy where ({keys}) not in (select ({keys}) from changes)
+                    union all by name
+                    select * exclude (_change) from changes where _change = 'upsert'
+                ) order by {keys}
+            """).to_arrow_table()
+            assert copy.cast(expected.schema).equals(expected), number
+            cut = now
+        while table.compact(engine="local").jobs_run:
+            pass
+        assert table.query().read_all().cast(expected.schema).equals(expected)
+        assert instance.check(deep=True).problems == ()

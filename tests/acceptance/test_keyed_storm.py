@@ -1,0 +1,199 @@
+"""Processes upsert, delete, compact, split, merge and collect a keyed table, and are killed, amid reads.
+
+Each key is one writer's, which says what it begins to do with it, and what was acknowledged. So of each read
+it is known what a key may have: what was acknowledged before it, or anything that was begun after that.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+import dormouse as dm
+from dormouse.table import Table
+
+WORKER = dedent("""
+    import json, random, sys
+    from contextlib import suppress
+    from pathlib import Path
+    import pyarrow as pa
+    import dormouse as dm
+    from dormouse.errors import FileReferenceAssignedToJob, InvalidRange, PartitionError
+
+    dsn, objects, folder, role = sys.argv[1:5]
+    stop = Path(folder, "stop")
+    def upsert(table):
+        writer = int(role.split()[1])
+        path = Path(folder, f"log {writer}")
+        number = 1 + (sum(1 for line in path.open() if line.endswith("\\n")) if path.exists() else 0)
+        keys = random.sample(range(writer, 60, 3), random.randint(1, 6))
+        kind = random.choice(["upsert", "upsert", "upsert", "mark", "keys", "values"])
+        note = {"number": number, "kind": kind, "keys": keys}
+        with path.open("a") as log:
+            log.write(json.dumps(note) + "\\n")
+            log.flush()
+            if kind == "keys":
+                table.delete({"k": keys})
+            elif kind == "values":
+                table.delete({"k": keys, "w": writer})
+            else:
+                given = {"k": keys, "n": [number] * len(keys), "w": [writer] * len(keys)}
+                marks = pa.array([kind == "mark"] * len(keys))
+                rows = pa.table(given).append_column("gone", marks)
+                table.upsert(rows, deletes="gone", engine="local")
+            log.write(json.dumps({**note, "acknowledged": True}) + "\\n")
+
+    def split(table):
+        table.split()
+        table.merge()
+        with suppress(PartitionError, InvalidRange, FileReferenceAssignedToJob):
+            leaf = random.choice(table.partitions.leaves()).partition_id
+            table.partitions.split(leaf, random.randrange(60))
+
+    work = {
+        "upsert": upsert,
+        "split": split,
+        "compact": lambda table: table.compact(engine="local"),
+        "collect": lambda table: table.collect_garbage(),
+    }[role.split()[0]]
+    with dm.connect(dsn, objects) as instance:
+        table = instance.table("t")
+        while not stop.exists():
+            work(table)
+""")
+SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("n", dm.LONG), dm.Field("w", dm.LONG)])
+WRITERS = 3
+GONE = 0
+PATIENCE_SECONDS = 600
+
+
+class Notes:
+    """What the writers noted: of each key what was begun, in its order, and what was acknowledged last."""
+
+    def __init__(self, folder: Path) -> None:
+        self.begun: dict[int, list[tuple[int, bool]]] = defaultdict(lambda: [(GONE, False)])
+        self.acknowledged: dict[int, int] = defaultdict(int)
+        for writer in range(WRITERS):
+            path = folder / f"log {writer}"
+            for line in path.read_text().splitlines() if path.exists() else ():
+                self._note(json.loads(line))
+
+    def _note(self, note: dict[str, Any]) -> None:
+        for key in note["keys"]:
+            if "acknowledged" in note:
+                self.acknowledged[key] = note["number"]
+            else:
+                self.begun[key].append((note["number"], note["kind"] == "upsert"))
+
+
+def check(found: dict[int, int], before: Notes, after: Notes) -> None:
+    """Whether a read that began after some notes and ended before others may have found this."""
+    for key in range(60):
+        may = [one for one in after.begun[key] if one[0] >= before.acknowledged[key]]
+        allowed = {number if is_row else GONE for number, is_row in may}
+        assert found.get(key, GONE) in allowed, (key, found.get(key), may)
+
+
+def read(table: Table, way: int) -> dict[int, int]:
+    rows = table.query(columns=["k", "n"]) if way else table.sql("select k, n from t order by k")
+    pairs = [tuple(row.values()) for row in rows.read_all().to_pylist()]
+    assert len(dict(pairs)) == len(pairs), "a key is there twice"
+    return dict(pairs)
+
+
+class Workers:
+    def __init__(self, roles: list[str], *arguments: str, folder: Path) -> None:
+        self._command = [sys.executable, "-c", WORKER, *arguments, str(folder)]
+        self._folder, self._roles = folder, roles
+        self.running = [self._start(role) for role in roles]
+
+    def _start(self, role: str) -> subprocess.Popen[bytes]:
+        with (self._folder / "errors").open("a") as errors:
+            return subprocess.Popen([*self._command, role], stderr=errors)
+
+    def kill_one(self, rng: random.Random) -> None:
+        at = rng.randrange(len(self._roles))
+        self.running[at].kill()
+        self._ended(self.running[at], -signal.SIGKILL)
+        self.running[at] = self._start(self._roles[at])
+
+    def check(self) -> None:
+        for process in self.running:
+            assert process.poll() is None, (self._folder / "errors").read_text()
+
+    def end(self) -> None:
+        (self._folder / "stop").touch()
+        for process in self.running:
+            self._ended(process, 0)
+
+    def leave_nobody(self) -> None:
+        for process in self.running:
+            process.kill()
+            process.wait()
+
+    def _ended(self, process: subprocess.Popen[bytes], code: int) -> None:
+        process.wait()
+        assert process.returncode == code, (self._folder / "errors").read_text()
+
+
+def storm(dsn: str, folder: Path, roles: list[str], seconds: float, kills: bool, **properties: Any) -> None:
+    objects, rng = (folder / "objects").as_uri(), random.Random(27)
+    given = dm.TableProperties(
+        keep="newest_row",
+        compaction_strategy="basic",
+        compaction_batch_files=2,
+        gc_delay_seconds=0,
+        split_threshold_rows=40,
+        split_min_rows=4,
+        merge_threshold_rows=20,
+        **properties,
+    )
+    with dm.connect(dsn, objects) as instance:
+        table = instance.create_table("t", SCHEMA, properties=given)
+        workers = Workers(roles, dsn, objects, folder=folder)
+        try:
+            began, turns = time.monotonic(), 0
+            # on a machine that is busy, until enough was done
+            while time.monotonic() - began < seconds or len(Notes(folder).acknowledged) < 30:
+                assert time.monotonic() - began < PATIENCE_SECONDS
+                before = Notes(folder)
+                found = read(table, turns % 2)
+                check(found, before, Notes(folder))
+                turns += 1
+                workers.check()
+                if kills and turns % 5 == 0:
+                    workers.kill_one(rng)
+            workers.end()
+        finally:
+            workers.leave_nobody()
+        notes = Notes(folder)
+        found = read(table, 0)
+        check(found, notes, notes)
+        while table.compact(engine="local").jobs_run:
+            assert read(table, 1) == found
+        table.collect_garbage()
+        assert read(table, 0) == found
+        assert instance.check(deep=True).problems == ()
+
+
+def test_what_was_acknowledged_is_there_amid_a_short_storm(dsn: str, tmp_path: Path) -> None:
+    storm(dsn, tmp_path, ["upsert 0", "upsert 1", "upsert 2", "compact", "split"], 3, kills=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("newest_by", [None, "n"])
+def test_what_was_acknowledged_is_there_amid_a_long_storm(
+    dsn: str, tmp_path: Path, newest_by: str | None
+) -> None:
+    roles = ["upsert 0", "upsert 1", "upsert 2", "compact", "compact", "split", "collect"]
+    storm(dsn, tmp_path, roles, 60, kills=True, newest_by=newest_by)

@@ -1,0 +1,27 @@
+"""People who have one of the instance's managed policies, and no other right."""
+
+from __future__ import annotations
+
+from dormouse.settings.resources import stack_name
+from tests.deploy_local.cloud import Cloud
+
+NAMES = ("operator", "reader")
+
+
+def arrive(cloud: Cloud, name: str) -> dict[str, str]:
+    """The environment in which this one runs commands."""
+    iam, policies = cloud.client("iam"), stack_name("local", "policies")
+    (stack,) = cloud.client("cloudformation").describe_stacks(StackName=policies)["Stacks"]
+    outputs = {one["OutputKey"]: one["OutputValue"] for one in stack["Outputs"]}
+    iam.create_user(UserName=name)
+    iam.attach_user_policy(UserName=name, PolicyArn=outputs[f"{name.capitalize()}Arn"])
+    key = iam.create_access_key(UserName=name)["AccessKey"]
+    return {"AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"]}
+
+
+def leave(cloud: Cloud) -> None:
+    """IAM deletes no policy that somebody has."""
+    iam = cloud.client("iam")
+    for name in NAMES:
+        for policy in iam.list_attached_user_policies(UserName=name)["AttachedPolicies"]:
+            iam.detach_user_policy(UserName=name, PolicyArn=policy["PolicyArn"])

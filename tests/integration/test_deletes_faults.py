@@ -1,0 +1,180 @@
+"""The model of deletes finds faults that are planted: each reader, job and round is wrong in one way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+import dormouse as dm
+from dormouse.files import deletions as files_deletions
+from dormouse.files.deletions import Deletions
+from dormouse.files.erasures import Erasure
+from dormouse.files.reads import PlannedRows
+from dormouse.files.store import FileReferenceStore
+from dormouse.instance import Instance
+from dormouse.postgres.queries import Query
+from dormouse.query import changes as query_changes
+from dormouse.query import table_view
+from dormouse.query.planner import QueryPlan
+from dormouse.query.reach import Reach
+from dormouse.rounds import compaction_job, looking
+from dormouse.rounds.job_deletions import JobDeletions
+from tests.integration.test_deletes_model import DeletesMachine
+
+EXAMPLES_MAX, STEPS = 400, 30
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def later_rows(patch: pytest.MonkeyPatch) -> None:
+    """A deletion is of the rows that came after it, too."""
+    real = Reach.of
+    patch.setattr(Reach, "of", lambda self, till, *facts: real(self, 0, *facts))
+
+
+def applied_twice(patch: pytest.MonkeyPatch) -> None:
+    """An output does not tell what its job applied, so that it is applied again to rows that came later."""
+    real = compaction_job._request
+    patch.setattr(compaction_job, "_request", lambda *given: replace(real(*given), deletions_till=0))
+
+
+def lost_in_jobs(patch: pytest.MonkeyPatch) -> None:
+    """A job says that it applied what it did not."""
+    patch.setattr(JobDeletions, "remains", lambda self, schema: [None] * len(self.of_inputs))
+
+
+def seen_too_late(patch: pytest.MonkeyPatch) -> None:
+    """A job looks which deletions there are when it commits, and not before it reads."""
+    real = compaction_job._commit
+
+    def late(context: Any, job: Any, attempt: Any, name: str, facts: Any, till: int) -> None:
+        real(context, job, attempt, name, facts, JobDeletions.of(context, job).till)
+
+    patch.setattr(compaction_job, "_commit", late)
+
+
+def lost_at_splits(patch: pytest.MonkeyPatch) -> None:
+    """Of a file that partitions share, a deletion is not taken."""
+    real = table_view.plan
+
+    def lost(page: Any, references: Any, deletions: Any = ()) -> QueryPlan:
+        listed = list(references)
+        shared = {one.filename for one in listed if not one.only}
+        made = real(page, listed, deletions)
+        groups = tuple(
+            tuple(replace(scan, deletions=()) if scan.filename in shared else scan for scan in group)
+            for group in made.groups
+        )
+        return replace(made, groups=groups)
+
+    patch.setattr(table_view, "plan", lost)
+
+
+def retired_early(patch: pytest.MonkeyPatch) -> None:
+    """A deletion is retired while files have its rows."""
+    every = Query("not_needed", "All.", "select unnest(%(deletion_ids)s::bigint[])")
+    patch.setitem(files_deletions._QUERIES._queries, "not_needed", every)
+
+
+def unknown_to_moments(patch: pytest.MonkeyPatch) -> None:
+    """A moment does not know the deletions of before it."""
+    real = FileReferenceStore.planned_at
+
+    def none(self: FileReferenceStore, *given: Any) -> tuple[int, PlannedRows]:
+        since, rows = real(self, *given)
+        return since, PlannedRows(rows.references, ())
+
+    patch.setattr(FileReferenceStore, "planned_at", none)
+
+
+def known_to_all_moments(patch: pytest.MonkeyPatch) -> None:
+    """A moment knows the deletions of after it, too."""
+    real = FileReferenceStore.planned_at
+
+    def every(self: FileReferenceStore, *given: Any) -> tuple[int, PlannedRows]:
+        since, rows = real(self, *given)
+        pending = [(one.deletion_id, one.condition) for one in Deletions(self).list()]
+        return since, PlannedRows(rows.references, list({**dict(rows.deletions), **dict(pending)}.items()))
+
+    patch.setattr(FileReferenceStore, "planned_at", every)
+
+
+def lost_by_looks(patch: pytest.MonkeyPatch) -> None:
+    """A look forgets which rows it has found."""
+    real = looking.count
+    patch.setattr(looking, "count", lambda *given: dict(list(real(*given).items())[1:]))
+
+
+def not_restored(patch: pytest.MonkeyPatch) -> None:
+    """A restore leaves deletions as they are."""
+    patch.setattr(Deletions, "restore", lambda self, snapshot, conn: None)
+
+
+def told_twice(patch: pytest.MonkeyPatch) -> None:
+    """Changes tell rows as deleted that an earlier deletion took."""
+    patch.setattr(query_changes, "_earlier", lambda deletions, than: ())
+
+
+def history_kept(patch: pytest.MonkeyPatch) -> None:
+    """An erasure looks at no file that nothing refers to any more."""
+    real = Erasure.candidates
+
+    def live(self: Erasure) -> Iterator[Sequence[Any]]:
+        known = {one.filename for one in self._store.file_references()}
+        for page in real(self):
+            if some := [one for one in page if one.filename in known]:
+                yield some
+
+    patch.setattr(Erasure, "candidates", live)
+
+
+def output_not_looked_at(patch: pytest.MonkeyPatch) -> None:
+    """An erasure lets jobs that began before it go on, and does not look at what they commit."""
+    patch.setattr(Erasure, "release_others", lambda self, *, running_too: 0)
+    patch.setattr(Erasure, "referenced", lambda self: (0, 0))
+
+
+FAULTS = [
+    later_rows,
+    applied_twice,
+    lost_in_jobs,
+    seen_too_late,
+    lost_at_splits,
+    retired_early,
+    unknown_to_moments,
+    known_to_all_moments,
+    lost_by_looks,
+    not_restored,
+    told_twice,
+    history_kept,
+    output_not_looked_at,
+]
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
+    with dm.connect(dsn, tmp_path.as_uri()) as found:
+        yield found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
+def test_the_model_finds_it(instance: Instance, monkeypatch: pytest.MonkeyPatch, plant: Plant) -> None:
+    plant(monkeypatch)
+    machine = type("Machine", (DeletesMachine,), {"instance": instance, "layout": "file_table"})
+    found = settings(
+        max_examples=EXAMPLES_MAX,
+        stateful_step_count=STEPS,
+        deadline=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+        print_blob=False,
+    )
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(machine, settings=found)  # type: ignore[no-untyped-call]

@@ -1,0 +1,309 @@
+"""Erasures: what is erased is in no file, moment, object or version, and everything else is as it was."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import dormouse as dm
+from dormouse.errors import CutExpired, InvalidInput, InvalidQuery, JobFailed, TableBusy
+from dormouse.files.erasures import Erasure
+from dormouse.files.holds import held
+from dormouse.files.layout import LAYOUTS
+from dormouse.instance import Instance, connect
+from dormouse.rounds.erasing import EraseReport
+from dormouse.table import Table
+
+SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("who", dm.STRING), dm.Field("v", dm.LONG)])
+GONE = "person 3"
+PROPERTIES: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
+    with connect(dsn, f"file://{tmp_path}/objects") as opened:
+        yield opened
+
+
+def data(*keys: int, v: int = 0) -> pa.Table:
+    return pa.table(
+        {"k": list(keys), "who": [f"person {k % 7}" for k in keys], "v": [v] * len(keys)},
+        schema=pa.schema(
+            [
+                pa.field("k", pa.int64(), nullable=False),
+                pa.field("who", pa.string(), nullable=False),
+                pa.field("v", pa.int64(), nullable=False),
+            ]
+        ),
+    )
+
+
+def made(instance: Instance, layout: str = "file_table", **properties: Any) -> Table:
+    given = dm.TableProperties(**{**PROPERTIES, **properties})
+    return instance.create_table("t", SCHEMA, layout=layout, split_points=[100], properties=given)
+
+
+def people(table: Table, as_of: Any = None, where: Any = None) -> list[tuple[int, str]]:
+    rows = table.query(where, ["k", "who"], as_of=as_of).read_all().to_pylist()
+    return [(row["k"], row["who"]) for row in rows]
+
+
+def on_disk(folder: Path) -> list[tuple[Path, str]]:
+    """Every row of every Parquet file below a folder, wherever it is."""
+    return [
+        (path, row["who"])
+        for path in folder.rglob("*.parquet")
+        for row in pq.read_table(path, columns=["who"]).to_pylist()
+    ]
+
+
+def is_erased(folder: Path) -> bool:
+    return GONE not in {who for _, who in on_disk(folder)}
+
+
+def quick(table: Table, where: Any = None, **given: Any) -> EraseReport:
+    return table.erase({"who": GONE} if where is None else where, **{"wait_seconds": 0.0, **given})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_erased_is_in_no_file_and_no_moment_and_the_rest_is_as_it_was(
+    instance: Instance, tmp_path: Path, layout: str
+) -> None:
+    table = made(instance, layout)
+    table.ingest(data(*range(20), 105))
+    table.ingest(data(*range(50, 60), 106))
+    cut = table.history.record_cut("before")
+    table.compact()  # the inputs are history
+    tried = table.erase({"who": GONE}, dry_run=True)
+    assert (tried.deletion_id, tried.rows, tried.is_finished) == (None, 2 * 5, False), "in inputs and output"
+    assert not table.deletions()
+    expected = [one for one in people(table) if one[1] != GONE]
+    report = quick(table)
+    assert report.is_finished
+    assert (report.deletion_id, report.rows, report.files, report.backups) == (1, tried.rows, tried.files, ())
+    assert report.files_looked_at == tried.files_looked_at
+    assert people(table) == expected
+    assert is_erased(tmp_path), "not even as history"
+    for moment in (cut, "before", cut.recorded_at):
+        with pytest.raises(CutExpired, match=r"erased for ever from .* \(deletion 1\)"):
+            people(table, moment)
+    assert people(table, cut, {"k": dm.Range(min=100)}) == [(105, "person 0"), (106, "person 1")]
+    with pytest.raises(CutExpired, match="erased for ever"):
+        table.changes(after=cut).read_all()
+    with pytest.raises(CutExpired, match="erased for ever"):
+        table.restore(to=cut)
+    assert table.erasures() == [report]
+    assert not instance.check(deep=True).problems
+    table.collect_garbage()
+    assert people(table) == expected
+    table.ingest(data(3))
+    assert (3, GONE) in people(table), "what comes later stays"
+
+
+def test_files_that_partitions_share_and_rows_that_none_refers_to(instance: Instance, tmp_path: Path) -> None:
+    table = made(instance, split_threshold_rows=10, split_min_rows=2)
+    table.ingest(data(*range(30)))
+    while table.split().partitions_split:
+        pass
+    leaf = table.partitions.leaves()[0]
+    table._context.jobs.create_of_shared([leaf.partition_id])
+    from dormouse.rounds.compaction import compact
+
+    compact(table._context, create=False)
+    expected = [one for one in people(table) if one[1] != GONE]
+    report = quick(table, {"k": dm.Range(0, 5), "who": GONE})
+    assert report.rows == 2, "in the leaf's own file, and in the one that the others still share"
+    assert [k for k, who in people(table) if who == GONE] == [10, 17, 24]
+    quick(table)
+    assert people(table) == expected
+    assert is_erased(tmp_path)
+
+
+def test_earlier_deletions_and_undone_ones(instance: Instance, tmp_path: Path) -> None:
+    table = made(instance)
+    table.ingest(data(*range(20)))
+    before = table.history.record_cut("before")
+    table.delete({"k": 3})
+    table.delete({"who": GONE})
+    report = quick(table)
+    assert report.rows == 3, "that they were deleted before does not hide them"
+    assert is_erased(tmp_path)
+    assert len(people(table)) == 17
+    with pytest.raises(CutExpired):
+        people(table, before)
+    assert not table.deletions(), "no file needs any of them"
+
+
+def test_jobs_lose_their_files_and_commit_nothing(instance: Instance, tmp_path: Path) -> None:
+    table = made(instance)
+    table.ingest(data(*range(5)))
+    table.ingest(data(*range(5, 10)))
+    context = table._context
+    context.jobs.create()
+    [job] = context.jobs.take(1)  # as by a process that was killed
+    report = quick(table)
+    assert report.is_finished
+    assert is_erased(tmp_path)
+    from dormouse.rounds.compaction_job import run_compaction
+
+    assert run_compaction(context, job, 0).outcome == "superseded"
+    assert is_erased(tmp_path)
+    assert len(people(table)) == 9
+
+
+def test_a_writer_that_began_before_is_named_until_it_has_ended(instance: Instance, tmp_path: Path) -> None:
+    table = made(instance)
+    table.ingest(data(*range(5)))
+    context = table._context
+    with context.attempts.attempt(context.table) as attempt:
+        name = attempt.object_name("left")
+        copied(table, tmp_path, name)
+        report = quick(table)
+        assert [attempt.attempt_id in one for one in report.open] == [True]
+        assert not report.is_finished
+        assert not is_erased(tmp_path)
+    assert (tmp_path / "objects" / name).exists()
+    again = quick(table)
+    assert (again.deletion_id, again.is_finished) == (1, False), "the attempt ended without telling"
+    last = quick(table, abandon_writers=True)
+    assert (last.deletion_id, last.rows, last.is_finished) == (1, 1, True)
+    assert is_erased(tmp_path)
+    assert table.erasures() == [last]
+
+
+def copied(table: Table, folder: Path, name: str) -> None:
+    """A file of the table, as another object."""
+    source = next(file.filename for file in table.file_page() if "left" not in file.filename)
+    target = folder / "objects" / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(folder / "objects" / source, target)
+
+
+def test_objects_that_the_database_does_not_know_are_looked_at(instance: Instance, tmp_path: Path) -> None:
+    table = made(instance)
+    table.ingest(data(*range(5)))
+    prefix = table._context.table.object_prefix
+    copied(table, tmp_path, f"{prefix}0/{'a' * 32}/0-other.parquet")
+    strange = tmp_path / "objects" / f"{prefix}0/{'b' * 32}/0-strange.parquet"
+    strange.parent.mkdir(parents=True)
+    strange.write_bytes(b"no Parquet")
+    report = quick(table)
+    assert (report.rows, report.files, report.objects_looked_at) == (2, 2, 2)
+    assert [one.split(":")[0].endswith("strange.parquet") for one in report.unreadable] == [True]
+    strange.unlink()
+    assert is_erased(tmp_path)
+
+
+def test_consumers_are_waited_for_and_told(instance: Instance) -> None:
+    table = made(instance)
+    table.ingest(data(*range(10)))
+    quicker, late = table.consumer("quick"), table.consumer("late")
+    table.ingest(data(3))
+    done = threading.Event()
+
+    def read() -> None:
+        while not table.deletions() and not done.wait(0.01):
+            pass
+        for consumer in (quicker,):
+            rows = consumer.read().read_all().to_pylist()
+            kinds.extend((row["_change"], row["k"]) for row in rows)
+            consumer.acknowledge()
+
+    kinds: list[tuple[str, int]] = []
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        report = table.erase({"who": GONE}, wait_seconds=3.0)
+    finally:
+        done.set()
+        reader.join()
+    assert report.consumers == ("late",)
+    assert sorted(kinds) == [("delete", 3), ("delete", 3), ("insert", 3)]
+    with pytest.raises(CutExpired, match="erased for ever"):
+        late.read().read_all()
+    table.ingest(data(8))
+    assert [row["k"] for row in quicker.read().read_all().to_pylist()] == [8]
+
+
+def test_a_backup_that_is_being_taken_is_not_damaged(instance: Instance, tmp_path: Path) -> None:
+    table = made(instance)
+    table.ingest(data(*range(5)))
+    with held(table._context.supplier, "backup 2026"), pytest.raises(TableBusy, match="'backup 2026"):
+        quick(table)
+    assert [who for _, who in people(table) if who == GONE] == []
+    report = quick(table)
+    assert (report.deletion_id, report.rows, report.is_finished) == (1, 1, True)
+    assert is_erased(tmp_path)
+
+
+def test_a_file_that_cannot_be_merged_is_named(instance: Instance, tmp_path: Path) -> None:
+    table = made(instance, compaction_attempts_max=1)
+    table.ingest(data(*range(5)))
+    [file] = table.file_page()
+    digest = "update file set digest = gen_random_uuid()"
+    with table._context.supplier.connection() as conn:
+        conn.execute(digest)
+    with pytest.raises(JobFailed, match=f"deleted and not erased.*{file.filename}"):
+        quick(table)
+    assert len(people(table)) == 4
+
+
+def test_a_restore_meanwhile_is_told(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = made(instance)
+    table.ingest(data(*range(5)))
+    cut = table.history.record_cut()
+    found = Erasure.referenced
+
+    def restored(self: Erasure) -> tuple[int, int]:
+        monkeypatch.undo()
+        table.restore(to=cut)
+        return found(self)
+
+    monkeypatch.setattr(Erasure, "referenced", restored)
+    with pytest.raises(TableBusy, match="was restored"):
+        quick(table)
+    assert len(people(table)) == 5
+    assert quick(table).deletion_id == 2
+
+
+def test_bad_conditions(instance: Instance) -> None:
+    table = made(instance)
+    table.ingest(data(1))
+    with pytest.raises(InvalidQuery, match="is no condition"):
+        table.erase({})
+    with pytest.raises(InvalidQuery, match="unknown column"):
+        table.erase({"whom": GONE})
+    with pytest.raises(InvalidInput, match="engine"):
+        table.erase({"who": GONE}, engine="stone")  # type: ignore[arg-type]
+    assert not table.deletions()
+    assert not table.erasures()
+
+
+def test_open_queries_go_on_or_say_that_they_were_overtaken(instance: Instance) -> None:
+    table = made(instance)
+    table.ingest(data(*range(5), *range(100, 2000)))
+    reader = table.query({"k": dm.Range(min=104)})
+    quick(table, {"k": dm.Range(0, 5), "who": GONE})
+    assert sum(batch.num_rows for batch in reader) == 1896
+
+
+def test_of_a_keyed_table_every_row_of_a_key_is_erased(instance: Instance, tmp_path: Path) -> None:
+    """Also those that others had replaced, and marks of deletion; by values it is refused."""
+    table = made(instance, keep="newest_row")
+    table.ingest(data(*range(20)))
+    table.upsert(data(*range(2, 9), v=1))
+    table.delete({"k": 9, "v": 0})
+    with pytest.raises(InvalidQuery, match="which keeps one row a key: name row keys, as its older rows have other values"):
+        quick(table)
+    quick(table, {"k": [3, 9, 10, 17]})
+    assert [k for k, _ in people(table)] == [k for k in range(20) if k not in {3, 9, 10, 17}]
+    assert is_erased(tmp_path)
+    table.upsert(data(3, v=2))
+    assert people(table, where={"k": 3}) == [(3, GONE)]

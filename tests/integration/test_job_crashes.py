@@ -1,0 +1,282 @@
+"""Workers that are killed, stopped or cut off at any step: each job ends once, and nothing is lost."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dormouse.jobs import JobStore, Progress, Worker
+from dormouse.jobs.claims import Claims
+from dormouse.postgres import ConnectionSupplier
+from tests.job_worker import LEASE_SECONDS, hold, job_worker
+from tests.working import Working, job_store, until
+
+
+@pytest.fixture
+def jobs(supplier: ConnectionSupplier, tmp_path: Path) -> JobStore:
+    return job_store(supplier, tmp_path / "objects")
+
+
+def end_leases(supplier: ConnectionSupplier) -> None:
+    """As if all workers that there are had told nothing for too long."""
+    with supplier.connection() as conn:
+        conn.execute("update job_worker set lease_until = clock_timestamp() - interval '1 second'")
+
+
+def count_ended(supplier: ConnectionSupplier) -> int:
+    with supplier.connection() as conn:
+        return int(conn.execute("select count(*) from ended_job").fetchall()[0][0])
+
+
+def holding(jobs: JobStore, file: Path) -> str:
+    """A job that runs until the file is gone, and is running."""
+    job_id = jobs.start("hold", {"file": str(file)})
+    until(file.exists)
+    return job_id
+
+
+def test_the_job_of_a_killed_worker_is_run_by_another(
+    jobs: JobStore, supplier: ConnectionSupplier, dsn: str, tmp_path: Path
+) -> None:
+    with job_worker(dsn, tmp_path / "objects") as first:
+        job_id = holding(jobs, tmp_path / "held")
+        first.kill()
+        first.wait()
+    (tmp_path / "held").unlink()
+    assert not jobs.status(job_id).is_waiting
+    end_leases(supplier)
+    jobs.worker({"hold": lambda request, progress: "second"}).run(drain=True)
+    assert jobs.result(job_id) == "second"
+    assert jobs.status(job_id).attempts == 2
+    assert count_ended(supplier) == 1
+
+
+def test_a_worker_that_was_stopped_past_its_lease_finishes_nothing(
+    jobs: JobStore, supplier: ConnectionSupplier, dsn: str, tmp_path: Path
+) -> None:
+    """Another has run its job meanwhile: the first one's result replaces nothing."""
+    with job_worker(dsn, tmp_path / "objects") as first:
+        job_id = holding(jobs, tmp_path / "held")
+        first.send_signal(signal.SIGSTOP)
+        end_leases(supplier)
+        jobs.worker({"hold": lambda request, progress: "second"}).run(drain=True)
+        assert jobs.result(job_id) == "second"
+        (tmp_path / "held").unlink()
+        first.send_signal(signal.SIGCONT)
+        first.terminate()
+        told = first.stdout.read()  # type: ignore[union-attr]
+    assert "complete=0" in told
+    assert "lost=1" in told
+    assert jobs.result(job_id) == "second"
+    assert jobs.status(job_id).attempts == 2
+    assert count_ended(supplier) == 1
+
+
+def test_a_lease_that_is_over_is_over_though_nobody_took_the_job(
+    jobs: JobStore, supplier: ConnectionSupplier, dsn: str, tmp_path: Path
+) -> None:
+    """The worker that goes on is another one from then on, which takes the job again."""
+    with job_worker(dsn, tmp_path / "objects") as worker:
+        job_id = holding(jobs, tmp_path / "held")
+        worker.send_signal(signal.SIGSTOP)
+        end_leases(supplier)
+        (tmp_path / "held").unlink()
+        worker.send_signal(signal.SIGCONT)
+        until((tmp_path / "held").exists)
+        assert jobs.status(job_id).attempts == 2
+        (tmp_path / "held").unlink()
+        until(lambda: jobs.status(job_id).has_ended)
+        worker.terminate()
+        told = worker.stdout.read()  # type: ignore[union-attr]
+    assert ("complete=1" in told, "lost=1" in told) == (True, True)
+    assert count_ended(supplier) == 1
+
+
+def test_a_job_that_its_processes_die_of_fails(
+    jobs: JobStore, supplier: ConnectionSupplier, dsn: str, tmp_path: Path
+) -> None:
+    job_id = jobs.start("die", None)
+    for number in range(1, 4):
+        with job_worker(dsn, tmp_path / "objects") as process:
+            process.wait()
+        assert jobs.status(job_id).attempts == number
+        end_leases(supplier)
+    other = jobs.start("hold", None)
+    jobs.worker({"hold": lambda request, progress: "well"}).run(drain=True)
+    job = jobs.status(job_id)
+    assert (job.state, job.attempts) == ("FAILED", 3)
+    assert (job.error or "").startswith("the processes of 3 workers that ran it died, the last was process ")
+    assert jobs.result(other) == "well"
+
+
+def test_a_cancelled_job_whose_worker_dies_is_cancelled(
+    jobs: JobStore, supplier: ConnectionSupplier, dsn: str, tmp_path: Path
+) -> None:
+    with job_worker(dsn, tmp_path / "objects") as first:
+        job_id = holding(jobs, tmp_path / "held")
+        assert jobs.cancel(job_id).is_cancelled
+        first.kill()
+        first.wait()
+    end_leases(supplier)
+    jobs.worker({"other": hold}).run(drain=True)
+    assert jobs.status(job_id).state == "CANCELLED"
+
+
+def test_a_limit_holds_for_all_workers_and_when_they_die(
+    jobs: JobStore, supplier: ConnectionSupplier, dsn: str, tmp_path: Path
+) -> None:
+    jobs.limit("hold", 1)
+    with job_worker(dsn, tmp_path / "objects") as first:
+        holding(jobs, tmp_path / "first")
+        second = jobs.start("hold", {"file": str(tmp_path / "second")})
+        # a worker with free threads finds nothing that it may run
+        assert jobs.worker({"hold": hold}).run(drain=True).complete == 0
+        assert jobs.status(second).is_waiting
+        first.kill()
+        first.wait()
+    end_leases(supplier)
+    jobs.worker({"hold": lambda request, progress: "well"}).run(drain=True)
+    assert {job.state for job in jobs.list("hold")} == {"COMPLETE"}
+
+
+def test_a_limit_holds_while_many_claim_at_once(jobs: JobStore) -> None:
+    lock, running, most = threading.Lock(), 0, 0
+
+    def work(request: Any, progress: Progress) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        threading.Event().wait(0.002)
+        with lock:
+            running -= 1
+
+    jobs.limit("work", 3)
+    ids = [jobs.start("work", number) for number in range(60)]
+    workers = [jobs.worker({"work": work}, threads=4) for _ in range(4)]
+    threads = [threading.Thread(target=worker.run) for worker in workers]
+    for thread in threads:
+        thread.start()
+    until(lambda: not jobs.list("work", "PROCESSING"))
+    for worker, thread in zip(workers, threads, strict=True):
+        worker.stop()
+        thread.join()
+    assert most == 3
+    assert all(jobs.status(job_id).state == "COMPLETE" for job_id in ids)
+
+
+def test_a_limit_that_is_raised_or_gone_lets_more_run(jobs: JobStore) -> None:
+    gate = threading.Event()
+    jobs.limit("work", 1)
+    for number in range(4):
+        jobs.start("work", number)
+
+    def running() -> int:
+        return sum(not job.is_waiting for job in jobs.list("work"))
+
+    with Working(jobs.worker({"work": lambda *_: gate.wait()}, threads=4)):
+        until(lambda: running() == 1)
+        jobs.limit("work", 2)
+        until(lambda: running() == 2)
+        jobs.limit("work", None)
+        until(lambda: running() == 4)
+        gate.set()
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+STEPS = ("register", "look", "claim", "awake", "finish", "take_over", "leave")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("nth", [1, 2])
+def test_killed_at_any_step_each_job_ends_once(
+    jobs: JobStore,
+    supplier: ConnectionSupplier,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    when: str,
+    nth: int,
+) -> None:
+    ids = [jobs.start("work", number) for number in range(3)]
+    worker = jobs.worker({"work": lambda request, progress: request * 2}, threads=1)
+    _kill_at(monkeypatch, step, when, nth)
+    with monkeypatch.context() as patched:
+        if step != "leave":
+            patched.setattr(Worker, "_leave", lambda self: None)
+        try:
+            worker.run(drain=True)
+        except Killed:
+            monkeypatch.undo()
+    monkeypatch.undo()
+    end_leases(supplier)
+    jobs.worker({"work": lambda request, progress: request * 2}).run(drain=True)
+    assert [jobs.result(job_id) for job_id in ids] == [0, 2, 4]
+    assert count_ended(supplier) == 3
+
+
+def _kill_at(monkeypatch: pytest.MonkeyPatch, step: str, when: str, nth: int) -> None:
+    method: Callable[..., Any] = getattr(Claims, step)
+    calls = 0
+
+    def fatal(*args: Any, **more: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls < nth:
+            return method(*args, **more)
+        if when == "after":
+            method(*args, **more)
+        raise Killed
+
+    monkeypatch.setattr(Claims, step, fatal)
+
+
+def test_a_worker_that_is_interrupted_gives_its_jobs_back(jobs: JobStore) -> None:
+    began, seen = threading.Event(), []
+
+    def work(request: Any, progress: Progress) -> None:
+        began.set()
+        while True:
+            try:
+                progress()
+            except BaseException as error:
+                seen.append(type(error).__name__)
+                raise
+            threading.Event().wait(0.002)
+
+    job_id = jobs.start("work", None)
+    worker = jobs.worker({"work": work})
+    with Working(worker):
+        began.wait()
+        worker.stop()
+        worker.stop()
+    assert jobs.status(job_id).is_waiting
+    until(lambda: seen == ["JobLost"])
+    jobs.worker({"work": lambda *_: "again"}).run(drain=True)
+    assert jobs.result(job_id) == "again"
+
+
+def test_a_database_that_goes_away_for_a_while_loses_no_job(
+    jobs: JobStore, supplier: ConnectionSupplier
+) -> None:
+    """All sessions are ended again and again while jobs run."""
+    with Working(jobs.worker({"work": lambda request, progress: request}, lease_seconds=LEASE_SECONDS)):
+        ids = []
+        for number in range(20):
+            ids.append(jobs.start("work", number, job_id=f"job-{number}"))
+            with supplier.connection() as conn:
+                conn.execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity "
+                    "where datname = current_database() and pid <> pg_backend_pid()"
+                )
+        until(lambda: all(jobs.status(job_id).has_ended for job_id in ids))
+    assert [jobs.result(job_id) for job_id in ids] == list(range(20))
+    assert count_ended(supplier) == 20

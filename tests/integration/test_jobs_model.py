@@ -1,0 +1,215 @@
+"""A model of jobs: starts, claims, ends, deaths and cancellations in any order, beside a dictionary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from dormouse.jobs import JobStore
+from dormouse.jobs.claims import DEATHS_MAX, Claims, Ending
+from dormouse.jobs.job import Claim
+from dormouse.postgres import ConnectionSupplier
+from tests.working import job_store
+
+KINDS = ("a", "b")
+LIMITED, LIMIT = "b", 2
+LONG_SECONDS = 3_600.0
+
+
+@dataclass
+class Known:
+    """A job as it must be."""
+
+    kind: str
+    number: int
+    state: str = "PROCESSING"
+    holder: UUID | None = None
+    token: int = 0
+    deaths: int = 0
+    is_cancelled: bool = False
+    result: int | None = None
+
+
+@dataclass
+class Hand:
+    """A worker, and the claims that it believes to have."""
+
+    worker_id: UUID
+    is_dead: bool = False
+    claims: list[Claim] = field(default_factory=list)
+
+
+class Jobs(RuleBasedStateMachine):
+    store: JobStore
+    supplier: ConnectionSupplier
+
+    ids = Bundle("ids")
+    workers = Bundle("workers")
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.supplier.connection() as conn:
+            conn.execute("truncate job, ended_job, job_worker")
+        self.claims = Claims(self.supplier)
+        self.store.limit(LIMITED, LIMIT)
+        self.kind_ids = {kind: self.store._kind_id(kind) for kind in KINDS}
+        self.jobs: dict[str, Known] = {}
+        self.started = 0
+
+    @rule(target=ids, kind=st.sampled_from(KINDS))
+    def start(self, kind: str) -> str:
+        self.started += 1
+        job_id = self.store.start(kind, self.started)
+        self.jobs[job_id] = Known(kind, self.started)
+        return job_id
+
+    @rule(job_id=ids)
+    def start_again(self, job_id: str) -> None:
+        self.store.start(self.jobs[job_id].kind, -1, job_id=job_id)
+
+    @rule(target=workers)
+    def register(self) -> Hand:
+        hand = Hand(uuid4())
+        self.claims.register(hand.worker_id, list(self.kind_ids.values()), "model", LONG_SECONDS)
+        return hand
+
+    @rule(hand=workers, kind=st.sampled_from(KINDS), count=st.integers(1, 3))
+    def claim(self, hand: Hand, kind: str, count: int) -> None:
+        found = self.claims.claim(hand.worker_id, {self.kind_ids[kind]: count}, {}, limited=kind == LIMITED)
+        free = count
+        if kind == LIMITED:
+            running = sum(job.holder is not None for job in self.jobs.values() if job.kind == kind)
+            free = max(0, min(count, LIMIT - running))
+        waiting = [
+            job_id
+            for job_id, job in self.jobs.items()
+            if (job.kind, job.state, job.holder) == (kind, "PROCESSING", None)
+        ]
+        expected = [] if hand.is_dead else waiting[:free]
+        assert [one.job_id for one in found] == expected
+        for one in found:
+            job = self.jobs[one.job_id]
+            job.holder, job.token = hand.worker_id, job.token + 1
+            assert one.token == job.token
+            hand.claims.append(one)
+
+    @rule(hand=workers, state=st.sampled_from(["COMPLETE", "FAILED", "CANCELLED"]), count=st.integers(1, 4))
+    def finish(self, hand: Hand, state: str, count: int) -> None:
+        """Also by the dead, of what others have since, and what ended."""
+        mine, hand.claims = hand.claims[:count], hand.claims[count:]
+        if not mine:
+            return
+        results = [(one, str(one.number)) for one in mine] if state == "COMPLETE" else []
+        endings = [Ending(one, state, (None, None, None), "x") for one in mine]  # type: ignore[arg-type]
+        ended = self.claims.finish(hand.worker_id, endings, results)
+        for one in mine:
+            job = self.jobs[one.job_id]
+            is_own = not hand.is_dead and (job.holder, job.token) == (hand.worker_id, one.token)
+            assert (one.job_key in ended) == is_own
+            if is_own:
+                job.state, job.holder = state, None
+                job.result = one.number if state == "COMPLETE" else None
+
+    @rule(hand=workers, count=st.integers(1, 4))
+    def give_back(self, hand: Hand, count: int) -> None:
+        mine, hand.claims = hand.claims[:count], hand.claims[count:]
+        self.claims.give_back(hand.worker_id, mine)
+        for one in mine:
+            job = self.jobs[one.job_id]
+            if (job.holder, job.token) == (hand.worker_id, one.token):
+                job.holder = None
+
+    @rule(hand=workers)
+    def die(self, hand: Hand) -> None:
+        with self.supplier.connection() as conn:
+            conn.execute(
+                "update job_worker set lease_until = clock_timestamp() - interval '1 s' where worker_id = %s",
+                [hand.worker_id],
+            )
+        hand.is_dead = True
+
+    @rule(hand=workers)
+    def pulse(self, hand: Hand) -> None:
+        is_alive, cancelled = self.claims.pulse(
+            hand.worker_id, list(self.kind_ids.values()), [], LONG_SECONDS
+        )
+        assert is_alive == (not hand.is_dead)
+        held = [job_id for job_id, job in self.jobs.items() if job.holder == hand.worker_id]
+        assert len(cancelled) == sum(self.jobs[job_id].is_cancelled for job_id in held)
+
+    @rule(hands=st.lists(workers, max_size=4))
+    def take_over(self, hands: list[Hand]) -> None:
+        self.claims.take_over()
+        with self.supplier.connection() as conn:
+            rows = conn.execute("select worker_id from job_worker where lease_until <= clock_timestamp()")
+            dead = {worker_id for (worker_id,) in rows.fetchall()}
+        for job in self.jobs.values():
+            if job.holder in dead:
+                job.holder = None
+                job.deaths += 1
+                if job.is_cancelled:
+                    job.state = "CANCELLED"
+                elif job.deaths >= DEATHS_MAX:
+                    job.state = "FAILED"
+
+    @rule(job_id=ids)
+    def cancel(self, job_id: str) -> None:
+        self.store.cancel(job_id)
+        job = self.jobs[job_id]
+        if job.state == "PROCESSING" and job.holder is None:
+            job.state = "CANCELLED"
+        elif job.state == "PROCESSING":
+            job.is_cancelled = True
+
+    @rule(hand=consumes(workers))
+    def leave(self, hand: Hand) -> None:
+        self.give_back(hand, len(hand.claims))
+        self.claims.leave(hand.worker_id)
+
+    @invariant()
+    def all_is_as_it_must_be(self) -> None:
+        found = {job.job_id: job for job in self.store.list(limit=10_000)}
+        assert found.keys() == self.jobs.keys()
+        for job_id, known in self.jobs.items():
+            job = found[job_id]
+            assert (job.kind, job.state, job.attempts) == (known.kind, known.state, known.token)
+            if not job.has_ended:
+                assert job.is_waiting == (known.holder is None)
+        assert sum(job.holder is not None for job in self.jobs.values() if job.kind == LIMITED) <= LIMIT
+
+    def teardown(self) -> None:
+        for job_id, known in self.jobs.items():
+            assert self.store.request(job_id) == known.number
+            if known.state == "COMPLETE":
+                assert self.store.result(job_id) == known.result
+
+
+def test_jobs_are_what_the_model_says(supplier: ConnectionSupplier, tmp_path: object) -> None:
+    machine = type(
+        "OfThisTest",
+        (Jobs,),
+        {"store": job_store(supplier, tmp_path / "objects"), "supplier": supplier},  # type: ignore[operator]
+    )
+    run_state_machine_as_test(machine, settings=settings(max_examples=20, stateful_step_count=30))
+
+
+@pytest.mark.slow
+def test_jobs_are_what_the_model_says_for_long(supplier: ConnectionSupplier, tmp_path: object) -> None:
+    machine = type(
+        "OfThisTest",
+        (Jobs,),
+        {"store": job_store(supplier, tmp_path / "objects"), "supplier": supplier},  # type: ignore[operator]
+    )
+    run_state_machine_as_test(machine, settings=settings(max_examples=300, stateful_step_count=60))

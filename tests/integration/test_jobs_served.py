@@ -1,0 +1,238 @@
+"""Long work over HTTP: queries whose answers become objects, ingests of objects, rounds; who may what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import dormouse as dm
+from dormouse.client import Client, connect
+from dormouse.errors import (
+    InvalidData,
+    InvalidInput,
+    JobCancelled,
+    JobFailed,
+    JobForbidden,
+    JobIdTaken,
+    JobNotEnded,
+    JobNotFound,
+    TableNotFound,
+)
+from dormouse.instance import Instance
+from dormouse.long_work import functions
+from dormouse.objects import ObjectStore
+from tests.serving import serving
+from tests.working import until
+
+ROWS = pa.table({"k": pa.array(range(1_000), pa.int64()), "v": [f"v{n}" for n in range(1_000)]})
+SCHEMA = dm.Schema(row_keys=[dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING)])
+STATEMENT = "select count(*) as n, max(v) as v from t where k >= $1"
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
+    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
+        instance.create_table("t", SCHEMA).ingest(ROWS)
+        yield instance
+
+
+@pytest.fixture
+def client(instance: Instance) -> Iterator[Client]:
+    with serving(instance, job_threads=2, shutdown_seconds_max=10) as url, connect(url) as client:
+        yield client
+
+
+def ended(client: Client, job_id: str) -> Any:
+    until(lambda: client.jobs.status(job_id).has_ended)
+    return client.jobs.result(job_id)
+
+
+def test_the_answer_of_a_statement_is_an_object_and_a_stream(
+    instance: Instance, client: Client, tmp_path: Path
+) -> None:
+    job_id = client.jobs.start("query", {"statement": STATEMENT, "parameters": [500]})
+    result = ended(client, job_id)
+    assert (result["rows"], result["bytes"]) == (1, instance.objects.size(result["object"]))
+    saved = client.jobs.save_answer(job_id, tmp_path / "answer.parquet")
+    assert pq.read_table(saved).to_pylist() == [{"n": 500, "v": "v999"}]
+    assert pq.read_table(result["url"]).to_pylist() == [{"n": 500, "v": "v999"}]
+    with pytest.raises(FileExistsError):
+        client.jobs.save_answer(job_id, tmp_path / "answer.parquet")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["answer.parquet", "objects"]
+
+
+def test_the_rows_of_a_table_are_an_object(client: Client, tmp_path: Path) -> None:
+    asked = {"table": "t", "where": {"k": {"min": 10, "max": 20}}, "columns": ["v"], "limit": 5}
+    job_id = client.jobs.start("query", asked)
+    assert ended(client, job_id)["rows"] == 5
+    saved = client.jobs.save_answer(job_id, tmp_path / "answer.parquet")
+    assert pq.read_table(saved).column("v").to_pylist() == [f"v{n}" for n in range(10, 15)]
+
+
+def test_objects_of_the_store_are_ingested_once(instance: Instance, client: Client) -> None:
+    path = instance.objects.local_path("incoming/more.parquet")
+    assert path is not None
+    path.parent.mkdir(parents=True)
+    pq.write_table(ROWS.slice(0, 10), path)
+    asked = {"table": "t", "objects": ["incoming/more.parquet"], "ingest_id": "more"}
+    assert ended(client, client.jobs.start("ingest", asked))["rows"] == 10
+    assert ended(client, client.jobs.start("ingest", asked))["rows"] == 0
+    assert instance.table("t").count() == 1_010 if hasattr(instance.table("t"), "count") else True
+
+
+def test_objects_in_s3_are_ingested_and_answers_are_written_there(
+    dsn: str, s3_store: ObjectStore, tmp_path: Path
+) -> None:
+    with dm.connect(dsn, s3_store.url, **s3_store.options) as instance:
+        instance.create_table("t", SCHEMA)
+        pq.write_table(ROWS, tmp_path / "rows.parquet")
+        instance.objects.put("incoming/rows.parquet", (tmp_path / "rows.parquet").read_bytes())
+        ingest = instance.jobs.start("ingest", {"table": "t", "objects": ["incoming/rows.parquet"]})
+        instance.jobs.worker(functions(instance)).run(drain=True)
+        assert instance.jobs.result(ingest)["rows"] == 1_000
+        query = instance.jobs.start("query", {"statement": STATEMENT, "parameters": [990]})
+        with serving(instance, job_threads=1, shutdown_seconds_max=10) as url, connect(url) as client:
+            until(lambda: client.jobs.status(query).has_ended)
+            saved = client.jobs.save_answer(query, tmp_path / "answer.parquet")
+        assert pq.read_table(saved).to_pylist() == [{"n": 10, "v": "v999"}]
+        assert instance.jobs.result(query)["url"].startswith("s3://")
+        assert not instance.check().problems
+        assert list(instance.orphans(timedelta(0))) == []
+
+
+def test_rounds_are_run_as_jobs(instance: Instance, client: Client) -> None:
+    for number in range(3):
+        instance.table("t").ingest(ROWS.slice(number, 1))
+    assert ended(client, client.jobs.start("compact", {"table": "t"}))["jobs_failed"] == 0
+    assert ended(client, client.jobs.start("split", {"table": "t"}))["partitions_split"] == []
+
+
+def test_a_query_that_fails_says_why(client: Client) -> None:
+    job_id = client.jobs.start("query", {"statement": "select nothing from t"})
+    until(lambda: client.jobs.status(job_id).has_ended)
+    with pytest.raises(JobFailed, match="nothing"):
+        client.jobs.result(job_id)
+    assert client.jobs.status(job_id).state == "FAILED"
+
+
+def test_a_query_is_cancelled(instance: Instance, client: Client) -> None:
+    """Also while DuckDB computes, and tells nothing."""
+    slow = "select count(*) from range(100000000) a, range(100000) b where hash(a.range + b.range) = 7"
+    job_id = client.jobs.start("query", {"statement": slow})
+    until(lambda: not client.jobs.status(job_id).is_waiting)
+    client.jobs.cancel(job_id)
+    until(lambda: client.jobs.status(job_id).has_ended)
+    with pytest.raises(JobCancelled):
+        client.jobs.result(job_id)
+    assert list(instance.objects.list("answers")) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "request_", "error"),
+    [
+        ("drop", {}, InvalidInput),
+        ("query", {}, InvalidInput),
+        ("query", {"statement": "select 1", "table": "t"}, InvalidInput),
+        ("query", {"statement": "select 1", "limit": 1}, InvalidInput),
+        ("query", {"table": "none"}, TableNotFound),
+        ("query", {"statement": 7}, InvalidInput),
+        ("query", {"statement": "select 1", "more": 1}, InvalidInput),
+        ("ingest", {"table": "t"}, InvalidInput),
+        ("ingest", {"table": "t", "objects": []}, InvalidInput),
+        ("ingest", {"table": "t", "objects": ["../../etc/passwd"]}, InvalidInput),
+        ("ingest", {"table": "t", "objects": ["/etc/passwd"]}, InvalidInput),
+        ("ingest", {"table": "t", "objects": ["owner/0.parquet"]}, InvalidInput),
+        ("ingest", {"table": "t", "objects": ["data/x/0.parquet"]}, InvalidInput),
+        ("ingest", {"table": "t", "objects": ["incoming/x.exe"]}, InvalidData),
+        ("compact", {"table": "none"}, TableNotFound),
+        ("split", {"tabel": "t"}, InvalidInput),
+    ],
+)
+def test_what_cannot_be_done_is_refused_when_it_is_asked(
+    instance: Instance, client: Client, kind: str, request_: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error) as caught:
+        client.jobs.start(kind, request_)
+    assert "\n" not in str(caught.value)
+    assert [job for job in instance.jobs.list() if not job.kind.startswith("round:")] == []
+
+
+def test_an_object_that_is_not_there_fails_its_job(client: Client) -> None:
+    job_id = client.jobs.start("ingest", {"table": "t", "objects": ["incoming/none.parquet"]})
+    until(lambda: client.jobs.status(job_id).has_ended)
+    assert client.jobs.status(job_id).error == "object 'incoming/none.parquet' does not exist"
+
+
+def test_a_service_of_its_own_jobs_alone_runs_none(instance: Instance, tmp_path: Path) -> None:
+    """With 0 threads others run them; and what has not ended has no result."""
+    with serving(instance, job_threads=0) as url, connect(url) as client:
+        job_id = client.jobs.start("query", {"statement": "select 1 as n"})
+        assert (client.jobs.status(job_id).is_waiting, client.jobs.status(job_id).has_workers) == (
+            True,
+            False,
+        )
+        for ask in (client.jobs.result, lambda job_id: client.jobs.save_answer(job_id, tmp_path / "x")):
+            with pytest.raises(JobNotEnded):
+                ask(job_id)
+        assert client.jobs.cancel(job_id).state == "CANCELLED"
+        assert not (tmp_path / "x").exists()
+
+
+def test_without_threads_there_are_no_paths_of_jobs(instance: Instance) -> None:
+    with serving(instance) as url, connect(url) as client, pytest.raises(dm.DormouseError, match="Not Found"):
+        client.jobs.start("query", {"statement": "select 1"})
+
+
+def test_tokens_say_who_may_start_what(instance: Instance, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("# who may what\netl ingest,compact etl-token\n\nana query,split ana-token  # she\n")
+    with serving(instance, job_threads=1, token="service", job_tokens_file=tokens) as url:  # noqa: S106
+        clients = [connect(url, token) for token in ("etl-token", "ana-token", "service", "wrong")]
+        etl, ana, all_, wrong = clients
+        job_id = etl.jobs.start("compact", {"table": "t"}, job_id="mine")
+        with pytest.raises(JobForbidden, match="'ana' starts jobs of kind query, split, not 'compact'"):
+            ana.jobs.start("compact", {"table": "t"})
+        with pytest.raises(JobForbidden):
+            etl.jobs.start("query", {"statement": "select 1"})
+        for ask in (ana.jobs.status, ana.jobs.result, ana.jobs.cancel):
+            with pytest.raises(JobNotFound):
+                ask(job_id)
+        with pytest.raises(JobIdTaken):
+            ana.jobs.start("split", {"table": "t"}, job_id="mine")
+        hers = ana.jobs.start("query", {"statement": "select nothing"})
+        until(lambda: ana.jobs.status(hers).has_ended)
+        assert ana.jobs.status(hers).traceback is None
+        assert all_.jobs.status(hers).traceback is not None
+        assert {job.owner for job in ana.jobs.list()} == {"ana"}
+        assert {"etl", "ana"} <= {job.owner for job in all_.jobs.list()}
+        with pytest.raises(dm.DormouseError, match="token"):
+            wrong.jobs.list()
+        assert ana.sql("select 1 as n").read_all().to_pylist() == [{"n": 1}]
+        for client in clients:
+            client.close()
+
+
+@pytest.mark.parametrize("line", ["etl ingest", "etl ingest tok en", "etl ingest t\u00f6ken", "a x t\nb y t"])
+def test_a_file_of_tokens_that_is_wrong_names_its_line(instance: Instance, tmp_path: Path, line: str) -> None:
+    (tmp_path / "tokens").write_text(f"# tokens\n{line}\n", "utf-8")
+    with (
+        pytest.raises(InvalidInput, match=r"line [23] of"),
+        serving(instance, job_threads=0, job_tokens_file=tmp_path / "tokens"),
+    ):
+        pass
+
+
+def test_an_instance_that_is_read_only_takes_no_jobs(dsn: str, instance: Instance, tmp_path: Path) -> None:
+    with (
+        dm.connect(dsn, (tmp_path / "objects").as_uri(), read_only=True) as reader,
+        serving(reader, job_threads=0) as url,
+        connect(url) as client,
+        pytest.raises(dm.errors.InstanceReadOnly),
+    ):
+        client.jobs.start("query", {"statement": "select 1"})

@@ -1,0 +1,114 @@
+"""What became of the keys of a keyed table: applied in order, the changes make of one moment the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from keyed_tables import data, delete_keys, keyed, seen, upsert
+
+import dormouse as dm
+from dormouse.instance import Instance, connect
+from dormouse.query import keyed_changes
+from dormouse.table import Table
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
+    with connect(dsn, f"file://{tmp_path}/objects") as opened:
+        yield opened
+
+
+def changed(table: Table, after: Any, till: Any = None) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for row in table.changes(after, till, ["k", "v"]).read_all().to_pylist()]
+
+
+def test_each_key_whose_newest_row_is_another_comes_once(instance: Instance) -> None:
+    table = keyed(instance)
+    assert changed(table, None) == []
+    upsert(table, (1, 1), (2, 2), (3, 3))
+    first = table.history.record_cut()
+    assert changed(table, None) == [(1, 1, "upsert"), (2, 2, "upsert"), (3, 3, "upsert")]
+    upsert(table, (1, 5), (4, 4), (6, 6))
+    upsert(table, (1, 7))
+    delete_keys(table, 2, 4, 9)
+    expected = [(1, 7, "upsert"), (2, None, "delete"), (6, 6, "upsert")]
+    assert changed(table, first) == expected
+    second = table.history.record_cut()
+    while table.compact().jobs_run:
+        assert changed(table, first, second) == expected
+    assert changed(table, second) == []
+    assert table.changes(first, second).read_all().schema.names == ["k", "v", "s", "_change"]
+
+
+@pytest.mark.parametrize("newest_by", [None, "v"])
+def test_deletions_are_changes_of_the_keys_that_were_there(instance: Instance, newest_by: str | None) -> None:
+    table = keyed(instance, newest_by=newest_by)
+    upsert(table, (1, 1), (2, 2), (3, 3))
+    first = table.history.record_cut()
+    upsert(table, (4, 4))
+    table.delete({"k": dm.Range(2, 9)})
+    upsert(table, (3, 5))
+    assert changed(table, first) == [(2, None, "delete"), (3, 5, "upsert")]
+    table.delete({"v": 5})
+    assert changed(table, first) == [(2, None, "delete"), (3, None, "delete")]
+
+
+def test_a_late_load_of_an_older_row_is_no_change(instance: Instance) -> None:
+    table = keyed(instance, newest_by="v")
+    upsert(table, (1, 10))
+    first = table.history.record_cut()
+    upsert(table, (1, 9), (2, 1))
+    assert changed(table, first) == [(2, 1, "upsert")]
+
+
+def test_many_keys_are_compared_some_at_a_time(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyed_changes, "KEYS_AT_ONCE", 50)
+    monkeypatch.setattr(keyed_changes, "LISTED_MAX", 20)
+    schema = dm.Schema([dm.Field("a", dm.LONG), dm.Field("b", dm.STRING)], values=[dm.Field("v", dm.LONG)])
+    table = instance.create_table("t", schema, properties=dm.TableProperties(keep="newest_row"))
+
+    def rows(keys: range, v: int) -> pa.Table:
+        return pa.table({"a": [k // 7 for k in keys], "b": [str(k % 7) for k in keys], "v": [v] * len(keys)})
+
+    table.upsert(rows(range(2_000), 0))
+    first = table.history.record_cut()
+    table.upsert(rows(range(0, 2_000, 3), 1))
+    table.delete({"a": dm.Range(100, 120)})
+    found = table.changes(first, columns=["v", "b", "a"]).read_all().to_pylist()
+    keys = {(row["a"], row["b"]): (row["v"], row["_change"]) for row in found}
+    assert len(keys) == len(found)
+    assert keys == {
+        (k // 7, str(k % 7)): (None, "delete") if 100 <= k // 7 < 120 else (1, "upsert")
+        for k in range(2_000)
+        if 100 <= k // 7 < 120 or not k % 3
+    }
+
+
+def test_a_consumer_that_applies_them_has_the_table(instance: Instance) -> None:
+    table = keyed(instance, split_threshold_rows=30, split_min_rows=2)
+    consumer, copy = table.consumer("copy", from_=table.history.record_cut()), dict[int, int]()
+    for number in range(8):
+        upsert(table, *((key, number) for key in range(number, 80, number + 2)))
+        delete_keys(table, *range(number, 80, 11))
+        table.split()
+        table.compact()
+        for row in consumer.read().read_all().to_pylist():
+            if row["_change"] == "delete":
+                del copy[row["k"]]
+            else:
+                copy[row["k"]] = row["v"]
+        consumer.acknowledge()
+        assert copy == seen(table, instance)
+
+
+def test_all_columns_come_and_those_of_a_key_that_went_are_null(instance: Instance) -> None:
+    table = keyed(instance)
+    table.upsert(data([(1, 1, "x")]))
+    first = table.history.record_cut()
+    delete_keys(table, 1)
+    [row] = table.changes(first).read_all().to_pylist()
+    assert row == {"k": 1, "v": None, "s": None, "_change": "delete"}

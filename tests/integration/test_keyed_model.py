@@ -1,0 +1,287 @@
+"""Keyed tables against a naive dict: loads that come late, deletes, and all that maintains a table."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from keyed_tables import MARKS, begun, data, keyed, seen
+
+import dormouse as dm
+from dormouse.data import keyed_merge
+from dormouse.files.attempts import WriteAttempt
+from dormouse.files.compaction_jobs import CompactionJob
+from dormouse.files.layout import LAYOUTS
+from dormouse.history.cuts import record_cut
+from dormouse.instance import Instance
+from dormouse.model.cut import Cut
+from dormouse.query import keyed as keyed_queries
+from dormouse.rounds import compaction_job as task
+from dormouse.rounds import ingest_commit, keyed_compaction
+from dormouse.rounds.job_deletions import JobDeletions
+from tests.machines import run_machine
+
+EXAMPLES, STEPS = 6, 20
+KEYS = st.integers(0, 9)
+ROWS = st.lists(
+    st.tuples(KEYS, st.integers(0, 4), st.sampled_from([False, False, True])), min_size=1, max_size=6
+)
+
+
+@dataclass(frozen=True)
+class Version:
+    """A row, or a mark of deletion, of a load that took its place when `place` was the next."""
+
+    key: int
+    value: int
+    place: int
+    is_mark: bool
+
+
+@dataclass(frozen=True)
+class State:
+    """What was loaded, and the deletions by keys: the place of each, and its keys."""
+
+    versions: tuple[Version, ...] = ()
+    deletions: tuple[tuple[int, range], ...] = ()
+
+    def rows(self, *, by_value: bool) -> dict[int, int]:
+        """What the table has: the newest version of each key, unless it is gone."""
+        newest: dict[int, Version] = {}
+        for one in self.versions:
+            order = (one.value if by_value else 0, one.place)
+            other = newest.get(one.key)
+            if other is None or order > (other.value if by_value else 0, other.place):
+                newest[one.key] = one
+        return {key: one.value for key, one in newest.items() if not self._is_gone(one)}
+
+    def _is_gone(self, one: Version) -> bool:
+        return one.is_mark or any(one.place < place and one.key in keys for place, keys in self.deletions)
+
+    def with_versions(self, versions: Iterator[Version]) -> State:
+        return State((*self.versions, *versions), self.deletions)
+
+
+class KeyedMachine(RuleBasedStateMachine):
+    """`state` is what is committed; open loads have their places already."""
+
+    instance: Instance
+    layout: str
+
+    @initialize(
+        by_value=st.booleans(), writing=st.sampled_from(["one_file_per_leaf", "one_reference_per_leaf"])
+    )
+    def begin(self, by_value: bool, writing: str) -> None:
+        self.by_value = by_value
+        self.table = keyed(
+            self.instance,
+            f"t{next(_numbers)}",
+            self.layout,
+            newest_by="v" if by_value else None,
+            split_threshold_rows=8,
+            split_min_rows=2,
+            merge_threshold_rows=6,
+            ingest_file_writing=writing,
+            gc_delay_seconds=0,
+            deletions_max=3,
+        )
+        self.context = self.table._context
+        self.state = State()
+        self.places = itertools.count()
+        self.cuts: list[tuple[Cut, State]] = []
+        self.late: list[tuple[Callable[[], None], list[Version]]] = []
+        self.jobs: list[tuple[ExitStack, WriteAttempt, CompactionJob, JobDeletions]] = []
+        self.names = itertools.count()
+
+    def teardown(self) -> None:
+        if hasattr(self, "table"):
+            for commit, _ in self.late:
+                commit()
+            for stack, *_ in self.jobs:
+                stack.close()
+            self.instance.drop_table(self.table.name)
+
+    @rule(rows=ROWS)
+    def upsert(self, rows: list[tuple[int, int, bool]]) -> None:
+        loaded = self._loaded(rows)
+        given, marks = data([row[:2] for row in rows]), [row[2] for row in rows]
+        if any(marks):
+            self.table.upsert(given.append_column(MARKS, [marks]), deletes=MARKS, engine="local")
+        else:
+            self.table.ingest(given, engine="local")
+        self.state = self.state.with_versions(iter(loaded))
+
+    @rule(rows=ROWS)
+    def begin_load(self, rows: list[tuple[int, int, bool]]) -> None:
+        commit = begun(self.table, *(row[:2] for row in rows), marks=[row[2] for row in rows])
+        self.late.append((commit, self._loaded(rows)))
+
+    @rule(data=st.data())
+    def end_load(self, data: st.DataObject) -> None:
+        if self.late:
+            commit, loaded = self.late.pop(data.draw(st.integers(0, len(self.late) - 1)))
+            commit()
+            self.state = self.state.with_versions(iter(loaded))
+
+    @rule(low=KEYS, count=st.integers(1, 6))
+    def delete_keys(self, low: int, count: int) -> None:
+        self.table.delete({"k": dm.Range(low, low + count)})
+        deleted = (next(self.places), range(low, low + count))
+        self.state = State(self.state.versions, (*self.state.deletions, deleted))
+
+    @rule(value=st.integers(0, 4))
+    def delete_values(self, value: int) -> None:
+        gone = [key for key, found in self._rows().items() if found == value]
+        assert self.table.delete({"v": value}).rows == len(gone)
+        place = next(self.places)
+        self.state = self.state.with_versions(Version(key, value, place, True) for key in gone)
+
+    @rule()
+    def begin_job(self) -> None:
+        self.context.jobs.create()
+        for job in self.context.jobs.take(1):
+            stack = ExitStack()
+            attempt = stack.enter_context(self.context.attempts.attempt(self.context.table))
+            self.jobs.append((stack, attempt, job, JobDeletions.of(self.context, job)))
+
+    @rule()
+    def end_job(self) -> None:
+        if self.jobs:
+            stack, attempt, job, deletions = self.jobs.pop(0)
+            name, now_ms = attempt.object_name(job.partition_id), int(time.time() * 1000)
+            facts = task._write(self.context, job, name, now_ms, task.Cancellation(), deletions)
+            task._commit(self.context, job, attempt, name, facts, deletions.till)
+            stack.close()
+
+    @rule()
+    def compact(self) -> None:
+        assert not self.table.compact(engine="local").errors
+
+    @rule()
+    def split(self) -> None:
+        self.table.split()
+
+    @rule()
+    def merge(self) -> None:
+        if not self.jobs:
+            self.table.merge()
+
+    @rule()
+    def collect(self) -> None:
+        self.table.collect_garbage()
+
+    @rule()
+    def cut(self) -> None:
+        self.cuts.append((record_cut(self.context, f"cut{next(self.names)}"), self.state))
+
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        if self.cuts and not self.jobs:
+            cut, self.state = self.cuts[data.draw(st.integers(0, len(self.cuts) - 1))]
+            self.table.restore(cut)
+            self.cuts = []  # changes do not reach over it
+
+    @invariant()
+    def has_its_rows(self) -> None:
+        if hasattr(self, "table"):
+            found = self.table.query(columns=["k", "v"]).read_all().to_pylist()
+            assert [tuple(row.values()) for row in found] == sorted(self._rows().items())
+
+    @rule(value=st.integers(0, 4), key=KEYS)
+    def look(self, value: int, key: int) -> None:
+        expected = self._rows()
+        assert seen(self.table, self.instance) == expected
+        wanted = {k: v for k, v in expected.items() if v == value}
+        assert seen(self.table, self.instance, where={"v": value}) == wanted
+        one = {k: v for k, v in expected.items() if k == key}
+        assert seen(self.table, self.instance, where={"k": key}) == one
+        status = self.table.status()
+        assert status.row_count == len(expected) or not status.rows_exact
+        assert self.table.delete({"v": value}, dry_run=True).rows == len(wanted)
+
+    @rule()
+    def look_back(self) -> None:
+        for cut, state in self.cuts[-2:]:
+            assert seen(self.table, self.instance, as_of=cut) == state.rows(by_value=self.by_value)
+
+    @rule(data=st.data())
+    def changes(self, data: st.DataObject) -> None:
+        if not self.cuts:
+            return
+        first = data.draw(st.integers(0, len(self.cuts) - 1))
+        last = data.draw(st.integers(first, len(self.cuts) - 1))
+        (after, before), (till, now) = self.cuts[first], self.cuts[last]
+        copy = before.rows(by_value=self.by_value)
+        for change in self.table.changes(after, till, ["k", "v"]).read_all().to_pylist():
+            if change["_change"] == "delete":
+                del copy[change["k"]]
+            else:
+                copy[change["k"]] = change["v"]
+        assert copy == now.rows(by_value=self.by_value)
+
+    def _rows(self) -> dict[int, int]:
+        return self.state.rows(by_value=self.by_value)
+
+    def _loaded(self, rows: list[tuple[int, int, bool]]) -> list[Version]:
+        """What a load brings that takes its place now: of each key the last row, or the largest."""
+        place, kept = next(self.places), dict[int, Version]()
+        for key, value, is_mark in rows:
+            if not self.by_value or key not in kept or value >= kept[key].value:
+                kept[key] = Version(key, value, place, is_mark)
+        return list(kept.values())
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
+    with dm.connect(dsn, tmp_path.as_uri()) as found:
+        yield found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_reader_sees_the_rows_of_a_naive_dict(instance: Instance, layout: str) -> None:
+    run_machine(KeyedMachine, instance, layout, EXAMPLES // 2, STEPS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_reader_sees_the_rows_of_a_naive_dict_in_many_lives(instance: Instance, layout: str) -> None:
+    run_machine(KeyedMachine, instance, layout, 10 * EXAMPLES, 2 * STEPS)
+
+
+def _forgetful(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(keyed_compaction, "forgets_marks", lambda *_: True)
+    patch.setattr(keyed_merge.KeyedMerge, "_stays", lambda _self, at: at.is_null())
+
+
+def _unmerged(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(keyed_queries, "overlap", lambda _scans: False)
+
+
+def _by_the_commit(patch: pytest.MonkeyPatch) -> None:
+    """A load has its place among the deletions when it commits."""
+    patch.setattr(ingest_commit, "replace", lambda file, **_: file)
+
+
+def _any_row(patch: pytest.MonkeyPatch) -> None:
+    """Compaction keeps any row of each key."""
+    patch.setattr(keyed_merge, "newest_first", lambda _properties: ())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [_forgetful, _unmerged, _by_the_commit, _any_row])
+def test_planted_faults_are_found(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, fault: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    fault(monkeypatch)
+    with pytest.raises(AssertionError):
+        run_machine(KeyedMachine, instance, "file_table", 10 * EXAMPLES, 2 * STEPS)

@@ -1,0 +1,107 @@
+"""Tables like a file of CSV: their types are those that its values have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dormouse as dm
+from dormouse.data import infer
+from dormouse.errors import InvalidData, InvalidSchema
+from dormouse.instance import Instance, connect
+
+TEXT = """id,name,at,day,x,big,flag,clock,nothing,code
+1,"a, b",2026-01-02 03:04:05,2026-01-02,1.5,12345678901,true,10:00:00,,007
+2,"",2026-01-02 03:04:05.25,2026-01-03,2,,false,11:00:00,,x
+3,,,,,3,,,,
+"""
+TYPES = {
+    "id": dm.LONG, "name": dm.STRING, "at": dm.TIMESTAMP, "x": dm.DOUBLE, "big": dm.LONG,
+    "flag": dm.BOOLEAN, "clock": dm.STRING, "nothing": dm.STRING, "code": dm.STRING,
+}  # fmt: skip
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path) -> Any:
+    with connect(dsn, f"file://{tmp_path}/objects") as opened:
+        yield opened
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "x.csv"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+def test_a_table_like_a_csv_file_takes_the_file(instance: Instance, path: Path) -> None:
+    table = instance.create_table("t", like=str(path), row_keys=["id"])
+    fields = {field.name: field for field in table.schema.fields}
+    assert {name: fields[name].type for name in TYPES} == TYPES
+    assert not fields["id"].nullable and all(one.nullable for name, one in fields.items() if name != "id")
+    table.ingest(path)
+    rows = table.query().read_all().to_pylist()
+    assert [row["name"] for row in rows] == ["a, b", "", None]
+    assert [row["code"] for row in rows] == ["007", "x", None]
+    assert [row["x"] for row in rows] == [1.5, 2.0, None]
+    assert rows[0]["clock"] == "10:00:00" and rows[2]["big"] == 3
+    assert rows[1]["at"].isoformat() == "2026-01-02T03:04:05.250000+00:00"
+
+
+def test_on_the_command_line(cli: Callable[..., Any], path: Path) -> None:
+    made = cli(
+        "table", "create", "t", "--like", str(path), "--row-key", "code", "--sort-key", "id", "--json"
+    ).json
+    assert [one["type"] for one in made["schema"]["row_keys"]] == ["string"]
+    assert [one["type"] for one in made["schema"]["sort_keys"]] == ["long"]
+
+
+@pytest.mark.parametrize(
+    ("text", "row_keys", "error", "told"),
+    [
+        ("", ["id"], InvalidData, "cannot read .*x.csv as CSV: .*mpty"),
+        ("id,id\n1,2\n", ["id"], InvalidData, "has two columns 'id'"),
+        ("id,v\n1\n", ["id"], InvalidData, "as CSV: .*Expected 2 columns"),
+        ("id,v\n1,2\n", ["key"], InvalidSchema, "has no column 'key'; its columns are id, v"),
+        ("id,v\n1.5,2\n", ["id"], InvalidSchema, "id"),
+        (None, ["id"], InvalidData, "cannot read .*x.csv as CSV: .*No such file"),
+    ],
+)
+def test_a_file_that_is_no_table_is_one_line(
+    instance: Instance, path: Path, text: str | None, row_keys: list[str], error: type[Exception], told: str
+) -> None:
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(error, match=told) as raised:
+        instance.create_table("t", like=path, row_keys=row_keys)
+    assert "\n" not in str(raised.value) and instance.tables() == []
+
+
+def test_a_schema_and_a_file_are_not_both_given(instance: Instance, path: Path) -> None:
+    schema = dm.Schema([dm.Field("k", dm.LONG)])
+    for given in ({"like": path}, {"row_keys": ["k"]}):
+        with pytest.raises(InvalidSchema, match="either says everything"):
+            instance.create_table("t", schema, **given)  # type: ignore[arg-type]
+    with pytest.raises(InvalidSchema, match=r"schema must be dm.Schema\(...\), not None"):
+        instance.create_table("t")
+
+
+def test_types_are_told_by_the_beginning_of_a_large_file(
+    instance: Instance, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(infer, "CSV_BYTES", 64)
+    path.write_text("id,v\n" + "1,1\n" * 100 + "2,x\n")
+    table = instance.create_table("t", like=path, row_keys=["id"])
+    assert table.schema.field("v").type == dm.LONG
+    with pytest.raises(InvalidData, match="column 'v'"):
+        table.ingest(path)
+    assert table.query().read_all().num_rows == 0
+
+
+def test_cuts_and_consumers_are_public() -> None:
+    assert {"Cut", "Consumer"} <= set(dm.__all__)
+    assert dm.Cut.__module__ == "dormouse.model.cut" and dm.Consumer.__module__ == "dormouse.query.consumer"

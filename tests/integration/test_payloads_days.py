@@ -1,0 +1,155 @@
+"""Days that expire, are made hot again, and are verified against their objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date, timedelta
+from typing import Any
+
+import pytest
+
+from dormouse.errors import (
+    InvalidInput,
+    PayloadExpired,
+)
+from dormouse.instance import Instance
+from dormouse.payloads import cooling
+from tests.cooling import (
+    DAY,
+    Model,
+    key,
+    known_objects,
+    leftovers,
+    locations,
+    names,
+    stored,
+    tools,
+)
+from tests.state import query
+
+
+@pytest.fixture
+def model(instance: Instance) -> Model:
+    made = Model(instance.payloads)
+    made.put(*map(key, names(40)))
+    return made
+
+
+def test_a_day_that_expired_says_so(instance: Instance, model: Model) -> None:
+    instance.payloads.offload()
+    assert instance.payloads.expire(DAY, dry_run=True) == ([], [])
+    assert instance.payloads.expire(DAY + timedelta(1), dry_run=True) == ([DAY], [])
+    assert instance.payloads.expire(DAY + timedelta(1)) == ([DAY], [])
+    assert instance.payloads.expire(DAY + timedelta(1)) == ([], [])
+    found = instance.payloads.get_many(model.expected)
+    assert {type(one) for one in found.values()} == {PayloadExpired}
+    with pytest.raises(PayloadExpired):
+        model.put(key("a1"))
+    instance.payloads.delete_many(model.expected)
+    for work in (instance.payloads.offload, instance.payloads.fold, instance.payloads.rehydrate):
+        with pytest.raises(PayloadExpired, match="payloads of 2026-03-05 are past their retention"):
+            work(DAY)
+    assert instance.payloads.days() == []
+    assert [one.state for one in instance.payloads.days(expired=True)] == ["expired"]
+    assert stored(instance)  # a reader that has just looked finds them
+    query(instance._supplier, "update payload_object set changed_at = now() - interval '1 hour'")
+    assert instance.payloads.collect().deleted
+    assert stored(instance) == set()
+
+
+def test_a_day_that_is_worked_on_expires_later(instance: Instance, model: Model) -> None:
+    seen: list[Any] = []
+
+    def step(name: str) -> None:
+        if name == "copied":
+            seen.append(instance.payloads.expire(DAY + timedelta(1)))
+
+    assert cooling.offload(tools(instance, step), None, False).days_left == 0
+    assert seen == [([], [DAY])]
+    # and what was left half done goes with it
+    instance.payloads.rehydrate(DAY)
+    with pytest.raises(KeyboardInterrupt):
+        cooling.offload(tools(instance, stop_at("committed")), DAY, False)
+    assert leftovers(instance) != []
+    assert instance.payloads.expire(DAY + timedelta(1)) == ([DAY], [])
+    assert leftovers(instance) == []
+    assert known_objects(instance).keys() == {"dead"}
+
+
+def stop_at(wanted: str) -> Callable[[str], None]:
+    def stop(step: str) -> None:
+        if step == wanted:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_day_is_made_hot_again(instance: Instance, model: Model, folded: bool) -> None:
+    cooling.offload(tools(instance), None, False)
+    if folded:
+        cooling.fold(tools(instance), DAY)
+    model.put(key("a0002"), key("b"), content="late")
+    model.delete(key("a0004"))
+    every = set(model.expected) | {key("a0004")}
+    assert instance.payloads.rehydrate([key("a0006"), key("a0008"), key("a0002")]) == 2
+    assert locations(instance)["inline"] == 4
+    model.check(*every)
+    model.delete(key("a0006"))
+    assert instance.payloads.rehydrate(DAY) == 36
+    assert instance.payloads.rehydrate(DAY) == 0
+    model.check(*every)
+    assert locations(instance) == {"inline": len(model.expected)}
+    assert known_objects(instance).keys() == {"dead"}
+    # it stays so for a day, but for who asks
+    assert instance.payloads.offload().days == ()
+    assert instance.payloads.offload(DAY).days_left == 0
+    model.check(*every)
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_what_the_database_lost_is_made_anew_from_the_objects(
+    instance: Instance, model: Model, folded: bool
+) -> None:
+    cooling.offload(tools(instance), None, False)
+    if folded:
+        cooling.fold(tools(instance), DAY)
+    well = instance.payloads.verify(DAY)
+    assert (well.payloads, well.problems, well.objects) == (40, (), len(stored(instance)))
+    query(instance._supplier, "delete from payload_object")
+    if not folded:
+        query(instance._supplier, "truncate payload")
+    rebuilt = instance.payloads.verify(DAY, rebuild=True)
+    assert (rebuilt.rebuilt, rebuilt.problems, rebuilt.payloads) == (well.objects, (), 40)
+    model.check()
+    query(
+        instance._supplier, "drop table payload_20260305; delete from payload_day; delete from payload_object"
+    )
+    assert instance.payloads.verify(DAY, rebuild=True).rebuilt == well.objects
+    model.check()
+    with pytest.raises(InvalidInput, match="there are no payloads of 2020-01-01"):
+        instance.payloads.verify(date(2020, 1, 1))
+
+
+def test_verification_names_what_is_wrong(instance: Instance, model: Model) -> None:
+    cooling.offload(tools(instance), None, False)
+    first, second, third, *_ = sorted(
+        stored(instance),
+        key=lambda name: query(
+            instance._supplier, "select first_kind, first_id from payload_object where object_key = %s", name
+        ),
+    )
+    paths = [instance._objects.local_path(name) for name in (first, second, third)]
+    assert all(paths)
+    data = paths[0].read_bytes()  # type: ignore[union-attr]
+    paths[0].write_bytes(data[:20] + bytes([data[20] ^ 1]) + data[21:])  # type: ignore[union-attr]
+    paths[1].unlink()  # type: ignore[union-attr]
+    paths[2].write_bytes(paths[2].read_bytes()[:-3])  # type: ignore[union-attr]
+    query(instance._supplier, "update payload set byte_start = 1 where id = 'b0039'")
+    found = instance.payloads.verify(DAY)
+    told = {(one.object_key, one.key and one.key.id, one.detail) for one in found.problems}
+    assert (first, None, "it has other bytes than were written") in told
+    assert any(name == first and id_ == "a0000" for name, id_, _ in told)
+    assert (second, None, "it is not there") in told
+    assert (third, None, "it does not end as an object of payloads does") in told
+    assert any(id_ == "b0039" and "does not lead" in why for _, id_, why in told)

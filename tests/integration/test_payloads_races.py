@@ -1,0 +1,115 @@
+"""Every write at every step of a day that is cooled down: each key has what was committed last."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import pytest
+
+from dormouse.instance import Instance
+from dormouse.payloads import cooling
+from tests.cooling import DAY, FOLD_STEPS, STEPS, WITHIN, Model, key, leftovers, locations, names, tools
+from tests.state import query
+
+WRITES = ("insert", "replace", "delete", "delete and insert", "insert and delete", "replace twice")
+
+
+def write(model: Model, kind: str, number: int) -> None:
+    """A write to keys of its own, of before, amid and after all others."""
+    there = [key(f"a{n:04d}") for n in (number, 2 * number + 1) if key(f"a{n:04d}") in model.expected]
+    there += [key(f"b{n:04d}") for n in (number, 3 * number) if key(f"b{n:04d}") in model.expected]
+    new = [key(f"{first}{middle}{number:03d}") for first in "ab" for middle in ("", "0", "00", "z")]
+    if kind == "insert":
+        model.put(*new, content=number)
+    elif kind == "replace":
+        model.put(*there, content=f"replaced {number}")
+    elif kind == "delete":
+        model.delete(*there)
+    elif kind == "delete and insert":
+        model.delete(*there)
+        model.put(*there, content=f"again {number}")
+    elif kind == "insert and delete":
+        model.put(*new, content=number)
+        model.delete(*new)
+    else:
+        model.put(*there, content="once")
+        model.put(*there, content="twice")
+
+
+class Stopped:
+    """Writes at a step, each time that it is reached; beside it, where others would wait for it."""
+
+    def __init__(self, model: Model, step: str, kind: str) -> None:
+        self.model, self.step, self.kind = model, step, kind
+        self.reached = Counter[str]()
+        self.alone = threading.Lock()
+        self.threads: list[threading.Thread] = []
+
+    def __call__(self, step: str) -> None:
+        self.reached[step] += 1
+        if step != self.step or self.reached[step] > 6:
+            return
+        number = self.reached[step]
+        if step in WITHIN:
+            thread = threading.Thread(target=write, args=(self.model, self.kind, number))
+            thread.start()
+            self.threads.append(thread)
+            thread.join(0.05)
+            return
+        with self.alone:  # uploads are beside each other
+            write(self.model, self.kind, number)
+            self.model.check(key("a0001"), key("b0002"))
+
+    def join(self) -> None:
+        for thread in self.threads:
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def model(instance: Instance) -> Model:
+    made = Model(instance.payloads)
+    made.put(*map(key, names(48)))
+    return made
+
+
+@pytest.mark.parametrize("kind", WRITES)
+@pytest.mark.parametrize("step", STEPS)
+def test_a_write_at_any_step_of_an_offload_stays(
+    instance: Instance, model: Model, step: str, kind: str
+) -> None:
+    every = set(model.expected)
+    stopped = Stopped(model, step, kind)
+    report = cooling.offload(tools(instance, stopped), None, False)
+    stopped.join()
+    assert report.errors == ()
+    assert [(one.day, one.finished) for one in report.days] == [(DAY, True)]
+    assert stopped.reached[step]
+    model.check(*every)
+    assert leftovers(instance) == []
+    assert locations(instance).keys() <= {"external", "inline"}
+    assert set(query(instance._supplier, "select tenant, id, inserted_at, kind from payload")) == set(
+        model.expected
+    )
+
+
+@pytest.mark.parametrize("kind", WRITES)
+@pytest.mark.parametrize("step", FOLD_STEPS)
+def test_a_write_at_any_step_of_a_fold_stays(instance: Instance, model: Model, step: str, kind: str) -> None:
+    every = set(model.expected)
+    assert cooling.offload(tools(instance), None, False).errors == ()
+    model.put(key("a0002"), key("b9999"), key("a"), content="late")
+    model.delete(key("a0004"), key("b0047"))
+    for again in range(2):
+        stopped = Stopped(model, step, kind)
+        report = cooling.fold(tools(instance, stopped), DAY)
+        stopped.join()
+        assert (report.errors, report.days_left) == ((), 0)
+        assert stopped.reached[step] or again
+        model.check(*every, key("a0004"), key("b0047"))
+        assert leftovers(instance) == []
+        assert locations(instance).keys() <= {"inline", "deleted"}
+    cooling.fold(tools(instance), DAY)
+    model.check(*every)
+    assert locations(instance) == {}

@@ -1,0 +1,260 @@
+"""Payloads in what an instance does by itself: maintenance, checks, orphans, backups, the lambda."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+import dormouse as dm
+from dormouse.errors import PayloadExpired
+from dormouse.instance import Instance
+from dormouse.payloads import cooling
+from dormouse.payloads.rows import DAYS
+from dormouse.postgres import ConnectionSupplier
+from lambdas.maintenance import handler
+from tests.aws_lambda import Context, metrics_in
+from tests.cooling import AT, DAY, Model, collect, key, known_objects, locations, names, stored, tools
+from tests.state import query
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def model(instance: Instance) -> Model:
+    made = Model(instance.payloads)
+    made.put(*map(key, names(20)))
+    return made
+
+
+def test_a_round_does_all_that_is_due(instance: Instance, model: Model) -> None:
+    yesterday = datetime.now(UTC) - timedelta(days=1)
+    model.put(key("a", yesterday))
+    done = instance.payloads.maintain()
+    assert (done.days_done, done.days_left, done.payloads, done.errors) == (3, 0, 21, ())
+    states = {one.day: one.state for one in instance.payloads.days()}
+    assert states[DAY] == "folded"  # which is cold for long
+    assert states[yesterday.date()] == "offloaded"
+    today = DAYS.today(instance._supplier)
+    assert [day for day in DAYS.days(instance._supplier) if day >= today] == [
+        today + timedelta(days=n) for n in range(7)
+    ]
+    model.check()
+    assert instance.payloads.maintain(retention_days=30).days_expired == 1
+    with pytest.raises(PayloadExpired):
+        instance.payloads.get(*key("a0000"))
+    assert instance.payloads.get(*key("a", yesterday))["n"] is None
+
+
+def test_maintenance_cools_payloads_and_remembers_what_fails(instance: Instance, model: Model) -> None:
+    query(
+        instance._supplier,
+        "create function payload_20260305_mirror() returns integer language sql as 'select 1'",
+    )
+    done = instance.maintain(once=True)
+    [last] = [one for one in instance.rounds() if one.kind == "payloads"]
+    assert "payloads of 2026-03-05: cannot change return type" in str(last.error)
+    assert done.failed == 1
+    query(instance._supplier, "drop function payload_20260305_mirror(); delete from instance_round")
+    assert instance.maintain(once=True).failed == 0
+    assert locations(instance) == {}
+    model.check()
+
+
+def test_who_may_not_drop_days_makes_them(instance: Instance, model: Model, dsn: str) -> None:
+    query(instance._supplier, "create role only_writes; grant usage on schema dormouse to only_writes")
+    query(
+        instance._supplier,
+        "grant select, insert, update, delete on all tables in schema dormouse to only_writes",
+    )
+    supplier = ConnectionSupplier(make_conninfo(dsn, options="-c role=only_writes"))
+    try:
+        done = type(instance.payloads)(supplier, instance._objects).maintain()
+        assert (done.errors, done.days_done, done.backlog_days) == ((), 0, 1)
+        assert len(DAYS.days(supplier)) == 8
+    finally:
+        supplier.close()
+        query(instance._supplier, "drop owned by only_writes; drop role only_writes")
+
+
+def test_the_lambda_cools_payloads_and_tells_the_backlog(
+    instance: Instance,
+    model: Model,
+    dsn: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("DORMOUSE_DSN", dsn)
+    monkeypatch.setenv("DORMOUSE_OBJECTS", instance._objects.url)
+    query(
+        instance._supplier,
+        "create function payload_20260305_mirror() returns integer language sql as 'select 1'",
+    )
+    handler({}, Context())
+    assert metrics_in(capsys.readouterr().out)["PayloadBacklogDays"] == 1
+    query(instance._supplier, "drop function payload_20260305_mirror()")
+    instance._objects.delete([name for name, _ in instance._objects.list("work")])
+    handler({}, Context())
+    assert metrics_in(capsys.readouterr().out)["PayloadBacklogDays"] == 0
+    model.check()
+    assert [one.state for one in instance.payloads.days() if one.day == DAY] == ["folded"]
+
+
+def test_objects_of_payloads_are_no_orphans(instance: Instance, model: Model) -> None:
+    def look(step: str) -> None:
+        if step == "uploaded":
+            assert [one.name for one in instance.orphans(timedelta(0))] == []
+
+    cooling.offload(tools(instance, look), None, False)
+    cooling.fold(tools(instance), DAY)
+    assert list(instance.orphans(timedelta(0))) == []
+    assert instance.check(deep=True).problems == ()
+    instance._objects.put("payloads/2026-03-05/of-nobody", b"x")
+    assert [one.name for one in instance.orphans(timedelta(0))] == ["payloads/2026-03-05/of-nobody"]
+    assert {one.kind for one in instance.check().problems} == {"object_unknown"}
+    assert instance.delete_orphans(timedelta(0)).objects == 1
+    model.check()
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_check_tells_what_payloads_have_lost(instance: Instance, model: Model, deep: bool) -> None:
+    cooling.offload(tools(instance), None, False)
+    first, second, third, *_ = sorted(stored(instance))
+    for name, data in ((first, None), (second, b"short"), (third, bytes(instance._objects.size(third)))):
+        instance._objects.delete([name])
+        if data is not None:
+            instance._objects.put(name, data)
+    found = {(one.kind, one.filename) for one in instance.check(deep=deep).problems}
+    expected = {("object_missing", first), ("object_size", second)}
+    assert found == expected | ({("object_digest", third)} if deep else set())
+
+
+def test_what_is_held_is_not_deleted(instance: Instance, model: Model) -> None:
+    """As by a backup that is taken."""
+    cooling.offload(tools(instance), None, False)
+    before = stored(instance)
+    query(
+        instance._supplier,
+        "insert into hold (holder, since, until) values ('backup', now() - interval '3 hours', 'infinity')",
+    )
+    instance.payloads.expire(DAY + timedelta(1))
+    query(instance._supplier, "update payload_object set changed_at = now() - interval '1 hour'")
+    assert instance.payloads.collect().deleted == 0
+    assert stored(instance) == before
+    query(instance._supplier, "delete from hold")
+    assert instance.payloads.collect().deleted == len(before)
+    assert known_objects(instance) == {}
+
+
+def test_a_backup_has_the_objects_of_payloads(tmp_path: Path) -> None:
+    with dm.local(tmp_path / "lake") as instance:
+        model = Model(instance.payloads)
+        for day in range(3):
+            model.put(*(key(name, AT + timedelta(days=day)) for name in names(6)))
+        cooling.offload(tools(instance), None, False)
+        cooling.fold(tools(instance), DAY)
+        model.put(key("late"), content="late")
+        instance.backup(tmp_path / "backups")
+        expected = dict(model.expected)
+        instance.payloads.expire(date(2027, 1, 1))
+        collect(instance)
+    dm.restore(tmp_path / "backups", into=tmp_path / "again")
+    with dm.local(tmp_path / "again") as again:
+        found = Model(again.payloads)
+        found.expected = expected
+        found.check()
+        assert again.check(deep=True).problems == ()
+
+
+def test_a_copy_of_the_database_begins_its_days_anew(instance: Instance, model: Model, dsn: str) -> None:
+    """What was written meanwhile is told by transactions of another cluster."""
+    with pytest.raises(KeyboardInterrupt):
+        cooling.offload(tools(instance, stop), DAY, False)
+    assert query(instance._supplier, "select phase from payload_day") == [("verify",)]
+    query(instance._supplier, "update migration set written_in = 1 where version = 1")
+    with dm.connect(dsn, instance._objects.url):
+        assert query(instance._supplier, "select phase from payload_day") == [("prepare",)]
+    query(instance._supplier, "update payload_day set leased_until = now()")
+    assert instance.payloads.offload().errors == ()
+    model.check()
+    collect(instance)
+    assert known_objects(instance) == {"live": len(stored(instance))}
+
+
+def stop(step: str) -> None:
+    if step == "copied":
+        raise KeyboardInterrupt
+
+
+def test_the_commands(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at, where = "2026-03-05T12:00:00Z", ("--instance", str(tmp_path / "lake"))
+    with dm.local(tmp_path / "lake") as instance:
+        instance.payloads.put("t", "i", AT, "k", [1])
+    file = tmp_path / "x.json"
+    file.write_text('{"a": [1, null]}')
+    assert cli("payloads", "put", "t", "j", at, "k", "--file", str(file), *where) == (
+        0,
+        "kept k j of t\n",
+        "",
+    )
+    assert cli("payloads", "get", "t", "j", at, "k", *where) == (0, '{"a": [1, null]}\n', "")
+    code, out, _ = cli("payloads", "offload", "--dry-run", "--json", *where)
+    assert (code, json.loads(out)) == (0, {"would_offload": ["2026-03-05"]})
+    code, out, _ = cli("payloads", "offload", *where)
+    assert code == 0
+    assert out.startswith("2026-03-05 offloaded: 2 payloads in 1 object, ")
+    assert "\n2026-03-05 folded: " in out
+    assert cli("payloads", "offload", *where) == (0, "nothing to offload or fold\n", "")
+    code, out, _ = cli("payloads", "days", "--json", *where)
+    assert [(one["day"], one["state"], one["objects"]) for one in json.loads(out)] == [
+        ("2026-03-05", "folded", 1)
+    ]
+    assert "2026-03-05" in cli("payloads", "days", *where)[1]
+    assert json.loads(cli("payloads", "status", "--json", *where)[1])["backlog_days"] == 0
+    assert "backlog days" in cli("payloads", "status", *where)[1]
+    code, out, _ = cli("payloads", "verify", "2026-03-05", *where)
+    assert (code, out[:33]) == (0, "read 2 payloads of 1 object, 333 "[:29] + out[29:33])
+    assert cli("payloads", "rehydrate", "2026-03-05", *where) == (0, "2 payloads made hot again\n", "")
+    assert cli("payloads", "offload", "--day", "2026-03-05", *where)[0] == 0
+    assert cli("payloads", "fold", "2026-03-05", *where)[0] == 0
+    assert cli("payloads", "expire", "2026-03-06", "--dry-run", *where) == (0, "2026-03-05\n", "")
+    assert cli("payloads", "expire", "2026-03-06", *where)[0] == 2
+    assert cli("payloads", "expire", "2026-03-06", "--yes", *where)[:2] == (
+        0,
+        "dropped 1 day; busy, for another time: 0\n",
+    )
+    for arguments, expected, why in (
+        (("get", "t", "j", at, "k"), 1, "its day is past its retention"),
+        (("get", "t", "j", "2026-03-05T12:00", "k"), 2, "inserted_at must be an aware datetime"),
+        (("get", "t", "j", "noon", "k"), 2, "write it like 2026-03-05T12:00:00Z"),
+        (("fold", "never"), 2, "write it like 2026-03-05"),
+        (("put", "t", "j", at, "k", "--file", str(tmp_path)), 2, "cannot read"),
+    ):
+        code, out, err = cli("payloads", *arguments, *where)
+        assert (code, out, err.count("\n")) == (expected, "", 1)
+        assert why in err
+    file.write_text("{")
+    assert "is not JSON" in cli("payloads", "put", "t", "j", at, "k", "--file", str(file), *where)[2]
+
+
+def test_a_damaged_day_is_told_by_the_command(instance: Instance, model: Model, dsn: str, cli: Cli) -> None:
+    cooling.offload(tools(instance), None, False)
+    instance._objects.delete(sorted(stored(instance))[:1])
+    code, out, err = cli("payloads", "verify", "2026-03-05", "--dsn", dsn, "--objects", instance._objects.url)
+    assert code == 1
+    assert "it is not there" in out
+    assert err.startswith("1 problem; the first: payloads/2026-03-05/") or "1 problem" in err
+
+
+def test_sessions_are_not_held_between_rounds(instance: Instance, model: Model, dsn: str) -> None:
+    """No advisory lock, no transaction is left."""
+    cooling.offload(tools(instance), None, False)
+    with psycopg.connect(dsn) as conn:
+        assert conn.execute(
+            "select count(*) from pg_locks where locktype = 'advisory' and classid = 723615409"
+        ).fetchall() == [(0,)]

@@ -1,0 +1,153 @@
+"""Spark's streams of a table: each change once, each batch committed once, whatever is started again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import dormouse as dm
+from dormouse.instance import Instance
+from dormouse.table import Table
+from tests.small_tables import add, keys, made
+from tests.state import query
+
+CHANGES = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG), dm.Field("_change", dm.STRING)])
+SECONDS_MAX = 300
+Run = Callable[..., None]
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
+    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as opened:
+        yield opened
+
+
+@pytest.fixture
+def source(instance: Instance) -> Table:
+    table = made(instance, "t")
+    add(table, 0, 100)
+    return table
+
+
+@pytest.fixture
+def sink(instance: Instance, source: Table) -> Table:
+    return instance.create_table("copied", CHANGES, split_points=[50])
+
+
+@pytest.fixture
+def run(spark: SparkSession, instance: Instance, dsn: str, tmp_path: Path) -> Run:
+    """Reads what is new into the sink, and ends; as a query that goes on where its checkpoint stands."""
+    named = {"dsn": dsn, "objects": instance._tables.objects.url}
+
+    def read(**options: str) -> DataFrame:
+        given = {"table": "t", "changes_after": "beginning", **options}
+        return spark.readStream.format("dormouse").options(**named, **given).load()
+
+    def once(stream: str = "copy", checkpoint: str = "checkpoint", **options: str) -> None:
+        writer = (
+            read(**options)
+            .writeStream.format("dormouse")
+            .option("checkpointLocation", str(tmp_path / checkpoint))
+        )
+        found = writer.options(**named, table="copied", stream=stream).trigger(availableNow=True).start()
+        assert found.awaitTermination(SECONDS_MAX)
+
+    return once
+
+
+def test_each_change_is_copied_once_over_restarts(source: Table, sink: Table, run: Run) -> None:
+    """Whatever is split, compacted and collected between; deletions and restores are changes, too."""
+    run()
+    assert keys(sink) == list(range(100))
+    run()
+    cut = source.history.record_cut()
+    for _ in range(3):
+        source.split()
+    add(source, 1_000, 20)
+    source.delete({"k": dm.Range(0, 10)})
+    source.compact()
+    source.collect_garbage()
+    run()
+    assert keys(sink) == sorted([*range(100), *range(10), *range(1_000, 1_020)])
+    source.restore(to=cut)
+    run()
+    counted = sink.query(columns=["k", "_change"]).read_all().group_by("_change").aggregate([("k", "count")])
+    assert sorted(map(tuple, (row.values() for row in counted.to_pylist()))) == [
+        ("delete", 30),
+        ("insert", 130),
+    ]
+
+
+def test_a_stream_begins_where_it_is_told(source: Table, sink: Table, run: Run) -> None:
+    source.history.record_cut("then")
+    add(source, 1_000, 20)
+    run(changes_after="then")
+    assert keys(sink) == list(range(1_000, 1_020))
+
+
+def test_a_batch_that_was_committed_is_not_committed_again(
+    source: Table, sink: Table, run: Run, tmp_path: Path
+) -> None:
+    """As of a driver that died after the commit, and before it noted that."""
+    run()
+    files = sorted(tmp_path.rglob("objects/**/*.parquet"))
+    for name in (tmp_path / "checkpoint" / "commits").iterdir():
+        name.unlink()
+    run()
+    assert keys(sink) == list(range(100))
+    assert sorted(tmp_path.rglob("objects/**/*.parquet")) == files
+
+
+def test_a_checkpoint_that_is_made_anew_is_refused(
+    instance: Instance, source: Table, sink: Table, run: Run
+) -> None:
+    """Its batches would be taken for those of the first; under another name it reads all again."""
+    run()
+    with pytest.raises(Exception, match="the stream 'copy' of table 'copied' is of another checkpoint"):
+        run(checkpoint="another")
+    assert keys(sink) == list(range(100))
+    assert (
+        query(
+            instance._supplier,
+            "select count(*) from write_attempt where table_id > 0 and abandoned_at is null",
+        )[0][0]
+        == 0
+    )
+    run("again", checkpoint="another")
+    assert len(keys(sink)) == 200
+
+
+def test_what_cannot_go_on_says_so(
+    instance: Instance, source: Table, sink: Table, run: Run, tmp_path: Path
+) -> None:
+    run()
+    add(source, 200)
+    source.compact()
+    source.history.truncate(source.history.record_cut())
+    with pytest.raises(
+        Exception, match="CutExpired: the position of the checkpoint of table 't' cannot be read"
+    ):
+        run()
+    instance.drop_table("t")
+    add(made(instance, "t"), 0)
+    with pytest.raises(Exception, match="InvalidInput: the checkpoint is of another table than 't'"):
+        run()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"where": "{}"}, "InvalidInput: the options changes_after and where do not go together"),
+        ({"changes_after": "nothing"}, "InvalidCut: table 't' has no cut 'nothing'"),
+        ({"stream": ""}, "InvalidInput: the option stream is missing"),
+    ],
+)
+def test_bad_options_are_one_line(
+    source: Table, sink: Table, run: Run, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(Exception, match=message):
+        run(**options)
