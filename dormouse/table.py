@@ -275,14 +275,22 @@ class Table(Changing):
 
         return mergeable(self._context)
 
-    def collect_garbage(self, *, waiting: Callable[[str], object] | None = None) -> GarbageReport:
+    def collect_garbage(
+        self,
+        *,
+        progress: Callable[[int, int], object] = lambda done, total: None,
+        waiting: Callable[[str], object] | None = None,
+    ) -> GarbageReport:
         """One round of garbage collection: deletes files a while after their last reference went.
+
+        Also forgets what the history has of before its truncation, for half a minute at most: `progress` is
+        told how many epochs are done, and of how many.
 
         Waits for the commit queue as `compact` does.
         """
         self._check_writable()
         self._wait_for_queue(waiting)
-        return self._context.garbage.collect()
+        return self._context.garbage.collect(progress=progress)
 
     def restore(self, to: When, *, dry_run: bool = False) -> RestoreReport:
         """Makes the rows what they were at a moment, in one commit; partitions and columns stay as they are.

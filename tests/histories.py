@@ -6,15 +6,21 @@ Any run of neighbours may be replaced by any others, as in PDP-32. Keys are thos
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from state import query
+from trees import below, partitions_of
+
 from dormouse.context import TableContext
 from dormouse.model.keys import encode_value
+from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import Range, Region
 from dormouse.model.types import LONG
+from dormouse.partitions.store import PartitionStore
 
 BEGAN = datetime(2026, 11, 1, tzinfo=UTC)
 Bounds = tuple[int | None, int | None]
@@ -141,3 +147,50 @@ def _copy(cursor: Any, columns: str, rows: Sequence[tuple[Any, ...]]) -> None:
 
 def _key(bound: int | None) -> bytes | None:
     return None if bound is None else encode_value(LONG, bound)
+
+
+def of(table: TableContext, text: str, *values: Any) -> list[Any]:
+    return query(table.supplier, text, *values, table.table.table_id)
+
+
+def age(table: TableContext, hours: float = 1) -> None:
+    """As if all that the history has were so much older."""
+    text = "update {} set {} = {} - make_interval(hours => %s) where table_id = %s"
+    for name, column in (("epoch", "created_at"), ("cut", "recorded_at"), ("truncation", "recorded_at")):
+        of(table, text.format(name, column, column), hours)
+    of(table, "update tables set history_since = history_since - make_interval(hours => %s), created_at = "
+       "created_at - make_interval(hours => %s) where table_id = %s", hours, hours)  # fmt: skip
+    of(table, text.format("hold", "since", "since"), hours)
+
+
+def rows(table: TableContext) -> tuple[set[str], set[int]]:
+    """The partitions and epochs that there are rows of."""
+    partitions = of(table, "select partition_id from partition where table_id = %s")
+    epochs = of(table, "select epoch from epoch where table_id = %s")
+    return {one for (one,) in partitions}, {one for (one,) in epochs}
+
+
+def scaled(table: TableContext, epochs: int, seed: int = 1) -> dict[int, PartitionTree]:
+    """Splits and merges of a table at random; the tree of each epoch."""
+    chosen, trees, points = random.Random(seed), dict[int, PartitionTree](), iter(range(1_000_000))
+    while True:
+        store = PartitionStore(table.supplier, table.table)
+        tree = store.tree()
+        trees[tree.epoch] = tree
+        if len(trees) == epochs:
+            return trees
+        inner = [one for one in partitions_of(tree) if not one.is_leaf]
+        if inner and chosen.random() < 0.5:
+            store.merge(below(tree, chosen.choice(inner).partition_id))
+        else:
+            # the last leaf has room above every point there was
+            leaf = tree.leaves[-1] if chosen.random() < 0.5 else chosen.choice(tree.leaves)
+            key = leaf.region.range("key")
+            low, high = key.min, key.max
+            middle = next(points) if high is None else int(high) - 1 if low is None else (low + high) // 2  # type: ignore[operator, call-overload]
+            if low is None or middle > low:  # type: ignore[operator]
+                store.split(leaf.partition_id, middle)
+
+
+def leaves_of(tree: PartitionTree) -> list[tuple[str, Any]]:
+    return [(leaf.partition_id, leaf.region) for leaf in tree.leaves]

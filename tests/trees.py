@@ -50,6 +50,12 @@ def partitions_of(tree: PartitionTree) -> list[Partition]:
     return found
 
 
+def below(tree: PartitionTree, partition_id: str) -> list[str]:
+    """The leaves below a partition, or itself."""
+    partition = tree[partition_id]
+    return [partition_id] if partition.is_leaf else [x for c in partition.child_ids for x in below(tree, c)]
+
+
 def leaves_in(tree: PartitionTree, region: Region) -> list[Partition]:
     """The leaves that overlap a region, left before right."""
     return [leaf for leaf in tree.leaves if overlap(leaf.region, region)]

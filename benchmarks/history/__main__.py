@@ -9,6 +9,7 @@ asked in turns.
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ EPOCHS = {"10k": 10_000, "310k": 310_000, "3.1m": 3_100_000, "31m": 31_000_000}
 GROWN_BY_MAX = "3.1m"
 """The longest history of which growth is told; a longer one may be larger than the memory."""
 _BLOB = ("epoch_at", "split")
-_WARMING = 20
+_WARMING = 50
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,11 @@ class Plan:
         help="a history's length; may be repeated",
     )
     full: bool = amount(False, action="store_true", help="31 million epochs, too: half an hour, and 30 GB")
-    calls: int = amount(1_000, 100, help="of each operation and history [1,000]")
-    rounds: int = amount(5, 2)
+    calls: int = amount(1_000, 100, help="of each operation and history; up to 1,400 [1,000]")
+    rounds: int = amount(5, 2, help="of looks at rows")
     rows: int = amount(2_000_000, 100_000)
     look_ups: int = amount(200, 20)
+    collecting_seconds: int = amount(20, 2, help="of the collection of old epochs [20]")
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
@@ -64,6 +66,10 @@ def measure(plan: Plan, tell: Tell) -> Figures:
             tell(name)
             found |= _operation(name, asked, plan)
         found |= _growth(found, sizes)
+        tell("old epochs are collected")
+        for size, one in asked.items():
+            rate, longest = one.forget(plan.collecting_seconds)
+            found |= {f"collected_per_s_{size}": round(rate), f"collected_ms_max_{size}": round(longest, 1)}
         tell("one value for the whole history")
         found |= _blob(place, plan)
         found |= rows.measure(place, plan.rows, plan.look_ups, plan.rounds, tell)
@@ -79,18 +85,26 @@ def _history(place: Place, size: str, tell: Tell) -> Iterator[Asked]:
     with open_tables(dsn, objects) as tables:
         table = build(tables, EPOCHS[size], tell)
     with closing(ConnectionSupplier(dsn, connections_max=1)) as supplier:
-        yield Asked(supplier, table, EPOCHS[size], random.Random(26))
+        yield Asked(dsn, supplier, objects, table, EPOCHS[size], random.Random(26))
 
 
 def _operation(name: str, asked: Mapping[str, Asked], plan: Plan) -> Figures:
-    """Milliseconds of an operation by history, which come in turn, and its round trips."""
+    """Milliseconds of an operation by history, and its round trips.
+
+    The histories come in turn, call by call: what else the machine does is as likely to be with one of them
+    as with another.
+    """
     make, milliseconds = OPERATIONS[name], {size: list[float]() for size in asked}
     for one in asked.values():
         for _ in range(_WARMING):
             make(one)()
-    for _, size in turns([*asked], plan.rounds):
-        calls = (make(asked[size]) for _ in range(plan.calls // plan.rounds))
-        milliseconds[size] += map(_milliseconds, calls)
+    gc.collect()
+    gc.disable()
+    try:
+        for _, size in turns([*asked], plan.calls):
+            milliseconds[size].append(_milliseconds(make(asked[size])))
+    finally:
+        gc.enable()
     found: Figures = {
         f"p{percent}_ms_{name}_{size}": round(percentile(some, percent), 3)
         for size, some in milliseconds.items()
@@ -147,7 +161,14 @@ BENCHMARK = Benchmark(
     measure,
     [
         Grid(_NAMES, {**_COLUMNS, "p99_growth_{}": "growth", "roundtrips_{}": "round trips"}, "milliseconds"),
-        Grid({size: size for size in [*EPOCHS, "blob"]}, {"bytes_per_epoch_{}": "bytes an epoch"}),
+        Grid(
+            {size: size for size in [*EPOCHS, "blob"]},
+            {
+                "bytes_per_epoch_{}": "bytes an epoch",
+                "collected_per_s_{}": "epochs/s collected",
+                "collected_ms_max_{}": "longest ms",
+            },
+        ),
         "p99, {growth_to:,} epochs ÷ {growth_from:,}: at most {p99_growth_max}, of {p99_growth_most}",
         "look-ups of now ÷ as of a cut, seconds: {as_of_vs_now}",
         "a scan of the same rows ÷ what came since a cut, seconds: {changes_vs_scan}",

@@ -26,6 +26,8 @@ ROWS, BYTES = 1_000_000, 40_000_000
 """Of a leaf when it is sealed."""
 CHUNK_EPOCHS = 1_000
 """After so many there is a running total."""
+CUTS_MIN, CUT_EPOCHS = 3_000, 1_800
+"""A cut each half hour, and enough for each truncation to have one."""
 _AT_ONCE = 100_000
 _NULL = "\\N"
 _SQL = load(__file__, "build")
@@ -151,9 +153,12 @@ def build(tables: Tables, epochs: int, tell: Tell) -> StateTable:
             conn.execute(definition)
         before, now = zip(*((slot.node.partition_id, slot.now) for slot in writer.slots), strict=True)
         conn.execute(_SQL["link"].on(), {"table_id": table_id, "before": list(before), "now": list(now)})
-        conn.execute(_SQL["end_history"].on(), {"table_id": table_id, "epoch": epochs})
+        conn.execute(_SQL["end_history"].on(), {"table_id": table_id, "epoch": epochs, "time": BEGAN})
+        cuts = max(CUTS_MIN, epochs // CUT_EPOCHS)
+        values = {"table_id": table_id, "cuts": cuts, "epochs": epochs, "time": BEGAN}
+        conn.execute(_SQL["add_cuts"].on(), values)
         tell(f"{epochs:,} epochs: vacuum")
-        conn.execute("vacuum analyze partition, epoch, history_chunk")
+        conn.execute("vacuum analyze partition, epoch, history_chunk, cut")
         conn.execute("checkpoint")
     return table
 

@@ -44,8 +44,18 @@ with gone as (
 update epoch set created_at = %(time)s where table_id = %(table_id)s;
 
 -- name: end_history
--- The table is at the last epoch.
-update tables set epoch = %(epoch)s where table_id = %(table_id)s;
+-- The table is at the last epoch, and all of its history can be read.
+update tables
+set epoch = %(epoch)s, created_at = %(time)s, history_since = %(time)s
+where table_id = %(table_id)s;
+
+-- name: add_cuts
+-- So many cuts, evenly spread; an epoch is a second. All see the files that there are.
+insert into cut (table_id, recorded_at, epoch, snapshot, rows_till, bytes_till, counted_from)
+select %(table_id)s, %(time)s + e.at * interval '1 second', floor(e.at), pg_current_snapshot(), 1000000::bigint * n, 40000000::bigint * n, 1
+from generate_series(1, %(cuts)s) n
+cross join lateral (select n * %(epochs)s::numeric / %(cuts)s as at) e
+order by n;
 
 -- name: size
 -- The bytes of a history on disk, with its indexes.

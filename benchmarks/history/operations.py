@@ -1,11 +1,16 @@
-"""What is asked of a history: each operation of the contract, of moments that are drawn at random."""
+"""What is asked of a history: each operation of the contract, of moments that are drawn at random.
+
+Those that let history go come last: they go on from cut to cut, each call a truncation at the next one.
+"""
 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -13,9 +18,20 @@ from psycopg.pq import Trace
 
 from benchmarks.history.build import BEGAN
 from benchmarks.state_tables import StateTable
+from dormouse.context import TableContext
+from dormouse.files import old_epochs
+from dormouse.history import cuts as recorded
+from dormouse.history.changes import references_at
 from dormouse.history.epochs import Epochs
+from dormouse.history.moments import position_of
+from dormouse.history.retention import apply_retention as retain
+from dormouse.history.retention import truncate as truncate_at
+from dormouse.history.sizes import size_between as size_of
+from dormouse.model.cut import Cut
 from dormouse.model.keys import min_value
+from dormouse.model.partition_tree import Partition
 from dormouse.model.types import LONG
+from dormouse.objects import open_store
 from dormouse.partitions.store import PartitionStore
 from dormouse.postgres import ConnectionSupplier
 
@@ -29,20 +45,44 @@ Call = Callable[[], Any]
 class Asked:
     """A table's history, with one connection."""
 
+    dsn: str = field(repr=False)
     supplier: ConnectionSupplier
+    objects: str
     table: StateTable
     epochs_there: int
     chosen: random.Random
 
     def __post_init__(self) -> None:
-        self.epochs = Epochs(self.supplier, self.table.record)
-        self.partitions = PartitionStore(self.supplier, self.table.record)
+        record = self.table.record
+        self.context = TableContext(self.dsn, self.supplier, open_store(self.objects), record)
+        self.epochs = Epochs(self.supplier, record)
+        self.partitions = PartitionStore(self.supplier, record)
+        self.cuts = list(recorded.cuts(self.context))
+        self._truncations = iter(self.cuts[:-AWAY])
 
     def epoch(self) -> int:
         return self.chosen.randrange(1, self.epochs_there - AWAY)
 
     def time(self) -> datetime:
         return BEGAN + timedelta(seconds=self.chosen.uniform(0, self.epochs_there))
+
+    def forget(self, seconds_max: float) -> tuple[float, float]:
+        """Truncates at the last cut, and collects epochs for a while; how many in a second, and the longest
+        transaction, in milliseconds.
+        """
+        truncate_at(self.context, self.cuts[-1])
+        began = last = time.perf_counter()
+        longest, epochs = 0.0, 0
+        for piece in old_epochs.forget(self.supplier, self.table.record):
+            now = time.perf_counter()
+            longest, last, epochs = max(longest, now - last), now, epochs + piece.till - piece.since
+            if now - began > seconds_max:
+                break
+        return epochs / (last - began), 1_000 * longest
+
+    def next_cut(self) -> Cut:
+        """The one to truncate at."""
+        return next(self._truncations)
 
 
 def active_partitions(asked: Asked) -> Call:
@@ -90,20 +130,88 @@ def partitions_between(asked: Asked) -> Call:
     return lambda: list(asked.epochs.partitions_between(first, first + AWAY))
 
 
-def split(asked: Asked) -> Call:
-    """A leaf of now, in the middle of its keys."""
-    leaves = asked.epochs.active_partitions()
-    leaf = asked.chosen.choice(leaves)
-    keys = leaf.region.range("key")
-    low, high = keys.min, keys.max
+def _middle(*neighbours: Partition) -> int | None:
+    """Of their keys; None where there is none between the first and the last."""
+    low = neighbours[0].region.range("key").min
+    high = neighbours[-1].region.range("key").max
     assert isinstance(low, int | None)  # noqa: S101 they are longs
     assert isinstance(high, int | None)  # noqa: S101
     smallest = min_value(LONG) if low is None else low
     assert isinstance(smallest, int)  # noqa: S101
     largest = _MAX if high is None else high
-    if largest - smallest < 2:
+    return None if largest - smallest < 2 else (smallest + largest) // 2
+
+
+def split(asked: Asked) -> Call:
+    """A leaf of now, in the middle of its keys."""
+    leaf = asked.chosen.choice(asked.epochs.active_partitions())
+    middle = _middle(leaf)
+    if middle is None:
         return split(asked)
-    return lambda: asked.partitions.split(leaf.partition_id, (smallest + largest) // 2)
+    return lambda: asked.partitions.split(leaf.partition_id, middle)
+
+
+def _halves(asked: Asked) -> list[Partition]:
+    """Both halves of a partition, of those that have no files, as a split made them."""
+    leaves = [leaf for leaf in asked.epochs.active_partitions() if not leaf.partition_id.startswith("0-")]
+    pairs = [list(each) for _, each in groupby(leaves, key=lambda leaf: leaf.parent_id)]
+    whole = [pair for pair in pairs if len(pair) == 2]
+    if not whole:
+        split(asked)()
+        return _halves(asked)
+    return asked.chosen.choice(whole)
+
+
+def merge(asked: Asked) -> Call:
+    ids = [leaf.partition_id for leaf in _halves(asked)]
+    return lambda: asked.partitions.merge(ids)
+
+
+def scale(asked: Asked) -> Call:
+    """Two leaves become one, which is divided elsewhere, in one epoch."""
+    halves = _halves(asked)
+    ids, middle = [leaf.partition_id for leaf in halves], _middle(*halves)
+    return lambda: asked.partitions.scale(ids, [] if middle is None else [("key", middle)])
+
+
+def record_cut(asked: Asked) -> Call:
+    return lambda: recorded.record_cut(asked.context)
+
+
+def _two(asked: Asked) -> tuple[Cut, Cut]:
+    first, last = sorted(asked.chosen.sample(asked.cuts, 2))
+    return first, last
+
+
+def compare(asked: Asked) -> Call:
+    first, last = _two(asked)
+    return lambda: recorded.compare(asked.context, first, last)
+
+
+def size_between(asked: Asked) -> Call:
+    first, last = _two(asked)
+    return lambda: size_of(asked.context, first, last)
+
+
+def files_at(asked: Asked) -> Call:
+    cut = asked.chosen.choice(asked.cuts)
+    return lambda: list(references_at(asked.context, position_of(asked.context, cut)))
+
+
+def truncate(asked: Asked) -> Call:
+    cut = asked.next_cut()
+    return lambda: truncate_at(asked.context, cut)
+
+
+def apply_retention(asked: Asked) -> Call:
+    """With a limit that the next cut is the newest to keep."""
+    cut = asked.next_cut()
+
+    def call() -> Cut | None:
+        seconds = (datetime.now(UTC) - cut.recorded_at).total_seconds()
+        return retain(asked.context, seconds=seconds).truncated_at
+
+    return call
 
 
 OPERATIONS: dict[str, Callable[[Asked], Call]] = {
@@ -118,7 +226,15 @@ OPERATIONS: dict[str, Callable[[Asked], Call]] = {
         successors,
         predecessors,
         partitions_between,
+        compare,
+        size_between,
+        files_at,
+        record_cut,
         split,
+        merge,
+        scale,
+        truncate,
+        apply_retention,
     )
 }
 

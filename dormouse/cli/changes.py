@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -138,14 +139,18 @@ def truncate(
     session: Session,
     table: TableName,
     cut: Annotated[str, typer.Argument(help="The cut's name.", show_default=False)],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would go, and change nothing.")
+    ] = False,
 ) -> None:
-    """Make what lies before a cut unreadable, for good; its files are collected."""
-    with session.open() as instance:
-        done = instance.table(table).history.truncate(cut)
-    what = "begins at" if done else "began already at"
-    session.show(
-        {"table": table, "cut": cut, "truncated": done}, lambda: f"the history of {table} {what} {cut}"
-    )
+    """Make what lies before a cut unreadable, for good; 'dormouse gc' collects its files and epochs."""
+    with session.open(read_only=dry_run) as instance:
+        report = instance.table(table).history.truncate(cut, dry_run=dry_run)
+    begins, was = ("would begin", "would be dropped") if dry_run else ("begins", "dropped")
+    went = f"{plural(report.cuts_dropped, 'cut')} {was}, {plural(report.epochs, 'epoch')} can go"
+    said = f"{begins} at {cut}; {went}" if report else f"began already at {cut}"
+    shown = {"table": table, "cut": cut, "truncated": report.changed, **asdict(report)}
+    session.show(shown, lambda: f"the history of {table} {said}")
 
 
 def _said(table: str, report: RetentionReport) -> str:

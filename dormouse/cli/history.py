@@ -65,7 +65,10 @@ def show(
         if html is None:
             records = list(table.history.epochs(first, last))[::-1]
             lives = table.history.lives_of([one for r in records for one in (*r.sealed, *r.created)])
-            session.show([_described(r, lives) for r in records], lambda: _picture(name, records, lives))
+            older = first - table.history.first_epoch()
+            session.show(
+                [_described(r, lives) for r in records], lambda: _picture(name, records, lives, older)
+            )
             return
         _write(html, table.history.page(first, last))
         drawn = {"table": name, "first": first, "last": last, "html": str(html)}
@@ -97,7 +100,7 @@ def epochs(
 
 def _range(table: Table, from_: str | None, to: str | None, limit: int) -> tuple[int, int]:
     """The first and the last epoch that are wanted."""
-    first = 0 if from_ is None else _epoch(table, from_)
+    first = table.history.first_epoch() if from_ is None else _epoch(table, from_)
     last = table.history.epoch_at(_LATEST) if to is None else _epoch(table, to)
     if first > last:
         raise InvalidInput(f"--from {from_} is after --to {to or 'now'}")
@@ -139,7 +142,7 @@ def _described(record: EpochRecord, lives: Mapping[str, Life]) -> dict[str, Any]
     return {**asdict(record), "sealed": partitions(record.sealed), "created": partitions(record.created)}
 
 
-def _picture(name: str, records: Sequence[EpochRecord], lives: Mapping[str, Life]) -> Any:
+def _picture(name: str, records: Sequence[EpochRecord], lives: Mapping[str, Life], rest: int) -> Any:
     from rich.console import Group
     from rich.tree import Tree
 
@@ -160,7 +163,6 @@ def _picture(name: str, records: Sequence[EpochRecord], lives: Mapping[str, Life
         if len(lines) > LINES_AN_EPOCH_MAX:
             tree.add(f"… {plural(len(lines) - LINES_AN_EPOCH_MAX, 'more partition')}")
         trees.append(tree)
-    rest = records[-1].epoch
     older = f"… {plural(rest, 'older epoch')}: --limit, --from and --to show others" if rest else ""
     return Group(f"table {name}, the newest epoch first", *trees, *[older] * bool(older))
 

@@ -108,19 +108,28 @@ def gc(
     table: TableName,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be deleted now.")] = False,
 ) -> None:
-    """One round of garbage collection: delete files a while after their last reference went."""
-    with session.open(read_only=dry_run) as instance:
+    """One round of garbage collection: delete files a while after their last reference went.
+
+    Also forgets what the history has of before its truncation, for half a minute at most.
+    """
+    from dormouse.cli.console import progress
+
+    with session.open(read_only=dry_run) as instance, progress(f"gc {table}", unit="old epochs") as moved:
         found = instance.table(table)
         if dry_run:
             ready = list(found.garbage_ready())
             session.show({"would_delete": ready}, lambda: "\n".join(ready) or "nothing would be deleted")
             return
-        report = found.collect_garbage(waiting=say)
+        report = found.collect_garbage(progress=moved, waiting=say)
     # without a delay, they were tried in the same round
     later = report.newly_unreferenced if found.properties.gc_delay_seconds else 0
     are = "is" if later == 1 else "are"
     waiting = f"; {later:,} more {are} without references now, to go once the delay is over" if later else ""
-    session.show(report, lambda: f"deleted {plural(report.deleted, 'file')}{waiting}")
+    old = ""
+    if report.epochs or report.partitions:
+        left = f", {report.epochs_left:,} more to look at: run it again" if report.epochs_left else ""
+        old = f"; forgot {plural(report.epochs, 'old epoch')}, {plural(report.partitions, 'partition')}{left}"
+    session.show(report, lambda: f"deleted {plural(report.deleted, 'file')}{waiting}{old}")
     if report.failed:
         name, reason = min(report.failed)
         objects = plural(report.failures, "object")

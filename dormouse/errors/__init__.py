@@ -44,6 +44,7 @@ DormouseError
 │   ├── FileReferenceAssignedToJob
 │   ├── FileReferenceNotAssignedToJob
 │   ├── DeletionsNotApplied          by an older compactor
+│   ├── PartitionForgotten           planned on a tree of before the history
 │   └── NewReferenceSameAsInput
 ├── BatchFailed                      some requests of a batch failed: succeeded, failed
 │   ├── ReplaceRequestsFailed
@@ -88,11 +89,11 @@ DormouseError
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from dormouse.errors.base import DormouseError as DormouseError
 from dormouse.errors.checks import CheckFailed as CheckFailed
+from dormouse.errors.history import *  # noqa: F403
 from dormouse.errors.jobs import *  # noqa: F403
 from dormouse.errors.payloads import *  # noqa: F403
 from dormouse.errors.references import *  # noqa: F403
@@ -224,28 +225,8 @@ class NotWhole(PartitionError):
     """A leaf that was to be merged refers to files which also hold other partitions' rows."""
 
 
-class EpochNotFound(DormouseError, LookupError):
-    """The table has no such epoch."""
-
-
 class InvalidCut(InvalidInput):
     """A moment, or two of them, that cannot be: no such cut, of another table, in the future, or naive."""
-
-
-class CutExpired(DormouseError):
-    """The history does not reach back to a moment any more: `oldest` is the oldest that can be served."""
-
-    def __init__(self, message: str = "", oldest: datetime | None = None) -> None:
-        super().__init__(message)
-        self.oldest = oldest
-
-
-class ConsumerExpired(CutExpired):
-    """A consumer did not acknowledge for so long that its files were not kept."""
-
-
-class ConsumerOvertaken(DormouseError):
-    """Another reader of the consumer has acknowledged what this one read."""
 
 
 class CommitFailed(DormouseError):

@@ -11,7 +11,7 @@ __all__ = [
     "BatchFailed", "DeletionsNotApplied", "FileAlreadyExists", "FileHasReferences", "FileNotFound",
     "FileReferenceAlreadyExists", "FileReferenceAssignedToJob", "FileReferenceError",
     "FileReferenceNotAssignedToJob", "FileReferenceNotFound", "NewReferenceSameAsInput",
-    "ReplaceRequestsFailed", "SplitRequestsFailed",
+    "PartitionForgotten", "ReplaceRequestsFailed", "SplitRequestsFailed",
 ]  # fmt: skip
 
 
@@ -68,6 +68,10 @@ class FileReferenceNotAssignedToJob(FileReferenceError):
 
 class DeletionsNotApplied(FileReferenceError):
     """A deletion from the file is pending, and the job, of an older Dormouse, does not know it."""
+
+
+class PartitionForgotten(FileReferenceError):
+    """The partition left the tree so long ago that what took its place is forgotten; plan it anew."""
 
 
 class NewReferenceSameAsInput(FileReferenceError):

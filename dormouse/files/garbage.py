@@ -6,13 +6,14 @@ what was stamped long enough ago: first the object, then the row, so that a cras
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
 
 from dormouse.errors import CheckFailed, FileHasReferences, FileNotFound, InvalidName
-from dormouse.files import removal_log
+from dormouse.files import old_epochs, removal_log
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.deletions import Deletions
 from dormouse.files.differences import Difference
@@ -26,6 +27,8 @@ from dormouse.objects.names import SKETCHES_SUFFIX, check_file_name
 from dormouse.postgres.connection import Supplier
 
 NAMES_MAX = 10_000
+EPOCHS_SECONDS_MAX = 30.0
+"""How long one round forgets epochs: a long history that is truncated holds up nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class GarbageReport:
     """What a round did; `failed` names objects that could not be deleted, to be tried again next time.
 
     `deleted_files` and `failed` name the first 10,000 of each; `deleted` and `failures` tell how many.
+    `epochs` and `partitions` of before the truncation were forgotten; of `epochs_left` it is to be seen.
     """
 
     newly_unreferenced: int
@@ -43,6 +47,9 @@ class GarbageReport:
     """Whether all was done that was due; False when the time was over."""
     deleted: int = 0
     failures: int = 0
+    epochs: int = 0
+    partitions: int = 0
+    epochs_left: int = 0
 
     def with_more(self, deleted: Sequence[str], failed: Sequence[tuple[str, str]]) -> GarbageReport:
         """The report after another batch, in bounded memory."""
@@ -67,23 +74,29 @@ class GarbageCollector:
         self._attempts = attempts
         self._deletions = Deletions(store)
 
-    def collect(self, is_over: Callable[[], bool] = lambda: False) -> GarbageReport:
-        """One round of both stages, of dead writers' objects, expired commits, and the log of removals.
+    def collect(
+        self,
+        is_over: Callable[[], bool] = lambda: False,
+        progress: Callable[[int, int], object] = lambda done, total: None,
+    ) -> GarbageReport:
+        """One round: both stages, dead writers' objects, expired commits, the log of removals, old epochs.
 
-        It ends after the batch of files during which `is_over` becomes true. While references are lost it
-        deletes no file, as their rows may be in no other, and raises `CheckFailed`.
+        It ends after the batch of files during which `is_over` becomes true. `progress` is told how many old
+        epochs are done, and of how many. While references are lost it deletes no file, as their rows may be
+        in no other, and raises `CheckFailed`.
         """
         with LastRounds(self._supplier, self._store.table).round("collection") as current:
-            report = self._collect(is_over)
+            report = self._collect(is_over, progress)
             current.outcome = f"{plural(report.deleted, 'file')} deleted"
-            current.worked = bool(report.newly_unreferenced or report.deleted or report.abandoned_attempts)
+            done = (report.newly_unreferenced, report.deleted, report.abandoned_attempts, report.partitions)
+            current.worked = any(done)
             if report.failed:
                 name, reason = min(report.failed)
                 objects = "1 object" if report.failures == 1 else f"{report.failures:,} objects"
                 current.errors.append(f"{objects} could not be deleted, first {name}: {reason}")
         return report
 
-    def _collect(self, is_over: Callable[[], bool]) -> GarbageReport:
+    def _collect(self, is_over: Callable[[], bool], progress: Callable[[int, int], object]) -> GarbageReport:
         # while what is about to go can be looked up
         self._store.totals.bring_forward(daily=True)
         report = GarbageReport(self._store.stamp_unreferenced(), (), (), 0)
@@ -96,7 +109,30 @@ class GarbageCollector:
         self._forget_commits()
         self._deletions.retire()
         removal_log.roll(self._supplier)
+        report = self._forget_epochs(report, is_over, progress)
         self._refuse(lost)
+        return report
+
+    def _forget_epochs(
+        self,
+        report: GarbageReport,
+        is_over: Callable[[], bool],
+        progress: Callable[[int, int], object],
+    ) -> GarbageReport:
+        """Old epochs for a while; the report with how many."""
+        ends, first = time.monotonic() + EPOCHS_SECONDS_MAX, None
+        for piece in old_epochs.forget(self._supplier, self._store.table):
+            first = piece.since if first is None else first
+            left = piece.bound - piece.till
+            report = replace(
+                report,
+                epochs=report.epochs + piece.epochs,
+                partitions=report.partitions + piece.partitions,
+                epochs_left=left,
+            )
+            progress(piece.till - first, piece.bound - first)
+            if left and (is_over() or time.monotonic() > ends):
+                return replace(report, whole=False)
         return report
 
     def ready(self) -> Iterator[str]:

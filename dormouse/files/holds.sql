@@ -71,8 +71,9 @@ with held as (
     insert into hold (holder, table_id, since, snapshot, until)
     select %(holder)s, table_id, %(since)s, %(snapshot)s::pg_snapshot,
         clock_timestamp() + make_interval(secs => %(lease_seconds)s)
-    from tables
+    from tables t
     where table_id = %(table_id)s and history_since <= %(since)s
+        and not exists (select from truncation u where u.table_id = t.table_id and u.recorded_at > %(since)s)
     returning holder
 )
 select exists (select from held);

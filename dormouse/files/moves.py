@@ -7,13 +7,13 @@ references refuse it; then it is sent again, with the partitions that took their
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import psycopg
 
-from dormouse.errors import FileReferenceAssignedToJob, NotWhole
+from dormouse.errors import FileReferenceAssignedToJob, NotWhole, PartitionForgotten
 from dormouse.files.own_tables import OwnTables
 from dormouse.model.file_reference import (
     COUNT_MAX,
@@ -65,6 +65,18 @@ class Moves:
         key = {"table_id": table.table_id, "salt_buckets": table.properties.salt_buckets}
         cursor = conn.execute(self._own.on(name), {**values, **key})
         return cursor.fetchall() if cursor.description else []
+
+
+def of_forgotten(
+    table: str, items: Sequence[FileWithReferences | SplitFileReferenceRequest], forgotten: Collection[str]
+) -> dict[int, PartitionForgotten]:
+    """Which items add references to partitions of which it is forgotten what took their places; by number."""
+    return {
+        number: PartitionForgotten(table, one.filename, one.partition_id)
+        for number, item in enumerate(items if forgotten else ())
+        for one in (item.references if isinstance(item, FileWithReferences) else item.new_references)
+        if one.partition_id in forgotten
+    }
 
 
 def file_in_place(file: FileWithReferences, places: Places) -> FileWithReferences:

@@ -22,17 +22,23 @@ before as materialized (
 )
 
 -- name: merged
--- Part of an update: of the partitions that get references those that left the tree by a merge. Most tables have none.
+-- Part of an update: of the partitions that get references those that left the tree by a merge, and, once some of these are
+-- forgotten, all that are not there. Most tables have none.
 merged as materialized (
     select n.partition_id
     from (
         select distinct unnest({named}) as partition_id
         where exists (select from partition where table_id = %(table_id)s and merged_epoch is not null offset 0)
+            or exists (select from truncation where table_id = %(table_id)s and forgotten_epoch > 0 offset 0)
     ) n
-    where exists (
-        select from partition p
-        where p.table_id = %(table_id)s and p.partition_id = n.partition_id collate "C" and p.merged_epoch is not null
+    left join lateral (
+        select p.merged_epoch is null as in_tree
+        from partition p
+        where p.table_id = %(table_id)s and p.partition_id = n.partition_id collate "C"
         offset 0
+    ) p on true
+    where coalesce(
+        not p.in_tree, exists (select from truncation where table_id = %(table_id)s and forgotten_epoch > 0 offset 0)
     )
 )
 

@@ -19,6 +19,7 @@ from psycopg import errors as pg
 from dormouse.errors import CommitIdReused, DormouseError, FileAlreadyExists, FileHasReferences, FileNotFound
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.commit import Commit, CommitResult, Kind, RefusedPart
+from dormouse.files.moves import of_forgotten
 from dormouse.files.operations import OPERATIONS, Operation
 from dormouse.files.parameters import Parameters
 from dormouse.files.reads import FileReferenceReads
@@ -295,11 +296,17 @@ class _Batch:
         if in_place is None or not units or not row[_MERGED]:
             return [], units
         places = dict(self._store._rows("places", {"partition_ids": row[_MERGED]}, conn))
+        forgotten = {*row[_MERGED]} - places.keys()
         late, refused = list[_Unit](), list[_Unit]()
         for unit in units:
             items = [in_place(item, places) for item in unit.items]
-            is_late = items != list(unit.items)
-            (late if is_late else refused).append(replace(unit, items=items) if is_late else unit)
+            errors = of_forgotten(self._store.table.name, items, forgotten)
+            if items != list(unit.items):
+                late.append(replace(unit, items=items))
+            elif errors:
+                self._failed[unit.commit].update({unit.first + n: error for n, error in errors.items()})
+            else:
+                refused.append(unit)
         return late, refused
 
     def _values(self, units: list[_Unit], commits: list[int]) -> Parameters:

@@ -158,7 +158,7 @@ def references_at(context: TableContext, position: Position) -> Iterator[FileRef
     limits = {"snapshot": position.snapshot, "limit": PAGE_REFERENCES}
     while True:
         values = {**limits, "from_partition": start[0], "from_file": start[1]}
-        rows = own.rows(_QUERIES["references_at"], values, operation="look up references")
+        rows = own.looked_up(_QUERIES["references_at"], values, operation="look up references")
         _check_log(context, position)
         for partition_id, _, filename, row_count, is_approximate, is_whole in rows:
             if filename is None:
@@ -177,7 +177,8 @@ def references_at(context: TableContext, position: Position) -> Iterator[FileRef
 
 def _check_log(context: TableContext, position: Position) -> None:
     values = {"at": position.at}
-    rows = context.store.own.rows(_QUERIES["reaches_back"], values, operation="look up a table's history")
+    own = context.store.own
+    rows = own.looked_up(_QUERIES["reaches_back"], values, operation="look up a table's history")
     if rows != [(True,)]:
         raise expired(context, position)
 

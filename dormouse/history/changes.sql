@@ -1,9 +1,11 @@
 -- name: page
 -- The next references that came with their files from outside, added after one snapshot and up to another, whether they are
 -- still there or were removed since; by transaction, file and partition, each with what is known of its file. The bounds of
--- its partition where the file has other rows, too. The file of one that was collected is not known any more.
+-- its partition where the file has other rows, too. The file of one that was collected is not known any more, nor a
+-- partition that was forgotten.
 select r.added_xid::text, r.file_id, r.partition_id, f.filename, r.row_count, r.count_approximate, r.only_contains_data,
-    f.byte_count, f.row_count, f.file_id is not null, p.min_keys, p.max_keys
+    f.byte_count, f.row_count, f.file_id is not null and (r.only_contains_data or p.min_keys is not null), p.min_keys,
+    p.max_keys
 from (
     (
         select r.added_xid, r.file_id, r.partition_id, r.row_count, r.count_approximate,

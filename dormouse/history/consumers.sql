@@ -11,6 +11,7 @@ with made as (
         coalesce(%(snapshot)s::pg_snapshot, pg_current_snapshot())
     from tables t
     where t.table_id = %(table_id)s and (t.history_since > %(at)s::timestamptz) is not true
+        and not exists (select from truncation u where u.table_id = t.table_id and u.recorded_at > %(at)s)
     on conflict do nothing
     returning *
 )

@@ -100,54 +100,72 @@ class Epochs:
         return tuple(map(self._leaf, rows))
 
     def epoch_at(self, time: datetime) -> int:
-        """The epoch at an aware time: before the table's first it is 0, later than now the current one."""
+        """The epoch at an aware time: before the table's first it is 0, later than now the current one.
+
+        `EpochNotFound` when it was before the truncation.
+        """
         rows = self._rows("epoch_at", time=_aware(time))
         if not rows:
             raise TableNotFound.gone(self._table.name)
-        return int(rows[0][0])
+        [(epoch, head)] = rows
+        self._check_kept(time, epoch, head)
+        return int(epoch)
 
     def partitions_at(self, time: datetime) -> tuple[Partition, ...]:
-        """The leaves at an aware time, as `epoch_at` has it, less those that were truncated."""
+        """The leaves at an aware time, less those that were truncated: of before, those that still were."""
         rows = self._rows("active_at", time=_aware(time))
         if not rows:
             raise TableNotFound.gone(self._table.name)
         return tuple(self._leaf(row) for row in rows if row[0] is not None)
 
-    def epochs(self, first: int = 0, last: int | None = None) -> Iterator[EpochRecord]:
-        """The records of the epochs from one to another, or to now; streamed. `EpochNotFound`."""
+    def epochs(self, first: int | None = None, last: int | None = None) -> Iterator[EpochRecord]:
+        """The records of the epochs from one, or the first that is kept, to another, or to now; streamed.
+
+        `EpochNotFound`.
+        """
         return _flat(self._record_pages(first, last))
 
     def scale_metadata(self, from_time: datetime, to_time: datetime) -> ScaleMetadata:
-        """How the leaves changed between two aware times; `InvalidCut` when the first is the later one."""
+        """How the leaves changed between two aware times; `InvalidCut` when the first is the later one.
+
+        `EpochNotFound` when it was before the truncation.
+        """
         if _aware(to_time) < _aware(from_time):
             raise InvalidCut(f"{to_time.isoformat()} is before {from_time.isoformat()}")
         found = self._rows("scales", from_time=from_time, to_time=to_time)
         if not found or found[0][0] is None:
             raise TableNotFound.gone(self._table.name)
-        first, last, splits, merges, rows, sizes = map(int, found[0])
+        first, last, splits, merges, rows, sizes, head = map(int, found[0])
+        self._check_kept(from_time, first, head)
         records = chain.from_iterable(self._record_pages(first, last))
         return ScaleMetadata(first, last, splits, merges, rows, sizes, records)
 
     def successors(self, partition_id: str) -> dict[str, list[str]]:
         """Which partitions the epoch that ended it made of its keys, each with all partitions it was made of.
 
-        None of one that is still a leaf, or never was. `PartitionNotFound`.
+        None of one that is still a leaf, or never was. `PartitionNotFound`, also of one that ended before the
+        truncation.
         """
-        return self._related("successors", partition_id)
+        return _by_id(self._related("successors", partition_id))
 
     def predecessors(self, partition_id: str) -> dict[str, list[str]]:
         """Which partitions it was made of, each with all partitions that that one was made of.
 
-        None of one that came with the table. `PartitionNotFound`.
+        None of one that came with the table. `PartitionNotFound`, as `successors`; `EpochNotFound` of one
+        that was made before the truncation.
         """
-        return self._related("predecessors", partition_id)
+        rows = self._related("predecessors", partition_id)
+        *_, created, head = rows[0]
+        if 0 < created <= head:
+            raise EpochNotFound(
+                f"what partition {partition_id!r} of table {self._table.name!r} was made of is not kept: "
+                f"epoch {created} made it, and the history is truncated at epoch {head}"
+            )
+        return _by_id(rows)
 
     def head(self) -> int:
         """The first epoch that is not truncated."""
-        rows = self._rows("head")
-        if not rows:
-            raise TableNotFound.gone(self._table.name)
-        return int(rows[0][0])
+        return self._ends()[0]
 
     def partitions_between(self, first: int, last: int) -> Iterator[Partition]:
         """Every partition that was a leaf at some epoch from one to another, both included; streamed.
@@ -165,8 +183,8 @@ class Epochs:
         rows = self._rows("lives_of", partition_ids=[one for one in partition_ids if is_text(one)])
         return {row[0]: self._life(row) for row in rows}
 
-    def _record_pages(self, first: int, last: int | None) -> Iterator[list[EpochRecord]]:
-        wanted = _bounded(first)
+    def _record_pages(self, first: int | None, last: int | None) -> Iterator[list[EpochRecord]]:
+        wanted = None if first is None else _bounded(first)
         while True:
             values = {
                 "first": wanted,
@@ -174,11 +192,12 @@ class Epochs:
                 "limit": PAGE_EPOCHS,
             }
             rows = self._rows("page", **values)
-            current = self._checked(rows, first, last)
+            head, current = self._checked(rows, first, last)
+            wanted = head if wanted is None else wanted
             last = current if last is None else last
             page = [
                 EpochRecord(number, at, tuple(sealed), tuple(created), *counts)
-                for _, number, at, sealed, created, *counts in rows
+                for _, _, number, at, sealed, created, *counts in rows
                 if number is not None
             ]
             self._check_whole(page, wanted, min(last, wanted + PAGE_EPOCHS - 1))
@@ -193,23 +212,30 @@ class Epochs:
             till = min(end, after + PAGE_EPOCHS)
             rows = self._rows("lives", after=after, till=till, with_leaves=after == first)
             self._checked(rows, first, last)
-            yield [self._life(row[1:]) for row in rows if row[1] is not None]
+            yield [self._life(row[2:]) for row in rows if row[2] is not None]
             after = till
             if after >= end:
                 return
 
-    def _checked(self, rows: Sequence[Any], first: int, last: int | None) -> int:
-        """The table's epoch, the first of each row, when the epochs wanted are there."""
+    def _checked(self, rows: Sequence[Any], first: int | None, last: int | None) -> tuple[int, int]:
+        """The table's first and last epoch, which each row begins with, when the epochs wanted are there."""
         if not rows:
             raise TableNotFound.gone(self._table.name)
-        current = int(rows[0][0])
-        end = current if last is None else last
-        for epoch in (first, end):
-            if not 0 <= epoch <= current:
-                raise self._not_there(epoch, current)
-        if end < first:
-            raise EpochNotFound(f"there are no epochs from {first} to {end}: the first is the later one")
-        return current
+        head, current = map(int, rows[0][:2])
+        begin, end = head if first is None else first, current if last is None else last
+        for epoch in (begin, end):
+            if not head <= epoch <= current:
+                raise self._not_there(epoch, head, current)
+        if end < begin:
+            raise EpochNotFound(f"there are no epochs from {begin} to {end}: the first is the later one")
+        return head, current
+
+    def _check_kept(self, time: datetime, epoch: int, head: int) -> None:
+        if epoch < head:
+            raise EpochNotFound(
+                f"the epoch at {time.isoformat()} is not kept: the history of table {self._table.name!r} is "
+                f"truncated at epoch {head}, which was made later"
+            )
 
     def _check_whole(self, page: Sequence[EpochRecord], first: int, last: int) -> None:
         found = [record.epoch for record in page]
@@ -221,11 +247,15 @@ class Epochs:
                 f"'dormouse check --table {name}' tells more"
             )
 
-    def _related(self, query: str, partition_id: str) -> dict[str, list[str]]:
+    def _related(self, query: str, partition_id: str) -> list[Any]:
         rows = self._rows(query, partition_id=partition_id if is_text(partition_id) else "")
         if not rows:
-            raise PartitionNotFound(f"table {self._table.name!r} has no partition {partition_id!r}")
-        return {other: list(predecessors) for other, predecessors in rows if other is not None}
+            head, _ = self._ends()
+            kept = f"; those that ended up to epoch {head}, where its history is truncated, are not kept"
+            raise PartitionNotFound(
+                f"table {self._table.name!r} has no partition {partition_id!r}{kept if head else ''}"
+            )
+        return rows
 
     def _life(self, row: Sequence[Any]) -> Life:
         return Life(self._leaf(row[:4]), *row[4:])
@@ -234,17 +264,22 @@ class Epochs:
         return partition_from_row(self._table.schema, (*row, *_NO_CHILDREN))
 
     def _no_epoch(self, epoch: int | None) -> Exception:
-        rows = self._rows("current")
-        return (
-            TableNotFound.gone(self._table.name)
-            if epoch is None or not rows
-            else self._not_there(epoch, rows[0][0])
+        ends = self._ends()
+        return TableNotFound.gone(self._table.name) if epoch is None else self._not_there(epoch, *ends)
+
+    def _not_there(self, epoch: int, head: int, current: int) -> EpochNotFound:
+        gone = f" any more: its history is truncated at epoch {head}" if 0 <= epoch < head else ""
+        return EpochNotFound(
+            f"table {self._table.name!r} has no epoch {epoch}{gone}; it has those from {head} to {current}"
         )
 
-    def _not_there(self, epoch: int, current: int) -> EpochNotFound:
-        return EpochNotFound(
-            f"table {self._table.name!r} has no epoch {epoch}; it has those from 0 to {current}"
-        )
+    def _ends(self) -> tuple[int, int]:
+        """The first epoch that is not truncated, and the current one."""
+        rows = self._rows("ends")
+        if not rows:
+            raise TableNotFound.gone(self._table.name)
+        [(head, current)] = rows
+        return int(head), int(current)
 
     def _rows(self, name: str, **values: Any) -> list[Any]:
         given = {**values, "table_id": self._table.table_id}
@@ -275,6 +310,11 @@ def _aware(time: datetime) -> datetime:
     return time
 
 
+def _by_id(rows: Sequence[Any]) -> dict[str, list[str]]:
+    """Partitions with all that each was made of; none of a row that has none."""
+    return {other: list(predecessors) for other, predecessors, *_ in rows if other is not None}
+
+
 def _flat(pages: Iterator[list[T]]) -> Iterator[T]:
     """What is on pages; the first of them is there, and checked, at once."""
     first = next(pages)
@@ -282,7 +322,7 @@ def _flat(pages: Iterator[list[T]]) -> Iterator[T]:
 
 
 def _statements(queries: Queries) -> dict[str, Statement]:
-    parts = {name: queries[name] for name in ("overlap", "leaves_then", "epoch_then")}
+    parts = {name: queries[name] for name in ("overlap", "leaves_then", "epoch_then", "is_kept")}
     parts["predecessors_of"] = queries["predecessors_of"].including(overlap=parts["overlap"])
     return {
         name: Statement(query.including(**parts).on())

@@ -29,47 +29,53 @@ coalesce(
 )
 
 -- name: active
--- The leaves of an epoch, or of now, by their bounds.
+-- The leaves of an epoch that is not truncated, or of now, by their bounds.
 select p.partition_id, p.parent_id, p.min_keys, p.max_keys
 from tables t
+left join truncation c on c.table_id = t.table_id
 cross join lateral (select coalesce(%(epoch)s::bigint, t.epoch) as epoch) e
 cross join lateral ({leaves_then}) p
-where t.table_id = %(table_id)s and e.epoch between 0 and t.epoch
+where t.table_id = %(table_id)s and e.epoch between coalesce(c.epoch, 0) and t.epoch
 order by array_replace(p.min_keys, null, '');
 
 -- name: active_at
--- The leaves at a time, by their bounds, or a row of nulls; without those that had ended where the table was truncated.
+-- The leaves at a time, by their bounds, or a row of nulls; without those that had ended where the table was truncated: of a
+-- time before that, the leaves of the truncation that were there already.
 select p.partition_id, p.parent_id, p.min_keys, p.max_keys
 from tables t
 left join truncation c on c.table_id = t.table_id
 cross join (values (%(time)s::timestamptz)) as w (time)
-cross join lateral (select {epoch_then} as epoch) e
-left join lateral ({leaves_then}) p on p.sealed_epoch is null or c.epoch is null or p.sealed_epoch > c.epoch
+cross join lateral (select {epoch_then} as epoch) w_epoch
+cross join lateral (select greatest(w_epoch.epoch, c.epoch) as epoch) e
+left join lateral ({leaves_then}) p on w_epoch.epoch = e.epoch or p.created_epoch = 0 or exists (
+    select from epoch n
+    where n.table_id = t.table_id and n.epoch = p.created_epoch and n.created_at <= w.time
+    offset 0
+)
 where t.table_id = %(table_id)s
 order by array_replace(p.min_keys, null, '');
 
 -- name: epoch_at
--- The epoch at a time.
-select {epoch_then}
+-- The epoch at a time, and the first that is not truncated.
+select {epoch_then}, coalesce(c.epoch, 0)
 from tables t
+left join truncation c on c.table_id = t.table_id
 cross join (values (%(time)s::timestamptz)) as w (time)
 where t.table_id = %(table_id)s;
 
--- name: current
--- The table's epoch.
-select epoch from tables where table_id = %(table_id)s;
-
--- name: head
--- The first epoch that is not truncated.
-select coalesce(c.epoch, 0) from tables t left join truncation c on c.table_id = t.table_id where t.table_id = %(table_id)s;
+-- name: ends
+-- The table's first epoch that is not truncated, and its last.
+select coalesce(c.epoch, 0), t.epoch from tables t left join truncation c on c.table_id = t.table_id where t.table_id = %(table_id)s;
 
 -- name: page
--- The table's epoch, and a page of its epochs from one to another.
-select t.epoch, e.epoch, e.created_at, e.sealed, e.created, e.splits, e.merges, e.sealed_rows, e.sealed_bytes
+-- The table's first epoch that is not truncated, its last, and a page of its epochs from one, or the first, to another.
+select coalesce(c.epoch, 0), t.epoch, e.epoch, e.created_at, e.sealed, e.created, e.splits, e.merges, e.sealed_rows,
+    e.sealed_bytes
 from tables t
+left join truncation c on c.table_id = t.table_id
 left join lateral (
     select * from epoch e
-    where e.table_id = t.table_id and e.epoch between %(first)s and %(last)s
+    where e.table_id = t.table_id and e.epoch between coalesce(%(first)s::bigint, c.epoch, 0) and %(last)s
     order by e.epoch
     limit %(limit)s
 ) e on true
@@ -77,10 +83,12 @@ where t.table_id = %(table_id)s
 order by e.epoch;
 
 -- name: scales
--- The epochs at two times, and what was done by those after the former up to the latter; from the running totals.
+-- The epochs at two times, what was done by those after the former up to the latter, from the running totals; and the first
+-- epoch that is not truncated.
 select min(x.epoch), max(x.epoch), sum(x.sign * (coalesce(c.splits, 0) + s.splits)),
     sum(x.sign * (coalesce(c.merges, 0) + s.merges)), sum(x.sign * (coalesce(c.sealed_rows, 0) + s.sealed_rows)),
-    sum(x.sign * (coalesce(c.sealed_bytes, 0) + s.sealed_bytes))
+    sum(x.sign * (coalesce(c.sealed_bytes, 0) + s.sealed_bytes)),
+    coalesce((select epoch from truncation where table_id = %(table_id)s), 0)
 from (
     select {epoch_then} as epoch, w.sign
     from tables t
@@ -108,7 +116,8 @@ not exists (
 )
 
 -- name: successors
--- A partition; and those which the epoch that ended it made of its keys, each with all that it was made of.
+-- A partition that was a leaf where the table was truncated, or later; and those which the epoch that ended it made of its
+-- keys, each with all that it was made of.
 select n.partition_id, n.predecessors
 from partition a
 left join lateral (
@@ -121,13 +130,19 @@ left join lateral (
     cross join lateral ({predecessors_of}) p
     where e.table_id = a.table_id and e.epoch = a.sealed_epoch and a.sealed_epoch > a.created_epoch and {overlap}
 ) n on true
-where a.table_id = %(table_id)s and a.partition_id = %(partition_id)s
+where a.table_id = %(table_id)s and a.partition_id = %(partition_id)s and {is_kept}
 order by array_replace(n.min_keys, null, '');
 
+-- name: is_kept
+-- Part of a query: whether the partition a was a leaf where the table was truncated, or later.
+(a.sealed_epoch <= (select nullif(epoch, 0) from truncation where table_id = %(table_id)s)) is not true
+
 -- name: predecessors
--- A partition; and those that it was made of, each with all that that one was made of.
-select n.partition_id, n.predecessors
+-- A partition that was a leaf where the table was truncated, or later, and when it was made; and those that it was made of,
+-- each with all that that one was made of; and the first epoch that is not truncated.
+select n.partition_id, n.predecessors, a.created_epoch, coalesce(c.epoch, 0)
 from partition a
+left join truncation c on c.table_id = a.table_id
 left join lateral (
     select b.partition_id, b.min_keys, p.predecessors
     from epoch e
@@ -139,7 +154,7 @@ left join lateral (
     where e.table_id = a.table_id and e.epoch = a.created_epoch
         and (a.sealed_epoch is null or a.sealed_epoch > a.created_epoch) and {overlap}
 ) n on true
-where a.table_id = %(table_id)s and a.partition_id = %(partition_id)s
+where a.table_id = %(table_id)s and a.partition_id = %(partition_id)s and {is_kept}
 order by array_replace(n.min_keys, null, '');
 
 -- name: predecessors_of
@@ -154,9 +169,10 @@ where e.table_id = b.table_id and e.epoch = b.created_epoch and {overlap}
 
 -- name: lives
 -- The leaves of an epoch, if wanted, and those that came after it up to another: which were leaves, and when.
-select t.epoch, p.partition_id, p.parent_id, p.min_keys, p.max_keys, p.created_epoch, p.sealed_epoch, p.sealed_rows,
-    p.sealed_bytes
+select coalesce(c.epoch, 0), t.epoch, p.partition_id, p.parent_id, p.min_keys, p.max_keys, p.created_epoch, p.sealed_epoch,
+    p.sealed_rows, p.sealed_bytes
 from tables t
+left join truncation c on c.table_id = t.table_id
 cross join lateral (select %(after)s::bigint as epoch) e
 left join lateral (
     select * from ({leaves_then}) p where %(with_leaves)s
@@ -173,9 +189,10 @@ where t.table_id = %(table_id)s
 order by greatest(p.created_epoch, e.epoch), array_replace(p.min_keys, null, '');
 
 -- name: lives_of
--- Some partitions: while which epochs they were leaves.
-select p.partition_id, p.parent_id, p.min_keys, p.max_keys, p.created_epoch, p.sealed_epoch, p.sealed_rows, p.sealed_bytes
+-- Some partitions, of those that were leaves where the table was truncated, or later: while which epochs they were.
+select a.partition_id, a.parent_id, a.min_keys, a.max_keys, a.created_epoch, a.sealed_epoch, a.sealed_rows, a.sealed_bytes
 from unnest(%(partition_ids)s::text[]) as wanted (partition_id)
 cross join lateral (
     select * from partition p where p.table_id = %(table_id)s and p.partition_id = wanted.partition_id collate "C" offset 0
-) p;
+) a
+where {is_kept};

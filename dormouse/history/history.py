@@ -20,7 +20,7 @@ from dormouse.history.cuts import (
 )
 from dormouse.history.epochs import EpochRecord, Epochs, Life, ScaleMetadata
 from dormouse.history.moments import now, position_of
-from dormouse.history.retention import RetentionReport, apply_retention, truncate
+from dormouse.history.retention import RetentionReport, TruncationReport, apply_retention, truncate
 from dormouse.history.sizes import Size, size_between
 from dormouse.model.cut import Cut, When
 from dormouse.model.file_reference import FileReference
@@ -73,33 +73,48 @@ class History:
         """The leaves of an epoch, or of now, by their lower bounds, as leaves; `EpochNotFound`."""
         return self._epochs.active_partitions(epoch)
 
+    def first_epoch(self) -> int:
+        """The first that is kept: 0, or that of the truncation."""
+        return self._epochs.head()
+
     def epoch_at(self, time: datetime) -> int:
-        """The last epoch that was made by a time: before the table's first it is 0."""
+        """The last epoch that was made by a time: before the table's first it is 0.
+
+        `EpochNotFound` when that was before the truncation.
+        """
         return self._epochs.epoch_at(time)
 
     def partitions_at(self, time: datetime) -> tuple[Partition, ...]:
-        """The leaves at a time, less those that were truncated."""
+        """The leaves at a time, less those that were truncated: of before, those that still were there."""
         return self._epochs.partitions_at(time)
 
-    def epochs(self, first: int = 0, last: int | None = None) -> Iterator[EpochRecord]:
-        """The records of the epochs from one to another, or to now; streamed. `EpochNotFound`."""
+    def epochs(self, first: int | None = None, last: int | None = None) -> Iterator[EpochRecord]:
+        """The records of the epochs from one, or the first that is kept, to another, or to now; streamed.
+
+        `EpochNotFound`, also of those before the truncation.
+        """
         return self._epochs.epochs(first, last)
 
     def scale_metadata(self, from_time: datetime, to_time: datetime) -> ScaleMetadata:
-        """How the leaves changed between two times: totals, and the records, streamed; `InvalidCut`."""
+        """How the leaves changed between two times: totals, and the records, streamed.
+
+        `InvalidCut`; `EpochNotFound` when the first was before the truncation.
+        """
         return self._epochs.scale_metadata(from_time, to_time)
 
     def successors(self, partition_id: str) -> dict[str, list[str]]:
         """Which partitions were made of one when it ended, each with all it was made of; none of a leaf.
 
-        {partition id: [ids of its predecessors]}. `PartitionNotFound`.
+        {partition id: [ids of its predecessors]}. `PartitionNotFound`, also of one that ended before the
+        truncation.
         """
         return self._epochs.successors(partition_id)
 
     def predecessors(self, partition_id: str) -> dict[str, list[str]]:
-        """Which partitions one was made of, each with all that that one was made of; `PartitionNotFound`.
+        """Which partitions one was made of, each with all that that one was made of.
 
-        {partition id: [ids of its predecessors]}.
+        {partition id: [ids of its predecessors]}. `PartitionNotFound` as `successors`; `EpochNotFound` of one
+        that was made before the truncation.
         """
         return self._epochs.predecessors(partition_id)
 
@@ -121,7 +136,7 @@ class History:
         """While which epochs some partitions were leaves, by id; without ids that there are none of."""
         return self._epochs.lives_of(partition_ids)
 
-    def page(self, first: int = 0, last: int | None = None) -> str:
+    def page(self, first: int | None = None, last: int | None = None) -> str:
         """Some epochs drawn as an HTML page that needs nothing else: who became whom; `EpochNotFound`.
 
         In memory as a whole: about 100 bytes a partition.
@@ -142,14 +157,15 @@ class History:
         """The files that `Table.changes` reads, and which rows of each; streamed. As it, `CutExpired`."""
         return changes_between(self._context, after, till)
 
-    def truncate(self, cut: Cut | str) -> bool:
-        """Makes what lies wholly before a cut unreadable, for good; its files are collected. See `retention`.
+    def truncate(self, cut: Cut | str, *, dry_run: bool = False) -> TruncationReport:
+        """Makes what lies wholly before a cut unreadable, for good; its files and epochs are collected.
 
-        False: it is truncated there. Raises `InvalidCut` when it is truncated later, or a named cut or a
-        consumer stands before it.
+        The report is false when it is truncated there already. Raises `InvalidCut` when it is truncated
+        later, or a named cut or a consumer stands before it.
         """
-        self._check_writable()
-        return truncate(self._context, cut)
+        if not dry_run:
+            self._check_writable()
+        return truncate(self._context, cut, dry_run=dry_run)
 
     def apply_retention(
         self, byte_count: int | None = None, seconds: float | None = None, *, dry_run: bool = False

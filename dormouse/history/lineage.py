@@ -22,10 +22,11 @@ Edges = dict[str, tuple[Any, Any]]
 """Of each partition where it begins and ends on the page; the numbers of one page compare with each other."""
 
 
-def page(context: TableContext, first: int, last: int | None) -> str:
+def page(context: TableContext, first: int | None, last: int | None) -> str:
     """The page of some epochs of a table, as HTML."""
     epochs, table = Epochs(context.supplier, context.table), context.table.name
     records = list(epochs.epochs(first, last))
+    first = records[0].epoch
     lives = list(epochs.lives(first, records[-1].epoch))
     rows = {leaf.partition_id: leaf.row_count for leaf in context.partitions.leaf_rows(0)}
     edges = _edges(context, records, lives)

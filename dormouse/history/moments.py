@@ -29,7 +29,7 @@ from dormouse.model.cut import Cut, Position, When
 from dormouse.model.text import is_text
 from dormouse.postgres.connection import Isolation
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
+from dormouse.postgres.transaction import rows_of, run_transaction
 
 AHEAD_SECONDS_MAX = 60.0
 """How far a client's clock may be ahead of the database's: a time that is not yet past is waited for."""
@@ -293,12 +293,7 @@ def _raise(error: Exception) -> Any:
 
 def _rows(context: TableContext, statement: str, conn: Any = None, **values: Any) -> list[Any]:
     """What one statement gives, in one round trip."""
-    own, key = context.store.own, {**values, "table_id": context.table.table_id}
-    query = _QUERIES[statement].including(committed_at=_QUERIES["committed_at"])
-
-    def work(conn: Any) -> list[Any]:
-        return rows_of(own.on(query), key)(conn)
-
-    if conn is not None:
-        return work(conn)
-    return own.following(lambda: run_lookup(context.supplier, work, operation="find a moment"))
+    own, query = context.store.own, _QUERIES[statement].including(committed_at=_QUERIES["committed_at"])
+    if conn is None:
+        return own.looked_up(query, values, operation="find a moment")
+    return rows_of(own.on(query), {**values, "table_id": context.table.table_id})(conn)

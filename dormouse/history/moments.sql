@@ -25,10 +25,10 @@ where t.table_id = %(table_id)s;
 
 -- name: as_of
 -- The epoch and snapshot of all that was committed at or before a time, from when on the table can be read, and whether all
--- the times of commits that this takes are known. The newest cut of before tells most of it; to this come the transactions
+-- the times of commits that this takes are known. The newest cut of before, or that of the truncation, tells most of it; to this come the transactions
 -- since then that changed the table. Those that still run are as little of the moment as those that came later.
 with base as materialized (
-    select coalesce(c.snapshot, t.history_from) as snapshot, greatest(t.history_since, u.recorded_at) as since
+    select coalesce(c.snapshot, u.snapshot, t.history_from) as snapshot, greatest(t.history_since, u.recorded_at) as since
     from tables t
     left join truncation u using (table_id)
     left join lateral (

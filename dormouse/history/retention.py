@@ -57,37 +57,56 @@ class RetentionReport:
     dry_run: bool
 
 
-def truncate(context: TableContext, cut: Cut | str) -> bool:
-    """Makes what lies wholly before a cut unreadable; nothing from it on is lost. False: it is truncated
-    there.
+@dataclass(frozen=True, slots=True)
+class TruncationReport:
+    """What a truncation did, or, when `dry_run`, would do: where the history begins, and the cuts dropped.
+
+    `changed`, and so the report as a truth value: False when it began there already.
+    """
+
+    at: Cut
+    changed: bool
+    cuts_dropped: int
+    epochs: int
+    """Those that cannot be read any more; collection forgets them."""
+    dry_run: bool
+
+    def __bool__(self) -> bool:
+        return self.changed
+
+
+def truncate(context: TableContext, cut: Cut | str, *, dry_run: bool = False) -> TruncationReport:
+    """Makes what lies wholly before a cut unreadable; nothing from it on is lost.
 
     Cuts without a name before it are dropped. Raises `InvalidCut` when it is behind the truncation, or a
     named cut or a consumer stands before it.
     """
     wanted = find_cut(context, cut).cut
 
-    def work(conn: Any) -> bool:
+    def work(conn: Any) -> TruncationReport:
         rows = _Rows(context, conn)
-        rows("lock")
-        for truncated, at in rows("truncation"):
+        if not dry_run:
+            rows("lock")
+        before = rows("truncation")
+        for truncated, at, _ in before:
             if wanted.cut_id == truncated:
-                return False
+                return TruncationReport(wanted, False, 0, 0, dry_run)
             if wanted.cut_id < truncated:
                 raise InvalidCut(
                     f"cut {wanted.cut_id} is before {at}, where table {context.table.name!r} is truncated "
                     "already: give a later one"
                 )
-        if before := [one for one in _holders(rows("holders")) if one.since < wanted.recorded_at]:
+        if lost := [one for one in _holders(rows("holders")) if one.since < wanted.recorded_at]:
             raise InvalidCut(
-                f"{', '.join(map(str, before))} of table {context.table.name!r} would be lost: drop what is "
+                f"{', '.join(map(str, lost))} of table {context.table.name!r} would be lost: drop what is "
                 "not needed any more, or give an earlier cut"
             )
-        if not rows("truncate", cut_id=wanted.cut_id):
+        if not dry_run and not rows("truncate", cut_id=wanted.cut_id):
             raise InvalidCut(f"cut {wanted.cut_id} of table {context.table.name!r} is not there any more")
-        rows("forget_cuts", last=wanted.cut_id - 1)
-        return True
+        [(dropped,)] = rows("count_cuts" if dry_run else "forget_cuts", last=wanted.cut_id - 1)
+        return TruncationReport(wanted, True, dropped, wanted.epoch - _head_of(before), dry_run)
 
-    return run_transaction(context.supplier, work, operation="truncate a history")
+    return run_transaction(context.supplier, work, read_only=dry_run, operation="truncate a history")
 
 
 def apply_retention(
@@ -160,6 +179,11 @@ def _head(context: TableContext, *, needs_bytes: bool, dry_run: bool) -> tuple[C
         return recorded, None
     [(bytes_till, *position)] = rows
     return recorded, int(bytes_till) + size_since(context, Position(*position)).byte_count
+
+
+def _head_of(truncations: Sequence[Any]) -> int:
+    """The first epoch that was not truncated."""
+    return max((epoch for *_, epoch in truncations), default=0)
 
 
 def _holders(rows: Sequence[Any]) -> list[Holder]:

@@ -45,8 +45,8 @@ where c.table_id = %(table_id)s and c.snapshot is not null
 order by since, kind, name;
 
 -- name: truncation
--- The cut at which a table is truncated.
-select cut_id, recorded_at from truncation where table_id = %(table_id)s and snapshot is not null;
+-- The cut at which a table is truncated, and its epoch.
+select cut_id, recorded_at, epoch from truncation where table_id = %(table_id)s and snapshot is not null;
 
 -- name: truncate
 -- Makes what lies before a cut unreadable.

@@ -39,7 +39,7 @@ def size_between(context: TableContext, a: When | None = None, b: When | None = 
     if till.at < after.at:
         raise InvalidCut(f"{till.at} is before {after.at}: give the earlier moment first")
     times = {"after": after.at, "till": till.at}
-    rows = context.store.own.rows(_QUERIES["of_cuts"], times, operation="measure changes")
+    rows = context.store.own.looked_up(_QUERIES["of_cuts"], times, operation="measure changes")
     if not rows:
         return size_since(context, after, till)
     [(*ends, row_count, byte_count)] = rows

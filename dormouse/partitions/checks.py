@@ -22,10 +22,13 @@ def tree_problems(supplier: Supplier, table: TableRecord) -> list[Problem]:
 
     def work(conn: psycopg.Connection[Any]) -> list[Problem]:
         values = {"table_id": table.table_id, "root": ROOT, "limit": FOUND_MAX}
+        queries = [
+            _QUERIES[n].including(forgotten=_QUERIES["forgotten"]) for n in ("check_tree", "check_epochs")
+        ]
         return [
             Problem("partitions", table.name, partition_id, None, detail)
-            for name in ("check_tree", "check_epochs")
-            for partition_id, detail in conn.execute(_QUERIES[name].on(), values)
+            for query in queries
+            for partition_id, detail in conn.execute(query.on(), values)
         ]
 
     return run_transaction(

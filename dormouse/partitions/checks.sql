@@ -2,9 +2,11 @@
 -- Partitions of a tree with gaps or overlaps, at any epoch: each but a root is one half of its parent. What was that half is
 -- one partition after another: the first came when the parent was divided, each other when the one before it left, and the
 -- last one, which the parent names, leaves with the parent.
-with p as materialized (
+with {forgotten}, p as materialized (
     select *, lag(merged_epoch) over halves as before, lag(partition_id) over halves is null as is_first,
-        lead(partition_id) over halves is null as is_last
+        lead(partition_id) over halves is null as is_last,
+        -- those before it may be forgotten
+        lag(partition_id) over halves is null and created_epoch <= (select epoch from forgotten) as may_follow
     from partition
     where table_id = %(table_id)s
     window halves as (partition by parent_id, is_upper order by created_epoch, partition_id)
@@ -34,7 +36,7 @@ where parent_id is null and (num_nonnulls(variadic min_keys) > 0 or num_nonnulls
 union all
 select partition_id, 'it is a root, and not from when the one before it left the tree'
 from p
-where parent_id is null and created_epoch is distinct from case when is_first then 0 else before end
+where parent_id is null and created_epoch is distinct from case when is_first then 0 else before end and not may_follow
 union all
 select p.partition_id, format('its parent %s is lost, or was not divided into it', p.parent_id)
 from p
@@ -51,6 +53,7 @@ from half h
 join p on p.parent_id = h.parent_id and p.is_upper = h.is_upper
 where p.min_keys is distinct from h.min_keys or p.max_keys is distinct from h.max_keys
     or p.created_epoch is distinct from case when p.is_first then h.sealed_epoch else p.before end
+        and not (p.may_follow and p.created_epoch >= h.sealed_epoch)
     or p.is_last and (p.partition_id <> h.id or p.merged_epoch is distinct from h.merged_epoch)
 union all
 select partition_id, format('%s, which took its place, is lost, or is of another epoch', merged_id)
@@ -64,19 +67,37 @@ from p
 where split_point <= min_keys[split_key + 1] or split_point >= max_keys[split_key + 1]
 limit %(limit)s;
 
+-- name: forgotten
+-- Part of a query: what only epochs before this one had may be forgotten.
+forgotten as materialized (
+    select coalesce(max(forgotten_epoch), 0) as epoch from truncation where table_id = %(table_id)s
+)
+
 -- name: check_epochs
 -- Epochs that are lost, or do not agree with the partitions that they made and ended.
-with e as materialized (
+with {forgotten}, e as materialized (
     select epoch, sealed, created from epoch where table_id = %(table_id)s
 ), p as materialized (
     select partition_id, created_epoch, sealed_epoch from partition where table_id = %(table_id)s
 ), lost as (
-    select lag(epoch, 1, -1) over (order by epoch) + 1 as first, epoch - 1 as last from e
+    select greatest(l.first, f.epoch) as first, l.last
+    from forgotten f
+    cross join (
+        select lag(epoch, 1, -1) over (order by epoch) + 1 as first, epoch - 1 as last from e
+        union all
+        select coalesce(max(e.epoch), -1) + 1, max(t.epoch)
+        from tables t
+        left join e on true
+        where t.table_id = %(table_id)s
+    ) l
     union all
-    select coalesce(max(e.epoch), -1) + 1, max(t.epoch)
-    from tables t
-    left join e on true
-    where t.table_id = %(table_id)s
+    -- of those before, the ones that made what is a leaf
+    select distinct p.created_epoch, p.created_epoch
+    from p
+    cross join forgotten f
+    where p.created_epoch < f.epoch and p.sealed_epoch is distinct from p.created_epoch
+        and (p.sealed_epoch is null or p.sealed_epoch > f.epoch)
+        and not exists (select from e where e.epoch = p.created_epoch)
 ), listed as (
     select epoch, unnest(created) as partition_id, true as made from e
     union all
@@ -87,11 +108,29 @@ with e as materialized (
     union all
     select sealed_epoch, partition_id, false from p where sealed_epoch > created_epoch
 ), summed as (
-    select epoch, sum(splits) over epochs as splits, sum(merges) over epochs as merges,
-        sum(sealed_rows) over epochs as sealed_rows, sum(sealed_bytes) over epochs as sealed_bytes
-    from epoch
-    where table_id = %(table_id)s
-    window epochs as (order by epoch)
+    select chunk, sum(splits) over chunks as splits, sum(merges) over chunks as merges, sum(sealed_rows) over chunks as sealed_rows,
+        sum(sealed_bytes) over chunks as sealed_bytes
+    from (
+        select (epoch + 999) / 1000 as chunk, sum(splits) as splits, sum(merges) as merges, sum(sealed_rows) as sealed_rows,
+            sum(sealed_bytes) as sealed_bytes
+        from epoch
+        where table_id = %(table_id)s
+        group by 1
+        union all
+        select chunk, 0, 0, 0, 0 from history_chunk where table_id = %(table_id)s
+    ) t
+    window chunks as (order by chunk)
+), beyond as (
+    -- what each running total has of epochs that are not there: what the one before it has, or the first of forgotten ones
+    select chunk, has, lag(has) over (order by chunk) as had
+    from (
+        select distinct c.chunk, array[
+                c.splits - s.splits, c.merges - s.merges, c.sealed_rows - s.sealed_rows, c.sealed_bytes - s.sealed_bytes
+            ]::numeric[] as has
+        from history_chunk c
+        join summed s using (chunk)
+        where c.table_id = %(table_id)s
+    ) c
 )
 select null::text as partition_id,
     format('epoch %s is lost: its row is not there', case when first = last then first::text else first || ' to ' || last end) as detail
@@ -107,8 +146,8 @@ where (l.partition_id is null or d.partition_id is null)
     and exists (select from e where e.epoch = coalesce(l.epoch, d.epoch))
     and exists (select from p where p.partition_id = coalesce(l.partition_id, d.partition_id))
 union all
-select null, format('the running totals up to epoch %s do not add up', s.epoch)
-from summed s
-join history_chunk c on c.table_id = %(table_id)s and c.chunk * 1000 = s.epoch
-where (c.splits, c.merges, c.sealed_rows, c.sealed_bytes) is distinct from (s.splits, s.merges, s.sealed_rows, s.sealed_bytes)
+select null, format('the running totals up to epoch %s do not add up', b.chunk * 1000)
+from beyond b
+cross join forgotten f
+where b.has is distinct from coalesce(b.had, case when f.epoch = 0 then array[0, 0, 0, 0]::numeric[] else b.has end)
 limit %(limit)s;

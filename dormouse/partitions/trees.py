@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from dormouse.errors import MetadataDamaged, TableNotFound
+from dormouse.errors import EpochNotFound, MetadataDamaged, TableNotFound
 from dormouse.model.keys import KeyValue, encode_value
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import Range
@@ -24,7 +24,7 @@ PAGE_ROWS = 20_000
 CHANGES_MAX = 10_000
 """A tree that is further behind, in epochs, is read anew."""
 
-_PARTS = ("columns", "leaves_at", "wanted_halves")
+_PARTS = ("columns", "leaves_at", "wanted_halves", "is_forgotten")
 _QUERIES = load(__package__ or "", "trees")
 _STATEMENTS = {
     name: Statement(query.including(**{part: _QUERIES[part] for part in _PARTS}).on())
@@ -80,13 +80,15 @@ class TreeReader:
     ) -> list[PartitionRow] | None:
         """The partitions that came, were divided or left since what is known, by keys; `TableNotFound`.
 
-        None when the table has another past than that.
+        None when the table has another past than that, or some of it is forgotten.
         """
         rows = self._execute(conn, "changed_partitions", after=known.epoch, epoch=epoch).fetchall()
-        changed = [PartitionRow(*row[:-1]) for row in rows]
+        if rows and rows[0][-1]:
+            return None
+        changed = [PartitionRow(*row[:-2]) for row in rows]
         if all(row.created_epoch != epoch for row in changed):
             raise self._not_there(conn, epoch)
-        return changed if known.agrees(known.epoch, rows[0][-1]) else None
+        return changed if known.agrees(known.epoch, rows[0][-2]) else None
 
     def walk(
         self,
@@ -110,7 +112,8 @@ class TreeReader:
             epoch=epoch,
         ).fetchall()
         if not rows:
-            raise TableNotFound.gone(self._table.name)
+            gone = TableNotFound.gone(self._table.name)
+            raise gone if epoch is None else self._not_there(conn, epoch)
         if len(rows) > nodes_max:
             return None
         arrays, epoch = TreeArrays(self._table.schema), rows[0][-1]
@@ -128,8 +131,14 @@ class TreeReader:
             after = row[0]
 
     def _not_there(self, conn: psycopg.Connection[Any], epoch: int) -> Exception:
-        """Why an epoch is not found: `TableNotFound`, or it is still to come."""
+        """Why an epoch is not found: `TableNotFound`, it is forgotten, or still to come."""
         current, _ = self.epoch(conn)
+        for (kept,) in self._execute(conn, "forgotten").fetchall():
+            if epoch < kept:
+                return EpochNotFound(
+                    f"table {self._table.name!r} has no epoch {epoch} any more: its history is truncated "
+                    "at a later one"
+                )
         return ValueError(f"table {self._table.name!r} is at epoch {current}, not yet at {epoch}")
 
     def _execute(self, conn: psycopg.Connection[Any], name: str, **values: Any) -> psycopg.Cursor[Any]:

@@ -29,8 +29,12 @@ from (
 ) page;
 
 -- name: last_merge
--- The last epoch in which partitions were merged; 0: there was none.
-select coalesce(max(merged_epoch), 0) from partition where table_id = %(table_id)s and merged_epoch is not null;
+-- The last epoch in which partitions were merged, as far as is known, and none before was forgotten; 0: there was none.
+select greatest(
+    (select max(merged_epoch) from partition where table_id = %(table_id)s and merged_epoch is not null),
+    (select forgotten_epoch from truncation where table_id = %(table_id)s),
+    0
+);
 
 -- name: leaves_at
 -- Part of a query: the leaves of an epoch. Those that were sealed since are found by the nodes of the tree over all
@@ -60,6 +64,14 @@ leaf_at as materialized (
     select * from partition where table_id = %(table_id)s and sealed_epoch is null and created_epoch <= %(epoch)s
 )
 
+-- name: is_forgotten
+-- Part of a query: whether some of what was there at an epoch is forgotten.
+exists (select from truncation where table_id = %(table_id)s and forgotten_epoch > %(epoch)s)
+
+-- name: forgotten
+-- The epoch that there is all of, and of none before.
+select forgotten_epoch from truncation where table_id = %(table_id)s;
+
 -- name: columns_at
 -- The tree of an epoch: its leaves and all above them, in pages.
 with recursive {leaves_at}, tree as (
@@ -75,11 +87,13 @@ select {columns}
 from (
     select *, coalesce(sealed_epoch <= %(epoch)s, false) as divided, (row_number() over () - 1) / %(limit)s as page
     from tree
+    where not {is_forgotten}
 ) pages
 group by page;
 
 -- name: changed_partitions
--- The partitions that came, were divided or left the tree after an epoch and up to another; and when the former was made.
+-- The partitions that came, were divided or left the tree after an epoch and up to another; when the former was
+-- made, and whether some of it is forgotten.
 with recursive listed as (
     select unnest(e.sealed || e.created) collate "C" as partition_id
     from epoch e
@@ -104,7 +118,8 @@ with recursive listed as (
     where a.created_epoch > %(after)s and a.created_epoch = a.sealed_epoch
 )
 select partition_id, created_epoch, parent_id, is_upper, sealed_epoch, split_key, split_point, merged_epoch,
-    (select (extract(epoch from e.created_at) * 1000000)::bigint from epoch e where e.table_id = %(table_id)s and e.epoch = %(after)s)
+    (select (extract(epoch from e.created_at) * 1000000)::bigint from epoch e where e.table_id = %(table_id)s and e.epoch = %(after)s),
+    exists (select from truncation where table_id = %(table_id)s and forgotten_epoch > %(after)s)
 from changed;
 
 -- name: walk
@@ -134,6 +149,7 @@ with recursive walk as (
         select partition_id, created_epoch, parent_id, is_upper, sealed_epoch, split_key, split_point, merged_epoch
         from partition
         where table_id = %(table_id)s and parent_id is null and is_upper is null and created_epoch <= %(epoch)s
+            and not {is_forgotten}
         order by created_epoch desc
         limit 1
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from histories import age
 from serving import metric, serving
 
 import dormouse as dm
@@ -187,3 +188,34 @@ def test_the_service_tells_how_far_consumers_are_behind(table: Table, dsn: str, 
             table.drop_consumer("etl")
             client.table("t").status()
             assert behind(url) == 0
+
+
+def test_a_truncation_says_what_would_go_before_it_does(
+    table: Table, cli: Cli, dsn: str, tmp_path: Path
+) -> None:
+    """And collection, what it has forgotten."""
+    with dm.connect(dsn, f"file://{tmp_path}/objects") as instance:
+        empty = instance.create_table("u", table.schema)
+        empty.history.record_cut()
+        empty.partitions.split("root", 2)
+        for _ in range(2):
+            whole = empty.partitions.merge([leaf.partition_id for leaf in empty.partitions.leaves()])
+            empty.partitions.split(whole.partition_id, 2)
+        empty.history.record_cut("release-4")
+        before = list(empty.history.cuts())
+        would = "the history of u would begin at release-4; 1 cut would be dropped, 5 epochs can go\n"
+        assert cli("history", "truncate", "u", "release-4", "--dry-run")[1] == would
+        told = json.loads(cli("history", "truncate", "u", "release-4", "--dry-run", "--json")[1])
+        assert (told["truncated"], told["dry_run"], told["epochs"]) == (True, True, 5)
+        assert told["at"]["name"] == "release-4"
+        assert (list(empty.history.cuts()), empty.history.first_epoch()) == (before, 0)
+        done = "the history of u begins at release-4; 1 cut dropped, 5 epochs can go\n"
+        assert cli("history", "truncate", "u", "release-4")[1] == done
+        code, _, err = cli("history", "epochs", "u", "--to", "1970-01-02T00:00")
+        assert (code, err.count("\n")) == (1, 1)
+        assert "is not kept: the history of table 'u' is truncated at epoch 5" in err
+        assert [one["epoch"] for one in json.loads(cli("history", "epochs", "u", "--json")[1])] == [5]
+        assert "older epoch" not in cli("history", "show", "u")[1]
+        age(empty._context)
+        assert "; forgot 5 old epochs, 6 partitions" in cli("gc", "u")[1]
+        assert cli("check")[0] == 0

@@ -11,16 +11,20 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from histories import age, of
 from state import file, live, ref, split
-from test_scaling import below
-from trees import partitions_of
+from trees import below, partitions_of
 
 from dormouse.context import TableContext
-from dormouse.errors import DormouseError, FileAlreadyExists, SplitRequestsFailed
+from dormouse.errors import DormouseError, FileAlreadyExists, PartitionForgotten, SplitRequestsFailed
+from dormouse.files import old_epochs
 from dormouse.files.checks import FileChecks
 from dormouse.files.commit import Commit
 from dormouse.files.layout import LAYOUTS
 from dormouse.files.moves import Moves
+from dormouse.history.cuts import record_cut
+from dormouse.history.retention import truncate
+from dormouse.model.partition_tree import PartitionTree
 from dormouse.partitions.checks import tree_problems
 from dormouse.partitions.store import PartitionStore
 from dormouse.postgres.transaction import run_transaction
@@ -200,3 +204,74 @@ def test_a_merge_waits_for_who_is_adding_files(table: TableContext, monkeypatch:
         new = run_transaction(table.supplier, add).result()
     assert live(table.store) == [(new.partition_id, "late", 100, None)]
     assert FileChecks(table.store.own).problems() == []
+
+
+def forgotten(table: TableContext) -> tuple[list[str], PartitionTree]:
+    """Two partitions of before a truncation; and the tree of now."""
+    tree = table.partitions.tree()
+    old = [leaf.partition_id for leaf in tree.leaves]
+    table.partitions.merge(old)
+    [root] = table.partitions.leaves()
+    table.partitions.split(root.partition_id, 15)
+    truncate(table, record_cut(table))
+    age(table)
+    assert (
+        sum(piece.partitions for piece in old_epochs.forget(table.supplier, table.table)) == 2 * len(old) - 1
+    )
+    return old, table.partitions.tree()
+
+
+def test_a_commit_that_comes_later_still_is_refused_by_name(table: TableContext) -> None:
+    """Nothing of it is applied, and the others of its batch are; one that was applied before stays so."""
+    first = table.partitions.leaves()[0].partition_id
+    early = [file("early", ref("early", first))]
+    assert table.store.add_files_with_references(early, commit_id="early")
+    (a, b, *_), tree = forgotten(table)
+    left, right = (leaf.partition_id for leaf in tree.leaves)
+    with pytest.raises(PartitionForgotten, match=f"plan it anew.*file 'late', partition '{b}'"):
+        table.store.add_files_with_references([file("late", ref("late", left), ref("late", b))])
+    assert not table.store.add_files_with_references(early, commit_id="early")
+    commits = [
+        Commit([file("1", ref("1", a))], "1"),
+        Commit([file("2", ref("2", right))], "2"),
+        Commit([file("early", ref("early", right))], "3"),
+    ]
+    results = table.store.apply("add_files", commits)
+    assert [result.state for result in results] == ["refused", "applied", "refused"]
+    assert isinstance(results[0].error, PartitionForgotten)
+    assert isinstance(results[2].error, FileAlreadyExists)
+    above = tree.root.partition_id
+    table.store.add_files_with_references([file("above", ref("above", above))])
+    late = [split(ref("above", above), a, b), split(ref("early", above), left, right)]
+    with pytest.raises(SplitRequestsFailed, match="what took its place is forgotten") as raised:
+        table.store.split_file_references(late)
+    assert raised.value.succeeded == (late[1],)
+    names = [(partition, name) for partition, name, _, _ in live(table.store)]
+    assert names == sorted([(above, "above"), (right, "2"), (left, "early"), (right, "early")])
+    assert FileChecks(table.store.own).problems() == []
+
+
+def test_a_commit_that_was_planned_before_and_is_not_forgotten_goes_to_its_place(
+    new_table: NewTable,
+) -> None:
+    """While its writer is at work the partitions of then are kept, whatever is truncated."""
+    table = new_table(split_points=[10])
+    old = TableContext(table.dsn, table.supplier, table.objects, table.table)
+    tree = old.partitions.tree()
+    old.partitions.tree = lambda: tree  # type: ignore[method-assign]
+    began = old.attempts.begin
+
+    def late(record: Any) -> Any:
+        attempt = began(record)
+        merged = table.partitions.merge([leaf.partition_id for leaf in tree.leaves])
+        truncate(table, record_cut(table))
+        age(table)
+        of(table, "update write_attempt set started_at = started_at - interval '1 hour' where table_id = %s")
+        assert list(old_epochs.forget(table.supplier, table.table)) == []
+        assert merged.partition_id
+        return attempt
+
+    old.attempts.begin = late  # type: ignore[method-assign]
+    ingest(old, pa.table({"key": [1, 15]}), ingest_id=None, engine="local", progress=None)
+    assert {partition for partition, *_ in live(table.store)} == {"1-0"}
+    assert sum(piece.partitions for piece in old_epochs.forget(table.supplier, table.table)) == 3

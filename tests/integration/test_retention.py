@@ -312,3 +312,21 @@ def test_sizes_beyond_the_log_are_refused_and_never_too_small(instance: Instance
             table.history.size_between(expired, latest)
     assert table.history.size_between(first, last).row_count == len(AGES) - 1
     assert table.history.size_between(later, latest).row_count == 1
+
+
+def test_a_time_after_a_truncation_is_told_from_it_on(instance: Instance) -> None:
+    """Its cut is dropped; the server, which forgets, is not asked when what came before it was committed."""
+    table = new_table(instance, gc_delay_seconds=0)
+    add(table, 1)
+    cut = record_cut(table._context)
+    assert table.history.apply_retention(seconds=0).truncated_at == cut
+    add(table, 2)
+    with instance._supplier.connection() as conn:
+        [(at,)] = conn.execute("select clock_timestamp()").fetchall()
+    execute(
+        instance,
+        "update file_reference set added_xid = '5' where ingested and pg_visible_in_snapshot(added_xid, "
+        "(select snapshot from truncation))",
+    )
+    execute(instance, "update tables set history_from = '1:1:'")
+    assert sorted(table.query(as_of=at).read_all()["key"].to_pylist()) == [1, 2]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from state import assign, at_once, file, live, query, ref
-from trees import overlap, partitions_of
+from trees import below, overlap, partitions_of
 
 from dormouse.context import TableContext
 from dormouse.errors import (
@@ -42,12 +42,6 @@ POINTS: dict[str, list[Any]] = {
     "b": [b"\x00", b"\x80", b"\xff\xff"],
 }
 SPLITS = [(name, point) for name, points in POINTS.items() for point in points]
-
-
-def below(tree: PartitionTree, partition_id: str) -> list[str]:
-    """The leaves below a partition, or itself."""
-    partition = tree[partition_id]
-    return [partition_id] if partition.is_leaf else [x for c in partition.child_ids for x in below(tree, c)]
 
 
 def check_covers(leaves: Iterable[Partition]) -> None:

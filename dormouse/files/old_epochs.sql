@@ -1,0 +1,124 @@
+-- name: lock_history
+-- Those that let the history go, and those that need some of it, come one after the other.
+select from tables where table_id = %(table_id)s for no key update;
+
+-- name: forget
+-- Forgets the next epochs before the truncation, and the partitions that left the tree in them: as many as are quick to
+-- forget. Nothing that a holder, a writer, or a look at what has changed may still ask for. What the epochs did is added to
+-- the running total that those after them begin with. Gives how much went, how far it came, and how far it is to go.
+with bound as materialized (
+    select u.forgotten_epoch as since, least(u.epoch, e.epoch, w.epoch) as till
+    from truncation u
+    cross join lateral (
+        select least(
+            clock_timestamp() - make_interval(secs => %(delay_seconds)s),
+            (
+                -- a moment of after the truncation is of an epoch of after it
+                select min(since) from hold
+                where until > clock_timestamp() and (table_id is null or table_id = %(table_id)s) and since < u.recorded_at
+            ),
+            -- a commit that was planned then names the partitions of then
+            (
+                select min(started_at) from write_attempt
+                where table_id = %(table_id)s and abandoned_at is null and finished_at is null
+            )
+        ) - make_interval(secs => %(margin_seconds)s) as before
+    ) b
+    cross join lateral (
+        select epoch from epoch
+        where table_id = %(table_id)s and created_at < b.before
+        order by created_at desc
+        limit 1
+    ) e
+    -- an older look reads everything anew
+    cross join (
+        select min(epoch) as epoch from watermark
+        where table_id = %(table_id)s
+            and (purpose = 'totals' and whole_at is not null or whole_at > clock_timestamp() - interval '1 day')
+    ) w
+    where u.table_id = %(table_id)s
+), next as materialized (
+    select epoch, sealed,
+        sum(cardinality(sealed) + cardinality(created)) over (order by epoch) as partitions, row_number() over (order by epoch) as number
+    from (
+        select n.epoch, n.sealed, n.created
+        from bound b
+        cross join lateral (
+            select * from epoch
+            where table_id = %(table_id)s and epoch > b.since and epoch <= b.till
+            order by epoch
+            limit %(epochs_max)s
+        ) n
+    ) n
+), piece as materialized (
+    select b.since, b.till as bound, (
+            select max(epoch) from next where partitions <= %(partitions_max)s or number = 1
+        ) as till
+    from bound b
+), ended as materialized (
+    select distinct p.created_epoch as epoch
+    from piece c
+    join next n on n.epoch <= c.till
+    cross join lateral unnest(n.sealed) as s (partition_id)
+    cross join lateral (
+        select * from partition p
+        where p.table_id = %(table_id)s and p.partition_id = s.partition_id collate "C"
+        offset 0
+    ) p
+    where p.created_epoch < c.till
+), old as materialized (
+    select e.*
+    from piece c
+    cross join ended d
+    cross join lateral (
+        select ctid as place, epoch, created, splits, merges, sealed_rows, sealed_bytes
+        from epoch
+        where table_id = %(table_id)s and epoch = d.epoch
+        offset 0
+    ) e
+    -- the epochs that made what is a leaf still tell since when it is one
+    where not exists (
+        select from unnest(e.created) as m (partition_id)
+        cross join lateral (
+            select * from partition p
+            where p.table_id = %(table_id)s and p.partition_id = m.partition_id collate "C"
+            offset 0
+        ) p
+        where p.sealed_epoch is null or p.sealed_epoch > c.till
+    )
+), partitions_gone as (
+    delete from partition p
+    using piece c
+    where p.table_id = %(table_id)s and p.merged_epoch > c.since and p.merged_epoch <= c.till
+    returning 1
+), epochs_gone as (
+    delete from epoch where ctid = any(array(select place from old)) returning 1
+), total as materialized (
+    select coalesce(max(h.chunk), 0) as chunk
+    from piece c
+    cross join lateral (
+        select chunk from history_chunk
+        where table_id = %(table_id)s and chunk <= c.till / 1000
+        order by chunk desc
+        limit 1
+    ) h
+), totals_gone as (
+    delete from history_chunk h using total t where h.table_id = %(table_id)s and h.chunk < t.chunk
+), totals_kept as (
+    insert into history_chunk (table_id, chunk, splits, merges, sealed_rows, sealed_bytes)
+    select %(table_id)s, t.chunk, sum(o.splits), sum(o.merges), sum(o.sealed_rows), sum(o.sealed_bytes)
+    from total t
+    join old o on o.epoch > t.chunk * 1000
+    group by t.chunk
+    on conflict (table_id, chunk) do update
+    set splits = history_chunk.splits + excluded.splits, merges = history_chunk.merges + excluded.merges,
+        sealed_rows = history_chunk.sealed_rows + excluded.sealed_rows,
+        sealed_bytes = history_chunk.sealed_bytes + excluded.sealed_bytes
+), marked as (
+    update truncation u
+    set forgotten_epoch = c.till
+    from piece c
+    where u.table_id = %(table_id)s and c.till is not null
+)
+select (select count(*) from epochs_gone), (select count(*) from partitions_gone), c.since, coalesce(c.till, c.since), c.bound
+from piece c;
