@@ -9,7 +9,7 @@ from itertools import starmap
 
 from dormouse.context import TableContext
 from dormouse.data.transform import AgeOff, Function, Transform, quoted
-from dormouse.model.keyed import is_keyed
+from dormouse.model.keyed import is_keyed, stored_schema
 from dormouse.model.reshaping import is_as_stored, pairs
 from dormouse.model.schema import Field
 from dormouse.model.shape import Column
@@ -129,9 +129,10 @@ class Select:
         files = ", ".join(text(path_of(self._context.objects, name)) for name in filenames)
         # a folder that is called a=b says nothing of its files' columns
         read = f"read_parquet([{files}], hive_partitioning = false)"
-        written = self._schema.as_written(version)
-        if not is_as_stored(written, self._schema):
-            read = f"(SELECT {', '.join(starmap(_now, pairs(written, self._schema)))} FROM {read})"
+        now = stored_schema(self._schema, self._properties)
+        written = now.as_written(version)
+        if not is_as_stored(written, now):
+            read = f"(SELECT {', '.join(starmap(_now, pairs(written, now)))} FROM {read})"
         left = remains(
             self._schema, deletions, lambda field: _computed(field, unbounded) or quoted(field.name)
         )
