@@ -12,6 +12,7 @@ from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_schema, arrow_type
 from dormouse.data.leaf_sorter import MEMORY_BYTES
 from dormouse.data.source import Source
+from dormouse.errors import QueryOvertaken
 from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.keyed import is_keyed
@@ -22,6 +23,7 @@ from dormouse.query.where import Where
 from dormouse.rounds.ingest import keyed_rows, write_leaves
 from dormouse.rounds.ingest_commit import ingest_once
 
+OVERTAKEN_MAX = 10
 _DELETES = "__deletes"
 
 
@@ -41,7 +43,14 @@ def delete(context: TableContext, where: DeleteWhere, *, dry_run: bool = False) 
         marks = Source(rows.stored(_marks(current, None if where is ALL else where)), None)
         return write_leaves(current, attempt, marks, lambda *_: None, MEMORY_BYTES)
 
-    report = ingest_once(context, None, write)
+    for left in reversed(range(OVERTAKEN_MAX)):
+        try:
+            report = ingest_once(context, None, write)
+            break
+        except QueryOvertaken:
+            # its files were collected, and nothing is done: it looks anew, from another place
+            if not left:
+                raise
     return DeleteReport(None, at, report.rows)
 
 

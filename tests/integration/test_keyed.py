@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from keyed_tables import MARKS, SCHEMA, begun, data, delete_keys, keyed, seen, upsert
 
 import dormouse as dm
-from dormouse.errors import InvalidData
+from dormouse.errors import InvalidData, QueryOvertaken
 from dormouse.files.layout import LAYOUTS
 from dormouse.instance import Instance, connect
 from dormouse.query.keyed import KeyedScans
 from dormouse.query.scan_session import key_session
 from dormouse.query.table_view import plan_query
 from dormouse.query.where import question
+from dormouse.rounds import deleting
 
 
 @pytest.fixture
@@ -356,3 +358,21 @@ def test_rows_are_told_apart_as_they_stream(instance: Instance, newest_by: str |
     table.compact()
     [scans] = plan_query(context, asked.ranges)
     assert not KeyedScans(SCHEMA, context.properties, scans, names=names).merges
+
+
+def test_a_deletion_by_values_that_is_overtaken_looks_anew(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = keyed(instance)
+    upsert(table, (1, 7), (2, 2))
+    looks = iter([QueryOvertaken("its files were collected"), None])
+    asked = deleting.query
+
+    def query(*given: Any) -> Any:
+        if (error := next(looks)) is not None:
+            raise error
+        return asked(*given)
+
+    monkeypatch.setattr(deleting, "query", query)
+    assert table.delete({"v": 7}).rows == 1
+    assert seen(table, instance) == {2: 2}
