@@ -56,6 +56,7 @@ def test_all_that_can_go_wrong_raises_an_alarm(name: str, synthesized: All) -> N
         "Failing-rounds-Alarm",
         "Jobs-given-up-Alarm",
         "Orphaned-objects-Alarm",
+        "Payload-backlog-Alarm",
         "Running-while-paused-Alarm",
         *(
             f"Query-{one}-Alarm"
@@ -82,6 +83,7 @@ def test_limits_are_those_of_the_settings(name: str, synthesized: All) -> None:
     assert found["Commits-1-oldest-message-Alarm"]["Threshold"] == limits.oldest_message_seconds_max
     assert found["Database-Connection-Count-High-Alarm"]["Threshold"] == limits.connections_max
     assert found["Orphaned-objects-Alarm"]["Threshold"] == limits.orphaned_gb_max * 1e9
+    assert found["Payload-backlog-Alarm"]["Threshold"] == limits.payload_backlog_days_max
     assert found["Commits-1-DLQ-Queue-Message-Count-Max-Alarm"]["Threshold"] == 0
 
 
@@ -94,14 +96,14 @@ def test_metrics_of_our_own_are_those_that_lambdas_write(name: str, synthesized:
     ]
     assert {metric for metric, _ in ours} == {
         metrics.ORPHANED_BYTES, metrics.ROUNDS_FAILING, metrics.RUN_JOBS_GIVEN_UP,
-        metrics.RUNNING_WHILE_PAUSED,
+        metrics.RUNNING_WHILE_PAUSED, metrics.PAYLOAD_BACKLOG_DAYS,
     }  # fmt: skip
     assert all(dimensions == {metrics.DIMENSION: name} for _, dimensions in ours)
 
 
-@pytest.mark.parametrize("what", ["Orphaned-objects", "Failing-rounds"])
-def test_what_garbage_collection_tells_is_believed_until_told_anew(synthesized: All, what: str) -> None:
-    """Garbage is looked for every so often, or once a day: between there is no data."""
+@pytest.mark.parametrize("what", ["Orphaned-objects", "Failing-rounds", "Payload-backlog"])
+def test_what_a_round_tells_is_believed_until_told_anew(synthesized: All, what: str) -> None:
+    """It is looked for every so often, or once a day: between there is no data."""
     alarm = alarms(synthesized("prod"))[f"{what}-Alarm"]
     assert (alarm["TreatMissingData"], alarm["EvaluationPeriods"]) == ("ignore", 1)
 

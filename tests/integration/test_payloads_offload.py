@@ -343,7 +343,13 @@ def test_memory_is_bounded_by_decompressed_bytes(instance: Instance) -> None:
     count, megabyte = 48, 2**20
     for number in range(count):
         instance.payloads.put("t", f"{number:03d}", AT, "k", "x" * megabyte)
-    made = tools(instance, portion_bytes_max=4 * megabyte, object_bytes_min=megabyte, page_rows_max=10_000)
+    made = tools(
+        instance,
+        portion_bytes_max=4 * megabyte,
+        object_bytes_min=megabyte,
+        object_bytes_max=64 * megabyte,
+        page_rows_max=10_000,
+    )
     tracemalloc.start()
     try:
         assert cooling.offload(made, None, False).days_left == 0
