@@ -26,15 +26,15 @@ create temp table stock (
 -- name: make_facts
 -- The files of the stock, of which each has one reference.
 create temp view fact as
-select file_id, filename, byte_count, row_count, min_key, max_key, null::uuid as digest, 0::bigint as deletions_till,
-    now() as added_at, null::timestamptz as unreferenced_at
+select file_id, filename, byte_count, row_count, min_key, max_key, null::uuid as digest,
+    0::bigint as deletions_till, null::bigint[] as deletions_left, now() as added_at, null::timestamptz as unreferenced_at
 from stock
 
 -- name: make_shared_facts
 -- The files of the stock, to which several leaves refer.
 create temp view fact as
-select distinct file_id, filename, byte_count, row_count, min_key, max_key, null::uuid as digest, 0::bigint as deletions_till,
-    now() as added_at, null::timestamptz as unreferenced_at
+select distinct file_id, filename, byte_count, row_count, min_key, max_key, null::uuid as digest,
+    0::bigint as deletions_till, null::bigint[] as deletions_left, now() as added_at, null::timestamptz as unreferenced_at
 from stock
 
 -- name: copy_stock

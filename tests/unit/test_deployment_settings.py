@@ -364,6 +364,8 @@ REPLACED = {
     ("database", "snapshot"): ("AWS::RDS::DBCluster", "SnapshotIdentifier"),
     ("database", "key_arn"): ("AWS::RDS::DBCluster", "KmsKeyId"),
     ("monitoring", "email"): ("AWS::SNS::Subscription", "Endpoint"),
+    ("monitoring", "teams_team"): ("AWS::Chatbot::MicrosoftTeamsChannelConfiguration", "TeamId"),
+    ("monitoring", "teams_tenant"): ("AWS::Chatbot::MicrosoftTeamsChannelConfiguration", "TeamsTenantId"),
     ("query", "host"): ("AWS::Route53::HostedZone", "Name"),
     **dict.fromkeys([("storage", "key_arn"), ("compaction", "engine"), ("", "qualifier")]),
     **dict.fromkeys([("", "id"), ("", "account"), ("", "region")]),
