@@ -53,7 +53,7 @@ def keys(table: dm.Table) -> list[int]:
 def test_a_condition_of_exactly_64_kib_is_kept_and_a_byte_more_is_refused(instance: dm.Instance) -> None:
     table = made(instance, ["a", "b"])
     longest = "x" * (CONDITION_BYTES_MAX - len(json.dumps({"s": [""]})))
-    assert len(condition_of(question(SCHEMA, {"s": longest}, None, None))) == CONDITION_BYTES_MAX
+    assert len(condition_of(SCHEMA, question(SCHEMA, {"s": longest}, None, None))) == CONDITION_BYTES_MAX
     table.ingest(data([longest, longest[:-1]], 2), engine="local")
     table.delete({"s": longest})
     assert keys(table) == [0, 1, 3]

@@ -261,8 +261,8 @@ def test_a_commit_that_was_planned_before_and_is_not_forgotten_goes_to_its_place
     old.partitions.tree = lambda: tree  # type: ignore[method-assign]
     began = old.attempts.begin
 
-    def late(record: Any) -> Any:
-        attempt = began(record)
+    def late(record: Any, **how: Any) -> Any:
+        attempt = began(record, **how)
         merged = table.partitions.merge([leaf.partition_id for leaf in tree.leaves])
         truncate(table, record_cut(table))
         age(table)
