@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -153,3 +153,19 @@ def test_verification_names_what_is_wrong(instance: Instance, model: Model) -> N
     assert (second, None, "it is not there") in told
     assert (third, None, "it does not end as an object of payloads does") in told
     assert any(id_ == "b0039" and "does not lead" in why for _, id_, why in told)
+
+
+def test_days_are_utc_at_their_edges(instance: Instance) -> None:
+    """The last microsecond of a day, and the first of the next, whatever the session's zone is."""
+    edges = [
+        datetime(2026, 3, 5, 0, 0, tzinfo=UTC),
+        datetime(2026, 3, 5, 23, 59, 59, 999_999, tzinfo=UTC),
+        datetime(2026, 3, 6, 0, 0, tzinfo=UTC),
+    ]
+    model = Model(instance.payloads)
+    model.put(*(key("a", at.astimezone(timezone(timedelta(hours=-11)))) for at in edges))
+    assert [one.payloads for one in cooling.offload(tools(instance), None, False).days] == [2, 1]
+    model.check()
+    for day in (DAY, DAY + timedelta(days=1)):
+        cooling.fold(tools(instance), day)
+    model.check()

@@ -6,7 +6,7 @@ import os
 import random
 import threading
 import tracemalloc
-from datetime import UTC, date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -385,19 +385,3 @@ def test_objects_stay_in_their_bounds(instance: Instance) -> None:
     instance.payloads.put("t", "large", AT, "k", chance.randbytes(100_000).hex())
     assert cooling.fold(made, DAY).days_left == 0
     assert instance.payloads.get("t", "0299", AT, "k")
-
-
-def test_days_are_utc_at_their_edges(instance: Instance) -> None:
-    """The last microsecond of a day, and the first of the next, whatever the session's zone is."""
-    edges = [
-        datetime(2026, 3, 5, 0, 0, tzinfo=UTC),
-        datetime(2026, 3, 5, 23, 59, 59, 999_999, tzinfo=UTC),
-        datetime(2026, 3, 6, 0, 0, tzinfo=UTC),
-    ]
-    model = Model(instance.payloads)
-    model.put(*(key("a", at.astimezone(timezone(timedelta(hours=-11)))) for at in edges))
-    assert [one.payloads for one in cooling.offload(tools(instance), None, False).days] == [2, 1]
-    model.check()
-    for day in (DAY, DAY + timedelta(days=1)):
-        cooling.fold(tools(instance), day)
-    model.check()
