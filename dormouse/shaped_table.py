@@ -99,8 +99,9 @@ class ShapedTable:
         self._known = context
 
     def _followed(self) -> TableContext:
-        """The services of the table as it is now."""
-        self._context.followed()
+        """The services of the table as it is now; of an instance that is closed, as it was known."""
+        if not self._tables.is_closed:
+            self._context.followed()
         return self._context
 
     def _reshaped(self, change: Callable[[ModuleType], Any]) -> Schema:

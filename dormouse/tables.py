@@ -125,6 +125,10 @@ class Tables:
         if "_engine" in self.__dict__:
             self._engine.close()
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
+
     def _sessions(self) -> Sessions:
         if self._closed.is_set():
             raise InstanceError("the instance is closed")

@@ -43,6 +43,9 @@ CAME_LATER = [
     ("file", "deletions_till", "bigint default 0"),
     ("file_count", "deletions_till", "bigint"),
     ("file_reference", "file_deletions_till", "bigint"),
+    ("file", "deletions_left", "bigint[]"),
+    ("file_count", "deletions_left", "bigint[]"),
+    ("file_reference", "file_deletions_left", "bigint[]"),
 ]
 # the tree that is worked on is made and read by what is here now
 OF_TREES = [
@@ -51,6 +54,7 @@ OF_TREES = [
     ("partition", "is_upper", "boolean"),
     *(("epoch", column, "bigint") for column in ("splits", "merges", "sealed_rows", "sealed_bytes")),
     ("epoch", "request_id", "text"),
+    ("epoch", "clock_at", "timestamptz"),
 ]
 OF_TABLES = [("table_uuid", "uuid not null default gen_random_uuid()"), ("numbered", "boolean default true")]
 
@@ -89,6 +93,7 @@ def old_instance(empty_dsn: str, tmp_path: Path) -> Iterator[Callable[..., Table
                 query(supplier, f"alter table tables add column {column} {kind}")
             for name, column, kind in OF_TREES:
                 query(supplier, f"alter table {name} add column {column} {kind}")
+            query(supplier, "create table truncation (table_id integer, forgotten_epoch bigint)")
             record = catalog.create(
                 "t", Schema([Field("key", LONG)]), TableProperties(**PROPERTIES), layout, [10, 20, 30]
             )
@@ -172,6 +177,7 @@ def test_a_table_of_an_older_schema_is_worked_on(
     filling(table)
     for name, column, _ in OF_TREES:
         query(table.supplier, f"alter table {name} drop column {column}")
+    query(table.supplier, "drop table truncation")
     size = 7 if filling is fill_by_hand else 0
     assert len(migrate(table.supplier)) == len(read_migrations(MIGRATIONS)) - version
     assert migrate(table.supplier) == []
