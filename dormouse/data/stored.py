@@ -9,7 +9,7 @@ from datafusion import DataFrame, Expr, literal
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.expressions import column
-from dormouse.data.written import FIELD_ID
+from dormouse.data.written import metadata_of
 from dormouse.model.reshaping import is_as_stored, pairs
 from dormouse.model.schema import Schema
 from dormouse.model.shape import Column
@@ -46,4 +46,5 @@ def _default(field: Field, default: Any, *, views: bool) -> Expr:
 def numbered(rows: DataFrame, schema: Schema) -> DataFrame:
     """The rows, whose columns have their ids in files that are written."""
     named = zip(schema.names, schema.shape.columns, strict=True)
-    return rows.select(*(column(name).alias(name, {FIELD_ID: str(one.column_id)}) for name, one in named))
+    kinds = {field.name: arrow_type(field.type) for field in schema.fields}
+    return rows.select(*(column(name).alias(name, metadata_of(kinds[name], one)) for name, one in named))

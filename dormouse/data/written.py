@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from dormouse.data.arrow_schema import check_columns
 from dormouse.model.schema import Schema
+from dormouse.model.shape import Column
 from dormouse.objects.names import schema_version_of
 
 FIELD_ID = "PARQUET:field_id"
@@ -31,4 +32,11 @@ def check_stored(found: pa.Schema, schema: Schema, filename: str) -> None:
 def with_ids(fields: Iterable[pa.Field], schema: Schema) -> pa.Schema:
     """Arrow's fields of the schema's columns, with their ids."""
     numbered = zip(fields, schema.shape.columns, strict=True)
-    return pa.schema([field.with_metadata({FIELD_ID: str(one.column_id)}) for field, one in numbered])
+    return pa.schema([field.with_metadata(metadata_of(field.type, one)) for field, one in numbered])
+
+
+def metadata_of(kind: pa.DataType, column: Column) -> dict[str, str]:
+    """A column's id, but for bytes: of a column of bytes that has one DataFusion prunes no row group."""
+    return (
+        {} if pa.types.is_binary(kind) or pa.types.is_binary_view(kind) else {FIELD_ID: str(column.column_id)}
+    )

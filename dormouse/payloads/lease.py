@@ -23,7 +23,7 @@ from dormouse.errors import DormouseError, PayloadDayBusy, one_line
 from dormouse.payloads.keys import PayloadKey
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
+from dormouse.postgres.transaction import rows_of, run_lookup, run_statement, run_transaction
 
 LEASE_SECONDS = 60.0
 Work = Literal["offload", "fold", "rehydrate", "rebuild"]
@@ -178,7 +178,7 @@ def _renewed(lease: Lease) -> Iterator[None]:
     def renew() -> None:
         while not ended.wait(lease.seconds / 4):
             try:
-                if not run_transaction(
+                if not run_statement(
                     lease.supplier, rows_of(_QUERIES["renew"], lease._key), operation="renew a lease"
                 ):
                     return

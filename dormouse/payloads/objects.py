@@ -18,7 +18,7 @@ from dormouse.payloads.keys import PayloadKey
 from dormouse.payloads.pack import Packed, Places
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
+from dormouse.postgres.transaction import rows_of, run_lookup, run_statement, run_transaction
 
 FOLDER = "payloads"
 DELAY_SECONDS = 900.0
@@ -70,7 +70,8 @@ class PayloadObjects:
         """Announces an object, and then writes it; gives its name."""
         object_key = f"{FOLDER}/{day.isoformat()}/{token:06d}-{uuid.uuid4().hex[:20]}"
         values = {"object_key": object_key, "day": day, "token": token}
-        run_transaction(self._supplier, rows_of(_QUERIES["announce"], values), operation="announce an object")
+        # a transaction of its own: one that is frozen within would keep others waiting who take the day over
+        run_statement(self._supplier, rows_of(_QUERIES["announce"], values), operation="announce an object")
         try:
             self._objects.put(object_key, packed.data)
         except ObjectAlreadyExists:

@@ -16,7 +16,6 @@ from dormouse.data.expressions import key_order, union
 from dormouse.data.object_access import credentials, register
 from dormouse.data.stored import reshaped
 from dormouse.data.transform import Transform
-from dormouse.data.written import with_ids
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import schema_version_of
@@ -142,7 +141,7 @@ def _scans(
         urls[scan.slices, scan.deletions, version].append(_url(store, scan.filename))
     for (slices, deletions, version), listed in urls.items():
         written = schema.as_written(version)
-        columns, order = with_ids(arrow_schema(written), written), key_order(written.key_names, descending)
+        columns, order = arrow_schema(written), key_order(written.key_names, descending)
         inside = in_slices(schema, slices)
         predicates = [
             *([] if inside is None else [inside]),

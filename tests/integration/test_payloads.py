@@ -30,9 +30,9 @@ def payloads(instance: Instance) -> PayloadStore:
 
 
 @pytest.fixture(scope="module")
-def shared(shared_supplier: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PayloadStore]:
+def shared(own_database: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PayloadStore]:
     folder: Path = tmp_path_factory.mktemp("payloads")
-    with dm.connect(shared_supplier[0], folder.as_uri()) as instance:
+    with dm.connect(own_database[0], folder.as_uri()) as instance:
         yield instance.payloads
 
 
