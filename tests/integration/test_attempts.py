@@ -18,7 +18,13 @@ from dormouse.errors import AttemptAbandoned, CommitOutcomeUnknown, ObjectStoreE
 from dormouse.files import attempts as module
 from dormouse.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.objects.names import SKETCHES_SUFFIX
-from dormouse.postgres import run_transaction
+from dormouse.postgres import ConnectionSupplier, run_transaction
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_held(shared_supplier: tuple[str, ConnectionSupplier]) -> None:
+    """What other tests of the database hold would keep what is collected here."""
+    query(shared_supplier[1], "delete from hold")
 
 
 @pytest.fixture
