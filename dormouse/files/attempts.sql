@@ -97,8 +97,9 @@ from write_attempt a
 where abandoned_at is not null
     and case when exists (select from tables t where t.table_id = a.table_id)
         then table_id = %(table_id)s
-        -- somebody may read the table as it was; an adoption, which holds since ever, what lies under earlier incarnations
-        else not exists (select from hold where until > clock_timestamp() and since > 'epoch')
+        -- somebody may read the table as it was; an adoption, which holds since ever, what lies under earlier incarnations;
+        -- what held that table alone went with it
+        else not exists (select from hold where table_id is null and until > clock_timestamp() and since > 'epoch')
     end
 order by abandoned_at;
 

@@ -18,13 +18,7 @@ from dormouse.errors import AttemptAbandoned, CommitOutcomeUnknown, ObjectStoreE
 from dormouse.files import attempts as module
 from dormouse.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.objects.names import SKETCHES_SUFFIX
-from dormouse.postgres import ConnectionSupplier, run_transaction
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_held(shared_supplier: tuple[str, ConnectionSupplier]) -> None:
-    """What other tests of the database hold would keep what is collected here."""
-    query(shared_supplier[1], "delete from hold")
+from dormouse.postgres import run_transaction
 
 
 @pytest.fixture
@@ -200,6 +194,30 @@ def test_the_objects_of_a_dropped_table_are_collected_by_any_table(
         table.attempts.begin(table.table)
     other.attempts.collect(other.table)
     assert names(table) == [kept]
+
+
+@pytest.mark.parametrize("of_all", [False, True])
+def test_of_a_dropped_table_only_what_holds_all_keeps_the_objects(
+    new_table: Callable[..., TableContext], of_all: bool
+) -> None:
+    """A backup does; a cut of one table keeps nothing of another."""
+    table, other = new_table(), new_table()
+    attempt = table.attempts.begin(table.table)
+    name = put(table, attempt)
+    commit(table, attempt, name)
+    query(
+        table.supplier,
+        "insert into hold (holder, table_id, since, until) values ('test', %s, now(), 'infinity')",
+        None if of_all else other.table.table_id,
+    )
+    try:
+        Catalog(table.supplier, table.attempts).drop(table.table.name)
+        other.attempts.collect(other.table)
+        assert names(table) == ([name] if of_all else [])
+    finally:
+        query(table.supplier, "delete from hold where holder = 'test'")
+    other.attempts.collect(other.table)
+    assert names(table) == []
 
 
 def test_a_writer_that_outlives_its_table_removes_its_objects_itself(table: TableContext) -> None:
