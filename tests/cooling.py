@@ -55,6 +55,12 @@ class Model:
         self.expected: dict[PayloadKey, Any] = {}
         self._lock = threading.Lock()
 
+    @staticmethod
+    def filled(instance: Instance, count: int) -> Model:
+        made = Model(instance.payloads)
+        made.put(*map(key, names(count)))
+        return made
+
     def put(self, *keys: PayloadKey, content: Any = None) -> None:
         given = {one: {"of": str(one), "n": content, "text": "some text " * 5} for one in keys}
         self.payloads.put_many([(*one, value) for one, value in given.items()])

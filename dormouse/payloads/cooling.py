@@ -171,7 +171,7 @@ def drain(tools: Tools, work: Iterable[tuple[Job, date]]) -> OffloadReport:
             logger.info("%s", error)
             done.append(job.report(tools, day, finished=False))
         except Exception as error:
-            logger.warning("payloads of %s are not %sed in this round: %s", day, job.work, error)
+            logger.warning("payloads of %s: their %s failed in this round: %s", day, job.work, error)
             done.append(job.report(tools, day, finished=False, error=one_line(error)))
     left = len(todo) - sum(one.finished for one in done)
     return OffloadReport(tuple(done), left)

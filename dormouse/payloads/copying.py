@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import psycopg
 
 from dormouse.payloads.dictionaries import trained
-from dormouse.payloads.keys import PayloadKey, columns
-from dormouse.payloads.lease import Lease, after_values, mark_reader
+from dormouse.payloads.keys import PayloadKey, columns, place_values
+from dormouse.payloads.lease import Lease, mark_reader
 from dormouse.payloads.objects import PayloadObjects
 from dormouse.payloads.pack import Entry, Packed, Packer, Row
 from dormouse.payloads.rows import DAYS
@@ -115,8 +115,8 @@ class Pages:
     def _page(
         self, cursor: psycopg.Cursor[Any], after: PayloadKey | None, till: PayloadKey | None
     ) -> Iterator[Payload]:
-        bounds = {name.replace("after", "till"): value for name, value in after_values(till).items()}
-        values = {**after_values(after), **bounds, "limit": self._rows_max}
+        bounds = place_values("after", after) | place_values("till", till)
+        values = {**bounds, "limit": self._rows_max}
         with cursor.copy(self._query, values) as rows:
             rows.set_types(_TYPES)
             for tenant, id_, at, kind, content, object_key, start, length, checksum in rows.rows():

@@ -20,8 +20,8 @@ from psycopg import sql
 
 from dormouse.errors import PayloadDayBusy, PayloadsDiffer
 from dormouse.payloads.copying import PayloadOptions, Step
-from dormouse.payloads.keys import PayloadKey
-from dormouse.payloads.lease import Lease, after_values
+from dormouse.payloads.keys import PayloadKey, place_values
+from dormouse.payloads.lease import Lease
 from dormouse.payloads.rows import DAYS
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
@@ -117,17 +117,16 @@ class Exchange:
 
     def verify(self) -> None:
         """Compares what was written until all was copied; `PayloadsDiffer` names the keys."""
+        after = self._lease.row().after
         while not self._is_over():
-            after = self._lease.row().after
             till = self._last_of_page(after)
             self._differ(self._compared(after, till))
             if till is None:
-                break
+                self._go_on_from("swap", None)
+                self._step("verified")
+                return
             self._go_on_from("verify", till)
-        else:
-            return
-        self._go_on_from("swap", None)
-        self._step("verified")
+            after = till
 
     def _go_on_from(self, phase: str, after: PayloadKey | None) -> None:
         run_transaction(
@@ -221,7 +220,7 @@ class Exchange:
     def _last_of_page(self, after: PayloadKey | None) -> PayloadKey | None:
         """None: fewer are left than a page has."""
         limit = self._options.page_rows_max
-        work = rows_of(self._on("last_of_page", "day"), {**after_values(after), "limit": limit})
+        work = rows_of(self._on("last_of_page", "day"), {**place_values("after", after), "limit": limit})
         rows = run_lookup(self._lease.supplier, work, operation="verify a day")
         if not rows or rows[0][4] < limit:
             return None
@@ -230,8 +229,8 @@ class Exchange:
 
     def _compared(self, after: PayloadKey | None, till: PayloadKey | None) -> list[PayloadKey]:
         query = _QUERIES["compare"].including(differences=_QUERIES["differences"])
-        bounds = {name.replace("after", "till"): value for name, value in after_values(till).items()}
-        values = {**after_values(after), **bounds, "limit": DIFFERENCES_MAX}
+        bounds = place_values("after", after) | place_values("till", till)
+        values = {**bounds, "limit": DIFFERENCES_MAX}
         rows = run_transaction(
             self._lease.supplier,
             rows_of(query.on(day=self.names.day, copy=self.names.copy), values),

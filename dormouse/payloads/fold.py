@@ -18,7 +18,7 @@ from dormouse.errors import PayloadsDiffer
 from dormouse.payloads.contents import Contents
 from dormouse.payloads.copying import Pages, Payload, Unit, Units, Uploads
 from dormouse.payloads.exchange import DIFFERENCES_MAX, Exchange, differs
-from dormouse.payloads.keys import PayloadKey
+from dormouse.payloads.keys import PayloadKey, place_values
 from dormouse.payloads.lease import Lease
 from dormouse.payloads.objects import DayObject, PayloadObjects
 from dormouse.payloads.offload import Slice, Tools, check_objects
@@ -131,12 +131,8 @@ class _Fold:
         return [one for one in found if after is None or one.last.place > after.place]
 
     def _is_clean(self, one: DayObject) -> bool:
-        parts = ("kind", "tenant", "id", "at")
-        values = {
-            "object_key": one.object_key,
-            **{f"first_{part}": value for part, value in zip(parts, one.first.place, strict=True)},
-            **{f"last_{part}": value for part, value in zip(parts, one.last.place, strict=True)},
-        }
+        bounds = place_values("first", one.first) | place_values("last", one.last)
+        values = {**bounds, "object_key": one.object_key}
         query = _QUERIES["in_range"].on(day=self._exchange.names.day)
         pointers, others = run_lookup(
             self._lease.supplier, rows_of(query, values), operation="look at a day"

@@ -12,6 +12,8 @@ from dormouse.model.text import check_text
 KEY_BYTES_MAX = 512
 """Of each of tenant, id and kind: an index entry of PostgreSQL holds all three."""
 
+_PLACE = ("kind", "tenant", "id", "at")
+
 
 class PayloadKey(NamedTuple):
     """A payload's key: of which tenant it is, its id, when it was inserted (aware), and its kind."""
@@ -55,6 +57,12 @@ def checked(key: Sequence[Any]) -> PayloadKey:
         return made._replace(inserted_at=at.astimezone(UTC))
     except OverflowError:
         raise InvalidPayload(f"inserted_at {at.isoformat()} is in no year from 1 to 9999 in UTC") from None
+
+
+def place_values(name: str, key: PayloadKey | None) -> dict[str, Any]:
+    """A key's place as the values of a statement, `name`_kind and so on; all None without a key."""
+    place = (None,) * len(_PLACE) if key is None else key.place
+    return {f"{name}_{part}": value for part, value in zip(_PLACE, place, strict=True)}
 
 
 def columns(keys: Iterable[PayloadKey]) -> dict[str, list[Any]]:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import psycopg
 
 from dormouse.errors import DormouseError, PayloadDayBusy, one_line
-from dormouse.payloads.keys import PayloadKey
+from dormouse.payloads.keys import PayloadKey, place_values
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement, run_transaction
@@ -87,7 +87,7 @@ class Lease:
     ) -> None:
         """First in a transaction: notes the phase and how far it is. Raises `LeaseLost`."""
         counts = {"payloads": 0, "bytes_in": 0, "bytes_out": 0, "objects": 0, **done}
-        values = {**self._key, **after_values(after), **counts, "phase": phase}
+        values = {**self._key, **place_values("after", after), **counts, "phase": phase}
         self._must(conn.execute(_QUERIES["advance"].on(), values).fetchall())
 
     def end(self, conn: psycopg.Connection[Any], state: str) -> None:
@@ -166,11 +166,6 @@ def _reader_of(day: date) -> dict[str, int]:
     return {"class": _READERS, "number": day.toordinal()}
 
 
-def after_values(after: PayloadKey | None) -> dict[str, Any]:
-    kind, tenant, id_, at = (None,) * 4 if after is None else after.place
-    return {"after_kind": kind, "after_tenant": tenant, "after_id": id_, "after_at": at}
-
-
 @contextmanager
 def _renewed(lease: Lease) -> Iterator[None]:
     ended = threading.Event()
@@ -200,4 +195,4 @@ def _why_not(supplier: Supplier, day: date, work: str) -> str:
         until = f"{found.leased_until:%H:%M:%S}" if found.leased_until else "now"
         return f"payloads of {day}: worker {found.worker} has the day until {until} UTC; try again later"
     doing = f"a {found.work} of it is not done" if found and found.work else "it was done meanwhile"
-    return f"payloads of {day}: it cannot be {work}ed now: {doing}"
+    return f"payloads of {day}: no {work} of it can begin now: {doing}"

@@ -14,7 +14,7 @@ from psycopg.types.json import Jsonb
 
 from dormouse.errors import CommitFailed, ObjectAlreadyExists
 from dormouse.objects import ObjectStore
-from dormouse.payloads.keys import PayloadKey
+from dormouse.payloads.keys import PayloadKey, place_values
 from dormouse.payloads.pack import Packed, Places
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
@@ -83,8 +83,6 @@ class PayloadObjects:
     @staticmethod
     def settle(conn: psycopg.Connection[Any], object_key: str, packed: Packed, state: str) -> None:
         """Within the transaction that relies on the object. `CommitFailed` when it was collected."""
-        first, last = packed.entries[0].key.place, packed.entries[-1].key.place
-        parts = ("kind", "tenant", "id", "at")
         values = {
             "object_key": object_key,
             "state": state,
@@ -93,8 +91,8 @@ class PayloadObjects:
             "payloads": len(packed.entries),
             "index_start": packed.index_start,
             "dictionaries": Jsonb(packed.dictionaries),
-            **{f"first_{part}": value for part, value in zip(parts, first, strict=True)},
-            **{f"last_{part}": value for part, value in zip(parts, last, strict=True)},
+            **place_values("first", packed.entries[0].key),
+            **place_values("last", packed.entries[-1].key),
         }
         if not conn.execute(_QUERIES["settle"].on(), values).fetchall():
             raise CommitFailed(f"object {object_key!r} was collected before anything relied on it")

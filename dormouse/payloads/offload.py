@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,6 @@ from dormouse.payloads.objects import DayObject, PayloadObjects
 from dormouse.payloads.status import has_rows
 from dormouse.postgres.connection import Supplier
 
-logger = logging.getLogger(__name__)
 Progress = Callable[[date, int], object]
 """Called with the day and its payloads that are done."""
 

@@ -6,13 +6,19 @@ where location = 'external' and object_key = %(object_key)s
 order by kind, tenant, id, inserted_at;
 
 -- name: lost_objects
--- The objects that pointers of a day lead to, and that are not known.
+-- The objects that pointers of a day lead to, and that are not known. Those that a fold replaced are there until it has
+-- exchanged the partition that leads to them.
 select p.object_key, count(*)
 from {day} p
 where p.location = 'external'
-    and not exists (select from payload_object o where o.object_key = p.object_key and o.state in ('live', 'staged', 'block'))
+    and not exists (
+        select
+        from payload_object o
+        left join payload_day d on d.day = o.day
+        where o.object_key = p.object_key
+            and (o.state in ('live', 'staged', 'block') or (d.work, d.phase) = ('fold', 'swap'))
+    )
 group by p.object_key;
-
 
 -- name: any_state
 -- Which of some objects are known, and as what.

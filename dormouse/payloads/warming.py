@@ -20,7 +20,7 @@ from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import run_transaction
 
-_QUERIES = load(__package__ or "", "expiry")
+_QUERIES = load(__package__ or "", "warming")
 
 
 def warm_day(tools: Tools, lease: Lease) -> bool:

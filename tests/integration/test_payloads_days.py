@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 
@@ -16,12 +17,12 @@ from dormouse.instance import Instance
 from dormouse.payloads import cooling
 from tests.cooling import (
     DAY,
+    FOLD_STEPS,
     Model,
     key,
     known_objects,
     leftovers,
     locations,
-    names,
     stored,
     tools,
 )
@@ -30,9 +31,7 @@ from tests.state import query
 
 @pytest.fixture
 def model(instance: Instance) -> Model:
-    made = Model(instance.payloads)
-    made.put(*map(key, names(40)))
-    return made
+    return Model.filled(instance, 40)
 
 
 def test_a_day_that_expired_says_so(instance: Instance, model: Model) -> None:
@@ -153,6 +152,28 @@ def test_verification_names_what_is_wrong(instance: Instance, model: Model) -> N
     assert (second, None, "it is not there") in told
     assert (third, None, "it does not end as an object of payloads does") in told
     assert any(id_ == "b0039" and "does not lead" in why for _, id_, why in told)
+
+
+@pytest.mark.parametrize("step", FOLD_STEPS)
+def test_a_day_that_is_being_folded_is_verified_as_it_is(instance: Instance, model: Model, step: str) -> None:
+    """Also between the moment when its blocks are there and the one when its pointers are gone."""
+    cooling.offload(tools(instance), None, False)
+    model.put(key("a0000"), content=1)
+    seen = []
+
+    def verified(name: str) -> None:
+        # no other can look at a partition amid the transaction that takes it out
+        if name == step and name != "swapping":
+            seen.append(instance.payloads.verify(DAY).problems)
+            if name == "activated":
+                raise KeyboardInterrupt
+
+    with suppress(KeyboardInterrupt):
+        cooling.fold(tools(instance, verified), DAY)
+    assert set(seen) <= {()}
+    assert seen or step == "swapping"
+    assert instance.payloads.verify(DAY).problems == ()
+    model.check()
 
 
 def test_days_are_utc_at_their_edges(instance: Instance) -> None:

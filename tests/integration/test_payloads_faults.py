@@ -28,7 +28,6 @@ from tests.cooling import (
     known_objects,
     leftovers,
     locations,
-    names,
     stored,
     tools,
 )
@@ -37,9 +36,7 @@ from tests.state import query
 
 @pytest.fixture
 def model(instance: Instance) -> Model:
-    made = Model(instance.payloads)
-    made.put(*map(key, names(40)))
-    return made
+    return Model.filled(instance, 40)
 
 
 class Faulty:

@@ -39,9 +39,7 @@ from tests.state import query
 
 @pytest.fixture
 def model(instance: Instance) -> Model:
-    made = Model(instance.payloads)
-    made.put(*map(key, names(40)))
-    return made
+    return Model.filled(instance, 40)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 39, 40, 41, 1_000])
