@@ -97,6 +97,14 @@ class Shaped:
         table = instance.create_table("t", schema, **options)
         return Shaped(instance, table, Naive.of(schema))
 
+    @staticmethod
+    def begun(instance: Instance) -> Shaped:
+        """With files, and a cut, of the first version."""
+        made = Shaped.made(instance, SCHEMA, split_points=[3], properties=dm.TableProperties(**TWO))
+        made.ingest(*ROWS)
+        made.cut("first")
+        return made
+
     def ingest(self, *rows: Row) -> None:
         ingest(self.table, list(rows))
         self.model = self.model.with_rows(list(rows))

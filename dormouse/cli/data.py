@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dormouse.query import PlanSummary
-    from dormouse.query.deleting import DeleteReport
+    from dormouse.query.deleting import DeleteReport, DeleteWhere
     from dormouse.rounds.ingest_commit import IngestReport
     from dormouse.table import Table
 
@@ -31,6 +31,11 @@ ROWS_SHOWN = 20
 Engine = Literal["auto", "local", "spark"]
 Format = Literal["table", "csv", "json", "parquet"]
 FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How rows are written.")]
+RowsToGo = Annotated[
+    list[str] | None,
+    typer.Option(help="column=value, column=min:max, or JSON, as for query; rows must meet all."),
+]
+AllRows = Annotated[bool, typer.Option("--all", help="All rows.")]
 LimitOption = Annotated[int | None, typer.Option(min=0, help="At most so many rows.")]
 ExplainOption = Annotated[bool, typer.Option("--explain", help="Say what would be read, and read nothing.")]
 AsOfOption = Annotated[
@@ -117,27 +122,18 @@ def _load(
 def delete(
     session: Session,
     table: TableName,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(help="column=value, column=min:max, or JSON, as for query; rows must meet all."),
-    ] = None,
-    all: Annotated[bool, typer.Option("--all", help="All rows.")] = False,
+    where: RowsToGo = None,
+    all: AllRows = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Count the rows that match, and change nothing.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete rows, at once, for every reader. Asks first on a terminal; elsewhere it needs --yes."""
-    from dormouse.query.deleting import ALL
-
-    if all == bool(where):
-        raise InvalidInput("say which rows to delete by --where, or --all of them")
+    check_said("delete", where, all)
     with session.open(read_only=dry_run) as instance:
         found = instance.table(table)
-        condition = ALL if all else parse_where(found.schema, where or [])
-        what = (
-            f"all rows of table {table}" if all else f"the rows of table {table} with {' '.join(where or [])}"
-        )
+        condition, what = rows_to_go(found, table, where)
         if not (dry_run or yes) and not agreed(f"delete {what}", f"Delete {what}?"):
             raise InvalidInput("nothing was deleted")
         report = found.delete(condition, dry_run=dry_run)
@@ -149,6 +145,21 @@ def delete(
             else f"deleted {what} ({_deletion(report)})"
         ),
     )
+
+
+def check_said(verb: str, where: list[str] | None, all: bool) -> None:
+    """Rows go when it is said which: by conditions, or all of them."""
+    if all == bool(where):
+        raise InvalidInput(f"say which rows to {verb} by --where, or --all of them")
+
+
+def rows_to_go(found: Table, table: str, where: list[str] | None) -> tuple[DeleteWhere, str]:
+    """Their condition, and in words; without conditions it is all rows."""
+    from dormouse.query.deleting import ALL
+
+    if not where:
+        return ALL, f"all rows of table {table}"
+    return parse_where(found.schema, where), f"the rows of table {table} with {' '.join(where)}"
 
 
 def _deletion(report: DeleteReport) -> str:

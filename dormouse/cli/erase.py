@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dormouse.cli.data import Engine
-from dormouse.cli.parsing import parse_where
+from dormouse.cli.data import AllRows, Engine, RowsToGo, check_said, rows_to_go
 from dormouse.cli.verbs import Session, TableName, agreed, plural, verb
 from dormouse.errors import InvalidInput
 
@@ -24,11 +23,8 @@ def add_to(app: typer.Typer) -> None:
 def erase(
     session: Session,
     table: TableName,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(help="column=value, column=min:max, or JSON, as for query; rows must meet all."),
-    ] = None,
-    all: Annotated[bool, typer.Option("--all", help="All rows.")] = False,
+    where: RowsToGo = None,
+    all: AllRows = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Look which files have such rows, and change nothing.")
     ] = False,
@@ -49,16 +45,11 @@ def erase(
     """Delete rows for ever: also from the history, and what the store keeps of deleted objects. Run again,
     it goes on where it was ended. Asks first on a terminal; elsewhere it needs --yes."""
     from dormouse.cli.console import progress
-    from dormouse.query.deleting import ALL
 
-    if all == bool(where):
-        raise InvalidInput("say which rows to erase by --where, or --all of them")
+    check_said("erase", where, all)
     with session.open(read_only=dry_run) as instance:
         found = instance.table(table)
-        condition = ALL if all else parse_where(found.schema, where or [])
-        what = (
-            f"all rows of table {table}" if all else f"the rows of table {table} with {' '.join(where or [])}"
-        )
+        condition, what = rows_to_go(found, table, where)
         if not (dry_run or yes) and not agreed(
             f"erase {what}", f"Erase {what} for ever, also from the history?"
         ):

@@ -13,7 +13,6 @@ from dormouse.errors import InvalidQuery
 from dormouse.files.reads import KeyBounds
 from dormouse.model.region import Region
 from dormouse.query.deletions import condition_of, key_bounds
-from dormouse.query.schemas import on_current
 from dormouse.query.where import Question, question
 
 
@@ -45,16 +44,12 @@ def delete(context: TableContext, where: DeleteWhere, *, dry_run: bool = False) 
     """Deletes the rows that match: one row in the database, at once, for every reader.
 
     Of the rows that were committed before; what is committed later stays, also when it is equal. `dry_run`
-    counts, and changes nothing. Raises `InvalidQuery` for a condition that is none, or does not fit.
+    counts, and changes nothing. Raises `InvalidQuery` for a condition that is none, or does not fit, and
+    `SchemaMoved`.
     """
-    if dry_run:
-        on_current(context, lambda now: asked_to_delete(now, where))
-        return DeleteReport(None, None, sum(batch.num_rows for batch in _matching(context, where)))
-    return on_current(context, lambda now: _delete(now, where))
-
-
-def _delete(context: TableContext, where: DeleteWhere) -> DeleteReport:
     asked, condition = asked_to_delete(context, where)
+    if dry_run:
+        return DeleteReport(None, None, sum(batch.num_rows for batch in _matching(context, where)))
     bounds, by_values = bounds_to_delete(context, asked)
     deletion_id, at = context.deletions.record(condition, bounds, by_values=by_values)
     return DeleteReport(deletion_id, at, None)

@@ -122,7 +122,8 @@ def _run(
         try:
             cancellation.begin(attempt)
             # before anything is read: what is deleted from here on is deleted from the output, too
-            shaped, deletions = JobDeletions.of(current, job)
+            deletions = JobDeletions.of(current, job)
+            shaped = deletions.context
             name = replace(attempt, schema_version=shaped.schema.version).object_name(job.partition_id)
             facts = _write(shaped, job, name, now_ms, cancellation, deletions)
             _commit(shaped, job, attempt, name, facts, deletions.till)

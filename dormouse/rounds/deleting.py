@@ -19,6 +19,7 @@ from dormouse.model.keyed import is_keyed
 from dormouse.query import query
 from dormouse.query.deleting import ALL, DeleteReport, DeleteWhere, names_values
 from dormouse.query.deleting import delete as record
+from dormouse.query.schemas import on_current
 from dormouse.query.where import Where
 from dormouse.rounds.ingest import keyed_rows, write_leaves
 from dormouse.rounds.ingest_commit import ingest_once
@@ -29,6 +30,10 @@ _DELETES = "__deletes"
 
 def delete(context: TableContext, where: DeleteWhere, *, dry_run: bool = False) -> DeleteReport:
     """Deletes the rows that match, see `Table.delete`."""
+    return on_current(context, lambda now: _delete(now, where, dry_run=dry_run))
+
+
+def _delete(context: TableContext, where: DeleteWhere, *, dry_run: bool) -> DeleteReport:
     if dry_run or not is_keyed(context.properties) or not names_values(context, where):
         return record(context, where, dry_run=dry_run)
     at = datetime.now(UTC)

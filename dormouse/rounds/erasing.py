@@ -26,6 +26,7 @@ from dormouse.model.keyed import is_keyed
 from dormouse.query.deleting import DeleteWhere, asked_to_delete, bounds_to_delete, names_values
 from dormouse.query.deletions import Deletion
 from dormouse.query.reach import may_hold
+from dormouse.query.schemas import on_current
 from dormouse.query.where import Question
 from dormouse.rounds.compaction_job import CompactionResult
 from dormouse.rounds.compaction_threads import compact_in_threads
@@ -98,16 +99,11 @@ def erase(
     """Deletes the rows that match, and makes that physical everywhere; `Table.erase` says what it raises."""
     check_engine(engine)
     started = time.monotonic()
-    asked, condition = _asked(context, where)
-    found = begun(context.store, condition)
-    if found is None:
-        bounds, by_values = bounds_to_delete(context, asked)
-        found = begin(context.store, context.deletions, condition, bounds, by_values=by_values)
-    erasure, at = found
+    erasure, at, condition = on_current(context, lambda now: _begun(now, where))
     work = _Erasing(context, erasure, engine, wait_seconds, progress, on_spark)
     work.rewrite()
     late = work.wait_for_readers()
-    elsewhere = Elsewhere(context, erasure, asked)
+    elsewhere = Elsewhere(context, erasure, condition)
     versions = work.free(elsewhere)
     still = work.end_writers(abandon=abandon_writers)
     elsewhere.look(still, lambda more: progress(work.looked + more, None))
@@ -131,6 +127,16 @@ def erase(
     return report
 
 
+def _begun(context: TableContext, where: DeleteWhere) -> tuple[Erasure, datetime, str]:
+    """The erasure of the rows, when they were deleted, and by which condition."""
+    asked, condition = _asked(context, where)
+    found = begun(context.store, condition)
+    if found is None:
+        bounds, by_values = bounds_to_delete(context, asked)
+        found = begin(context.store, context.deletions, condition, bounds, by_values=by_values)
+    return *found, condition
+
+
 def _asked(context: TableContext, where: DeleteWhere) -> tuple[Question, str]:
     if is_keyed(context.properties) and names_values(context, where):
         raise InvalidQuery(
@@ -142,6 +148,10 @@ def _asked(context: TableContext, where: DeleteWhere) -> tuple[Question, str]:
 
 def would_erase(context: TableContext, where: DeleteWhere, progress: Progress) -> EraseReport:
     """What is in the files of the table and its history; changes nothing."""
+    return on_current(context, lambda now: _would_erase(now, where, progress))
+
+
+def _would_erase(context: TableContext, where: DeleteWhere, progress: Progress) -> EraseReport:
     started = time.monotonic()
     asked, _ = _asked(context, where)
     deletion = Deletion(0, "", asked.ranges, asked.conditions)

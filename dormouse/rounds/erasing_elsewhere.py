@@ -18,8 +18,8 @@ from dormouse.files.erasures import Erasure, backups_taken
 from dormouse.objects import ObjectStore, open_store
 from dormouse.objects.hidden import HiddenVersions
 from dormouse.objects.names import SKETCHES_SUFFIX
-from dormouse.query.deletions import Deletion
-from dormouse.query.where import Question
+from dormouse.query.deletions import deletions_of
+from dormouse.query.schemas import on_current
 from dormouse.rounds.looking import count
 
 PAGE_NAMES = 1_000
@@ -32,12 +32,11 @@ class Elsewhere:
     Objects that the database does not know may be another timeline's, or left by programs that died.
     """
 
-    def __init__(self, context: TableContext, erasure: Erasure, asked: Question) -> None:
+    def __init__(self, context: TableContext, erasure: Erasure, condition: str) -> None:
         self._context = context
         self._erasure = erasure
         self._hidden = HiddenVersions(context.objects)
-        # what is in no file of the table came before it
-        self._deletion = Deletion(erasure.deletion_id, "", asked.ranges, asked.conditions)
+        self._deletion = [(erasure.deletion_id, condition)]
         self.looked = 0
         self.versions = 0
         self.unreadable: list[str] = []
@@ -126,8 +125,12 @@ class Elsewhere:
     def _rows(self, name: str, size: int | None, objects: ObjectStore | None = None, copy: str = "") -> int:
         """How many rows of the erasure an object has, of which there may be a copy in another store."""
         context = self._context if objects is None else replace(self._context, objects=objects)
+        place = copy or name
         try:
-            found = count(context, copy or name, size, [self._deletion])
+            # what is in no file of the table came before it
+            found = on_current(
+                context, lambda now: count(now, place, size, deletions_of(now.schema, self._deletion))
+            )
         except ObjectNotFound:
             return 0  # deleted meanwhile
         except DormouseError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dormouse.context import TableContext
@@ -19,22 +19,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JobDeletions:
-    """The deletions that a job applies to each of its inputs; `till` is the number of the last of all."""
+    """The deletions that a job applies to each of its inputs; `till` is the number of the last of all.
+
+    `context` has the columns by which the job is run: they are no older than those of deletions and inputs.
+    """
 
     till: int
     of_inputs: tuple[tuple[Deletion, ...], ...]
+    context: TableContext = field(repr=False, compare=False)
 
     @staticmethod
-    def of(context: TableContext, job: CompactionJob) -> tuple[TableContext, JobDeletions]:
-        """As they are now: each that comes later is of all rows of the output, as the inputs were there.
-
-        And the services for columns that are no older than the deletions, and than the inputs.
-        """
+    def of(context: TableContext, job: CompactionJob) -> JobDeletions:
+        """As they are now: each that comes later is of all rows of the output, as the inputs were there."""
         found = context.store.deletions_of([item.filename for item in job.inputs], KeyBounds())
         context, pending = on_current(context, lambda now: (now, deletions_of(now.schema, found.deletions)))
         reach = Reach(context.schema, pending)
         files = tuple(reach.of(one.till or 0, one.min_key, one.max_key, one.left) for one in found.files)
-        return context, JobDeletions(found.till, files)
+        return JobDeletions(found.till, files, context)
 
     def remains(self, schema: Schema) -> list[Expr | None]:
         """For each input what its rows must meet; None: they all remain."""

@@ -12,6 +12,7 @@ from dormouse.files.deletions import Noted
 from dormouse.files.reads import KeyBounds
 from dormouse.query.deletions import Deletion, deletions_of
 from dormouse.query.reach import Reach
+from dormouse.query.schemas import on_current
 
 if TYPE_CHECKING:
     import psycopg
@@ -39,6 +40,13 @@ def look_at(
     the files, whatever happens to them meanwhile; `also` is part of that transaction. Raises
     `ObjectNotFound`, `ObjectDamaged`.
     """
+    looks = on_current(context, lambda now: _looks(now, files))
+    noted = [Noted(one.filename, one.till, sorted(one.rows)) for one in looks]
+    context.deletions.note(noted, lambda conn: also(conn, looks))
+    return looks
+
+
+def _looks(context: TableContext, files: Sequence[tuple[str, int | None]]) -> list[Look]:
     names = [name for name, _ in files]
     found = context.store.deletions_of(names, KeyBounds(), retired_too=True)
     known = {one.deletion_id: one for one in deletions_of(context.schema, found.deletions)}
@@ -49,13 +57,9 @@ def look_at(
         return Look(names[number], found.till, count(context, *files[number], asked[number]))
 
     if len(files) == 1:
-        looks = [look(0)]
-    else:
-        with ThreadPoolExecutor(LOOKS_AT_ONCE, thread_name_prefix="dormouse-looks") as threads:
-            looks = list(threads.map(look, range(len(files))))
-    noted = [Noted(one.filename, one.till, sorted(one.rows)) for one in looks]
-    context.deletions.note(noted, lambda conn: also(conn, looks))
-    return looks
+        return [look(0)]
+    with ThreadPoolExecutor(LOOKS_AT_ONCE, thread_name_prefix="dormouse-looks") as threads:
+        return list(threads.map(look, range(len(files))))
 
 
 def count(

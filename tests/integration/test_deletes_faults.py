@@ -53,7 +53,7 @@ def seen_too_late(patch: pytest.MonkeyPatch) -> None:
     real = compaction_job._commit
 
     def late(context: Any, job: Any, attempt: Any, name: str, facts: Any, till: int) -> None:
-        real(context, job, attempt, name, facts, JobDeletions.of(context, job)[1].till)
+        real(context, job, attempt, name, facts, JobDeletions.of(context, job).till)
 
     patch.setattr(compaction_job, "_commit", late)
 

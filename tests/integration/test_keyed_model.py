@@ -149,7 +149,7 @@ class KeyedMachine(RuleBasedStateMachine):
         for job in self.context.jobs.take(1):
             stack = ExitStack()
             attempt = stack.enter_context(self.context.attempts.attempt(self.context.table))
-            self.jobs.append((stack, attempt, job, JobDeletions.of(self.context, job)[1]))
+            self.jobs.append((stack, attempt, job, JobDeletions.of(self.context, job)))
 
     @rule()
     def end_job(self) -> None:

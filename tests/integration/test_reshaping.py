@@ -43,11 +43,7 @@ def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
 
 @pytest.fixture
 def shaped(instance: Instance) -> Shaped:
-    """With files of the first version."""
-    made = Shaped.made(instance, SCHEMA, split_points=[3], properties=dm.TableProperties(**TWO))
-    made.ingest(*ROWS)
-    made.cut("first")
-    return made
+    return Shaped.begun(instance)
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -25,10 +25,12 @@ from dormouse.errors import (
     TableNotFound,
 )
 from dormouse.instance import Instance, connect
-from dormouse.objects.names import schema_version_of
+from dormouse.objects.names import parquet_suffix, schema_version_of
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.scan_session import key_session, rows
 from dormouse.query.table_view import plan_query
+from dormouse.rounds.erasing_elsewhere import Elsewhere
+from dormouse.table import Table
 from tests.reshaped import (
     ROWS,
     SCHEMA,
@@ -40,6 +42,7 @@ from tests.reshaped import (
     newer_rows,
     rename_keys,
     rename_value,
+    stored,
     swap_names,
     widen,
 )
@@ -53,11 +56,7 @@ def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
 
 @pytest.fixture
 def shaped(instance: Instance) -> Shaped:
-    """With files of the first version."""
-    made = Shaped.made(instance, SCHEMA, split_points=[3], properties=dm.TableProperties(**TWO))
-    made.ingest(*ROWS)
-    made.cut("first")
-    return made
+    return Shaped.begun(instance)
 
 
 def test_pending_deletions_follow_their_columns(shaped: Shaped) -> None:
@@ -221,6 +220,69 @@ def test_other_handles_follow_at_once(shaped: Shaped, dsn: str, tmp_path: Path) 
         assert handles[5].query().read_all().to_pylist() == shaped.model.shown()
         assert handles[5].explain({"new": 1.0}).files
     shaped.check()
+
+
+@pytest.fixture
+def handles(shaped: Shaped, dsn: str, tmp_path: Path) -> Iterator[list[Table]]:
+    """Of another instance, as of another process, from before what a test changes."""
+    with connect(dsn, f"file://{tmp_path}/objects") as other:
+        yield [other.table("t") for _ in range(4)]
+
+
+def test_old_handles_delete_and_erase_by_the_names_of_now(shaped: Shaped, handles: list[Table]) -> None:
+    rename_keys(shaped)
+    add_whole(shaped)
+    newer_rows(shaped)
+    assert handles[0].delete({"k_k": 1}, dry_run=True).rows == 1
+    assert handles[1].erase({"k_k": 1}, dry_run=True).rows == 1
+    report = handles[2].erase({"k_k": 1})
+    assert (report.rows, report.unreadable, report.is_finished) == (1, (), True)
+    assert 1 not in {row["k_k"] for row in handles[3].query().read_all().to_pylist()}
+
+
+def test_a_job_that_looks_follows_on_an_old_handle(shaped: Shaped, handles: list[Table]) -> None:
+    """At files, and for deletions, of columns that came since."""
+    shaped.table.set_properties(compaction_batch_files=100)
+    add_whole(shaped)
+    newer_rows(shaped)
+    shaped.delete("new", -0.0)
+    report = handles[0].compact()
+    assert report.jobs_run
+    assert (report.jobs_failed, report.given_up) == (0, 0)
+    shaped.check()
+
+
+def test_an_erasure_looks_at_strange_objects_of_columns_that_came_since(
+    shaped: Shaped, handles: list[Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it runs: what it found by then was of older columns."""
+    began = Elsewhere.look
+
+    def changed_meanwhile(*arguments: Any) -> None:
+        add_whole(shaped)
+        newer_rows(shaped)
+        name = next(name for name, _ in stored(shaped) if schema_version_of(name) == 2)
+        objects = shaped.table._context.objects
+        objects.put(f"{name.rpartition('/')[0]}/strange{parquet_suffix(2)}", objects.get(name))
+        began(*arguments)
+
+    monkeypatch.setattr(Elsewhere, "look", changed_meanwhile)
+    report = handles[0].erase({"f": 0.25})
+    assert (report.unreadable, report.objects_looked_at) == ((), 1)
+
+
+def test_an_old_handle_deletes_from_a_keyed_table_by_a_column_that_came_since(
+    instance: Instance, dsn: str, tmp_path: Path
+) -> None:
+    schema = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])
+    table = instance.create_table("t", schema, properties=dm.TableProperties(keep="newest_row"))
+    with connect(dsn, f"file://{tmp_path}/objects") as other:
+        handle = other.table("t")
+        ingest(table, [{"k": k, "v": k} for k in range(3)])
+        table.add_column(dm.Field("new", dm.STRING, nullable=True), "old")
+        table.rename_column("k", "key")
+        handle.delete({"new": "old", "key": 2})
+    assert [row["key"] for row in table.query().read_all().to_pylist()] == [0, 1]
 
 
 def test_an_open_query_keeps_the_columns_that_it_began_with(shaped: Shaped) -> None:

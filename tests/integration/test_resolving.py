@@ -166,10 +166,10 @@ def test_a_compaction_that_began_before_a_look_and_one_that_knows_no_deletions(i
     table.delete({"v": 7})
     context.jobs.create()
     [job] = context.jobs.take(1)
-    deletions = JobDeletions.of(context, job)[1]
+    deletions = JobDeletions.of(context, job)
     look_at(context, [(item.filename, item.byte_count) for item in job.inputs])
     assert applied(table) == [(1,)] * FILES
-    later = JobDeletions.of(context, job)[1]
+    later = JobDeletions.of(context, job)
     assert [[one.deletion_id for one in of] for of in later.of_inputs] == [[1]] * FILES
     old = ReplaceFileReferencesRequest(
         job_id=job.job_id,
