@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
 
 from dormouse.datasource.options import ReadOptions
 
@@ -36,16 +37,20 @@ class ChangesPart(InputPartition):
 class ChangesReader(DataSourceReader):
     """What changed between two moments that options name."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
+        self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
+        from dormouse.datasource.columns import changed_columns, check_given
         from dormouse.history.changes import span
 
+        of, columns = self._options.of, self._options.columns
         after, till = self._options.changes or (None, None)
-        with self._options.of.open() as table:
+        with of.open() as table:
             start, end = span(table.context, after, till)
-            return [ChangesPart(table.context.address, start, end, self._options.columns)]
+            check_given(self._schema, changed_columns(table.context.as_of(end), columns), of.table)
+            return [ChangesPart(table.context.address, start, end, columns)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ChangesPart)  # noqa: S101 as `partitions` made it

@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from dormouse.data.arrow_schema import check_columns, conform
+from dormouse.data.arrow_schema import conform
 from dormouse.data.keyed_rows import KeyedRows
 from dormouse.data.leaf_files import LeafFiles
 from dormouse.data.leaf_lookup import LeafLookup
 from dormouse.data.leaf_sorter import MEMORY_BYTES
 from dormouse.datasource.options import TableOptions, WriteOptions
-from dormouse.errors import InvalidData, JobFailed
+from dormouse.errors import JobFailed
 from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.properties import TableProperties
@@ -27,6 +26,7 @@ from dormouse.objects.activity import note_if_shared
 from dormouse.rounds.ingest import keyed_rows
 from dormouse.rounds.ingest_commit import commit_files, commit_id
 from dormouse.rounds.row_counts import check_ingested
+from dormouse.spark.ingest import check_fits
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,9 +45,10 @@ class Written(WriterCommitMessage):
 
 
 @dataclass(frozen=True)
-class TableParts:
-    """What tasks need of the table; they ask no database."""
+class Load:
+    """A load that is announced, and what its tasks need of the table; they ask no database."""
 
+    attempt: WriteAttempt
     objects: ObjectStore
     schema: Schema
     properties: TableProperties
@@ -56,17 +57,17 @@ class TableParts:
     """Of a keyed table, to which it is an upsert."""
 
     @staticmethod
-    def of(context: TableContext, attempt: WriteAttempt) -> TableParts:
-        """For a load that is announced."""
+    def begun(context: TableContext) -> Load:
+        attempt = context.attempts.begin(context.table, loads=True)
         # Spark's writers cannot ask that rows be moved: a file a leaf would be tasks times leaves
         properties = context.properties.model_copy(update={"ingest_file_writing": "one_reference_per_leaf"})
         lookup, keyed = LeafLookup(context.partitions.tree()), keyed_rows(context, attempt)
-        return TableParts(context.objects, context.stored_schema, properties, lookup, keyed)
+        return Load(attempt, context.objects, context.stored_schema, properties, lookup, keyed)
 
-    def write(self, attempt: WriteAttempt, batches: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, batches: Iterator[pa.RecordBatch]) -> Written:
         """A task's rows as one sorted file, with a reference in each leaf that it has rows of."""
         # a task that Spark runs again writes a file of its own
-        name = attempt.object_name(f"leaves-{uuid.uuid4().hex}")
+        name = self.attempt.object_name(f"leaves-{uuid.uuid4().hex}")
         files = LeafFiles(self.objects, self.schema, self.properties, self.lookup.leaf_ids, lambda _: name)
         rows = 0
         with files.sorter(MEMORY_BYTES) as sorter:
@@ -76,15 +77,6 @@ class TableParts:
                 sorter.add(batch, self.lookup.indexes(batch))
                 rows += batch.num_rows
             return Written(rows, tuple(files.write(sorter)))
-
-
-def check_fits(schema: StructType, context: TableContext) -> None:
-    """`InvalidData` when a DataFrame has not the table's columns."""
-    try:
-        found = to_arrow_schema(schema)
-    except Exception as error:
-        raise InvalidData(f"the DataFrame has a column that Arrow cannot hold: {error}") from None
-    check_columns(found, context.schema)
 
 
 def told(kind: type[T], messages: Sequence[object]) -> list[T]:
@@ -104,12 +96,11 @@ def files_of(written: Sequence[Written], properties: TableProperties) -> list[Fi
 
 @dataclass(frozen=True)
 class TableWriter(DataSourceArrowWriter):
-    """One write: what its tasks need, and their attempt; None when it was applied before."""
+    """One write, and its load; None when it was applied before."""
 
     of: TableOptions
     ingest_id: str
-    table: TableParts | None
-    attempt: WriteAttempt | None
+    load: Load | None
 
     @staticmethod
     def begun(options: WriteOptions, schema: StructType) -> TableWriter:
@@ -117,33 +108,31 @@ class TableWriter(DataSourceArrowWriter):
         ingest_id = options.ingest_id or uuid.uuid4().hex
         with options.of.open(writes=True) as table:
             context = table.context
-            check_fits(schema, context)
-            if context.store.is_applied(commit_id(ingest_id)):
-                return TableWriter(options.of, ingest_id, None, None)
-            attempt = context.attempts.begin(context.table, loads=True)
-            return TableWriter(options.of, ingest_id, TableParts.of(context, attempt), attempt)
+            check_fits(schema, context.schema)
+            is_applied = context.store.is_applied(commit_id(ingest_id))
+            return TableWriter(options.of, ingest_id, None if is_applied else Load.begun(context))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        if self.attempt is not None and self.table is not None:
-            return self.table.write(self.attempt, iterator)
+        if self.load is not None:
+            return self.load.write(iterator)
         for _ in iterator:
             pass
         return Written(0, ())
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Adds what the tasks wrote, in one commit."""
-        if self.attempt is None or self.table is None:
+        if self.load is None:
             return
-        files = files_of(told(Written, messages), self.table.properties)
+        attempt, files = self.load.attempt, files_of(told(Written, messages), self.load.properties)
         with self.of.open(writes=True, goes_on=True) as table:
             context = table.context
             # a task that Spark repeated, or ran twice, may still write
-            if commit_files(context, self.attempt, files, self.ingest_id, leftovers=True):
-                context.attempts.delete_leftovers(self.attempt, context.store.own)
+            if commit_files(context, attempt, files, self.ingest_id, leftovers=True):
+                context.attempts.delete_leftovers(attempt, context.store.own)
                 note_if_shared(context.objects)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Removes what was written, at once; what tasks still write goes when the attempt is collected."""
-        if self.attempt is not None:
+        if self.load is not None:
             with self.of.open(writes=True, goes_on=True) as table:
-                table.context.attempts.discard(self.attempt)
+                table.context.attempts.discard(self.load.attempt)

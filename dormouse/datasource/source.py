@@ -22,10 +22,8 @@ from dormouse.errors import InvalidInput, ObjectNotFound
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dormouse.context import TableAddress, TableContext
-    from dormouse.model.cut import When
+    from dormouse.context import TableAddress
     from dormouse.query.executor import Part
-    from dormouse.query.where import Question
 
 
 class DormouseSource(DataSource):
@@ -42,26 +40,24 @@ class DormouseSource(DataSource):
             from dormouse.datasource.metadata import columns_of_metadata
 
             return columns_of_metadata(options.metadata)
+        from dormouse.datasource.columns import columns_now
+
         with options.of.open() as table:
-            return _struct(_arrow_columns(table.context, options))
+            return columns_now(table.context, options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = ReadOptions.parse(self.options)
-        found = self.schema()
-        if schema.jsonValue() != found.jsonValue():
-            raise InvalidInput(
-                f"the schema that was given is not that of table {options.of.table!r}, which is "
-                f"{found.simpleString()}: leave .schema(…) out, and name columns by the option columns"
-            )
         if options.metadata is not None:
+            from dormouse.datasource.columns import check_given
             from dormouse.datasource.metadata import MetadataReader
 
+            check_given(schema, self.schema(), options.of.table)
             return MetadataReader(options.of, options.metadata)
         if options.changes is not None:
             from dormouse.datasource.changes import ChangesReader
 
-            return ChangesReader(options)
-        return RowsReader(options)
+            return ChangesReader(options, schema)
+        return RowsReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from dormouse.datasource.sink import TableWriter
@@ -96,10 +92,12 @@ class _Rows(InputPartition):
 class RowsReader(DataSourceReader):
     """Plans on the driver, all of one moment; tasks need the object store alone."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
+        self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
+        from dormouse.datasource.columns import asked_of, check_given, columns_of_rows
         from dormouse.history.moments import now, position_of
         from dormouse.query.executor import PART_BYTES, parts
 
@@ -107,7 +105,9 @@ class RowsReader(DataSourceReader):
         with options.of.open() as table:
             at = now(table.context) if options.as_of is None else position_of(table.context, options.as_of)
             context = table.context.as_of(at)
-            found = parts(context, _asked(context, options), at, options.split_bytes or PART_BYTES)
+            asked = asked_of(context, options)
+            check_given(self._schema, columns_of_rows(context, asked), options.of.table)
+            found = parts(context, asked, at, options.split_bytes or PART_BYTES)
             tasks: list[InputPartition] = [_Rows(context.address, part) for part in found]
         # without a task Spark calls `read` with None
         return tasks or [InputPartition(None)]
@@ -125,35 +125,3 @@ class RowsReader(DataSourceReader):
                     f"file {error.filename!r} of table {error.table!r} is gone: it was collected while Spark "
                     "read it; raise the table's property gc_delay_seconds or history_retention_seconds"
                 ) from error
-
-
-def _asked(context: TableContext, options: ReadOptions) -> Question:
-    from dormouse.query.where import question
-    from dormouse.query.where_json import parse_where
-
-    return question(context.schema, parse_where(context.schema, options.where), options.columns, None)
-
-
-def _arrow_columns(context: TableContext, options: ReadOptions) -> pa.Schema:
-    from dormouse.query.changes import columns_of_changes
-    from dormouse.query.executor import columns_of
-
-    if options.changes is not None:
-        till = options.changes[1]
-        return columns_of_changes(context if till is None else _then(context, till), options.columns)
-    if options.as_of is not None:
-        context = _then(context, options.as_of)
-    return columns_of(context.schema, _asked(context, options).columns)
-
-
-def _then(context: TableContext, when: When) -> TableContext:
-    from dormouse.history.moments import position_of
-
-    return context.as_of(position_of(context, when))
-
-
-def _struct(columns: pa.Schema) -> StructType:
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    found: StructType = from_arrow_schema(columns)
-    return found

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from dormouse.datasource.changes import ChangesPart
 from dormouse.datasource.options import ReadOptions, StreamOptions
-from dormouse.datasource.sink import TableParts, Written, check_fits, files_of, told
+from dormouse.datasource.sink import Load, Written, files_of, told
 from dormouse.errors import InvalidInput, JobFailed
 from dormouse.files.attempts import WriteAttempt
 from dormouse.files.write_streams import StreamBatch, commit_batch
@@ -30,6 +30,7 @@ from dormouse.history.moments import check_since, now
 from dormouse.history.sizes import size_since
 from dormouse.model.cut import Position
 from dormouse.objects.activity import note_if_shared
+from dormouse.spark.ingest import check_fits
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -122,7 +123,7 @@ class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         self._options = options
         with options.of.open(writes=True, goes_on=True) as table:
-            check_fits(schema, table.context)
+            check_fits(schema, table.context.schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         task = TaskContext.get()
@@ -131,12 +132,11 @@ class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
             raise JobFailed("Spark does not tell which query a batch is of")
         with self._options.of.open(writes=True, goes_on=True) as table:
             context = table.context
-            attempt = context.attempts.begin(context.table, loads=True)
+            load = Load.begun(context)
             try:
-                written = TableParts.of(context, attempt).write(attempt, iterator)
-                return _BatchPart(written, attempt, query_id)
+                return _BatchPart(load.write(iterator), load.attempt, query_id)
             except BaseException:
-                context.attempts.discard(attempt)
+                context.attempts.discard(load.attempt)
                 raise
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # type: ignore[override]  # noqa: N803

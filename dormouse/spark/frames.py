@@ -142,7 +142,7 @@ def _of_files(
 ) -> DataFrame:
     """What Spark reads of files of which the same is wanted."""
     schema, (slices, deletions) = context.schema, way
-    whole = _struct(columns_of(schema, schema.names))
+    whole = struct_of(columns_of(schema, schema.names))
     reader = spark.read.schema(whole).options(**_AS_WRITTEN)
     with checked_sizes(context, scans):
         frame = reader.parquet(*(context.objects.uri(scan.filename) for scan in scans))
@@ -175,10 +175,11 @@ def _of_parts(
 ) -> DataFrame:
     count = len(found)
     numbers = spark.range(0, count, 1, max(1, count))
-    schema = _struct(columns_of(context.schema, asked.columns))
+    schema = struct_of(columns_of(context.schema, asked.columns))
     return numbers.mapInArrow(stage(_ReadParts(context.address, found)), schema)
 
 
-def _struct(columns: pa.Schema) -> StructType:
+def struct_of(columns: pa.Schema) -> StructType:
+    """Columns as Spark has them."""
     found: StructType = from_arrow_schema(columns)
     return found

@@ -14,6 +14,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from dormouse.context import TableContext
 from dormouse.data.arrow_schema import check_columns
@@ -79,7 +80,7 @@ def ingest_with_spark(
 def _source(data: Any, schema: Schema) -> DataFrame | list[FileSplit] | list[str]:
     """What the tasks read: a DataFrame, parts of files, or URLs that are left to Spark."""
     if isinstance(data, DataFrame):
-        _check_frame(data, schema)
+        check_fits(data.schema, schema)
         return data
     if not are_paths(data):
         raise InvalidData(f"Spark cannot ingest {type(data).__name__}; give a DataFrame, or paths of files")
@@ -92,9 +93,10 @@ def _source(data: Any, schema: Schema) -> DataFrame | list[FileSplit] | list[str
     return urls
 
 
-def _check_frame(frame: DataFrame, schema: Schema) -> None:
+def check_fits(columns: StructType, schema: Schema) -> None:
+    """`InvalidData` when a DataFrame's columns are not those of a table, or of what a load brings to it."""
     try:
-        found = to_arrow_schema(frame.schema)
+        found = to_arrow_schema(columns)
     except Exception as error:
         raise InvalidData(f"the DataFrame has a column that Arrow cannot hold: {error}") from None
     check_columns(found, schema)
@@ -137,7 +139,7 @@ def _blobs(spark: SparkSession, source: DataFrame | Sequence[Any], scatter: Scat
         return numbers.mapInArrow(stage(SplitScatter(tuple(source), scatter)), BLOBS)
     if not isinstance(source, DataFrame):
         source = spark.read.parquet(*source)
-        _check_frame(source, scatter.schema)
+        check_fits(source.schema, scatter.schema)
     return source.mapInArrow(stage(scatter), BLOBS)
 
 
