@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from dormouse.catalog import Catalog
 from dormouse.commits.commit_queues import CommitQueues
 from dormouse.commits.committer import Committer, CommitterOptions
-from dormouse.commits.job_commits import QueuedJobCommits
 from dormouse.commits.outcomes import CommitStatus
 from dormouse.durability.durable import Durable
 from dormouse.durability.ownership import Ownership, check_mark
@@ -40,7 +39,7 @@ from dormouse.payloads import PayloadStore
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.settings import Settings, load_settings
 from dormouse.table import Table
-from dormouse.tables import Tables
+from dormouse.tables import Tables, schema_asked
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -98,17 +97,10 @@ class Instance(Durable):
         self._commits = CommitQueues(
             self._supplier, objects, settings, committer=committer, check=self._ownership.check
         )
-        job_commits: QueuedJobCommits | None = None
-        if self._commits.has_committer:
-            job_commits = QueuedJobCommits(
-                self._commits.send,
-                self._commits.looks,
-                self._commits.patience,
-                self._supplier,
-                self._attempts,
-            )
-        self._payloads = PayloadStore(self._supplier, objects, self._check_writable)
-        self._jobs = JobStore(self._supplier, objects, self._payloads, self._check_writable)
+        self.payloads = PayloadStore(self._supplier, objects, self._check_writable)
+        """JSON documents, hot in PostgreSQL for a day, and cold in the object store after it."""
+        self.jobs = JobStore(self._supplier, objects, self.payloads, self._check_writable)
+        """Jobs, which workers run sooner or later, and what rounds did."""
         self._tables = Tables(
             dsn,
             self._supplier,
@@ -116,7 +108,7 @@ class Instance(Durable):
             self._catalog,
             self._trees,
             self._commits,
-            job_commits,
+            self._commits.of_jobs(self._attempts),
             self._ownership.advance,
             RoundReports(self._supplier),
         )
@@ -127,14 +119,14 @@ class Instance(Durable):
         A copy of the database that owns the store is opened read-only, and so is a standby.
         """
         migrate(self._supplier)
-        if self._supplier.is_standby():
+        is_standby = self._supplier.is_standby()
+        if is_standby or self._read_only:
             self._read_only = True
-            self._refusal = self._ownership.look(self._catalog.instance_id()) or InstanceReadOnly(
-                "the database is a standby, which only takes reads: open the primary to change anything"
-            )
-            return self
-        if self._read_only:
             self._refusal = self._ownership.look(self._catalog.instance_id())
+            if is_standby and self._refusal is None:
+                self._refusal = InstanceReadOnly(
+                    "the database is a standby, which only takes reads: open the primary to change anything"
+                )
             return self
         self._refusal = self._ownership.open(self._catalog.instance_id(), starts=writers_are_dead)
         if self._refusal is not None:
@@ -148,13 +140,13 @@ class Instance(Durable):
                 self._attempts.collect_abandoned(NO_TABLE)
             self._objects.sweep_staging()
             removal_log.roll(self._supplier)
-            self._jobs.roll()
+            self.jobs.roll()
         return self
 
     def close(self) -> None:
         """Ends committers and gives connections back; an embedded database stops with its last user."""
         first, self._closed = not self._closed, True
-        self._jobs.close()
+        self.jobs.close()
         self._commits.close()
         self._tables.close()
         if first and not self._read_only:
@@ -207,12 +199,7 @@ class Instance(Durable):
         from dormouse.data.transform import Transform
 
         self._check_writable()
-        if like is not None and schema is None:
-            from dormouse.data.infer import schema_like
-
-            schema = schema_like(like, row_keys, sort_keys)
-        elif like is not None or row_keys or sort_keys:
-            raise InvalidSchema("give a schema, or like, row_keys and sort_keys: either says everything")
+        schema = schema_asked(schema, like, row_keys, sort_keys)
         properties = TableProperties() if properties is None else properties
         if not isinstance(properties, TableProperties):
             raise InvalidProperties(f"properties must be dm.TableProperties(...), not {properties!r}")
@@ -363,19 +350,9 @@ class Instance(Durable):
         return self._objects
 
     @property
-    def jobs(self) -> JobStore:
-        """Jobs, which workers run sooner or later, and what rounds did."""
-        return self._jobs
-
-    @property
     def commits(self) -> CommitQueues:
         """The commit queues: how deep they are, and what could not be handled."""
         return self._commits
-
-    @property
-    def payloads(self) -> PayloadStore:
-        """JSON documents, hot in PostgreSQL for a day, and cold in the object store after it."""
-        return self._payloads
 
     def check_reachable(self) -> None:
         """Asks the database and the object store for a little. `InstanceError`, `ObjectStoreError`."""
@@ -387,7 +364,7 @@ class Instance(Durable):
         )
 
     def _daily(self) -> Mapping[str, Callable[[], object]]:
-        return {"jobs": lambda: self._jobs.expire(self._jobs_retention_days)}
+        return {"jobs": lambda: self.jobs.expire(self._jobs_retention_days)}
 
     def _check_writable(self) -> None:
         if self._refusal is not None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
+from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from dormouse.catalog import Catalog
 from dormouse.commits.commit_queues import CommitQueues
 from dormouse.context import JobCommits, TableContext
-from dormouse.errors import InstanceError, TableNotFound, not_installed
+from dormouse.errors import InstanceError, InvalidSchema, TableNotFound, not_installed
 from dormouse.errors.moved import SchemaMoved
 from dormouse.files.round_reports import RoundReports
 from dormouse.model.cut import When
 from dormouse.model.properties import TableProperties
+from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
 from dormouse.objects.activity import note_if_shared
@@ -157,6 +159,19 @@ class Tables:
 def _check_installed() -> None:
     if find_spec("duckdb") is None:
         raise not_installed("duckdb", "sql")
+
+
+def schema_asked(
+    schema: Schema | None, like: Path | str | None, row_keys: Sequence[str], sort_keys: Sequence[str]
+) -> Schema | None:
+    """The schema that is given, or that of the file `like`, of which the keys are named; `InvalidSchema`."""
+    if like is not None and schema is None:
+        from dormouse.data.infer import schema_like
+
+        return schema_like(like, row_keys, sort_keys)
+    if like is not None or row_keys or sort_keys:
+        raise InvalidSchema("give a schema, or like, row_keys and sort_keys: either says everything")
+    return schema
 
 
 def ingest_on_spark(*args: Any, **options: Any) -> IngestReport:

@@ -18,6 +18,7 @@ from dormouse.commits.backpressure import Gate, Marks, Waiting
 from dormouse.commits.bodies import KEPT_SECONDS_IN_DATABASE, sweep
 from dormouse.commits.committer import Committer, CommitterOptions
 from dormouse.commits.direct import DirectCommits
+from dormouse.commits.job_commits import QueuedJobCommits
 from dormouse.commits.outcomes import Awaiting, CommitStatus, DeadLetter, commit_statuses, dead_letters
 from dormouse.commits.patience import SECONDS_MIN, Patience, more_and_more
 from dormouse.commits.pointers import PointerQueue
@@ -27,6 +28,7 @@ from dormouse.commits.requests import CommitRequest, encode
 from dormouse.commits.table_cache import KEPT_MAX, LIMITS_MS, Tables
 from dormouse.commits.together import Together
 from dormouse.errors import InstanceTooNew, InvalidCommitRequest, InvalidInput, TableNotFound
+from dormouse.files.attempts import WriteAttempts
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
 from dormouse.objects.activity import note_if_shared
@@ -120,10 +122,11 @@ class CommitQueues:
         body = encode(request, table_id=table_id, table_uuid=table_uuid)
         self._send(queue_number(table_id, self._settings.queues), _Sending([body]))
 
-    @property
-    def has_committer(self) -> bool:
-        """Whether a committer is known to run: the instance's own, or those of a queue that is configured."""
-        return self._own_wanted or self._settings.commit_queue is not None
+    def of_jobs(self, attempts: WriteAttempts) -> QueuedJobCommits | None:
+        """For jobs, where a committer is known to run: the instance's own, or those of a queue."""
+        if not self._own_wanted and self._settings.commit_queue is None:
+            return None
+        return QueuedJobCommits(self.send, self.looks, self.patience, self._supplier, attempts)
 
     def committer(self, options: CommitterOptions) -> Committer:
         """One that serves all the queues, and what waits in those that the settings no longer have."""

@@ -11,13 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dormouse.data.arrow_schema import arrow_schema
+from dormouse.data.arrow_schema import arrow_schema, arrow_type
 from dormouse.data.newest import without_values
 from dormouse.data.source import Source, open_source
 from dormouse.errors import InvalidData
-from dormouse.model.keyed import DELETED_AT, HIDDEN, given_schema, stored_schema
+from dormouse.model.keyed import HIDDEN, given_schema, stored_schema
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
+from dormouse.model.types import TIMESTAMP
 
 ROW = "__row"
 """The place of a row in its load, until it is written."""
@@ -81,7 +82,7 @@ class KeyedRows:
         return column if there.false_count == 0 else without_values(column, there)
 
     def _deleted_at(self, marked: pa.Array | None, rows: int) -> pa.Array:
-        kind = arrow_schema(stored_schema(self.schema, self.properties)).field(DELETED_AT).type
+        kind = arrow_type(TIMESTAMP)
         if marked is None:
             return pa.nulls(rows, kind)
         at = pa.repeat(pa.scalar(self.taken_at, kind), rows)

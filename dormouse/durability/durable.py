@@ -50,12 +50,9 @@ class Durable:
     _payload_retention_days: int | None
     _refusal: InstanceReadOnly | None
     _read_only: bool
+    payloads: PayloadStore
 
     def tables(self) -> Sequence[Maintained]:
-        raise NotImplementedError
-
-    @property
-    def payloads(self) -> PayloadStore:
         raise NotImplementedError
 
     def _check_writable(self) -> None:

@@ -32,17 +32,13 @@ def stored_schema(schema: Schema, properties: TableProperties) -> Schema:
     """
     if not is_keyed(properties):
         return schema
-    values = [
-        field if field.name == properties.newest_by else Field(field.name, field.type, nullable=True)
-        for field in schema.values
-    ]
     hidden = (unchecked(SEQUENCE, LONG), unchecked(DELETED_AT, TIMESTAMP, nullable=True))
     columns = [
         Column(number, (Stage(1, field.name, field.type),))
         for number, field in zip(_HIDDEN_IDS, hidden, strict=True)
     ]
     shape = replace(schema.shape, columns=(*schema.shape.columns, *columns))
-    return Schema(schema.row_keys, (), [*values, *hidden], shape=shape)
+    return Schema(schema.row_keys, (), [*_of_marks(schema, properties), *hidden], shape=shape)
 
 
 def given_schema(schema: Schema, properties: TableProperties, deletes: str | None) -> Schema:
@@ -55,11 +51,15 @@ def given_schema(schema: Schema, properties: TableProperties, deletes: str | Non
         raise InvalidInput(
             f"deletes: {deletes!r} is a column of the table; name a boolean column that the data alone has"
         )
-    values = [
+    return Schema(schema.row_keys, (), [*_of_marks(schema, properties), unchecked(deletes, BOOLEAN)])
+
+
+def _of_marks(schema: Schema, properties: TableProperties) -> list[Field]:
+    """The values as a mark of deletion has them: null, but for the one that its place is told by."""
+    return [
         field if field.name == properties.newest_by else Field(field.name, field.type, nullable=True)
         for field in schema.values
     ]
-    return Schema(schema.row_keys, (), [*values, unchecked(deletes, BOOLEAN)])
 
 
 def newest_first(properties: TableProperties) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from itertools import starmap
 
 from dormouse.context import TableContext
 from dormouse.data.transform import AgeOff, Function, Transform, quoted
-from dormouse.model.keyed import is_keyed, stored_schema
+from dormouse.model.keyed import is_keyed
 from dormouse.model.reshaping import is_as_stored, pairs
 from dormouse.model.schema import Field
 from dormouse.model.shape import Column
@@ -129,7 +129,7 @@ class Select:
         files = ", ".join(text(path_of(self._context.objects, name)) for name in filenames)
         # a folder that is called a=b says nothing of its files' columns
         read = f"read_parquet([{files}], hive_partitioning = false)"
-        now = stored_schema(self._schema, self._properties)
+        now = self._context.stored_schema
         written = now.as_written(version)
         if not is_as_stored(written, now):
             read = f"(SELECT {', '.join(starmap(_now, pairs(written, now)))} FROM {read})"

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from data_files import SKETCHES, add_file, keys_in, objects_of
+from runners import EXPIRE_LEASE, runner, the_dead_are_known, wait_for
 from state import query
 
 from dormouse.context import TableContext
@@ -20,37 +17,13 @@ from dormouse.rounds.compaction import compact
 NewTable = Callable[..., TableContext]
 KEYS = range(0, 3000, 3)
 EXIT_SECONDS_MAX = 60
-EXPIRE_LEASE = "update compaction_job set leased_until = '-infinity' where table_id = %s"
 
-# Runs a round; at the moment named it says so, and waits to be killed, or to be told to go on.
+# Runs a round, until the moment named.
 RUNNER = """
-import pickle, signal, sys, threading
 from dormouse.rounds.compaction import compact
 from dormouse.rounds import compaction_job as task
 
-address = pickle.loads(bytes.fromhex(sys.stdin.readline()))
 moment = sys.argv[1]
-
-go_on = threading.Event()
-signal.signal(signal.SIGUSR1, lambda *_: go_on.set())
-
-def stop_here():
-    print("here", flush=True)
-    go_on.wait()
-
-def before(work):
-    def wait_first(*args, **more):
-        stop_here()
-        return work(*args, **more)
-    return wait_first
-
-def after(work):
-    def wait_last(*args, **more):
-        result = work(*args, **more)
-        stop_here()
-        return result
-    return wait_last
-
 with address.open() as table:
     if moment == "before the output":
         task.merge_sorted = before(task.merge_sorted)
@@ -87,44 +60,10 @@ def table(new_table: NewTable) -> TableContext:
     return table
 
 
-@contextmanager
-def runner(table: TableContext, moment: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that runs the table's jobs; killed at the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", RUNNER, moment],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin
-    process.stdin.write(pickle.dumps(table.address).hex() + "\n")
-    process.stdin.flush()
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def wait_for(process: subprocess.Popen[str]) -> None:
-    assert process.stdout
-    assert process.stdout.readline() == "here\n", process.communicate()[1]
-
-
-def the_dead_are_known(table: TableContext) -> None:
-    """As at a fresh embedded start; for this table alone, for other tests use the same database."""
-    for text in (
-        EXPIRE_LEASE,
-        "update write_attempt set abandoned_at = now() where table_id = %s",
-    ):
-        query(table.supplier, text, table.table.table_id)
-
-
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_runner_that_is_killed_leaves_nothing_half_done(table: TableContext, moment: str) -> None:
     inputs = {reference.filename for reference in table.store.file_references()}
-    with runner(table, moment) as process:
+    with runner(table, RUNNER, moment) as process:
         wait_for(process)
     committed = moment == "after the commit"
     assert ({r.filename for r in table.store.file_references()} != inputs) == committed
@@ -142,7 +81,7 @@ def test_a_runner_that_is_killed_leaves_nothing_half_done(table: TableContext, m
 
 
 def test_a_lease_that_expires_lets_another_run_the_job(table: TableContext) -> None:
-    with runner(table, "before the commit") as process:
+    with runner(table, RUNNER, "before the commit") as process:
         wait_for(process)
         query(table.supplier, EXPIRE_LEASE, table.table.table_id)
         # the first runner lives, and is late: its output is its own, so it can harm nothing
@@ -153,10 +92,10 @@ def test_a_lease_that_expires_lets_another_run_the_job(table: TableContext) -> N
 
 def test_of_two_processes_that_run_the_same_job_one_commits(table: TableContext) -> None:
     """Both have merged when the first goes on to commit; the loser takes its own output away."""
-    with runner(table, "before the commit") as first:
+    with runner(table, RUNNER, "before the commit") as first:
         wait_for(first)
         query(table.supplier, EXPIRE_LEASE, table.table.table_id)
-        with runner(table, "before the commit") as second:
+        with runner(table, RUNNER, "before the commit") as second:
             wait_for(second)
             first.send_signal(signal.SIGUSR1)
             assert first.communicate(timeout=EXIT_SECONDS_MAX)[0] == "1 0\n"
@@ -169,7 +108,7 @@ def test_of_two_processes_that_run_the_same_job_one_commits(table: TableContext)
 
 def test_ctrl_c_in_the_middle_of_a_merge_ends_at_once_and_the_job_is_due(table: TableContext) -> None:
     inputs = objects_of(table)
-    with runner(table, "before the output is published") as process:
+    with runner(table, RUNNER, "before the output is published") as process:
         wait_for(process)
         process.send_signal(signal.SIGINT)
         assert process.wait(EXIT_SECONDS_MAX) == 130

@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from keyed_tables import begun, delete_keys, keyed, seen, upsert
-from state import query
+from runners import runner, the_dead_are_known, wait_for
 
 from dormouse.instance import Instance, connect
 from dormouse.table import Table
 
-# Does what it is told; at the moment named it says so, and waits to be killed.
+# Does what it is told, until the moment named.
 RUNNER = """
-import pickle, sys, threading
 from dormouse.data import leaf_files
 from dormouse.files.attempts import WriteAttempts
 from dormouse.rounds import compaction, compaction_job, deleting, ingest_commit
 
-address = pickle.loads(bytes.fromhex(sys.stdin.readline()))
 what, moment = sys.argv[1:]
-
-def stop_here():
-    print("here", flush=True)
-    threading.Event().wait()
-
-def before(work):
-    def wait_first(*args, **more):
-        stop_here()
-        return work(*args, **more)
-    return wait_first
-
-def after(work):
-    def wait_last(*args, **more):
-        result = work(*args, **more)
-        stop_here()
-        return result
-    return wait_last
-
 is_compaction = what == "compact"
 module = compaction_job if is_compaction else ingest_commit
 if moment == "once it is announced":
@@ -86,31 +63,8 @@ def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
 
 def killed(table: Table, what: str, moment: str) -> None:
     """What a process does until a moment at which it is killed."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", RUNNER, what, moment],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin and process.stdout
-    try:
-        process.stdin.write(pickle.dumps(table._context.address).hex() + "\n")
-        process.stdin.flush()
-        line = process.stdout.readline()
-    finally:
-        process.kill()
-        _, errors = process.communicate()
-    assert line == "here\n", errors
-
-
-def the_dead_are_known(table: Table) -> None:
-    """As at a fresh embedded start."""
-    for text in (
-        "update compaction_job set leased_until = '-infinity' where table_id = %s",
-        "update write_attempt set abandoned_at = now() where table_id = %s",
-    ):
-        query(table._context.supplier, text, table._context.table.table_id)
+    with runner(table._context, RUNNER, what, moment) as process:
+        wait_for(process)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -123,7 +77,7 @@ def test_a_compaction_with_marks_that_is_killed_changes_no_row(instance: Instanc
     assert table._context.jobs.create() == 1
     killed(table, "compact", moment)
     assert seen(table, instance) == expected
-    the_dead_are_known(table)
+    the_dead_are_known(table._context)
     table.compact()
     table.collect_garbage()
     assert seen(table, instance) == expected
@@ -141,7 +95,7 @@ def test_a_delete_by_values_that_is_killed_is_done_or_is_not(instance: Instance,
     killed(table, "delete", moment)
     left = {2: 2, 3: 3}
     assert seen(table, instance) == (left if moment == "after the commit" else {1: 7, **left})
-    the_dead_are_known(table)
+    the_dead_are_known(table._context)
     table.collect_garbage()
     table.delete({"v": 7})
     while table.compact().jobs_run:
@@ -159,6 +113,6 @@ def test_marks_stay_for_a_load_that_was_killed_until_it_is_known_to_be_dead(inst
     table.compact()
     assert (table.status().row_count, table.status().rows_exact) == (2, False)
     late()
-    the_dead_are_known(table)
+    the_dead_are_known(table._context)
     table.compact()
     assert (table.status().row_count, table.status().rows_exact, seen(table, instance)) == (1, True, {2: 7})

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
-from typing import Any
 
-import psycopg
 import pytest
+from dying import dies_at
 from state import file, live, query, ref
 
 from dormouse.context import TableContext
@@ -17,34 +14,17 @@ from dormouse.files.layout import LAYOUTS
 from dormouse.model.partition_tree import Partition
 from dormouse.partitions.checks import tree_problems
 from dormouse.partitions.store import PartitionStore
-from dormouse.postgres import ConnectionSupplier
 
 STATEMENTS_MAX = 40
 
 
-def merge_and_die(table: TableContext, leaves: list[str], statements: int) -> bool:
+def merge_and_die(table: TableContext, leaves: list[str], statement: int) -> bool:
     """Merges leaves in another process, which dies before its statement of that number; whether it did."""
-    child = os.fork()
-    if child == 0:
-        done = 1
-        try:
-            execute, seen = psycopg.Connection.execute, [0]
 
-            def counted(conn: Any, *args: Any, **kwargs: Any) -> Any:
-                seen[0] += 1
-                if seen[0] == statements:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return execute(conn, *args, **kwargs)
+    def merge(own: TableContext) -> None:
+        PartitionStore(own.supplier, own.table).scale(leaves, [("key", 25)], "the same each time")
 
-            supplier = ConnectionSupplier(table.dsn)
-            psycopg.Connection.execute = counted  # type: ignore[method-assign]
-            PartitionStore(supplier, table.table).scale(leaves, [("key", 25)], "the same each time")
-            done = 0
-        finally:
-            os._exit(done)
-    _, status = os.waitpid(child, 0)
-    assert status in (0, signal.SIGKILL)
-    return status != 0
+    return dies_at(table, merge, statement, "execute")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -5,13 +5,11 @@ Each time they are begun again, and come to the same end; nothing from the trunc
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from typing import Any
 
-import psycopg
 import pytest
+from dying import dies_at
 from histories import leaves_of, of, rows, scaled
 from state import file, ref
 
@@ -27,36 +25,10 @@ from dormouse.history.retention import apply_retention, truncate
 from dormouse.model.cut import Cut
 from dormouse.partitions.checks import tree_problems
 from dormouse.partitions.store import PartitionStore
-from dormouse.postgres import ConnectionSupplier
 
 NewTable = Callable[..., TableContext]
 EXCHANGES_MAX = 200
 HOUR = 3_600.0
-
-
-def die_at(table: TableContext, work: Callable[[TableContext], object], exchange: int) -> bool:
-    """Does the work in another process, which dies before its exchange of that number; whether it did."""
-    child = os.fork()
-    if child == 0:
-        done = 1
-        try:
-            wait, seen = psycopg.Connection.wait, [0]
-
-            def counted(conn: Any, *args: Any, **kwargs: Any) -> Any:
-                seen[0] += 1
-                if seen[0] == exchange:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return wait(conn, *args, **kwargs)
-
-            own = TableContext(table.dsn, ConnectionSupplier(table.dsn), table.objects, table.table)
-            psycopg.Connection.wait = counted  # type: ignore[method-assign, assignment]
-            work(own)
-            done = 0
-        finally:
-            os._exit(done)
-    _, status = os.waitpid(child, 0)
-    assert status in (0, signal.SIGKILL)
-    return status != 0
 
 
 @pytest.fixture
@@ -113,7 +85,7 @@ def killed_until_done(
 ) -> int:
     """Begun again after each death, one exchange later; gives how often it died."""
     for exchange in range(1, EXCHANGES_MAX):
-        if not die_at(table, work, exchange):
+        if not dies_at(table, work, exchange):
             return exchange - 1
         check()
     raise AssertionError(f"not done in {EXCHANGES_MAX} exchanges")

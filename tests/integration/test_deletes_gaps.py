@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
-import pyarrow as pa
 import pytest
 
 import dormouse as dm
@@ -18,10 +16,8 @@ from dormouse.postgres import copied
 from dormouse.query.deletions import CONDITION_BYTES_MAX, condition_of
 from dormouse.query.where import question
 from tests.serving import serving
+from tests.texts import SCHEMA, data, keys, made
 
-SCHEMA = dm.Schema(
-    [dm.Field("k", dm.LONG)], values=[dm.Field("s", dm.STRING, nullable=True), dm.Field("v", dm.LONG)]
-)
 HOSTILE = [
     "'; drop table deletion; --", "{file_reference}", "%(table_id)s", "%s%%", '"}]', "\\", "\\u0000", "a\0b",
     "\u2028", "👩‍🚀", "' or true or '", "null", "", " ", "$1", "{{x}}", "/*", "NaN",
@@ -32,22 +28,6 @@ HOSTILE = [
 def instance(dsn: str, tmp_path: Path) -> Iterator[dm.Instance]:
     with dm.connect(dsn, f"file://{tmp_path}/objects") as opened:
         yield opened
-
-
-def made(instance: dm.Instance, texts: list[str], **properties: Any) -> dm.Table:
-    given = {"compaction_strategy": "basic", "compaction_batch_files": 2, **properties}
-    table = instance.create_table("t", SCHEMA, properties=dm.TableProperties(**given))
-    table.ingest(data(texts), engine="local")
-    return table
-
-
-def data(texts: list[str], first: int = 0) -> pa.Table:
-    keys = list(range(first, first + len(texts)))
-    return pa.table({"k": keys, "s": texts, "v": [k % 5 for k in keys]})
-
-
-def keys(table: dm.Table) -> list[int]:
-    return [row["k"] for row in table.query(columns=["k"]).read_all().to_pylist()]
 
 
 def test_a_condition_of_exactly_64_kib_is_kept_and_a_byte_more_is_refused(instance: dm.Instance) -> None:

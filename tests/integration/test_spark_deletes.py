@@ -7,39 +7,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 import dormouse as dm
 from dormouse.rounds.compaction import compact
 from dormouse.spark import compaction_tasks
 from dormouse.spark.ingest import ingest_with_spark
-
-SCHEMA = dm.Schema(
-    [dm.Field("k", dm.LONG)], values=[dm.Field("s", dm.STRING, nullable=True), dm.Field("v", dm.LONG)]
-)
+from tests.texts import data, keys, made
 
 
 @pytest.fixture
 def instance(dsn: str, tmp_path: Path) -> Iterator[dm.Instance]:
     with dm.connect(dsn, f"file://{tmp_path}/objects") as opened:
         yield opened
-
-
-def made(instance: dm.Instance, texts: list[str], **properties: Any) -> dm.Table:
-    given = {"compaction_strategy": "basic", "compaction_batch_files": 2, **properties}
-    table = instance.create_table("t", SCHEMA, properties=dm.TableProperties(**given))
-    table.ingest(data(texts), engine="local")
-    return table
-
-
-def data(texts: list[str], first: int = 0) -> pa.Table:
-    keys = list(range(first, first + len(texts)))
-    return pa.table({"k": keys, "s": texts, "v": [k % 5 for k in keys]})
-
-
-def keys(table: dm.Table) -> list[int]:
-    return [row["k"] for row in table.query(columns=["k"]).read_all().to_pylist()]
 
 
 @pytest.mark.slow

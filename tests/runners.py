@@ -1,0 +1,72 @@
+"""Runners of jobs in processes of their own, which stop at a moment that is named, to be killed there."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from state import query
+
+from dormouse.context import TableContext
+
+# At the moment named a runner says so, and waits to be killed, or by SIGUSR1 to be told to go on.
+STOPPING = """
+import pickle, signal, sys, threading
+
+address = pickle.loads(bytes.fromhex(sys.stdin.readline()))
+go_on = threading.Event()
+signal.signal(signal.SIGUSR1, lambda *_: go_on.set())
+
+def stop_here():
+    print("here", flush=True)
+    go_on.wait()
+
+def before(work):
+    def wait_first(*args, **more):
+        stop_here()
+        return work(*args, **more)
+    return wait_first
+
+def after(work):
+    def wait_last(*args, **more):
+        result = work(*args, **more)
+        stop_here()
+        return result
+    return wait_last
+"""
+EXPIRE_LEASE = "update compaction_job set leased_until = '-infinity' where table_id = %s"
+
+
+@contextmanager
+def runner(table: TableContext, script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that works on a table, which it is given as `address`; killed at the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", STOPPING + script, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin
+    process.stdin.write(pickle.dumps(table.address).hex() + "\n")
+    process.stdin.flush()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(process: subprocess.Popen[str]) -> None:
+    """Until it is where it stops."""
+    assert process.stdout
+    assert process.stdout.readline() == "here\n", process.communicate()[1]
+
+
+def the_dead_are_known(table: TableContext) -> None:
+    """As at a fresh embedded start; for this table alone, for other tests use the same database."""
+    for text in (EXPIRE_LEASE, "update write_attempt set abandoned_at = now() where table_id = %s"):
+        query(table.supplier, text, table.table.table_id)

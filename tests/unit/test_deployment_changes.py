@@ -1,0 +1,48 @@
+"""What a change of a deployment's settings needs is what CloudFormation does."""
+
+from __future__ import annotations
+
+from dormouse.settings.toml_tables import tables
+
+REPLACED = {
+    ("backup", "copy_region"): ("AWS::S3::Bucket", "BucketName"),
+    ("network", "cidr"): ("AWS::EC2::VPC", "CidrBlock"),
+    ("network", "vpc_id"): ("AWS::EC2::SecurityGroup", "VpcId"),
+    ("database", "snapshot"): ("AWS::RDS::DBCluster", "SnapshotIdentifier"),
+    ("database", "key_arn"): ("AWS::RDS::DBCluster", "KmsKeyId"),
+    ("monitoring", "email"): ("AWS::SNS::Subscription", "Endpoint"),
+    ("monitoring", "teams_team"): ("AWS::Chatbot::MicrosoftTeamsChannelConfiguration", "TeamId"),
+    ("monitoring", "teams_tenant"): ("AWS::Chatbot::MicrosoftTeamsChannelConfiguration", "TeamsTenantId"),
+    ("query", "host"): ("AWS::Route53::HostedZone", "Name"),
+    **dict.fromkeys([("storage", "key_arn"), ("compaction", "engine"), ("", "qualifier")]),
+    **dict.fromkeys([("", "id"), ("", "account"), ("", "region")]),
+}
+DEPLOYED = {
+    ("network", "subnet_ids"): ("AWS::RDS::DBSubnetGroup", "SubnetIds"),
+    ("network", "flow_log_days"): ("AWS::Logs::LogGroup", "RetentionInDays"),
+    ("network", "route_table_ids"): ("AWS::EC2::VPCEndpoint", "RouteTableIds"),
+    ("storage", "payload_days"): ("AWS::S3::Bucket", "LifecycleConfiguration"),
+    ("database", "engine_version"): ("AWS::RDS::DBCluster", "EngineVersion"),
+    ("database", "backup_days"): ("AWS::RDS::DBCluster", "BackupRetentionPeriod"),
+    ("database", "max_acu"): ("AWS::RDS::DBCluster", "ServerlessV2ScalingConfiguration"),
+    ("database", "kind"): ("AWS::RDS::DBInstance", "DBInstanceClass"),
+    ("commit", "retention_days"): ("AWS::SQS::Queue", "MessageRetentionPeriod"),
+    ("commit", "concurrency"): ("AWS::Lambda::EventSourceMapping", "ScalingConfig"),
+    ("commit", "memory_mb"): ("AWS::Lambda::Function", "MemorySize"),
+    ("", "architecture"): ("AWS::Lambda::Function", "Architectures"),
+    ("garbage", "every_minutes"): ("AWS::Events::Rule", "ScheduleExpression"),
+    ("monitoring", "connections_max"): ("AWS::CloudWatch::Alarm", "Threshold"),
+}
+
+
+def test_what_a_change_needs_is_what_cloudformation_does() -> None:
+    """A property that can only be set at creation makes a change a replacement."""
+    from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
+
+    said = {(t.key, name): node["change"] for t in tables() for name, node in t.properties.items()}
+    assert {key for key, change in said.items() if change == "replacement"} == set(REPLACED)
+    for kind, name in filter(None, (REPLACED | DEPLOYED).values()):
+        schema = PROVIDER_SCHEMA_MANAGER.get_resource_schema("us-east-1", kind).schema
+        assert name in schema["properties"]
+        at_creation = f"/properties/{name}" in schema["createOnlyProperties"]
+        assert at_creation == ((kind, name) in REPLACED.values()), (kind, name)
