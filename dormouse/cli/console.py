@@ -22,13 +22,13 @@ CELL_CHARACTERS_MAX = 60
 
 @cache
 def stdout() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=PIPED_WIDTH)
+    console = Console(emoji=False)
+    return console if console.is_terminal else Console(width=PIPED_WIDTH, emoji=False)
 
 
 @cache
 def stderr() -> Console:
-    return Console(stderr=True)
+    return Console(stderr=True, emoji=False)
 
 
 def grid(

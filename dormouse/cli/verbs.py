@@ -92,7 +92,9 @@ class Session:
         else:
             from dormouse.cli.console import stdout
 
-            stdout().print(text(), highlight=False, soft_wrap=True)
+            shown = text()
+            # a line may name what is in brackets: a column, an extra
+            stdout().print(shown, highlight=False, soft_wrap=True, markup=not isinstance(shown, str))
 
 
 def verb(

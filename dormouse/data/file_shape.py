@@ -24,7 +24,7 @@ _GROUP_ROWS_MIN = 1_000
 _GROUP_ROWS_MAX = 1 << 20
 _PAGE_BYTES = 100_000
 """Before the codec. What a look-up reads of each column; to DuckDB, each page is work beside its rows."""
-_ENCODED_ROWS_MAX = 8_192
+_PAGE_ROWS = 4_096
 _ENCODED_OF_GROUP = 1 / 16
 _TELLING_ROWS_MIN = 1_000
 _TRIED_ROWS = 32_768
@@ -73,12 +73,12 @@ class FileShape:
     def of_datafusion(self, schema: Schema) -> ParquetWriterOptions:
         """As DataFusion takes it; SQL's options would not tell upper from lower case."""
         # encoded at once: few calls, yet pages that keep to their size when rows are long
-        encoded = min(max(int(self.group_rows * _ENCODED_OF_GROUP), 1), _ENCODED_ROWS_MAX)
+        encoded = min(max(int(self.group_rows * _ENCODED_OF_GROUP), 1), _PAGE_ROWS)
         return ParquetWriterOptions(
             compression=_CODECS[self.compression],
             max_row_group_size=self.group_rows,
             data_pagesize_limit=_PAGE_BYTES,
-            data_page_row_count_limit=_GROUP_ROWS_MAX,
+            data_page_row_count_limit=_PAGE_ROWS,
             write_batch_size=encoded,
             statistics_enabled="page",
             # a column of many values is smaller and faster without a dictionary: it is given up early
@@ -116,7 +116,7 @@ class FileShape:
             "use_dictionary": [path for path in paths if path not in without],
             "column_encoding": dict.fromkeys(self.delta_columns, _DELTAS) or None,
             "data_page_size": _PAGE_BYTES,
-            "max_rows_per_page": _GROUP_ROWS_MAX,
+            "max_rows_per_page": _PAGE_ROWS,
             "write_statistics": [
                 field.name for field in schema.fields if not (field.type.is_floating or field.type.is_nested)
             ],

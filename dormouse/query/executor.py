@@ -31,6 +31,7 @@ from dormouse.query.held_back import HeldBack, Reached
 from dormouse.query.interruptible import interruptible
 from dormouse.query.interruption import Interruption
 from dormouse.query.keyed import KeyedScans
+from dormouse.query.page_lookups import looked_up
 from dormouse.query.planner import Scan
 from dormouse.query.predicates import from_key, meets
 from dormouse.query.scan_session import key_session, planned, rows
@@ -200,17 +201,18 @@ class _Execution:
         """A plan's rows from a key on, but for those that are held back, group after group."""
         prepared = self._prepared(groups, start)
         # with a limit the next group may be needless
-        for scans, physical in prepared if self._asked.limit is not None else one_ahead(prepared):
+        for scans, batches in prepared if self._asked.limit is not None else one_ahead(prepared):
             with self._naming(scans):
-                for batch in self._newest(self._stream(physical, scans), scans):
+                for batch in batches:
                     yield from self._held.take(batch)
                     if self._remaining is not None and self._held.row_count >= self._remaining:
                         break
             yield from self._held.end()
 
-    def _newest(self, stream: Iterator[RecordBatch], scans: Sequence[Scan]) -> Iterator[pa.RecordBatch]:
-        batches = (batch.to_pyarrow() for batch in stream)
-        return self._keyed(scans).newest(batches) if self._is_keyed else batches
+    def _executed(self, physical: ExecutionPlan, scans: Sequence[Scan]) -> Iterator[pa.RecordBatch]:
+        """What a plan gives, which begins when the first batch is asked for."""
+        batches = (batch.to_pyarrow() for batch in self._stream(physical, scans))
+        yield from self._keyed(scans).newest(batches) if self._is_keyed else batches
 
     def _keyed(self, scans: Sequence[Scan]) -> KeyedScans:
         context, asked = self._context, self._asked
@@ -239,12 +241,21 @@ class _Execution:
 
     def _prepared(
         self, groups: Iterable[Sequence[Scan]], start: Reached | None
-    ) -> Iterator[tuple[Sequence[Scan], ExecutionPlan]]:
-        """The groups, each with DataFusion's plan of it."""
+    ) -> Iterator[tuple[Sequence[Scan], Iterable[pa.RecordBatch]]]:
+        """The groups, each with its rows: those of a look-up, or what DataFusion's plan is going to give."""
         for scans in groups:
             with self._naming(scans):
-                plan = planned(self._context, scans, partial(self._physical, scans, start))
-            yield scans, plan
+                found = self._looked_up(scans, start)
+                if found is None:
+                    plan = planned(self._context, scans, partial(self._physical, scans, start))
+                    found = self._executed(plan, scans)
+            yield scans, found
+
+    def _looked_up(self, scans: Sequence[Scan], start: Reached | None) -> Iterable[pa.RecordBatch] | None:
+        if start is not None:
+            return None
+        self._interruption.check()
+        return looked_up(self._context, self._moment.schema, self._asked, self._transform, scans)
 
     def _naming(self, scans: Sequence[Scan]) -> AbstractContextManager[None]:
         return named_failures(self._context, scans, self._transform)

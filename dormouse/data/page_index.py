@@ -1,0 +1,288 @@
+"""The footer and page index of a Parquet file: where its pages are, and between which keys.
+
+pyarrow reads whole row groups, and gives no page index. This reads what look-ups need of them, in Thrift's
+compact protocol, as parquet.thrift of https://github.com/apache/parquet-format has it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+TAIL_BYTES = 8
+MAGIC = b"PAR1"
+_STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 0, 1, 2, 3, 7, 8, 9, 10, 12
+_INTEGERS = (4, 5, 6)
+_DEPTH_MAX = 32
+
+Struct = dict[int, Any]
+Reader = Callable[[int, int], bytes]
+"""Bytes of the file from an offset on, so many."""
+
+
+class NotUnderstood(Exception):
+    """A file, or a part of one, that is not as look-ups need it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """The data pages of a column in a row group: where each is, its bytes, and its first row.
+
+    `first_rows` has the rows of the row group at its end.
+    """
+
+    offsets: array[int]
+    sizes: array[int]
+    first_rows: array[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A column in a row group. `schema` is its element of the file's schema, as it is written.
+
+    `said` is what is written of each part of it: type, encodings, path and codec.
+    """
+
+    name: str
+    schema: bytes
+    said: bytes
+    dictionary: tuple[int, int] | None
+    offset_index: tuple[int, int]
+    column_index: tuple[int, int] | None
+    bounds: tuple[bytes, bytes] | None
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    row_count: int
+    chunks: Mapping[str, Chunk]
+
+
+def footer_bytes(tail: bytes) -> int:
+    """How long the footer is, before the last eight bytes of a file."""
+    if tail[-4:] != MAGIC:
+        raise NotUnderstood("no Parquet file, or one that is encrypted")
+    return int.from_bytes(tail[-8:-4], "little")
+
+
+def row_groups(footer: bytes) -> list[RowGroup]:
+    """What a footer says; of columns that are no lists, maps or structs."""
+    reading = _Reading(footer)
+    found = reading.struct(raw_list=2)
+    elements = _elements(found[2])
+    return [_row_group(group, elements) for group in found[4]]
+
+
+def pages(index: bytes, row_count: int) -> Pages:
+    """What an offset index says."""
+    offsets, sizes, rows = array("q"), array("q"), array("q")
+    for location in _Reading(index).struct()[1]:
+        offsets.append(location[1])
+        sizes.append(location[2])
+        rows.append(location[3])
+    rows.append(row_count)
+    return Pages(offsets, sizes, rows)
+
+
+def bounds_of_pages(index: bytes) -> tuple[list[bytes], list[bytes]]:
+    """The smallest and largest values of pages, as a column index has them; of a column without nulls."""
+    found = _Reading(index).struct()
+    if any(found[1]):
+        raise NotUnderstood("a page of a key without values")
+    return found[2], found[3]
+
+
+def _elements(raw: list[bytes]) -> dict[str, bytes]:
+    """The schema's elements of columns that lie right below its root, and are in each row at most once."""
+    found: dict[str, bytes] = {}
+    for element in raw[1:]:
+        said = _Reading(element).struct()
+        if said.get(5) or said.get(3) == 2:
+            raise NotUnderstood("a column within another")
+        found[said[4].decode()] = element
+    return found
+
+
+def _row_group(group: Struct, elements: Mapping[str, bytes]) -> RowGroup:
+    chunks = {}
+    for chunk in group[1]:
+        said = chunk[3]
+        name = said[3][0].decode()
+        statistics = said.get(12, {})
+        bounds = (statistics[6], statistics[5]) if 5 in statistics and 6 in statistics else None
+        start = said.get(11)
+        if 4 not in chunk:
+            raise NotUnderstood("no page index")
+        chunks[name] = Chunk(
+            name,
+            elements[name],
+            _said(said),
+            None if not start else (start, said[9] - start),
+            (chunk[4], chunk[5]),
+            (chunk[6], chunk[7]) if 6 in chunk else None,
+            bounds,
+        )
+    return RowGroup(group[3], chunks)
+
+
+class _Reading:
+    """A position in bytes of the compact protocol."""
+
+    __slots__ = ("_at", "_data")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def struct(self, raw_list: int | None = None, depth: int = 0) -> Struct:
+        """A struct's fields by their numbers; of the list of that number, the structs as they are written."""
+        if depth > _DEPTH_MAX:
+            raise NotUnderstood("structs within structs")
+        found: Struct = {}
+        number = 0
+        while True:
+            head = self._data[self._at]
+            self._at += 1
+            kind = head & 15
+            if kind == _STOP:
+                return found
+            number = number + (head >> 4) if head >> 4 else self._integer()
+            if number == raw_list:
+                found[number] = self._raw()
+            elif kind in (_TRUE, _FALSE):
+                found[number] = kind == _TRUE
+            else:
+                found[number] = self._value(kind, depth)
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if kind in _INTEGERS:
+            return self._integer()
+        if kind == _BINARY:
+            return self._bytes(self._unsigned())
+        if kind == _STRUCT:
+            return self.struct(depth=depth + 1)
+        if kind in (_LIST, _SET):
+            count, of = self._list()
+            return [self._value(of, depth + 1) for _ in range(count)]
+        if kind == _DOUBLE:
+            return self._bytes(8)
+        if kind in (_BYTE, _TRUE, _FALSE):
+            return self._bytes(1) == b"\x01"
+        raise NotUnderstood(f"a value of the kind {kind}")
+
+    def _raw(self) -> list[bytes]:
+        count, _ = self._list()
+        found = []
+        for _ in range(count):
+            start = self._at
+            self.struct()
+            found.append(self._data[start : self._at])
+        return found
+
+    def _list(self) -> tuple[int, int]:
+        head = self._data[self._at]
+        self._at += 1
+        return self._unsigned() if head >> 4 == 15 else head >> 4, head & 15
+
+    def _bytes(self, length: int) -> bytes:
+        self._at += length
+        if self._at > len(self._data):
+            raise NotUnderstood("a value beyond the end")
+        return self._data[self._at - length : self._at]
+
+    def _integer(self) -> int:
+        found = self._unsigned()
+        return (found >> 1) ^ -(found & 1)
+
+    def _unsigned(self) -> int:
+        data, at = self._data, self._at
+        found = shift = 0
+        while True:
+            byte = data[at]
+            at += 1
+            found |= (byte & 127) << shift
+            if byte < 128:
+                self._at = at
+                return found
+            shift += 7
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _zigzag(number: int) -> bytes:
+    return _varint((number << 1) ^ (number >> 63))
+
+
+def _text(data: bytes) -> bytes:
+    return _varint(len(data)) + data
+
+
+def _listed(count: int, kind: int) -> bytes:
+    return bytes([count << 4 | kind]) if count < 15 else bytes([0xF0 | kind]) + _varint(count)
+
+
+def _said(chunk: Struct) -> bytes:
+    """The first four fields of a column's metadata, as they are written."""
+    kind, encodings, path, codec = (chunk[number] for number in range(1, 5))
+    return b"".join(
+        [
+            b"\x15", _zigzag(kind),
+            b"\x19", _listed(len(encodings), _INTEGERS[1]), *map(_zigzag, encodings),
+            b"\x19", _listed(len(path), _BINARY), *map(_text, path),
+            b"\x15", _zigzag(codec),
+        ]
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some pages of a column, and the dictionary that they need."""
+
+    chunk: Chunk
+    dictionary: bytes
+    data: bytes
+
+
+def small_file(parts: list[Part], row_count: int) -> bytes:
+    """A Parquet file of so many rows, made of pages of another that have the same rows."""
+    body = [MAGIC]
+    at = len(MAGIC)
+    chunks = []
+    for part in parts:
+        chunk, size = part.chunk, len(part.dictionary) + len(part.data)
+        body += [part.dictionary, part.data]
+        count = _zigzag(row_count)
+        meta = [
+            chunk.said,
+            b"\x16", count,
+            b"\x16", _zigzag(size),
+            b"\x16", _zigzag(size),
+            b"\x26", _zigzag(at + len(part.dictionary)),
+        ]  # fmt: skip
+        if part.dictionary:
+            meta += [b"\x26", _zigzag(at)]
+        chunks += [b"\x26", _zigzag(at), b"\x1c", *meta, b"\x00\x00"]
+        at += size
+    root = b"\x48" + _text(b"schema") + b"\x15" + _zigzag(len(parts)) + b"\x00"
+    footer = b"".join(
+        [
+            b"\x15\x04",
+            b"\x19", _listed(len(parts) + 1, _STRUCT), root, *(part.chunk.schema for part in parts),
+            b"\x16", _zigzag(row_count),
+            b"\x19", _listed(1, _STRUCT),
+            b"\x19", _listed(len(parts), _STRUCT), *chunks,
+            b"\x16", _zigzag(at),
+            b"\x16", _zigzag(row_count),
+            b"\x00\x00",
+        ]
+    )  # fmt: skip
+    return b"".join([*body, footer, len(footer).to_bytes(4, "little"), MAGIC])

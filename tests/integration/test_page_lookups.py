@@ -1,0 +1,313 @@
+"""Look-ups that read pages themselves: the engine's answers, of few bytes, whatever the files are like."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import dormouse as dm
+from dormouse.data import page_reads
+from dormouse.data.arrow_schema import arrow_schema
+from dormouse.data.page_reads import rows_of
+from dormouse.data.transform import Transform
+from dormouse.instance import Instance
+from dormouse.model.region import Range
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import (
+    BOOLEAN,
+    BYTES,
+    DATE,
+    DECIMAL,
+    DOUBLE,
+    FLOAT,
+    INT,
+    LIST,
+    LONG,
+    STRING,
+    TIMESTAMP,
+)
+from dormouse.objects import ObjectStore, open_store
+from dormouse.query import executor, query
+from dormouse.query.key_ranges import KeyRanges
+from dormouse.query.page_lookups import looked_up
+from dormouse.query.planner import Scan
+from dormouse.query.where import question
+
+START = datetime(1999, 12, 31, tzinfo=UTC)
+VALUES = [
+    Field("price", DECIMAL(15, 2), nullable=True),
+    Field("score", DOUBLE, nullable=True),
+    Field("part", FLOAT),
+    Field("text", STRING, nullable=True),
+    Field("bytes", BYTES),
+    Field("flag", BOOLEAN, nullable=True),
+    Field("at", TIMESTAMP, nullable=True),
+]
+KEYS: dict[str, tuple[list[Field], Callable[[int], tuple[Any, ...]]]] = {
+    "long": ([Field("k", LONG)], lambda n: (n * 3 - 900,)),
+    "int, long": ([Field("k", INT), Field("l", LONG)], lambda n: (n // 7 - 50, n % 7)),
+    "date": ([Field("k", DATE)], lambda n: (date(1969, 1, 1) + timedelta(days=n),)),
+    "timestamp": ([Field("k", TIMESTAMP)], lambda n: (START + timedelta(microseconds=n * 7),)),
+    # beyond the 64 bytes that bounds of pages have
+    "long text": ([Field("k", STRING)], lambda n: ("é" * 40 + f"{n // 3:06}",)),
+    "text, bytes": ([Field("k", STRING), Field("l", BYTES)], lambda n: (f"{n // 2}", bytes([n % 2]))),
+    "bytes": ([Field("k", BYTES)], lambda n: (b"\xff" * 70 + n.to_bytes(3, "big"),)),
+    # each of more rows than a page has
+    "few": ([Field("k", LONG)], lambda n: (n // 400,)),
+}
+
+
+def value_of(field: Field, chance: random.Random) -> Any:
+    if field.nullable and chance.random() < 0.2:
+        return None
+    makers: dict[Any, Callable[[], Any]] = {
+        DOUBLE: lambda: chance.choice([0.0, -0.0, float("nan"), float("inf"), chance.random()]),
+        FLOAT: lambda: chance.choice([0.5, float("-inf"), -2.25]),
+        STRING: lambda: chance.choice(["", "some words", "x" * chance.randrange(300)]),
+        BYTES: lambda: chance.randbytes(chance.randrange(20)),
+        BOOLEAN: lambda: chance.random() < 0.5,
+        TIMESTAMP: lambda: START + timedelta(seconds=chance.randrange(10**6)),
+    }
+    return makers.get(field.type, lambda: Decimal(chance.randrange(-(10**6), 10**6)) / 100)()
+
+
+def rows_for(schema: Schema, key_of: Callable[[int], tuple[Any, ...]], count: int, seed: int) -> pa.Table:
+    chance = random.Random(seed)
+    numbers = sorted(chance.sample(range(4 * count), count))
+    rows = [
+        dict(zip(schema.row_key_names, key_of(n), strict=True))
+        | {field.name: value_of(field, chance) for field in schema.values}
+        for n in numbers
+    ]
+    found = pa.Table.from_pylist(rows, schema=arrow_schema(schema))
+    return found.sort_by([(name, "ascending") for name in schema.key_names])
+
+
+def texts(table: pa.Table) -> list[str]:
+    """As NaN equals no NaN, and equal keys have no order."""
+    return sorted(map(repr, table.to_pylist()))
+
+
+def same(left: pa.Table, right: pa.Table) -> bool:
+    return bool(left.schema == right.schema) and texts(left) == texts(right)
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each file that was to be looked up in, whether it was."""
+    found: list[bool] = []
+
+    def spy(*args: Any) -> Any:
+        rows = rows_of(*args)
+        found.append(rows is not None)
+        return rows
+
+    monkeypatch.setattr("dormouse.query.page_lookups.rows_of", spy)
+    return found
+
+
+def by_engine(context: Any, *args: Any) -> pa.Table:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executor, "looked_up", lambda *_: None)
+        return query(context, *args).read_all()
+
+
+@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"compression": "zstd", "data_page_size": 1_000, "row_group_size": 1_500},
+        {"compression": "none", "use_dictionary": False, "data_page_size": 100_000},
+        {"compression": "snappy", "data_page_version": "2.0", "data_page_size": 3_000},
+        {"compression": {"k": "lz4"}, "max_rows_per_page": 97},
+    ],
+)
+def test_a_file_gives_the_rows_of_each_key(tmp_path: Path, kind: str, how: dict[str, Any]) -> None:
+    """Pages of all sizes, which have other rows in each column."""
+    keys, key_of = KEYS[kind]
+    schema = Schema(keys, values=VALUES)
+    table = rows_for(schema, key_of, 2_000, 5)
+    store = open_store(tmp_path)
+    pq.write_table(table, tmp_path / "f.parquet", write_page_index=True, store_schema=False, **how)
+    size = store.size("f.parquet")
+    chance = random.Random(1)
+    told = 0
+    for n in [0, *(chance.randrange(8_010) for _ in range(40))]:
+        wanted = dict(zip(keys, key_of(n), strict=True))
+        alike = [
+            all(row[f.name] == v for f, v in wanted.items())
+            for row in table.select([f.name for f in keys]).to_pylist()
+        ]
+        for columns in (schema.names, ["text", keys[-1].name]):
+            found = rows_of(store, "f.parquet", size, wanted, columns)
+            if found is None:
+                continue
+            told += 1
+            expected = table.filter(pa.array(alike)).select(columns)
+            assert [one.schema.types for one in found] == [expected.schema.types] * len(found)
+            assert sorted(text for one in found for text in texts(one)) == texts(expected)
+    assert told >= (0 if kind == "few" else 70)
+
+
+@pytest.mark.parametrize("kind", ["long", "int, long", "long text", "timestamp", "few"])
+def test_ingested_tables_answer_as_the_engine_does(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, used: list[bool], kind: str
+) -> None:
+    """Several files of leaves that are split, written by both of our writers."""
+    monkeypatch.setattr("dormouse.data.file_shape._PAGE_ROWS", 128)
+    keys, key_of = KEYS[kind]
+    schema = Schema(keys, values=VALUES)
+    table = instance.create_table("looked_up", schema, split_points=[key_of(3_000)[0], key_of(6_000)[0]])
+    every = [rows_for(schema, key_of, 1_500, seed) for seed in range(3)]
+    for rows in every:
+        table.ingest(rows)
+    chance = random.Random(2)
+    for round_number in range(2):
+        for n in [3_000, 5_999, *(chance.randrange(6_000) for _ in range(15))]:
+            where = dict(zip(schema.row_key_names, key_of(n), strict=True))
+            found = query(table.context, where).read_all()
+            assert same(found, by_engine(table.context, where))
+            assert same(found, pa.concat_tables(every).filter(_equals(where)))
+        first = {schema.row_key_names[0]: key_of(100)[0]}
+        assert same(query(table.context, first).read_all(), by_engine(table.context, first))
+        if not round_number:
+            table.compact()
+    assert sum(used) > len(used) / 2
+    assert query(table.context, where, ["score"], 1).read_all().num_rows <= 1
+
+
+def _equals(where: dict[str, Any]) -> Any:
+    import pyarrow.compute as pc
+
+    found = pc.scalar(True)
+    for name, value in where.items():
+        found = found & (pc.field(name) == pc.scalar(value))
+    return found
+
+
+def test_what_changes_rows_needs_an_engine(instance: Instance, used: list[bool]) -> None:
+    """Deletions, sums, keyed tables, changed columns, more than a key: none is looked up in pages."""
+    schema = Schema([Field("k", LONG)], values=[Field("n", LONG)])
+    rows = pa.table({"k": [1, 2, 3], "n": [10, 20, 30]}, schema=arrow_schema(schema))
+    plain = instance.create_table("plain", schema)
+    plain.ingest(rows)
+    assert plain.query({"k": 2}).read_all().to_pylist() == [{"k": 2, "n": 20}]
+    assert used == [True]
+    assert plain.query({"k": 2, "n": 21}).read_all().num_rows == 0
+    [file] = plain.files.all_files(0).files
+    size = plain.context.objects.size(file.filename)
+    scan = Scan(file.filename, (KeyRanges({"k": [Range(1, 1, True, True)]}),) * 2, "root", size)
+    asked = question(schema, {"k": 1}, None, None)
+    assert looked_up(plain.context, schema, asked, Transform(schema), [scan]) is None
+    plain.delete({"k": 2, "n": 20})
+    assert plain.query({"k": 2}).read_all().num_rows == 0
+    plain.add_column(Field("more", LONG, nullable=True))
+    assert plain.query({"k": 3}).read_all().to_pylist() == [{"k": 3, "n": 30, "more": None}]
+    assert plain.query({"k": 3, "n": 30}).read_all().num_rows == 1
+    assert plain.query({"k": [1, 3]}).read_all().num_rows == 2
+    sums = instance.create_table("sums", schema, properties=dm.TableProperties(aggregate="sum(n)"))
+    newest = instance.create_table("newest", schema, properties=dm.TableProperties(keep="newest_row"))
+    for _ in range(2):
+        sums.ingest(rows)
+        newest.upsert(rows)
+    assert sums.query({"k": 1}).read_all().to_pylist() == [{"k": 1, "n": 20}]
+    assert newest.query({"k": 1}).read_all().to_pylist() == [{"k": 1, "n": 10}]
+    lists = instance.create_table("lists", Schema([Field("k", LONG)], values=[Field("v", LIST(LONG))]))
+    lists.ingest(pa.table({"k": [1, 1], "v": [[1], [2]]}, schema=arrow_schema(lists.schema)))
+    assert lists.query({"k": 1}).read_all().num_rows == 2
+    assert used == [True]
+
+
+def test_a_file_that_is_another_is_read_anew(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    field = Field("k", LONG)
+    for value in (1, 2):
+        (tmp_path / "f.parquet").unlink(missing_ok=True)
+        pq.write_table(
+            pa.table({"k": pa.array([value], pa.int64())}), tmp_path / "f.parquet", write_page_index=True
+        )
+        size = store.size("f.parquet")
+        [found] = rows_of(store, "f.parquet", size, {field: value}, ["k"]) or []
+        assert found.to_pylist() == [{"k": value}]
+    assert rows_of(store, "f.parquet", size + 1, {field: 2}, ["k"]) is None
+    assert rows_of(store, "gone.parquet", size, {field: 2}, ["k"]) is None
+
+
+def test_damage_is_left_to_who_can_name_it(tmp_path: Path) -> None:
+    """Any byte of it may be another: there is an answer, or none, and never an error of this part."""
+    store = open_store(tmp_path)
+    path = tmp_path / "f.parquet"
+    field = Field("k", LONG)
+    rows = pa.table({"k": pa.array(range(1_000)), "v": pa.array([f"{n % 10}" for n in range(1_000)])})
+    pq.write_table(rows, path, write_page_index=True, data_page_size=500, compression="zstd")
+    whole = path.read_bytes()
+    chance = random.Random(9)
+    for _ in range(600):
+        data = bytearray(whole)
+        for _ in range(chance.randrange(1, 4)):
+            data[-chance.randrange(1, 2_500)] = chance.randrange(256)
+        path.write_bytes(data)
+        rows_of(store, "f.parquet", len(data), {field: 500}, ["k", "v"])
+
+
+def test_what_is_kept_has_a_bound_and_answers_hold_no_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = page_reads._Kept()
+    monkeypatch.setattr(page_reads, "_kept", kept)
+    monkeypatch.setattr(page_reads, "KEPT_BYTES_MAX", 200_000)
+    store = open_store(tmp_path)
+    rows = pa.table({"k": pa.array(range(4_000)), "v": ["some text"] * 4_000})
+    for number in range(40):
+        pq.write_table(rows, tmp_path / f"{number}.parquet", write_page_index=True)
+        size = store.size(f"{number}.parquet")
+        [found] = rows_of(store, f"{number}.parquet", size, {Field("k", LONG): 7}, ["k", "v"]) or []
+        assert found.get_total_buffer_size() < 200
+    assert len(kept._files) < 40
+    assert kept._byte_count == sum(one.byte_count for one in kept._files.values()) <= 200_000
+
+
+def test_far_away_a_look_up_takes_one_request(tmp_path: Path) -> None:
+    """After the first, which reads the footer."""
+    folder = open_store(tmp_path)
+    rows = pa.table(
+        {
+            "k": pa.array(range(40_000)),
+            **{f"v{n}": [f"{n} {m % 50}" for m in range(40_000)] for n in range(8)},
+        }
+    )
+    pq.write_table(
+        rows, tmp_path / "f.parquet", write_page_index=True, max_rows_per_page=4_096, row_group_size=20_000
+    )
+    far = _Far(folder)
+    for n in (7, 39_999, 12_345, 25_000):
+        far.requests = 0
+        size = folder.size("f.parquet")
+        [found] = rows_of(far, "f.parquet", size, {Field("k", LONG): n}, rows.column_names) or []  # type: ignore[arg-type]
+        assert found.to_pylist() == rows.slice(n, 1).to_pylist()
+        assert far.requests <= (2 if n == 7 else 1)
+
+
+class _Far:
+    """A store whose objects are on no disk of this machine."""
+
+    url = "far://away"
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self.requests = 0
+
+    def local_path(self, name: str) -> None:
+        return None
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        self.requests += 1
+        return self._store.get_range(name, start, length)
