@@ -39,7 +39,7 @@ JOIN_GAP_BYTES = 64 * 2**10
 JOIN_BYTES_MAX = 8 * 2**20
 CACHE_BYTES_MAX = 64 * 2**20
 READS_AT_ONCE = 4
-_INDEX_FACTOR = 12
+_INDEX_FACTOR = 5
 """An index takes so much more memory than it does in its object."""
 
 T = TypeVar("T")

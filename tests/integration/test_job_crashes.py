@@ -5,13 +5,16 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from dormouse.jobs import JobStore, Progress, Worker
-from dormouse.jobs.claims import Claims
+from dormouse.jobs.claims import Claims, Ending
+from dormouse.jobs.job import Claim
 from dormouse.postgres import ConnectionSupplier
 from tests.job_worker import LEASE_SECONDS, hold, job_worker
 from tests.working import Working, job_store, until
@@ -95,6 +98,52 @@ def test_a_lease_that_is_over_is_over_though_nobody_took_the_job(
         told = worker.stdout.read()  # type: ignore[union-attr]
     assert ("complete=1" in told, "lost=1" in told) == (True, True)
     assert count_ended(supplier) == 1
+
+
+def test_a_claim_that_was_given_back_is_good_for_nothing(
+    jobs: JobStore, supplier: ConnectionSupplier
+) -> None:
+    """Neither while the job waits, nor when the same worker has claimed it again."""
+    job_id = jobs.start("work", None)
+    claims, me, kind = Claims(supplier), uuid4(), jobs._kind_id("work")
+    claims.register(me, [kind], "me", LEASE_SECONDS)
+
+    def ends(claim: Claim) -> bool:
+        done = Ending(claim, "COMPLETE", (None, None, None))
+        return claims.finish(me, [done], [(claim, str(claim.token))]) != set()
+
+    [first] = claims.claim(me, {kind: 1}, {})
+    claims.give_back(me, [first])
+    assert not ends(first)
+    assert jobs.status(job_id).is_waiting
+    [second] = claims.claim(me, {kind: 1}, {})
+    assert not ends(first)
+    claims.give_back(me, [first])
+    assert not jobs.status(job_id).is_waiting
+    assert ends(second)
+    assert jobs.result(job_id) == 2
+
+
+def test_a_worker_whose_function_tells_nothing_keeps_its_jobs(
+    jobs: JobStore, supplier: ConnectionSupplier
+) -> None:
+    """For longer than its lease was when it claimed them."""
+    gate = threading.Event()
+
+    def lease() -> Any:
+        with supplier.connection() as conn:
+            rows = conn.execute("select lease_until, lease_until - clock_timestamp() from job_worker")
+            [found] = rows.fetchall()
+            return found
+
+    job_id = jobs.start("work", None)
+    with Working(jobs.worker({"work": lambda *_: gate.wait()}, lease_seconds=3, idle_seconds=3_600)):
+        until(lambda: not jobs.status(job_id).is_waiting and lease()[1] < timedelta(seconds=3))
+        first = lease()[0]
+        until(lambda: lease()[0] > first)
+        gate.set()
+        until(lambda: jobs.status(job_id).has_ended)
+    assert (jobs.status(job_id).state, jobs.status(job_id).attempts) == ("COMPLETE", 1)
 
 
 def test_a_job_that_its_processes_die_of_fails(
