@@ -95,6 +95,8 @@ class Lookup:
         else:
             try:
                 index = self._reader.index(object_key, place.index_start, place.byte_count)
+                if not index.covers(key):  # which is another answer than that it has none
+                    raise Damaged("it has another object's payloads")
             except (Damaged, ObjectStoreError) as error:
                 return problem(key, object_key, error)
             entry, dictionaries = index.find(key), index.dictionaries

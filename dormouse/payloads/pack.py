@@ -193,6 +193,10 @@ class Index(Sequence[Entry]):
         number = bisect_left(range(len(self)), place, key=self._place)
         return self[number] if number < len(self) and self._place(number) == place else None
 
+    def covers(self, key: PayloadKey) -> bool:
+        """Whether it would have the payload, if there were one."""
+        return self.day == key.day and self[0].key.place <= key.place <= self[-1].key.place
+
     def _place(self, number: int) -> tuple[str, str, str, int]:
         return self._kinds[number], self._tenants[number], self._ids[number], self._times[number]
 
