@@ -8,13 +8,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
 from dormouse.jobs import JobStore, Progress, Worker
-from dormouse.jobs.claims import Claims, Ending
-from dormouse.jobs.job import Claim
+from dormouse.jobs.claims import Claims
 from dormouse.postgres import ConnectionSupplier
 from tests.job_worker import LEASE_SECONDS, hold, job_worker
 from tests.working import Working, job_store, until
@@ -98,30 +96,6 @@ def test_a_lease_that_is_over_is_over_though_nobody_took_the_job(
         told = worker.stdout.read()  # type: ignore[union-attr]
     assert ("complete=1" in told, "lost=1" in told) == (True, True)
     assert count_ended(supplier) == 1
-
-
-def test_a_claim_that_was_given_back_is_good_for_nothing(
-    jobs: JobStore, supplier: ConnectionSupplier
-) -> None:
-    """Neither while the job waits, nor when the same worker has claimed it again."""
-    job_id = jobs.start("work", None)
-    claims, me, kind = Claims(supplier), uuid4(), jobs._kind_id("work")
-    claims.register(me, [kind], "me", LEASE_SECONDS)
-
-    def ends(claim: Claim) -> bool:
-        done = Ending(claim, "COMPLETE", (None, None, None))
-        return claims.finish(me, [done], [(claim, str(claim.token))]) != set()
-
-    [first] = claims.claim(me, {kind: 1}, {})
-    claims.give_back(me, [first])
-    assert not ends(first)
-    assert jobs.status(job_id).is_waiting
-    [second] = claims.claim(me, {kind: 1}, {})
-    assert not ends(first)
-    claims.give_back(me, [first])
-    assert not jobs.status(job_id).is_waiting
-    assert ends(second)
-    assert jobs.result(job_id) == 2
 
 
 def test_a_worker_whose_function_tells_nothing_keeps_its_jobs(

@@ -149,8 +149,8 @@ def test_objects_that_are_swapped_are_told(instance: Instance, folded: bool) -> 
         path.write_bytes(data)
     query(instance._supplier, swap)
     model.check()
-    status = store.status()
-    assert status.mismatches == 2
+    assert store.status().mismatches == 2
+    status = instance.payloads.status()
     assert 0 < (status.cold_read_ms_p50 or 0) <= (status.cold_read_ms_p99 or 0)
     assert folded or (status.bytes_in_per_second and status.bytes_out_per_second)
 
