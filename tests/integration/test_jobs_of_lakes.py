@@ -117,7 +117,7 @@ def test_days_of_jobs_expire_with_all_that_is_theirs(instance: Instance) -> None
     new = jobs.start("work", "new")
     jobs.worker({"work": lambda *_: "new"}).run(drain=True)
     assert jobs.result(old) == "old"
-    assert jobs.expire(32) == 0
+    assert jobs.expire(31) == 0
     assert jobs.result(old) == "old"
     before = jobs.status(old)
     assert jobs.expire(30) == 1
