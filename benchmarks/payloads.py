@@ -2,21 +2,25 @@
 
 Payloads are put into one day, which is offloaded and folded. Others are put while their day is offloaded, and
 small days are exchanged under readers and writers. Beside it the plain way: each payload compressed, an
-object of its own, and an UPDATE of its row to a pointer. The page cache is warm; the store is a folder.
+object of its own, and an UPDATE of its row to a pointer. The page cache is warm; the store is a folder, and
+for reads also the S3 of moto's server, which answers from memory, one request after another.
 """
 
 from __future__ import annotations
 
 import base64
+import logging
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
+from urllib.request import Request, urlopen
 
 import psycopg
 import zstandard
@@ -24,8 +28,10 @@ import zstandard
 import dormouse as dm
 from benchmarks.harness.command import Benchmark, Figures, Tell, amount
 from benchmarks.harness.place import Place, own_place
+from benchmarks.harness.processes import remote
 from benchmarks.harness.report import percentile, values
 from dormouse.instance import Instance
+from dormouse.objects import open_store
 from dormouse.payloads import PayloadStore
 from dormouse.payloads.copying import PayloadOptions
 
@@ -43,6 +49,7 @@ class Plan:
     swaps: int = amount(50, 5, help="of small days, under load [50]")
     reads: int = amount(2_000, 200, help="of single cold payloads [2,000]")
     plain: int = amount(2_000, 200, help="moved one by one [2,000]")
+    only: str = amount("", choices=("day", "load"), help="what is done with one day, or beside others' load")
 
 
 def payloads(count: int, day: int, seed: int = 1) -> Iterator[Payload]:
@@ -51,7 +58,7 @@ def payloads(count: int, day: int, seed: int = 1) -> Iterator[Payload]:
     at = FIRST + timedelta(days=day)
     words = [f"{word}{number}" for word in ("order", "customer", "node", "step") for number in range(40)]
     for number in range(count):
-        size = min(20_000, max(200, int(chance.lognormvariate(7.0, 0.9))))
+        size = min(20_000, max(200, int(chance.lognormvariate(7.25, 0.9))))
         if chance.random() < HARD_TO_COMPRESS:
             body: Any = base64.b64encode(chance.randbytes(size * 3 // 4)).decode()
         else:
@@ -69,37 +76,49 @@ def payloads(count: int, day: int, seed: int = 1) -> Iterator[Payload]:
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
-    with own_place() as place, dm.connect(place.dsn, place.objects) as instance:
-        lake = Lake(place, instance, plan)
-        found: Figures = {"payloads": plan.payloads}
-        for what, step in (
+    with (
+        own_place() as place,
+        dm.connect(place.dsn, place.objects) as instance,
+        remote(moto) as server,
+    ):
+        lake = Lake(place, instance, server.call("url"), plan)
+        day = (
             ("putting", lake.put),
             ("offloading", lake.offload),
+            ("copying to S3", lake.copy),
             ("reading by pointers", lambda: lake.read("cold_read")),
             ("folding", lake.fold),
             ("reading by blocks", lambda: lake.read("block_read")),
+            ("one by one", lake.one_by_one),
+        )
+        load = (
             ("putting during an offload", lake.put_during),
             ("exchanging under load", lake.swaps),
             ("without dictionaries", lake.without_dictionaries),
-            ("one by one", lake.one_by_one),
-        ):
+        )
+        found: Figures = {"payloads": plan.payloads}
+        for what, step in {"day": day, "load": load}.get(plan.only, (*day, *load)):
             tell(what)
             found |= step()
-        found["vs_row_by_row"] = round(found["offload_per_s"] / found["row_by_row_per_s"], 1)
         return found
 
 
 class Lake:
     """An instance, and its days: 0 is offloaded alone, 1 during puts, 2 without dictionaries, 3 by rows."""
 
-    def __init__(self, place: Place, instance: Instance, plan: Plan) -> None:
+    def __init__(self, place: Place, instance: Instance, s3_url: str, plan: Plan) -> None:
         self._place = place
         self._instance = instance
         self._store = instance.payloads
         self._plan = plan
+        keys = {"access_key_id": "test", "secret_access_key": "test", "region": "us-east-1"}
+        self._copies = open_store("s3://benchmark/lake", endpoint=s3_url, **keys)
+        self._to_read: list[Any] = []
 
     def put(self) -> Figures:
         seconds = self._fill(0, self._plan.payloads)
+        random.Random(7).shuffle(self._to_read)
+        del self._to_read[self._plan.reads :]
         return {
             "put_per_s": round(self._plan.payloads / seconds),
             "postgres_bytes_before": self._bytes(0),
@@ -109,8 +128,9 @@ class Lake:
         began = time.perf_counter()
         [done] = self._store.offload(_day(0)).days
         seconds = time.perf_counter() - began
+        self._offload_per_s = done.payloads / seconds
         return {
-            "offload_per_s": round(done.payloads / seconds),
+            "offload_per_s": round(self._offload_per_s),
             "offload_mb_per_s": round(done.bytes_in / seconds / 1e6, 1),
             "puts_per_million": round(1e6 * done.objects / done.payloads, 1),
             "object_bytes_mean": done.bytes_out // done.objects,
@@ -138,24 +158,25 @@ class Lake:
             "dead_tuples_after": dead,
         }
 
+    def copy(self) -> Figures:
+        """The objects into S3, for reads; a fold leaves them as they are."""
+        for name, _ in self._instance._objects.list("payloads"):
+            self._copies.put(name, self._instance._objects.get(name))
+        return {}
+
     def read(self, what: str) -> Figures:
-        """Single payloads of the first day, in no order, by a store that has read none yet."""
-        store = PayloadStore(self._instance._supplier, self._instance._objects)
-        chance = random.Random(7)
-        wanted = islice(
-            payloads(self._plan.payloads, 0), 0, None, max(1, self._plan.payloads // self._plan.reads)
-        )
-        keys = [one[:4] for one in wanted][: self._plan.reads]
-        chance.shuffle(keys)
-        taken = []
-        for key in keys:
-            began = time.perf_counter()
-            store.get(*key)
-            taken.append(1_000 * (time.perf_counter() - began))
-        return {
-            f"{what}_ms_p50": round(percentile(taken, 50), 3),
-            f"{what}_ms_p99": round(percentile(taken, 99), 3),
-        }
+        """Single payloads of the first day, in no order, by stores that have read none yet."""
+        found = {}
+        for name, objects in ((what, self._instance._objects), (f"{what}_s3", self._copies)):
+            store = PayloadStore(self._instance._supplier, objects)
+            taken = []
+            for key in self._to_read:
+                began = time.perf_counter()
+                store.get(*key)
+                taken.append(1_000 * (time.perf_counter() - began))
+            found[f"{name}_ms_p50"] = round(percentile(taken, 50), 3)
+            found[f"{name}_ms_p99"] = round(percentile(taken, 99), 3)
+        return found
 
     def put_during(self) -> Figures:
         """Into the day that is offloaded: each write goes to the copy, too."""
@@ -237,16 +258,19 @@ class Lake:
         threads = PayloadOptions().uploads
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(move, [keys[n::threads] for n in range(threads)]))
-        return {"row_by_row_per_s": round(len(keys) / (time.perf_counter() - began))}
+        per_s = len(keys) / (time.perf_counter() - began)
+        return {"row_by_row_per_s": round(per_s), "vs_row_by_row": round(self._offload_per_s / per_s, 1)}
 
     def _fill(self, day: int, count: int) -> float:
         """Puts payloads, by some writers; the seconds that the puts took, without the making."""
-        made = payloads(count, day)
+        made, chance = payloads(count, day), random.Random(7)
+        share = min(1.0, 2 * self._plan.reads / count)
         seconds = 0.0
         with ThreadPoolExecutor(WRITERS) as pool:
             while some := [list(islice(made, BATCH)) for _ in range(4 * WRITERS)]:
                 if not some[0]:
                     return seconds
+                self._to_read += [one[:4] for one in chain(*some) if not day and chance.random() < share]
                 began = time.perf_counter()
                 list(pool.map(self._store.put_many, some))
                 seconds += time.perf_counter() - began
@@ -260,6 +284,29 @@ class Lake:
         with psycopg.connect(self._place.dsn, autocommit=True) as conn:
             conn.execute("set search_path = dormouse")
             return conn.execute(statement, values or None).fetchall()
+
+
+class Moto:
+    """An S3 with a bucket."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def url(self) -> str:
+        return self._url
+
+
+@contextmanager
+def moto() -> Iterator[Moto]:
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    url = "http://{}:{}".format(*server.get_host_and_port())
+    urlopen(Request(f"{url}/benchmark", method="PUT")).close()  # noqa: S310
+    yield Moto(url)
+    server.stop()
 
 
 def _until(ended: threading.Event, work: Callable[[], object]) -> None:
@@ -301,11 +348,16 @@ BENCHMARK = Benchmark(
                 "swap_lock_ms_p99": "  p99",
                 "cold_read_ms_p50": "a cold payload by its pointer, ms p50",
                 "cold_read_ms_p99": "  p99",
+                "cold_read_s3_ms_p50": "  on S3, p50",
+                "cold_read_s3_ms_p99": "  on S3, p99",
                 "block_read_ms_p50": "a cold payload of a block, ms p50",
                 "block_read_ms_p99": "  p99",
+                "block_read_s3_ms_p50": "  on S3, p50",
+                "block_read_s3_ms_p99": "  on S3, p99",
             }
         ),
     ],
+    needed=("moto",),
 )
 
 if __name__ == "__main__":

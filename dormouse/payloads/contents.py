@@ -61,7 +61,10 @@ class Contents:
     def entries(self, one: DayObject) -> Iterator[Entry]:
         """What an object has. Raises `PayloadCorrupt` and `ObjectStoreError`."""
         try:
-            yield from self._reader.index(one.object_key, one.index_start, one.byte_count)
+            index = self._reader.index(one.object_key, one.index_start, one.byte_count)
+            if (len(index), index[0].key, index[-1].key) != (one.payloads, one.first, one.last):
+                raise Damaged("it has another object's payloads")
+            yield from index
         except Damaged as error:
             raise PayloadCorrupt(f"object {one.object_key!r} is damaged: {error}") from None
 

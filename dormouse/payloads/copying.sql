@@ -18,7 +18,7 @@ copy (
 insert into {copy} (kind, tenant, id, inserted_at, location, object_key, byte_start, byte_length, checksum)
 select kind, tenant, id, inserted_at, 'external', object_key, byte_start, byte_length, checksum
 from unnest(
-    %(kinds)s::text[], %(tenants)s::text[], %(ids)s::text[], %(times)s::timestamptz[], %(object_keys)s::text[],
-    %(starts)s::bigint[], %(lengths)s::integer[], %(checksums)s::bytea[]
+    %(kinds)b::text[], %(tenants)b::text[], %(ids)b::text[], %(times)b::timestamptz[], %(object_keys)b::text[],
+    %(starts)s::bigint[], %(lengths)s::integer[], %(checksums)b::bytea[]
 ) given (kind, tenant, id, inserted_at, object_key, byte_start, byte_length, checksum)
 on conflict (kind, tenant, id, inserted_at) do nothing;

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -30,6 +31,9 @@ DIFFERENCES_MAX = 10
 PAUSE_SECONDS_MAX = 2.0
 READERS_SECONDS_MAX = 600.0
 _READERS_LOOK_SECONDS = 0.05
+_EVER = "1:1:"
+"""A snapshot that sees nothing."""
+
 _QUERIES = load(__package__ or "", "exchange")
 
 
@@ -109,7 +113,7 @@ class Exchange:
         def settle(conn: psycopg.Connection[Any]) -> None:
             self._lease.advance(conn, "verify")
             if forget:
-                self._forget_deleted(conn, "1:1:")
+                self._forget_deleted(conn, _EVER)
 
         run_transaction(self._lease.supplier, work, operation="verify a day")
         run_transaction(self._lease.supplier, settle, operation="verify a day", scans=True)
@@ -122,13 +126,15 @@ class Exchange:
             till = self._last_of_page(after)
             self._differ(self._compared(after, till))
             if till is None:
-                self._go_on_from("swap", None)
+                self.go_on_from("swap", None)
                 self._step("verified")
                 return
-            self._go_on_from("verify", till)
+            self.go_on_from("verify", till)
             after = till
 
-    def _go_on_from(self, phase: str, after: PayloadKey | None) -> None:
+    def go_on_from(self, phase: str, after: PayloadKey | None) -> None:
+        """Notes how far a phase is."""
+
         run_transaction(
             self._lease.supplier,
             lambda conn: self._lease.advance(conn, phase, after),
@@ -165,10 +171,7 @@ class Exchange:
             self._lease.advance(conn, "finish")
             conn.execute(self._on("lock_to_exchange", "day", "copy"))
             began = time.monotonic()
-            query = _QUERIES["compare_written"].including(differences=_QUERIES["differences"])
-            named = query.on(written=self.names.written, day=self.names.day, copy=self.names.copy)
-            values = {"since": since, "limit": DIFFERENCES_MAX}
-            self._differ([PayloadKey(*row) for row in conn.execute(named, values)])
+            self._differ(self._compared_written(conn, since))
             if forget and since is not None:
                 self._forget_deleted(conn, since)
             parts = ("day", "copy", "old", "mirror", "bounds")
@@ -238,6 +241,17 @@ class Exchange:
             scans=True,
             operation="verify a day",
         )
+        return [PayloadKey(*row) for row in rows]
+
+    def verify_written(self) -> None:
+        """Compares all that was written so far; `PayloadsDiffer` names the keys."""
+        work = partial(self._compared_written, since=_EVER)
+        self._differ(run_transaction(self._lease.supplier, work, scans=True, operation="verify a day"))
+
+    def _compared_written(self, conn: psycopg.Connection[Any], since: str | None) -> list[PayloadKey]:
+        query = _QUERIES["compare_written"].including(differences=_QUERIES["differences"])
+        named = query.on(written=self.names.written, day=self.names.day, copy=self.names.copy)
+        rows = conn.execute(named, {"since": since, "limit": DIFFERENCES_MAX})
         return [PayloadKey(*row) for row in rows]
 
     def _differ(self, keys: Iterable[PayloadKey]) -> None:

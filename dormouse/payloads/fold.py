@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from heapq import merge
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 import psycopg
@@ -28,6 +28,7 @@ from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
 _OF_A_DAY = ("live", "block", "staged")
+_VERIFIED_AT_ONCE = 10_000
 _QUERIES = load(__package__ or "", "fold")
 
 Key = tuple[str, str, str, Any]
@@ -71,7 +72,9 @@ class _Fold:
         if phase == "verify":
             if not check_objects(self._tools, self._lease.day, "staged"):
                 return False
-            self._verify()
+            if not self._verify():
+                return False
+            self._exchange.verify_written()
             run_transaction(self._lease.supplier, self._activate, operation="fold a day")
             self._tools.step("activated")
             phase = "swap"
@@ -171,19 +174,36 @@ class _Fold:
         run_transaction(self._lease.supplier, work, operation="fold a day")
         self._tools.step("committed")
 
-    def _verify(self) -> None:
-        """What the day has, and its blocks are to have, key by key; but for what was written since."""
+    def _verify(self) -> bool:
+        """What the day has, and its blocks are to have, key by key; but for what was written since.
+
+        False when the slice is over before all is.
+        """
+        after = self._lease.row().after
         found = self._tools.known.of_day(self._lease.day, *_OF_A_DAY)
+        left = [one for one in found if after is None or one.last.place > after.place]
         pages = Pages(self._tools.supplier, self._lease.day, self._tools.options.page_rows_max)
-        with closing(pages.payloads(None)) as rows:
-            blocks = [one for one in found if one.state == "block"]
-            had = ((*_said(one), "had") for one in self._contents.current(rows, blocks, None))
-            kept = (entry for one in found if one.kept for entry in self._contents.entries(one))
-            new = ((entry.key.place, entry.checksum, "new") for entry in kept)
+        with closing(pages.payloads(after)) as rows:
+            blocks = [one for one in left if one.state == "block"]
+            had = ((*_said(one), "had") for one in self._contents.current(rows, blocks, after))
+            kept = (entry for one in left if one.kept for entry in self._contents.entries(one))
+            new = (
+                (one.key.place, one.checksum, "new")
+                for one in kept
+                if not after or one.key.place > after.place
+            )
             every = groupby(merge(had, new, key=lambda one: one[0]), key=lambda one: one[0])
-            suspects = [place for place, pair in every if not _is_pair(list(pair))]
+            while some := [(place, list(pair)) for place, pair in islice(every, _VERIFIED_AT_ONCE)]:
+                self._check([place for place, pair in some if not _is_pair(pair)])
+                if self._tools.is_over():
+                    kind, tenant, id_, at = some[-1][0]
+                    self._exchange.go_on_from("verify", PayloadKey(tenant, id_, at, kind))
+                    return False
+        return True
+
+    def _check(self, suspects: list[Key]) -> None:
         # what was read of a key that was written since is of before or after; all that was is known by now
-        written = set(self._written())
+        written = set(self._written()) if suspects else set()
         if wrong := [place for place in suspects if place not in written][:DIFFERENCES_MAX]:
             raise differs(self._lease.day, [PayloadKey(t, i, at, kind) for kind, t, i, at in wrong])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
@@ -12,7 +13,7 @@ from dormouse.payloads.content import decode
 from dormouse.payloads.copying import Payload
 from dormouse.payloads.keys import PayloadKey
 from dormouse.payloads.pack import Damaged, Entry
-from dormouse.payloads.reading import Pointer, Reader, problem
+from dormouse.payloads.reading import ColdReads, Pointer, Reader, problem
 from dormouse.payloads.rows import Place
 from dormouse.payloads.warming import warm
 from dormouse.postgres.connection import Supplier
@@ -27,6 +28,7 @@ class Lookup:
     def __init__(self, supplier: Supplier, reader: Reader) -> None:
         self._supplier = supplier
         self._reader = reader
+        self.cold_reads = ColdReads()
 
     def contents(self, wanted: Mapping[PayloadKey, None]) -> dict[PayloadKey, Any]:
         """The content of each key, or the error, in their order."""
@@ -44,6 +46,7 @@ class Lookup:
             if not again:
                 break
             before = {key: place for key in again if (place := places[key]) is not None}
+        self.cold_reads.corrupt += sum(isinstance(one, PayloadCorrupt) for one in found.values())
         return found
 
     def warm(self, wanted: Mapping[PayloadKey, None]) -> int:
@@ -70,6 +73,7 @@ class Lookup:
         return len(cold)
 
     def _at(self, places: Mapping[PayloadKey, Place | None]) -> dict[PayloadKey, Any]:
+        began = time.monotonic()
         found: dict[PayloadKey, Any] = {}
         pointers: dict[PayloadKey, Pointer] = {}
         for key, place in places.items():
@@ -83,6 +87,8 @@ class Lookup:
                 pointers[key] = pointer
         for key, content in self._reader.read(pointers).items() if pointers else ():
             found[key] = content if isinstance(content, DormouseError) else decode(content)
+        if pointers:
+            self.cold_reads.took_ms.append(1_000 * (time.monotonic() - began))
         return found
 
     def _pointer(self, key: PayloadKey, place: Place) -> Pointer | DormouseError:
@@ -95,6 +101,8 @@ class Lookup:
         else:
             try:
                 index = self._reader.index(object_key, place.index_start, place.byte_count)
+                if not index.covers(key):  # which is another answer than that it has none
+                    raise Damaged("it has another object's payloads")
             except (Damaged, ObjectStoreError) as error:
                 return problem(key, object_key, error)
             entry, dictionaries = index.find(key), index.dictionaries

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from hashlib import sha256
 from itertools import accumulate
+from sys import intern
 from typing import Any, NamedTuple
 
 import zstandard
@@ -155,24 +157,28 @@ class Index(Sequence[Entry]):
             columns = json.loads(_decompressed(index, zstandard.ZstdDecompressor(), INDEX_BYTES_MAX))
             self.day = date.fromisoformat(columns["day"])
             self.dictionaries: Places = {k: tuple(v) for k, v in columns["dictionaries"].items()}
-            times = [_EPOCH + timedelta(microseconds=micros) for micros in columns["times"]]
-            self.places = list(zip(columns["kinds"], columns["tenants"], columns["ids"], times, strict=True))
-            self._lengths: list[int] = columns["lengths"]
-            self._starts = list(accumulate(self._lengths, initial=columns["start"]))
+            # many of them are remembered, so they are narrow, and keys are made as they are asked for
+            self._kinds, self._tenants = (list(map(intern, columns[name])) for name in ("kinds", "tenants"))
+            self._ids: list[str] = columns["ids"]
+            self._times, self._lengths = array("q", columns["times"]), array("q", columns["lengths"])
+            self._starts = array("q", accumulate(self._lengths, initial=columns["start"]))
             self._checksums = base64.b64decode(columns["checksums"])
+            for extreme in (min, max):  # those between are times, too
+                _time(extreme(self._times))
         except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise Damaged("its index is not what was written") from error
-        if {len(self._lengths), len(self._checksums) / CHECKSUM_BYTES} != {len(self.places)}:
+        parts = (self._kinds, self._tenants, self._times, self._lengths)
+        if {len(self._checksums) / CHECKSUM_BYTES, *map(len, parts)} != {len(self._ids)}:
             raise Damaged("its index is not what was written")
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self._ids)
 
     def __getitem__(self, number: Any) -> Any:
-        kind, tenant, id_, at = self.places[number]
+        kind, tenant, id_, micros = self._place(number)
         at_checksum = CHECKSUM_BYTES * number
         return Entry(
-            PayloadKey(tenant, id_, at, kind),
+            PayloadKey(tenant, id_, _time(micros), kind),
             self._starts[number],
             self._lengths[number],
             self._checksums[at_checksum : at_checksum + CHECKSUM_BYTES],
@@ -183,9 +189,16 @@ class Index(Sequence[Entry]):
 
     def find(self, key: PayloadKey) -> Entry | None:
         """Where it has a payload, if it has it."""
-        number = bisect_left(self.places, key.place)
-        found = number < len(self.places) and self.places[number] == key.place
-        return self[number] if found else None
+        place = (key.kind, key.tenant, key.id, _micros(key.inserted_at))
+        number = bisect_left(range(len(self)), place, key=self._place)
+        return self[number] if number < len(self) and self._place(number) == place else None
+
+    def covers(self, key: PayloadKey) -> bool:
+        """Whether it would have the payload, if there were one."""
+        return self.day == key.day and self[0].key.place <= key.place <= self[-1].key.place
+
+    def _place(self, number: int) -> tuple[str, str, str, int]:
+        return self._kinds[number], self._tenants[number], self._ids[number], self._times[number]
 
 
 def index_start(data: bytes) -> int:
@@ -245,3 +258,7 @@ def _header(key: PayloadKey) -> bytes:
 
 def _micros(at: datetime) -> int:
     return (at - _EPOCH) // _MICROSECOND
+
+
+def _time(micros: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=micros)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import groupby
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -39,7 +39,8 @@ JOIN_GAP_BYTES = 64 * 2**10
 JOIN_BYTES_MAX = 8 * 2**20
 CACHE_BYTES_MAX = 64 * 2**20
 READS_AT_ONCE = 4
-_INDEX_FACTOR = 12
+READS_REMEMBERED = 1_000
+_INDEX_FACTOR = 5
 """An index takes so much more memory than it does in its object."""
 
 T = TypeVar("T")
@@ -51,6 +52,14 @@ class Pointer(NamedTuple):
     object_key: str
     entry: Entry
     dictionaries: Places
+
+
+@dataclass
+class ColdReads:
+    """How long the last reads from objects took, and how many payloads were not what was written."""
+
+    took_ms: deque[float] = field(default_factory=lambda: deque(maxlen=READS_REMEMBERED))
+    corrupt: int = 0
 
 
 @dataclass

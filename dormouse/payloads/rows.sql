@@ -3,7 +3,7 @@
 insert into {day} (kind, tenant, id, inserted_at, content)
 select kind, tenant, id, inserted_at, content::jsonb
 from unnest(
-    %(kinds)s::text[], %(tenants)s::text[], %(ids)s::text[], %(times)s::timestamptz[], %(contents)s::text[]
+    %(kinds)s::text[], %(tenants)s::text[], %(ids)s::text[], %(times)s::timestamptz[], %(contents)b::text[]
 ) given (kind, tenant, id, inserted_at, content)
 order by kind collate "C", tenant collate "C", id collate "C", inserted_at
 on conflict (kind, tenant, id, inserted_at) do update

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 
 from dormouse.payloads.objects import PayloadObjects
+from dormouse.payloads.reading import ColdReads
 from dormouse.payloads.rows import DAYS
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
@@ -55,6 +57,8 @@ class PayloadStatus:
     """How far the payloads are cooled down. Of the rows of a day that waits, their number is an estimate.
 
     `oldest_waiting` is the oldest day of the backlog. The rates are those of the last days that were done.
+    Cold reads, and `mismatches`, which are payloads that were not what was written, are of the store that is
+    asked: its last thousand reads, and all that it found.
     """
 
     backlog_days: int
@@ -68,9 +72,14 @@ class PayloadStatus:
     orphaned_objects: int
     orphaned_bytes: int
     payloads_per_second: float | None
+    bytes_in_per_second: float | None
+    bytes_out_per_second: float | None
     compression_ratio: float | None
     puts_per_million: float | None
     swap_lock_ms_max: float | None
+    cold_read_ms_p50: float | None
+    cold_read_ms_p99: float | None
+    mismatches: int
 
 
 def days(supplier: Supplier, *, expired: bool = False) -> list[PayloadDay]:
@@ -95,14 +104,16 @@ def count_rows(supplier: Supplier, day: date, limit: int) -> int:
     return found
 
 
-def status(supplier: Supplier, objects: PayloadObjects) -> PayloadStatus:
-    """Of all days, in one look."""
+def status(supplier: Supplier, objects: PayloadObjects, reads: ColdReads | None = None) -> PayloadStatus:
+    """Of all days, in one look; and of a store's reads."""
     found = days(supplier)
     waiting = [one for one in found if one.waits]
     done = [one for one in found if one.work is None and one.work_payloads and one.work_seconds][-7:]
     payloads = sum(one.work_payloads or 0 for one in done)
     seconds = sum(one.work_seconds or 0 for one in done)
+    bytes_in = sum(one.bytes_in or 0 for one in done)
     bytes_out = sum(one.bytes_out or 0 for one in done)
+    took_ms = sorted(reads.took_ms) if reads else []
     in_objects = sum(one.payloads for one in found)
     orphaned_objects, orphaned_bytes = objects.orphaned()
     count = sum(one.objects for one in found)
@@ -118,7 +129,16 @@ def status(supplier: Supplier, objects: PayloadObjects) -> PayloadStatus:
         orphaned_objects=orphaned_objects,
         orphaned_bytes=orphaned_bytes,
         payloads_per_second=round(payloads / seconds, 1) if seconds else None,
-        compression_ratio=round(sum(one.bytes_in or 0 for one in done) / bytes_out, 2) if bytes_out else None,
+        bytes_in_per_second=round(bytes_in / seconds) if seconds else None,
+        bytes_out_per_second=round(bytes_out / seconds) if seconds else None,
+        compression_ratio=round(bytes_in / bytes_out, 2) if bytes_out else None,
         puts_per_million=round(1e6 * count / in_objects, 1) if in_objects else None,
         swap_lock_ms_max=max((one.swap_lock_ms for one in done if one.swap_lock_ms), default=None),
+        cold_read_ms_p50=_percentile(took_ms, 50),
+        cold_read_ms_p99=_percentile(took_ms, 99),
+        mismatches=reads.corrupt if reads else 0,
     )
+
+
+def _percentile(ascending: Sequence[float], percent: int) -> float | None:
+    return round(ascending[len(ascending) * percent // 100], 3) if ascending else None

@@ -172,7 +172,7 @@ class PayloadStore:
 
     def status(self) -> PayloadStatus:
         """How much waits to be cooled down, and how the last days went."""
-        return status(self._supplier, self._known)
+        return status(self._supplier, self._known, self._lookup.cold_reads)
 
     def collect(self) -> CollectedObjects:
         """Deletes the objects that no payload needs any more: of expired days, and of workers that died."""

@@ -3,7 +3,7 @@
 update {day} p
 set location = 'inline', content = given.content::jsonb, object_key = null, byte_start = null, byte_length = null, checksum = null
 from unnest(
-    %(kinds)s::text[], %(tenants)s::text[], %(ids)s::text[], %(times)s::timestamptz[], %(contents)s::text[],
+    %(kinds)s::text[], %(tenants)s::text[], %(ids)s::text[], %(times)s::timestamptz[], %(contents)b::text[],
     %(object_keys)s::text[], %(starts)s::bigint[]
 ) given (kind, tenant, id, inserted_at, content, object_key, byte_start)
 where (p.kind, p.tenant, p.id, p.inserted_at) = (given.kind, given.tenant, given.id, given.inserted_at)
@@ -17,7 +17,7 @@ select state from payload_day where day = %(day)s for share;
 -- Has payloads be inline that are in blocks, but for those that were written or deleted since.
 insert into {day} (kind, tenant, id, inserted_at, content)
 select kind, tenant, id, inserted_at, content::jsonb
-from unnest(%(kinds)s::text[], %(tenants)s::text[], %(ids)s::text[], %(times)s::timestamptz[], %(contents)s::text[])
+from unnest(%(kinds)s::text[], %(tenants)s::text[], %(ids)s::text[], %(times)s::timestamptz[], %(contents)b::text[])
     given (kind, tenant, id, inserted_at, content)
 order by kind collate "C", tenant collate "C", id collate "C", inserted_at
 on conflict (kind, tenant, id, inserted_at) do nothing;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,28 @@ def test_a_lease_that_is_over_is_over_though_nobody_took_the_job(
         told = worker.stdout.read()  # type: ignore[union-attr]
     assert ("complete=1" in told, "lost=1" in told) == (True, True)
     assert count_ended(supplier) == 1
+
+
+def test_a_worker_whose_function_tells_nothing_keeps_its_jobs(
+    jobs: JobStore, supplier: ConnectionSupplier
+) -> None:
+    """For longer than its lease was when it claimed them."""
+    gate = threading.Event()
+
+    def lease() -> Any:
+        with supplier.connection() as conn:
+            rows = conn.execute("select lease_until, lease_until - clock_timestamp() from job_worker")
+            [found] = rows.fetchall()
+            return found
+
+    job_id = jobs.start("work", None)
+    with Working(jobs.worker({"work": lambda *_: gate.wait()}, lease_seconds=3, idle_seconds=3_600)):
+        until(lambda: not jobs.status(job_id).is_waiting and lease()[1] < timedelta(seconds=3))
+        first = lease()[0]
+        until(lambda: lease()[0] > first)
+        gate.set()
+        until(lambda: jobs.status(job_id).has_ended)
+    assert (jobs.status(job_id).state, jobs.status(job_id).attempts) == ("COMPLETE", 1)
 
 
 def test_a_job_that_its_processes_die_of_fails(

@@ -144,6 +144,9 @@ def test_an_owner_sees_no_job_of_others(jobs: JobStore) -> None:
     assert jobs.list(owner="bob") == []
     assert [job.job_id for job in jobs.list(owner="ada")] == [hers]
     assert {job.job_id for job in jobs.list()} == {hers, theirs}
+    seen: list[list[str]] = []
+    drain(jobs, lambda *_: seen.append([job.job_id for job in jobs.list(owner="bob")]))
+    assert [*seen, jobs.list(owner="bob")] == [[], [], []]
 
 
 @pytest.mark.parametrize("result", [{1, 2}, float("nan"), "\ud800", "nul\0", {1: 2}, object()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     consumes,
     invariant,
+    multiple,
     rule,
     run_state_machine_as_test,
 )
@@ -68,12 +70,14 @@ class Jobs(RuleBasedStateMachine):
         self.jobs: dict[str, Known] = {}
         self.started = 0
 
-    @rule(target=ids, kind=st.sampled_from(KINDS))
-    def start(self, kind: str) -> str:
-        self.started += 1
-        job_id = self.store.start(kind, self.started)
-        self.jobs[job_id] = Known(kind, self.started)
-        return job_id
+    @rule(target=ids, kind=st.sampled_from(KINDS), count=st.integers(1, 4))
+    def start(self, kind: str, count: int) -> Any:
+        made = []
+        for _ in range(count):
+            self.started += 1
+            made.append(self.store.start(kind, self.started))
+            self.jobs[made[-1]] = Known(kind, self.started)
+        return multiple(*made)
 
     @rule(job_id=ids)
     def start_again(self, job_id: str) -> None:
@@ -113,23 +117,26 @@ class Jobs(RuleBasedStateMachine):
             return
         results = [(one, str(one.number)) for one in mine] if state == "COMPLETE" else []
         endings = [Ending(one, state, (None, None, None), "x") for one in mine]  # type: ignore[arg-type]
-        ended = self.claims.finish(hand.worker_id, endings, results)
-        for one in mine:
+        own = [] if hand.is_dead else [one for one in mine if self._holds(hand, one)]
+        assert self.claims.finish(hand.worker_id, endings, results) == {one.job_key for one in own}
+        for one in own:
             job = self.jobs[one.job_id]
-            is_own = not hand.is_dead and (job.holder, job.token) == (hand.worker_id, one.token)
-            assert (one.job_key in ended) == is_own
-            if is_own:
-                job.state, job.holder = state, None
-                job.result = one.number if state == "COMPLETE" else None
+            job.state, job.holder = state, None
+            job.result = one.number if state == "COMPLETE" else None
 
-    @rule(hand=workers, count=st.integers(1, 4))
-    def give_back(self, hand: Hand, count: int) -> None:
-        mine, hand.claims = hand.claims[:count], hand.claims[count:]
+    def _holds(self, hand: Hand, one: Claim) -> bool:
+        job = self.jobs[one.job_id]
+        return (job.holder, job.token) == (hand.worker_id, one.token)
+
+    @rule(hand=workers, count=st.integers(1, 4), forgets=st.booleans())
+    def give_back(self, hand: Hand, count: int, forgets: bool) -> None:
+        """One that does not forget them finishes or gives back again later, perhaps after a new claim."""
+        mine = hand.claims[:count]
+        hand.claims = hand.claims[count:] if forgets else [*hand.claims[count:], *mine]
         self.claims.give_back(hand.worker_id, mine)
         for one in mine:
-            job = self.jobs[one.job_id]
-            if (job.holder, job.token) == (hand.worker_id, one.token):
-                job.holder = None
+            if self._holds(hand, one):
+                self.jobs[one.job_id].holder = None
 
     @rule(hand=workers)
     def die(self, hand: Hand) -> None:
@@ -143,9 +150,13 @@ class Jobs(RuleBasedStateMachine):
     @rule(hand=workers)
     def pulse(self, hand: Hand) -> None:
         is_alive, cancelled = self.claims.pulse(
-            hand.worker_id, list(self.kind_ids.values()), [], LONG_SECONDS
+            hand.worker_id, list(self.kind_ids.values()), [], 2 * LONG_SECONDS
         )
         assert is_alive == (not hand.is_dead)
+        with self.supplier.connection() as conn:
+            statement = "select lease_until - clock_timestamp() from job_worker where worker_id = %s"
+            [(left,)] = conn.execute(statement, [hand.worker_id]).fetchall()
+        assert (left.total_seconds() > LONG_SECONDS) == is_alive
         held = [job_id for job_id, job in self.jobs.items() if job.holder == hand.worker_id]
         assert len(cancelled) == sum(self.jobs[job_id].is_cancelled for job_id in held)
 
@@ -175,7 +186,7 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(hand=consumes(workers))
     def leave(self, hand: Hand) -> None:
-        self.give_back(hand, len(hand.claims))
+        self.give_back(hand, len(hand.claims), True)
         self.claims.leave(hand.worker_id)
 
     @invariant()

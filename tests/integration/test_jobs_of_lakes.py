@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.errors import InvalidData, InvalidInput, ObjectNotFound, PayloadNotFound
+from dormouse.errors import InvalidData, InvalidInput, PayloadNotFound
 from dormouse.files import round_reports
 from dormouse.instance import Instance
 from dormouse.jobs import Job, JobStore, worker
@@ -109,21 +109,23 @@ def test_days_of_jobs_expire_with_all_that_is_theirs(instance: Instance) -> None
         return "old"
 
     old, waiting = jobs.start("query", "old", job_id="old"), jobs.start("other", "waits")
+    instance.objects.put(answer_name("old", 1), b"of a worker that died")
+    with instance._supplier.connection() as conn:
+        conn.execute("update job set token = 1 where job_id = 'old'")
     jobs.worker({"query": answer}).run(drain=True)
     age(instance, 31)
     new = jobs.start("work", "new")
     jobs.worker({"work": lambda *_: "new"}).run(drain=True)
     assert jobs.result(old) == "old"
-    assert jobs.expire(32) == 0
+    assert jobs.expire(31) == 0
     assert jobs.result(old) == "old"
     before = jobs.status(old)
     assert jobs.expire(30) == 1
     assert jobs.expire(30) == 0
     assert {job.job_id for job in jobs.list()} == {new, waiting}
     assert (jobs.result(new), jobs.request(waiting)) == ("new", "waits")
-    with pytest.raises(ObjectNotFound):
-        instance.objects.get(answer_name("old", 1))
-    for kind, payload_id in [("request", "old"), ("result", "old/1")]:
+    assert list(instance.objects.list("answers")) == []
+    for kind, payload_id in [("request", "old"), ("result", "old/2")]:
         with pytest.raises(PayloadNotFound):
             instance.payloads.get("dormouse", payload_id, before.started_at, f"dormouse.job.{kind}")
     # its id is free again

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +15,13 @@ from dormouse.errors import (
     ObjectNotFound,
     ObjectStoreError,
     PayloadCorrupt,
+    PayloadNotFound,
     PayloadsDiffer,
     PayloadUnavailable,
 )
 from dormouse.instance import Instance
 from dormouse.objects import ObjectStore
-from dormouse.payloads import cooling
+from dormouse.payloads import PayloadStore, cooling
 from tests.cooling import (
     DAY,
     Model,
@@ -120,6 +122,54 @@ def test_each_damage_has_its_answer(instance: Instance, model: Model) -> None:
 
 
 @pytest.mark.parametrize("folded", [False, True])
+def test_objects_that_are_swapped_are_told(instance: Instance, folded: bool) -> None:
+    """As if of one size, so that each has its index where the other had it: nothing is taken for absent."""
+    model = Model(instance.payloads)
+    model.put(key("a1"), key("b1"))
+    cooling.offload(tools(instance, object_bytes_min=1, object_bytes_max=1), None, False)
+    if folded:
+        assert cooling.fold(tools(instance), DAY).errors == ()
+    swap = (
+        "update payload_object o set index_start = p.index_start, byte_count = p.byte_count "
+        "from payload_object p where p.object_key <> o.object_key"
+    )
+    paths = [Path(str(instance._objects.local_path(name))) for name in sorted(stored(instance))]
+    contents = [path.read_bytes() for path in paths]
+    for path, data in zip(paths, reversed(contents), strict=True):
+        path.write_bytes(data)
+    query(instance._supplier, swap)
+    store = PayloadStore(instance._supplier, instance._objects)
+    assert [type(one) for one in store.get_many(model.expected).values()] == [PayloadCorrupt] * 2
+    assert store.verify(DAY).problems
+    if folded:
+        model.put(key("a1"), content="late")
+        with pytest.raises(PayloadCorrupt, match="another object's payloads"):
+            cooling.fold(tools(instance), DAY)
+    for path, data in zip(paths, contents, strict=True):
+        path.write_bytes(data)
+    query(instance._supplier, swap)
+    model.check()
+    assert store.status().mismatches == 2
+    status = instance.payloads.status()
+    assert 0 < (status.cold_read_ms_p50 or 0) <= (status.cold_read_ms_p99 or 0)
+    assert folded or (status.bytes_in_per_second and status.bytes_out_per_second)
+
+
+@pytest.mark.parametrize("state", ["open", "offloaded", "folded"])
+def test_a_key_of_another_tenant_is_not_found_and_deletes_nothing(
+    instance: Instance, model: Model, state: str
+) -> None:
+    if state != "open":
+        instance.payloads.offload()
+    if state == "folded":
+        instance.payloads.fold(DAY)
+    others = [one._replace(tenant=tenant) for one in model.expected for tenant in ("s", "t2", "T")]
+    assert {type(one) for one in instance.payloads.get_many(others).values()} == {PayloadNotFound}
+    instance.payloads.delete_many(others)
+    model.check(*others)
+
+
+@pytest.mark.parametrize("folded", [False, True])
 def test_a_store_that_does_not_answer_is_asked_again(instance: Instance, model: Model, folded: bool) -> None:
     instance.payloads.offload()
     if folded:
@@ -131,7 +181,14 @@ def test_a_store_that_does_not_answer_is_asked_again(instance: Instance, model: 
     def gone(store: ObjectStore, name: str, *_: Any) -> bytes:
         raise ObjectNotFound(f"Object {name!r} does not exist")
 
-    for method, expected in ((fails, PayloadUnavailable), (gone, PayloadCorrupt)):
+    def forbidden(store: ObjectStore, name: str, *_: Any) -> bytes:
+        raise ObjectStoreError(f"Cannot read object {name!r}: Access Denied")
+
+    for method, expected in (
+        (fails, PayloadUnavailable),
+        (forbidden, PayloadUnavailable),
+        (gone, PayloadCorrupt),
+    ):
         faulty: Any = Faulty(instance._objects, get_range=method)
         found = type(instance.payloads)(instance._supplier, faulty).get_many(model.expected)
         assert {type(one) for one in found.values()} == {expected}

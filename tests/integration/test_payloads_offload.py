@@ -378,8 +378,13 @@ def test_objects_stay_in_their_bounds(instance: Instance) -> None:
     [done] = cooling.offload(made, None, False).days
     found = [one.byte_count for one in made.known.of_day(DAY, "live")]
     assert len(found) == done.objects > 10
-    assert min(found[:-1]) >= 8_000
-    assert max(found) <= 40_000 + 2_000  # the index
+    # each ends with the portion that fills it: twice the least, and neither the least nor the most
+    assert min(found[:-1]) >= 16_000
+    assert max(found) <= 16_000 + 4_000 + 5_000 + 2_000  # a portion, the payload that ends it, the index
+    instance.payloads.rehydrate(DAY)
+    tight = tools(instance, object_bytes_min=8_000, object_bytes_max=12_000, portion_bytes_max=12_000)
+    assert cooling.offload(tight, DAY, False).days_left == 0
+    assert max(one.byte_count for one in made.known.of_day(DAY, "live")) <= 12_000 + 2_000
     instance.payloads.put("t", "large", AT, "k", chance.randbytes(100_000).hex())
     assert cooling.fold(made, DAY).days_left == 0
     assert instance.payloads.get("t", "0299", AT, "k")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from dormouse.errors import PayloadsDiffer
 from dormouse.instance import Instance
-from dormouse.payloads import cooling
+from dormouse.payloads import cooling, fold
 from tests.cooling import DAY, FOLD_STEPS, STEPS, WITHIN, Model, key, leftovers, locations, names, tools
 from tests.state import query
 
@@ -114,6 +115,44 @@ def test_a_write_at_any_step_of_a_fold_stays(instance: Instance, model: Model, s
     cooling.fold(tools(instance), DAY)
     model.check(*every)
     assert locations(instance) == {}
+
+
+def test_a_fold_verifies_in_slices(instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A day that no slice is long enough for: each goes on behind the last key that was compared."""
+    monkeypatch.setattr(fold, "_VERIFIED_AT_ONCE", 5)
+    cooling.offload(tools(instance), None, False)
+    reached: list[Any] = []
+
+    def verifies() -> bool:
+        return query(instance._supplier, "select phase from payload_day") == [("verify",)]
+
+    while cooling.fold(tools(instance, is_over=verifies), DAY).days_left:
+        reached += query(instance._supplier, "select after_kind, after_id from payload_day")
+        model.put(key(f"a00{len(reached)}"), content="late")
+        model.check()
+        assert len(reached) < 100
+    assert len(reached) == len(set(reached)) > 5
+    assert reached == sorted(reached)
+    model.check()
+    assert leftovers(instance) == []
+
+
+def test_a_write_that_was_not_mirrored_lets_no_fold_end(instance: Instance, model: Model) -> None:
+    """Also one of before verification, whose key the comparison of blocks leaves to this one."""
+    cooling.offload(tools(instance), None, False)
+
+    def lose(step: str) -> None:
+        if step == "prepared":
+            model.put(key("a0002"), content="late")
+        if step == "copied":
+            query(instance._supplier, "delete from payload_20260305_copy where id = 'a0002'")
+
+    with pytest.raises(PayloadsDiffer, match="a 'a0002' of tenant 't'"):
+        cooling.fold(tools(instance, lose), DAY)
+    model.check()
+    assert leftovers(instance) == []
+    assert cooling.fold(tools(instance), DAY).days_left == 0
+    model.check()
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -1,0 +1,197 @@
+"""The statements of workers, one after another: who has a job, who is told, what a claim is good for."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from dormouse.errors import JobCancelled, JobLost, PayloadUnavailable
+from dormouse.jobs import JobStore, Progress, documents
+from dormouse.jobs import worker as workers
+from dormouse.jobs.claims import Claims, Ending
+from dormouse.jobs.job import Claim
+from dormouse.jobs.sight import Sight
+from dormouse.postgres import ConnectionSupplier
+from tests.working import PATIENCE_SECONDS, job_store
+
+LEASE_SECONDS = 3_600.0
+
+
+@pytest.fixture
+def jobs(supplier: ConnectionSupplier, tmp_path: Path) -> JobStore:
+    return job_store(supplier, tmp_path / "objects")
+
+
+class Hand:
+    """A worker of one kind, moved by the test."""
+
+    def __init__(self, jobs: JobStore, supplier: ConnectionSupplier, kind: str = "work") -> None:
+        self.claims, self.id, self.kind = Claims(supplier), uuid4(), jobs._kind_id(kind)
+        self._supplier = supplier
+        self.claims.register(self.id, [self.kind], "hand", LEASE_SECONDS)
+
+    def claim(self, *, limited: bool = False) -> list[Claim]:
+        return self.claims.claim(self.id, {self.kind: 1}, {}, limited=limited)
+
+    def ends(self, claim: Claim) -> bool:
+        done = Ending(claim, "COMPLETE", (None, None, None))
+        return self.claims.finish(self.id, [done], [(claim, str(claim.token))]) != set()
+
+    def dies(self) -> None:
+        with self._supplier.connection() as conn:
+            conn.execute(
+                "update job_worker set lease_until = clock_timestamp() - interval '1 s' where worker_id = %s",
+                [self.id],
+            )
+
+    def lease_seconds(self) -> float:
+        with self._supplier.connection() as conn:
+            [(left,)] = conn.execute(
+                "select extract(epoch from lease_until - clock_timestamp())::float8 from job_worker "
+                "where worker_id = %s",
+                [self.id],
+            ).fetchall()
+        return float(left)
+
+
+@contextmanager
+def told(supplier: ConnectionSupplier, expected: str | int) -> Iterator[None]:
+    """What a worker that sleeps is told within the context."""
+    with supplier.connection() as conn:
+        conn.execute("listen dormouse_jobs")
+        yield
+        [first] = conn.notifies(timeout=PATIENCE_SECONDS / 60, stop_after=1)
+        conn.execute("unlisten *")
+    assert first.payload == str(expected)
+
+
+def test_a_claim_that_was_given_back_is_good_for_nothing(
+    jobs: JobStore, supplier: ConnectionSupplier
+) -> None:
+    """Neither while the job waits, nor when the same worker has claimed it again, nor when it has ended."""
+    job_id, me = jobs.start("work", None), Hand(jobs, supplier)
+    [first] = me.claim()
+    me.claims.give_back(me.id, [first])
+    assert not me.ends(first)
+    assert jobs.status(job_id).is_waiting
+    [second] = me.claim()
+    assert not me.ends(first)
+    me.claims.give_back(me.id, [first])
+    assert not jobs.status(job_id).is_waiting
+    assert me.ends(second)
+    assert not me.ends(first)
+    assert jobs.result(job_id) == 2
+
+
+def test_a_worker_that_works_is_soon_found_dead(jobs: JobStore, supplier: ConnectionSupplier) -> None:
+    """One that sleeps has a lease for as long as it sleeps, too."""
+    me = Hand(jobs, supplier)
+    assert me.claims.look(me.id, [me.kind], 30.0, 60.0).is_alive
+    assert 80 < me.lease_seconds() <= 90
+    me.claims.awake(me.id, 30.0)
+    assert 20 < me.lease_seconds() <= 30
+
+
+def test_a_worker_that_has_jobs_is_not_forgotten(jobs: JobStore, supplier: ConnectionSupplier) -> None:
+    """Nobody would take them over."""
+    job_id, me, other = jobs.start("work", None), Hand(jobs, supplier), Hand(jobs, supplier)
+    assert len(me.claim()) == 1
+    me.claims.leave(me.id)
+    me.dies()
+    assert other.claims.take_over() == 1
+    assert jobs.status(job_id).is_waiting
+
+
+def test_others_are_told_of_jobs_that_wait_again(jobs: JobStore, supplier: ConnectionSupplier) -> None:
+    jobs.start("work", None)
+    me, other = Hand(jobs, supplier), Hand(jobs, supplier)
+    [mine] = me.claim()
+    with told(supplier, me.kind):
+        me.claims.give_back(me.id, [mine])
+    me.claim()
+    me.dies()
+    with told(supplier, me.kind):
+        assert other.claims.take_over() == 1
+
+
+def test_one_that_sleeps_is_told_when_a_limit_allows_more(
+    jobs: JobStore, supplier: ConnectionSupplier
+) -> None:
+    for _ in range(2):
+        jobs.start("work", None)
+    me, other = Hand(jobs, supplier), Hand(jobs, supplier)
+    with told(supplier, "limits"):
+        jobs.limit("work", 1)
+    [mine] = me.claim(limited=True)
+    assert other.claim(limited=True) == []
+    other.claims.look(other.id, [other.kind], LEASE_SECONDS, LEASE_SECONDS)
+    with told(supplier, other.kind):
+        assert me.ends(mine)
+    assert len(other.claim(limited=True)) == 1
+
+
+def test_no_job_runs_twice_while_many_claim_at_once(jobs: JobStore) -> None:
+    ran = Counter[int]()
+    for number in range(120):
+        jobs.start("work", number)
+    made = [jobs.worker({"work": lambda n, _: ran.update([n])}, threads=2) for _ in range(4)]
+    threads = [threading.Thread(target=worker.run, kwargs={"drain": True}) for worker in made]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ran == dict.fromkeys(range(120), 1)
+    assert sum(worker.report.lost for worker in made) == 0
+
+
+def test_a_worker_that_is_stopped_takes_no_more_jobs(jobs: JobStore) -> None:
+    ids = [jobs.start("work", number) for number in range(3)]
+    worker = jobs.worker({"work": lambda number, _: worker.stop() if number == 0 else None}, threads=1)
+    assert worker.run().complete == 1
+    assert [jobs.status(job_id).is_waiting for job_id in ids] == [False, True, True]
+
+
+def test_a_request_that_cannot_be_read_now_is_read_later(
+    jobs: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The object store throttles: the job is given back, and has not failed."""
+    read, failures = documents.requests, iter(range(2))
+
+    def requests(payloads: Any, claims: Any) -> Mapping[Claim, Any]:
+        if next(failures, None) is not None:
+            return {claim: PayloadUnavailable("please reduce your request rate") for claim in claims}
+        return read(payloads, claims)
+
+    monkeypatch.setattr(workers.documents, "requests", requests)
+    job_id = jobs.start("work", 7)
+    jobs.worker({"work": lambda request, _: request}).run(drain=True)
+    assert (jobs.result(job_id), jobs.status(job_id).attempts) == (7, 3)
+
+
+def test_a_worker_looks_everywhere_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    sight = Sight()
+    assert sight.since() == {}
+    sight.saw([(1, 50), (1, 40), (2, 7)])
+    assert sight.since() == {1: 40, 2: 7}
+    sight.look_everywhere()
+    assert sight.since() == {}
+    assert sight.since() == {1: 40, 2: 7}
+    monkeypatch.setattr("dormouse.jobs.sight.EVERYWHERE_SECONDS", 0.0)
+    assert sight.since() == {}
+
+
+def test_the_end_of_a_job_is_told_to_its_function_whatever_it_is() -> None:
+    """Cancelled or lost: what it calls raises, as does what it checks by."""
+    for error in (JobCancelled("over"), JobLost("over")):
+        progress = Progress("id")
+        progress.end(error)
+        for ask in (progress, progress.check):
+            with pytest.raises(type(error)):
+                ask()
