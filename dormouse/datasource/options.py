@@ -24,8 +24,9 @@ _WRITES = (*_WHICH, "ingest_id")
 _SPARKS = {"checkpointlocation", "path", "queryname", "triggerinterval"}
 """Options of Spark's streams, which it passes on."""
 STREAM_BYTES_MAX = 200
-_STREAMS = (*_WHICH, "columns", "changes_after")
-_READS = (*_WHICH, "columns", "split_bytes", *_ROWS, *_CHANGES, "metadata")
+_STREAMS = (*_WHICH, "columns", "split_bytes", "changes_after", "max_rows_per_batch")
+# Spark asks for the columns without telling that it is for a stream
+_READS = (*_WHICH, "columns", "split_bytes", *_ROWS, *_CHANGES, "metadata", "max_rows_per_batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,8 @@ class ReadOptions:
     changes: tuple[When | None, When | None] | None = None
     metadata: Metadata | None = None
     split_bytes: int | None = None
+    max_rows_per_batch: int | None = None
+    """Of a stream, whose batch has more only if one commit has."""
 
     @staticmethod
     def parse(given: Mapping[str, str]) -> ReadOptions:
@@ -119,6 +122,7 @@ class ReadOptions:
             changes=_changes(given),
             metadata=_metadata(given.get("metadata")),
             split_bytes=_positive(given, "split_bytes"),
+            max_rows_per_batch=_positive(given, "max_rows_per_batch"),
         )
 
     @staticmethod
@@ -127,7 +131,6 @@ class ReadOptions:
         plain = {name: value for name, value in given.items() if name not in _SPARKS}
         check_known(plain, _STREAMS)
         if "changes_after" not in plain:
-            # Spark asks for the columns without telling that it is for a stream
             raise InvalidInput(
                 f"a stream reads changes: give the option changes_after, a moment, or {BEGINNING!r} for all"
             )

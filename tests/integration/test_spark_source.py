@@ -203,6 +203,15 @@ def test_changes_since_a_cut(table: Table, load: Load) -> None:
     assert load(changes_after="beginning", changes_till="before").count() == ROWS
 
 
+def test_changes_are_read_by_several_tasks_in_their_order(table: Table, load: Load) -> None:
+    found = load(changes_after="beginning", columns="k,name")
+    assert found.rdd.getNumPartitions() == 5
+    changes = [row["_change"] for row in table.changes(None, columns=["k", "name"]).read_all().to_pylist()]
+    assert [row["_change"] for row in found.collect()] == changes
+    assert of_spark(found) == ordered(table.changes(None, columns=["k", "name"]).read_all())
+    assert load(changes_after="before", changes_till="before").count() == 0
+
+
 def test_metadata_are_rows(instance: Instance, table: Table, load: Load) -> None:
     table.consumer("etl", from_="before")
     files = load(metadata="files").collect()
@@ -290,6 +299,7 @@ def test_a_write_that_fails_leaves_nothing(
             {"as_of": "before", "changes_after": "before"},
             "InvalidInput: the options changes_after and as_of do not",
         ),
+        ({"changes_after": "before", "max_rows_per_batch": "9"}, "max_rows_per_batch is for streams"),
         ({"changes_till": "before"}, "InvalidInput: the option changes_till needs changes_after"),
         ({"metadata": "file"}, "InvalidInput: the option metadata is one of files, partitions, cuts"),
         (
