@@ -19,7 +19,9 @@ import pyspark
 from dormouse.spark.java import java_home
 
 JARS = Path(pyspark.__file__).parent / "jars"
-SECONDS_MAX = 120
+SECONDS_MAX = 600
+# what dies is told by its connection; what is slow is not dead
+_SETTINGS = ("-Dspark.master.rest.enabled=false", f"-Dspark.worker.timeout={SECONDS_MAX}")
 Victim = Literal["executor", "worker"]
 
 
@@ -78,7 +80,7 @@ class Cluster:
         log = self._folder / f"{name}-{len(self._processes)}.log"
         java = Path(self._environment["JAVA_HOME"]) / "bin" / "java"
         options = shlex.split(self._environment.get("SPARK_SUBMIT_OPTS", ""))
-        command = [java, "-Xmx256m", *options, "-Dspark.master.rest.enabled=false", "-cp", JARS / "*"]
+        command = [java, "-Xmx256m", *options, *_SETTINGS, "-cp", JARS / "*"]
         ports = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
         folder = ["--work-dir", str(self._folder / "work")] if name == "worker" else []
         with log.open("wb") as file:

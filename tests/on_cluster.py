@@ -31,6 +31,7 @@ CONFIG = {
     "spark.default.parallelism": "2",
     "spark.sql.shuffle.partitions": str(TASKS),
     "spark.sql.execution.arrow.maxRecordsPerBatch": "2000",
+    "spark.network.timeout": "600s",
     "spark.python.daemon.module": "tests.held",
     "spark.executor.extraJavaOptions": os.environ.get("SPARK_SUBMIT_OPTS", ""),
     f"spark.executorEnv.{WRITES}": os.environ.get(WRITES, ""),

@@ -142,12 +142,13 @@ def test_a_compaction(table: Table, run: Run, instance: Instance, victim: Victim
     loaded(table, 2)
     assert run("compaction", victim) == [len(POINTS) + 1, 0]
     assert keys(table) == sorted([*range(ROWS)] * 2)
-    assert len(table.file_page()) == len(POINTS) + 1
+    assert len(list(table.files.file_references())) == len(POINTS) + 1
     check_nothing_else(instance)
 
 
 def test_a_read(table: Table, run: Run) -> None:
-    assert run("source", "worker", reads=True) == keys(loaded(table))
+    expected = keys(loaded(table))
+    assert run("source", "worker", reads=True) == expected
 
 
 @pytest.mark.parametrize("reads", [True, False])

@@ -188,6 +188,22 @@ def test_each_action_reads_the_newest_rows_and_a_moment_stays(
     assert [frame.count() for frame in (fresh, before, kept)] == [counts[0] + 10, counts[1], counts[2]]
 
 
+@pytest.mark.parametrize("pushes", ["true", "false"])
+def test_a_query_has_its_own_filter_and_none_of_another(
+    spark: SparkSession, table: Table, load: Load, pushes: str
+) -> None:
+    """Spark 4.1 keeps what a filter was pushed into, and reads that for a later query without one, too."""
+    frame, count = load(), table.query(columns=["k"]).read_all().num_rows
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", pushes)
+    try:
+        low = frame.where(col("k") < 10).count()
+        assert low == table.query({"k": dm.Range(max=10)}).read_all().num_rows
+        assert (frame.count(), frame.where("k % 2 < 2").count()) == (count, count)
+        assert frame.where(col("k") < 10).unionAll(frame).count() == low + count
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
 def test_views_of_all_tables_are_of_one_moment(spark: SparkSession, instance: Instance, table: Table) -> None:
     other = instance.create_table("other", dm.Schema([dm.Field("k", dm.LONG)]), split_points=[1])
     other.ingest(pa.table({"k": [0, 1, 2]}))
@@ -221,6 +237,13 @@ def test_metadata_are_rows(instance: Instance, table: Table, load: Load) -> None
     partitions = {row.partition_id: row for row in load(metadata="partitions").collect()}
     assert sum(row.is_leaf for row in partitions.values()) == len(table.partitions.leaves())
     assert json.loads(partitions["root"].region) == {}
+    jobs = table.context.jobs
+    jobs.create_of_shared([leaf.partition_id for leaf in table.partitions.leaves()])
+    taken = jobs.take(1)
+    told = {row.job_id: row for row in load(metadata="jobs").collect()}
+    assert len(told) == jobs.count()[0] > 1
+    assert [one.job_id for one in told.values() if one.is_running] == [job.job_id for job in taken]
+    assert (told[taken[0].job_id].attempts, told[taken[0].job_id].partition_id) == (1, taken[0].partition_id)
     [cut] = load(metadata="cuts").collect()
     assert (cut.name, cut.recorded_at.timestamp()) == (
         "before",
@@ -301,7 +324,7 @@ def test_a_write_that_fails_leaves_nothing(
         ),
         ({"changes_after": "before", "max_rows_per_batch": "9"}, "max_rows_per_batch is for streams"),
         ({"changes_till": "before"}, "InvalidInput: the option changes_till needs changes_after"),
-        ({"metadata": "file"}, "InvalidInput: the option metadata is one of files, partitions, cuts"),
+        ({"metadata": "file"}, "InvalidInput: the option metadata is one of files, partitions, cuts, jobs, consumers"),
         (
             {"split_bytes": "1 GB"},
             "InvalidInput: the option split_bytes is a whole number above 0, not '1 GB'",
