@@ -176,7 +176,11 @@ def _latency(table: Table, row: pa.Table, arrived: threading.Event) -> float:
     return (time.perf_counter() - began) * 1_000
 
 
-_READ = {"{}_parquet_seconds": "Parquet", "{}_source_seconds": "the source", "{}_function_seconds": "function"}
+_READ = {
+    "{}_parquet_seconds": "Parquet",
+    "{}_source_seconds": "the source",
+    "{}_function_seconds": "function",
+}
 BENCHMARK = Benchmark(
     "spark_source",
     __doc__,

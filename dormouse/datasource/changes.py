@@ -57,7 +57,9 @@ class ChangesReader(DataSourceReader):
         after, till = self._options.changes or (None, None)
         with of.open() as table:
             start, end = span(table.context, after, till)
-            check_given(self._schema, changed_columns(table.context.as_of(end), self._options.columns), of.table)
+            check_given(
+                self._schema, changed_columns(table.context.as_of(end), self._options.columns), of.table
+            )
             # without a task Spark calls `read` with None
             return tasks_of(table.context, start, end, self._options) or [InputPartition(None)]
 

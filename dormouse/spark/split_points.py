@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -80,7 +79,11 @@ def points_of(source: RowSource, spark: SparkSession, schema: Schema, leaves: in
 def divide(context: TableContext, source: RowSource, spark: SparkSession) -> None:
     """Makes at least `bulk_ingest_leaves_min` leaves of a table without files, where its rows will be."""
     leaves_min, partitions = context.properties.bulk_ingest_leaves_min, context.partitions
-    if leaves_min == 1 or len(leaves := partitions.leaves()) >= leaves_min or not context.store.has_no_files():
+    if (
+        leaves_min == 1
+        or len(leaves := partitions.leaves()) >= leaves_min
+        or not context.store.has_no_files()
+    ):
         return
     field = context.schema.row_keys[0].name
     points = points_of(source, spark, context.schema, leaves_min)

@@ -101,7 +101,14 @@ def run(
     def done(work: str, victim: Victim, *, reads: bool = False) -> Any:
         held = tmp_path / "held"
         given = [] if reads else {WRITES: str(held)}
-        command = [sys.executable, "-m", "tests.on_cluster", work, str(tmp_path), *([str(held)] if reads else [])]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.on_cluster",
+            work,
+            str(tmp_path),
+            *([str(held)] if reads else []),
+        ]
         with subprocess.Popen(command, env=ours | dict(given), cwd=ROOT) as driver:
             try:
 

@@ -324,7 +324,10 @@ def test_a_write_that_fails_leaves_nothing(
         ),
         ({"changes_after": "before", "max_rows_per_batch": "9"}, "max_rows_per_batch is for streams"),
         ({"changes_till": "before"}, "InvalidInput: the option changes_till needs changes_after"),
-        ({"metadata": "file"}, "InvalidInput: the option metadata is one of files, partitions, cuts, jobs, consumers"),
+        (
+            {"metadata": "file"},
+            "InvalidInput: the option metadata is one of files, partitions, cuts, jobs, consumers",
+        ),
         (
             {"split_bytes": "1 GB"},
             "InvalidInput: the option split_bytes is a whole number above 0, not '1 GB'",
@@ -353,6 +356,49 @@ def test_what_cannot_be_written_is_refused_before_a_task_runs(
         with pytest.raises(Exception, match=message):
             save()
     assert query(instance._supplier, "select count(*) from write_attempt")[0][0] == 0
+
+
+def test_what_is_changed_or_not_there_is_one_line(
+    spark: SparkSession, instance: Instance, dsn: str, table: Table, load: Load, tmp_path: Path
+) -> None:
+    """Between the making of a DataFrame and its use; and folders and buckets that there are not."""
+    frame, frames = load(), spark.read.format("dormouse").option("table", "t")
+    with pytest.raises(Exception, match=r"InvalidInput: the schema that was given is not that of table 't'"):
+        frames.schema("k long").options(dsn=dsn, objects=instance._tables.objects.url).load().count()
+    table.rename_column("day", "date")
+    with pytest.raises(Exception, match=r"InvalidInput: the schema that was given is not that of table 't'"):
+        frame.count()
+    instance.drop_table("t")
+    with pytest.raises(Exception, match="TableNotFound: table 't' does not exist"):
+        frame.count()
+    with pytest.raises(Exception, match="NotAnInstance: there is no instance in .*nowhere.* each worker"):
+        frames.option("instance", str(tmp_path / "nowhere")).load()
+
+
+@pytest.mark.parametrize(
+    ("bucket", "keys", "message"),
+    [("nowhere-there", ("test", "test"), "nowhere-there"), ("dormouse-test", (None, None), "credentials")],
+)
+def test_no_such_bucket_and_no_credentials_are_one_line(
+    dsn: str, s3_endpoint: str, bucket: str, keys: tuple[str | None, str | None], message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """What the driver's planner says, which has the environment of the driver."""
+    from dormouse.datasource.source import DormouseSource
+    from dormouse.errors import DormouseError
+
+    monkeypatch.setattr("dormouse.objects.s3.RETRIES_MAX", 0)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name, value in zip(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), keys, strict=True):
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(DormouseError, match=message) as raised:
+        DormouseSource({"dsn": dsn, "objects": f"s3://{bucket}/lake", "table": "t"}).schema()
+    assert "\n" not in str(raised.value)
 
 
 def test_moments_of_the_function_are_those_of_queries(
