@@ -1,4 +1,4 @@
-"""A standalone cluster of Spark: a master and workers as processes, of the wheel pyspark, and how they die."""
+"""A standalone cluster of Spark: a master and workers, of the wheel pyspark, and how they die."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python workers of Spark of which one waits for its death: the first to have written an object, or read a batch.
+"""Python workers of Spark, of which one waits for its death: the first to have written, or read, something.
 
 As `spark.python.daemon.module` it is what an executor starts its Python workers with.
 """

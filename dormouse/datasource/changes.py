@@ -1,4 +1,4 @@
-"""What came and went between two moments, by tasks that have its order: a deletion's follows those before it."""
+"""What came and went between two moments, by tasks in its order: a deletion's follows those before it."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class CompactionJob:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What is known of a job: how often it was taken, by which run of Spark if any, and how it failed last."""
+    """What is known of a job: how often it was taken, by which run of Spark, and how it failed last."""
 
     job_id: str
     partition_id: str

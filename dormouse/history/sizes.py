@@ -65,7 +65,7 @@ def size_since(context: TableContext, after: Position, till: Position | None = N
 
 
 def portion_since(context: TableContext, after: Position, rows_max: int) -> Position:
-    """The latest moment till which no more rows came after another; at least one commit's, which stay together.
+    """The latest moment till which no more rows came after another; at least one commit's, which is whole.
 
     The present where all did. `InvalidCut` where the database does not know when they came; `CutExpired`.
     """

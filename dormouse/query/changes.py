@@ -152,7 +152,7 @@ def columns_of_changes(context: TableContext, columns: Sequence[str] | None) -> 
 def _steps(
     context: TableContext, after: Position, till: Position, pages: _Pages, events: Sequence[PastEvent]
 ) -> Iterator[_Pages | PastEvent]:
-    """In their order; `pages` are those of all files that came. With events each is where it has its place."""
+    """In their order; `pages` are those of all files that came. With events each is where its place is."""
     if not events:
         yield pages
         return

@@ -61,7 +61,7 @@ class Draw:
 def points_of(source: RowSource, spark: SparkSession, schema: Schema, leaves: int) -> list[KeyValue]:
     """Values of the first row key that divide the rows into so many parts of about equal size, ascending.
 
-    Fewer where few values are alike those of many rows. The column is read once, of DataFrames and URLs whole.
+    Fewer where many rows have the same value. The column is read once; of DataFrames and URLs all of it.
     """
     if leaves < 1:
         raise InvalidInput(f"a table has at least 1 leaf, not {leaves}")

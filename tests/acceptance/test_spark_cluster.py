@@ -1,4 +1,4 @@
-"""On a real cluster, with PostgreSQL over TCP and objects in S3, what an executor's death interrupts ends right."""
+"""On a cluster, with PostgreSQL over TCP and objects in S3: what an executor's death interrupts ends right."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
     with EmbeddedPostgres(tmp_path_factory.mktemp("postgres"), options=options) as server:
         with psycopg.connect(server.dsn) as conn:
             conn.execute("alter role current_user password 'test'")
-        yield Databases(make_conninfo(server.dsn, host="127.0.0.1", password="test"))
+        yield Databases(make_conninfo(server.dsn, host="127.0.0.1", password="test"))  # noqa: S106
 
 
 @pytest.fixture

@@ -371,7 +371,7 @@ def test_what_is_changed_or_not_there_is_one_line(
     instance.drop_table("t")
     with pytest.raises(Exception, match="TableNotFound: table 't' does not exist"):
         frame.count()
-    with pytest.raises(Exception, match="NotAnInstance: there is no instance in .*nowhere.* each worker"):
+    with pytest.raises(Exception, match=r"NotAnInstance: there is no instance in .*nowhere.* each worker"):
         frames.option("instance", str(tmp_path / "nowhere")).load()
 
 

@@ -155,7 +155,7 @@ def test_what_cannot_go_on_says_so(
 def test_a_batch_has_no_more_rows_than_are_asked_for(
     instance: Instance, source: Table, sink: Table, start: Start, run: Run, limit: int
 ) -> None:
-    """A commit stays whole; a deletion is where it was, and the one that waited is of the batch of its commit."""
+    """A commit stays whole; a deletion comes with the commits before it."""
     for first in range(100, 200, 20):
         add(source, first)
     source.delete({"k": dm.Range(0, 30)})
