@@ -2,8 +2,8 @@
 Spark's own Parquet reader on the same files and its own writer of the same rows; and streams.
 
 A read is of all rows, of one column, or of the keys of one of the table's leaves. A stream's rate is that of
-a query that reads the table from its beginning on; its latency is from the end of an ingest of one row until a
-query has it in its batch. The page cache is warm.
+a query that reads the table from its beginning on; its latency is from the end of an ingest of one row until
+a query has it in its batch. The page cache is warm.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""On a cluster, with PostgreSQL over TCP and objects in S3: what an executor's death interrupts ends right."""
+"""On a cluster, with PostgreSQL over TCP and objects in S3: what a death interrupts ends right."""
 
 from __future__ import annotations
 
