@@ -375,32 +375,6 @@ def test_what_is_changed_or_not_there_is_one_line(
         frames.option("instance", str(tmp_path / "nowhere")).load()
 
 
-@pytest.mark.parametrize(
-    ("bucket", "keys", "message"),
-    [("nowhere-there", ("test", "test"), "nowhere-there"), ("dormouse-test", (None, None), "credentials")],
-)
-def test_no_such_bucket_and_no_credentials_are_one_line(
-    dsn: str, s3_endpoint: str, bucket: str, keys: tuple[str | None, str | None], message: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """What the driver's planner says, which has the environment of the driver."""
-    from dormouse.datasource.source import DormouseSource
-    from dormouse.errors import DormouseError
-
-    monkeypatch.setattr("dormouse.objects.s3.RETRIES_MAX", 0)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    for name, value in zip(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), keys, strict=True):
-        if value is None:
-            monkeypatch.delenv(name, raising=False)
-        else:
-            monkeypatch.setenv(name, value)
-    with pytest.raises(DormouseError, match=message) as raised:
-        DormouseSource({"dsn": dsn, "objects": f"s3://{bucket}/lake", "table": "t"}).schema()
-    assert "\n" not in str(raised.value)
-
-
 def test_moments_of_the_function_are_those_of_queries(
     spark: SparkSession, instance: Instance, table: Table
 ) -> None:
