@@ -361,10 +361,11 @@ def test_what_cannot_be_written_is_refused_before_a_task_runs(
 def test_what_is_changed_or_not_there_is_one_line(
     spark: SparkSession, instance: Instance, dsn: str, table: Table, load: Load, tmp_path: Path
 ) -> None:
-    """Between the making of a DataFrame and its use; and folders and buckets that there are not."""
-    frame, frames = load(), spark.read.format("dormouse").option("table", "t")
+    """Between the making of a DataFrame and its use; and folders that there are not."""
+    frame, url = load(), instance._tables.objects.url
+    given = spark.read.format("dormouse").schema("k long").options(dsn=dsn, objects=url, table="t")
     with pytest.raises(Exception, match=r"InvalidInput: the schema that was given is not that of table 't'"):
-        frames.schema("k long").options(dsn=dsn, objects=instance._tables.objects.url).load().count()
+        given.load().count()
     table.rename_column("day", "date")
     with pytest.raises(Exception, match=r"InvalidInput: the schema that was given is not that of table 't'"):
         frame.count()
@@ -372,7 +373,7 @@ def test_what_is_changed_or_not_there_is_one_line(
     with pytest.raises(Exception, match="TableNotFound: table 't' does not exist"):
         frame.count()
     with pytest.raises(Exception, match=r"NotAnInstance: there is no instance in .*nowhere.* each worker"):
-        frames.option("instance", str(tmp_path / "nowhere")).load()
+        spark.read.format("dormouse").options(instance=str(tmp_path / "nowhere"), table="t").load()
 
 
 def test_moments_of_the_function_are_those_of_queries(
