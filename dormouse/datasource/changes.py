@@ -1,4 +1,4 @@
-"""What came and went between two moments, read by one task, as the order of changes counts."""
+"""What came and went between two moments, by tasks in its order: a deletion's follows those before it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,32 @@ from dormouse.datasource.options import ReadOptions
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dormouse.context import TableAddress
+    from dormouse.context import TableAddress, TableContext
     from dormouse.model.cut import Position
+    from dormouse.query.changes import ChangesPart
 
 
 @dataclass(frozen=True)
-class ChangesPart(InputPartition):
-    """The changes of after one position and up to another."""
+class ChangesTask(InputPartition):
+    """What one task reads of the changes."""
 
     address: TableAddress
-    start: Position
-    end: Position
-    columns: tuple[str, ...] | None
+    part: ChangesPart
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        from dormouse.query.changes import changes
-
         with self.address.open() as context:
-            yield from changes(context, self.start, self.end, self.columns)
+            yield from self.part.rows(context)
+
+
+def tasks_of(
+    context: TableContext, start: Position, end: Position, options: ReadOptions
+) -> list[InputPartition]:
+    """The changes of after one position and up to another, in their order."""
+    from dormouse.query.changes import changes_parts
+    from dormouse.query.executor import PART_BYTES
+
+    parts = changes_parts(context, start, end, options.columns, options.split_bytes or PART_BYTES)
+    return [ChangesTask(context.address, part) for part in parts]
 
 
 class ChangesReader(DataSourceReader):
@@ -45,13 +53,15 @@ class ChangesReader(DataSourceReader):
         from dormouse.datasource.columns import changed_columns, check_given
         from dormouse.history.changes import span
 
-        of, columns = self._options.of, self._options.columns
+        of = self._options.of
         after, till = self._options.changes or (None, None)
         with of.open() as table:
             start, end = span(table.context, after, till)
-            check_given(self._schema, changed_columns(table.context.as_of(end), columns), of.table)
-            return [ChangesPart(table.context.address, start, end, columns)]
+            check_given(
+                self._schema, changed_columns(table.context.as_of(end), self._options.columns), of.table
+            )
+            # without a task Spark calls `read` with None
+            return tasks_of(table.context, start, end, self._options) or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, ChangesPart)  # noqa: S101 as `partitions` made it
-        return partition.rows()
+        return partition.rows() if isinstance(partition, ChangesTask) else iter(())

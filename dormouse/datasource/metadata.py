@@ -1,4 +1,4 @@
-"""What is known of a table, as rows: its files, partitions, cuts and consumers."""
+"""What is known of a table, as rows: its files, partitions, cuts, jobs and consumers."""
 
 from __future__ import annotations
 
@@ -55,6 +55,15 @@ _COLUMNS: Mapping[Metadata, Mapping[str, DataType]] = {
         "split_point": _TEXT,
     },
     "cuts": {"cut_id": _WHOLE, "name": _TEXT, "recorded_at": _TIME, "epoch": _WHOLE},
+    "jobs": {
+        "job_id": _TEXT,
+        "partition_id": _TEXT,
+        "created_at": _TIME,
+        "attempts": _WHOLE,
+        "is_running": _BOOLEAN,
+        "run_id": _TEXT,
+        "last_error": _TEXT,
+    },
     "consumers": {
         "name": _TEXT,
         "position_at": _TIME,
@@ -102,6 +111,11 @@ def _cuts(table: Table) -> Iterator[_Row]:
     return (_row(cut, "cuts") for cut in table.history.cuts())
 
 
+def _jobs(table: Table) -> Iterator[_Row]:
+    pages = _pages(table.context.jobs.page, lambda last: (last.job_id, last.partition_id), ("", ""))
+    return (_row(job, "jobs") for job in pages)
+
+
 def _consumers(table: Table) -> Iterator[_Row]:
     return (_row(one, "consumers") for one in table.consumers())
 
@@ -114,12 +128,13 @@ _READ: Mapping[Metadata, Callable[[Table], Iterator[_Row]]] = {
     "files": _files,
     "partitions": _partitions,
     "cuts": _cuts,
+    "jobs": _jobs,
     "consumers": _consumers,
 }
 
 
 def _pages(
-    page: Callable[[Any, int], list[Any]], key: Callable[[Any], str], after: Any = None
+    page: Callable[[Any, int], list[Any]], key: Callable[[Any], Any], after: Any = None
 ) -> Iterator[Any]:
     def all_pages() -> Iterator[list[Any]]:
         last = after

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dormouse.instance import Instance
     from dormouse.table import Table
 
-Metadata = Literal["files", "partitions", "cuts", "consumers"]
+Metadata = Literal["files", "partitions", "cuts", "jobs", "consumers"]
 _WHICH = ("instance", "dsn", "objects", "table")
 _ROWS = ("where", "as_of")
 _CHANGES = ("changes_after", "changes_till")
@@ -24,13 +24,14 @@ _WRITES = (*_WHICH, "ingest_id")
 _SPARKS = {"checkpointlocation", "path", "queryname", "triggerinterval"}
 """Options of Spark's streams, which it passes on."""
 STREAM_BYTES_MAX = 200
-_STREAMS = (*_WHICH, "columns", "changes_after")
-_READS = (*_WHICH, "columns", "split_bytes", *_ROWS, *_CHANGES, "metadata")
+_STREAMS = (*_WHICH, "columns", "split_bytes", "changes_after", "max_rows_per_batch")
+# Spark asks for the columns without telling that it is for a stream
+_READS = (*_WHICH, "columns", "split_bytes", *_ROWS, *_CHANGES, "metadata", "max_rows_per_batch")
 
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """A table of an instance: a folder, or `dsn` and `objects`; neither: what the settings name."""
+    """A table of an instance: a folder, or `dsn` and `objects`."""
 
     table: str
     instance: str | None = None
@@ -39,12 +40,27 @@ class TableOptions:
 
     @staticmethod
     def parse(given: Mapping[str, str]) -> TableOptions:
-        table = given.get("table")
+        """On the driver: workers may lack what its environment tells."""
+        from dormouse.settings import load_settings
+
+        table, settings = given.get("table"), load_settings()
         if not table:
             raise InvalidInput("""the option table is missing: write .option("table", "flights")""")
-        found = TableOptions(table, given.get("instance"), given.get("dsn"), given.get("objects"))
-        if found.instance is not None and (found.dsn is not None or found.objects is not None):
+        folder, dsn, objects = (given.get(name) for name in ("instance", "dsn", "objects"))
+        if folder is not None and (dsn is not None or objects is not None):
             raise InvalidInput("give the option instance, or dsn and objects, not both")
+        if folder is None and dsn is None and objects is None and settings.objects is None:
+            if settings.instance is None:
+                raise InvalidInput(
+                    "no instance is named: give the option instance, a folder, or dsn and objects, or set "
+                    "DORMOUSE_INSTANCE, or DORMOUSE_DSN and DORMOUSE_OBJECTS"
+                )
+            folder = str(settings.instance)
+        if folder is not None:
+            return TableOptions(table, folder)
+        found = TableOptions(table, None, dsn or settings.dsn, objects or settings.objects)
+        if found.dsn is None or found.objects is None:
+            raise InvalidInput("the options dsn and objects go together: give both, or instance")
         return found
 
     @contextmanager
@@ -59,29 +75,15 @@ class TableOptions:
             yield instance.table(self.table)
 
     def _instance(self, *, writes: bool, goes_on: bool) -> Instance:
-        from dormouse.settings import load_settings
+        if self.dsn is not None and self.objects is not None:
+            from dormouse.instance import connect
 
-        settings = load_settings()
-        folder = self.instance
-        if folder is None and self.dsn is None and self.objects is None and settings.objects is None:
-            if settings.instance is None:
-                raise InvalidInput(
-                    "no instance is named: give the option instance, a folder, or dsn and objects, or set "
-                    "DORMOUSE_INSTANCE, or DORMOUSE_DSN and DORMOUSE_OBJECTS"
-                )
-            folder = str(settings.instance)
-        if folder is not None:
-            from dormouse.embedded.local import local, opened_again, prepare
+            return connect(self.dsn, self.objects, read_only=not writes)
+        from dormouse.embedded.local import local, opened_again, prepare
 
-            path = _existing(folder)
-            prepare(path, read_only=True)
-            return opened_again(path) if goes_on else local(path, read_only=not writes)
-        from dormouse.instance import connect
-
-        dsn, objects = self.dsn or settings.dsn, self.objects or settings.objects
-        if dsn is None or objects is None:
-            raise InvalidInput("the options dsn and objects go together: give both, or instance")
-        return connect(dsn, objects, read_only=not writes)
+        path = _existing(str(self.instance))
+        prepare(path, read_only=True)
+        return opened_again(path) if goes_on else local(path, read_only=not writes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,8 @@ class ReadOptions:
     changes: tuple[When | None, When | None] | None = None
     metadata: Metadata | None = None
     split_bytes: int | None = None
+    max_rows_per_batch: int | None = None
+    """Of a stream, whose batch has more only if one commit has."""
 
     @staticmethod
     def parse(given: Mapping[str, str]) -> ReadOptions:
@@ -119,6 +123,7 @@ class ReadOptions:
             changes=_changes(given),
             metadata=_metadata(given.get("metadata")),
             split_bytes=_positive(given, "split_bytes"),
+            max_rows_per_batch=_positive(given, "max_rows_per_batch"),
         )
 
     @staticmethod
@@ -127,7 +132,6 @@ class ReadOptions:
         plain = {name: value for name, value in given.items() if name not in _SPARKS}
         check_known(plain, _STREAMS)
         if "changes_after" not in plain:
-            # Spark asks for the columns without telling that it is for a stream
             raise InvalidInput(
                 f"a stream reads changes: give the option changes_after, a moment, or {BEGINNING!r} for all"
             )

@@ -47,6 +47,8 @@ class DormouseSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = ReadOptions.parse(self.options)
+        if options.max_rows_per_batch is not None:
+            raise InvalidInput("the option max_rows_per_batch is for streams: read by spark.readStream")
         if options.metadata is not None:
             from dormouse.datasource.columns import check_given
             from dormouse.datasource.metadata import MetadataReader

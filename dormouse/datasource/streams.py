@@ -18,16 +18,16 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from dormouse.datasource.changes import ChangesPart
+from dormouse.datasource.changes import ChangesTask, tasks_of
 from dormouse.datasource.options import ReadOptions, StreamOptions
 from dormouse.datasource.sink import Load, Written, files_of, told
 from dormouse.errors import InvalidInput, JobFailed
 from dormouse.files.attempts import WriteAttempt
 from dormouse.files.write_streams import StreamBatch, commit_batch
-from dormouse.history.changes import pages_between, span
+from dormouse.history.changes import span
 from dormouse.history.events import has_events_since
 from dormouse.history.moments import check_since, now
-from dormouse.history.sizes import size_since
+from dormouse.history.sizes import portion_since, size_since
 from dormouse.model.cut import Position
 from dormouse.objects.activity import note_if_shared
 from dormouse.spark.ingest import check_fits
@@ -50,30 +50,34 @@ class ChangesStream(DataSourceStreamReader):
         self._reached: Position | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 Spark's name
-        after, _ = self._options.changes or (None, None)
-        self._reached, _ = span(self._context, after, None)
+        self._reached = self._start()
         return self._offset(self._reached)
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """The present; the position that was reached while nothing has changed: Spark makes no batch then."""
-        context, reached = self._context, self._reached
-        if reached is None or size_since(context, reached).row_count or has_events_since(context, reached):
-            return self._offset(now(context, reached))
-        return self._offset(reached)
+        """The present, or as far as a batch may go from the position that was reached.
+
+        That itself while nothing has changed: Spark makes no batch then. It asks a new query for this first.
+        """
+        context, reached = self._context, self._reached or self._start()
+        if not (size_since(context, reached).row_count or has_events_since(context, reached)):
+            return self._offset(reached)
+        rows_max = self._options.max_rows_per_batch
+        return self._offset(
+            now(context, reached) if rows_max is None else portion_since(context, reached, rows_max)
+        )
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """One, as the order of changes counts. Spark also tells so where a query that goes on stands."""
+        """Spark also tells so where a query that goes on stands."""
         first, last = self._position(start), self._position(end)
         self._reached = last
         if first == last:
             return []
         check_since(self._context, first.at, "the position of the checkpoint")
         # what is not there any more is told here
-        pages_between(self._context, first, last)
-        return [ChangesPart(self._context.address, first, last, self._options.columns)]
+        return tasks_of(self._context, first, last, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, ChangesPart)  # noqa: S101 as `partitions` made it
+        assert isinstance(partition, ChangesTask)  # noqa: S101 as `partitions` made it
         return partition.rows()
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -81,6 +85,10 @@ class ChangesStream(DataSourceStreamReader):
 
     def stop(self) -> None:
         self._open.close()
+
+    def _start(self) -> Position:
+        after, _ = self._options.changes or (None, None)
+        return span(self._context, after, None)[0]
 
     @property
     def _context(self) -> TableContext:

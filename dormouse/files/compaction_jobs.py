@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Literal
@@ -70,6 +71,19 @@ class CompactionJob:
     def runners_died(self) -> str:
         """Why it is given up when it is taken once more than it may be."""
         return f"the process that compacted partition {self.partition_id} died, at every attempt"
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What is known of a job: how often it was taken, by which run of Spark, and how it failed last."""
+
+    job_id: str
+    partition_id: str
+    created_at: datetime
+    attempts: int
+    is_running: bool
+    run_id: str | None
+    last_error: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +278,19 @@ class CompactionJobs:
             return list(rows[0])
 
         return DueJobs(*map(int, self._own.run(work, operation="due jobs")))
+
+    def page(self, after: tuple[str, str] = ("", ""), limit: int = 100) -> list[JobFacts]:
+        """At most `limit` jobs, in the order of their ids and partitions, after one's."""
+        values = {
+            "table_id": self._table.table_id,
+            "job_id": after[0],
+            "partition_id": after[1],
+            "limit": limit,
+        }
+        rows = run_transaction(
+            self._supplier, rows_of(_QUERIES["page"], values), scans=True, operation="list jobs"
+        )
+        return [JobFacts(*row) for row in rows]
 
     def count(self) -> tuple[int, int]:
         """How many jobs there are, and how many of them are being run."""

@@ -342,6 +342,14 @@ select count(*), count(*) filter (where leased_until > clock_timestamp())
 from compaction_job
 where table_id = %(table_id)s;
 
+-- name: page
+-- The next jobs by their ids, whether they are being run, by which run of Spark they were taken, and what went wrong last.
+select job_id, partition_id, created_at, attempts, leased_until > clock_timestamp(), run_id::text, last_error
+from compaction_job
+where table_id = %(table_id)s and (job_id, partition_id) > (%(job_id)s, %(partition_id)s)
+order by job_id, partition_id
+limit %(limit)s;
+
 -- name: beside_job
 -- What may have older rows of the keys of a job's files: the smallest place of a load that is still open, and the other
 -- files of the partition and of those above it, with their keys. And whether the partition is a leaf, as the files of one

@@ -14,6 +14,7 @@ from dormouse.model.cut import Cut, Position, When
 from dormouse.postgres.queries import load
 
 _QUERIES = load(__package__ or "", "sizes")
+_COMMITTED_AT = load(__package__ or "", "moments")["committed_at"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,27 @@ def size_since(context: TableContext, after: Position, till: Position | None = N
     if unknown:
         raise expired(context, after)
     return Size(int(rows), int(byte_count))
+
+
+def portion_since(context: TableContext, after: Position, rows_max: int) -> Position:
+    """The latest moment till which no more rows came after another; at least one commit's, which is whole.
+
+    The present where all did. `InvalidCut` where the database does not know when they came; `CutExpired`.
+    """
+    own, present = context.store.own, now(context, after)
+    query = _QUERIES["portion"].including(committed_at=_COMMITTED_AT)
+    values = {"after": after.snapshot, "till": present.snapshot, "limit": rows_max}
+    is_known, is_all, at = own.rows(query, values, operation="measure changes", scans=True)[0]
+    if is_all:
+        return present
+    if not is_known:
+        raise InvalidCut(
+            f"the changes of table {context.table.name!r} cannot be taken in portions: the database does not "
+            "know the times of all commits (track_commit_timestamp was off, or they are so old that it has "
+            "forgotten them): leave max_rows_per_batch out"
+        )
+    # what was visible then had been committed by then; another may have come a moment before
+    return position_of(context, max(at, after.at))
 
 
 def _position(context: TableContext, when: When) -> Position:

@@ -26,6 +26,32 @@ select coalesce(sum(coalesce(f.row_count, c.row_count)), 0), coalesce(sum(f.byte
 from (select file_id, sum(row_count) as row_count from came group by file_id) c
 left join lateral (select f.* from ({file_facts}) f where f.file_id = c.file_id offset 0) f on true;
 
+-- name: portion
+-- Of the rows that came with their files from outside, after one snapshot and up to another: whether the times of all their
+-- commits are known, whether they are no more than a limit, and until when no more came, or else the first.
+with came as materialized (
+    select r.added_xid, r.row_count
+    from {file_reference} r
+    where r.partition_id <> '' and r.ingested and r.added_xid >= pg_snapshot_xmin(%(after)s::pg_snapshot)
+        and not pg_visible_in_snapshot(r.added_xid, %(after)s::pg_snapshot)
+        and pg_visible_in_snapshot(r.added_xid, %(till)s::pg_snapshot)
+    union all
+    select r.added_xid, r.row_count
+    from removal g
+    cross join lateral unnest(g.row_counts, g.added_xids, g.ingested) as r (row_count, added_xid, ingested)
+    where g.table_id = %(table_id)s and g.removed_xid >= pg_snapshot_xmin(%(after)s::pg_snapshot)
+        and g.partition_id <> '' and r.ingested
+        and not pg_visible_in_snapshot(r.added_xid, %(after)s::pg_snapshot)
+        and pg_visible_in_snapshot(r.added_xid, %(till)s::pg_snapshot)
+), timed as (
+    select h.row_count, c.committed_at, sum(h.row_count) over (order by c.committed_at) as rows_till
+    from (select added_xid, sum(row_count) as row_count from came group by added_xid) h
+    cross join lateral ({committed_at}) c
+)
+select count(*) = count(committed_at), coalesce(sum(row_count), 0) <= %(limit)s,
+    coalesce(max(committed_at) filter (where rows_till <= %(limit)s), min(committed_at))
+from timed;
+
 -- name: of_cuts
 -- The first cut from a time on and the last up to another, if they are in this order and all between was counted: what was
 -- ingested till them.

@@ -66,6 +66,13 @@ class TableProperties(BaseModel):
         description="leaves with fewer rows together are merged; none: no merges",
     )
     ingest_file_writing: Literal["one_file_per_leaf", "one_reference_per_leaf"] = "one_file_per_leaf"
+    bulk_ingest_leaves_min: int = Field(
+        1,
+        ge=1,
+        le=100_000,
+        description="an ingest by Spark into a table without files first divides it into so many leaves, "
+        "by a sample of its rows",
+    )
     row_group_bytes: int = Field(
         16 * 1024 * 1024, ge=64 * 1024, le=INT_MAX, description="of a row group, before encoding"
     )

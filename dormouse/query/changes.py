@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,6 +16,7 @@ from datafusion import ExecutionPlan, Expr
 from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_schema, exact
 from dormouse.data.expressions import column, key_order
+from dormouse.data.portions import portions
 from dormouse.data.stored import reshaped
 from dormouse.data.transform import Transform
 from dormouse.errors import InvalidQuery
@@ -42,6 +44,7 @@ from dormouse.query.where import question
 CHANGE = COUNT
 """The column that says what became of a row: "insert", "upsert", or "delete" of one that was there."""
 INSERT, DELETE = "insert", "delete"
+_Pages: TypeAlias = Iterator[list[ChangedFile]]
 
 
 def changes(
@@ -72,9 +75,58 @@ def changes(
     if is_keyed(context.properties):
         rows = _of_keys(KeyedChanges(context, after, till, interruption, schema), pages, events)
     else:
-        rows = _Reading(context, names, schema, after, interruption).rows(pages, events, till)
+        steps = _steps(context, after, till, pages, events)
+        rows = _Reading(context, names, schema, after, interruption).rows(steps)
     found = one_ahead(rows, interruption.set)
     return pa.RecordBatchReader.from_batches(schema, _followed(found, at_end))
+
+
+@dataclass(frozen=True, slots=True)
+class ChangesPart:
+    """Some of the changes between two moments, for a task: of files, of a deletion or restore, or all."""
+
+    after: Position
+    till: Position
+    columns: tuple[str, ...] | None
+    only: tuple[ChangedFile, ...] | PastEvent | None
+
+    def rows(self, context: TableContext) -> Iterator[pa.RecordBatch]:
+        """Raises as `changes` does while it is read."""
+        if self.only is None:
+            yield from changes(context, self.after, self.till, self.columns)
+            return
+        context, found = context.as_of(self.till), Interruption()
+        schema = columns_of_changes(context, self.columns)
+        reading = _Reading(context, schema.names[:-1], schema, self.after, found)
+        one = self.only if isinstance(self.only, PastEvent) else iter([list(self.only)])
+        yield from one_ahead(reading.rows([one]), found.set)
+
+
+def changes_parts(
+    context: TableContext,
+    after: Position,
+    till: Position,
+    columns: tuple[str, ...] | None,
+    bytes_max: int,
+) -> Iterator[ChangesPart]:
+    """`changes` in parts of about so many bytes of files, which have their order; raises as it does.
+
+    A deletion or a restore is a part; so are all changes of a keyed table, whose keys are compared.
+    """
+    context = context.as_of(till)
+    made = partial(ChangesPart, after, till, columns)
+    pages, events = pages_between(context, after, till), events_between(context, after, till)
+    if is_keyed(context.properties):
+        yield made(None)
+        return
+    for step in _steps(context, after, till, pages, events):
+        if isinstance(step, PastEvent):
+            yield made(step)
+            continue
+        # the references of a file come together
+        files = (list(found) for _, found in groupby(chain.from_iterable(step), key=attrgetter("filename")))
+        for some in portions(files, lambda found: found[0].byte_count or 0, bytes_max):
+            yield made(tuple(chain.from_iterable(some)))
 
 
 def columns_of_changes(context: TableContext, columns: Sequence[str] | None) -> pa.Schema:
@@ -95,6 +147,21 @@ def columns_of_changes(context: TableContext, columns: Sequence[str] | None) -> 
     if is_keyed(context.properties):
         fields = [field.with_nullable(field.name not in known) for field in fields]
     return pa.schema([*fields, pa.field(CHANGE, pa.string(), nullable=False)])
+
+
+def _steps(
+    context: TableContext, after: Position, till: Position, pages: _Pages, events: Sequence[PastEvent]
+) -> Iterator[_Pages | PastEvent]:
+    """In their order; `pages` are those of all files that came. With events each is where its place is."""
+    if not events:
+        yield pages
+        return
+    start = after
+    for event in events:
+        yield pages_between(context, start, event.before)
+        yield event
+        start = event.before
+    yield pages_between(context, start, replace(till, at=max(till.at, start.at)))
 
 
 def _followed(batches: Iterator[pa.RecordBatch], at_end: Callable[[], object]) -> Iterator[pa.RecordBatch]:
@@ -128,22 +195,15 @@ class _Reading:
         self._interruption = interruption
         self._transform = Transform.parse(context.schema, context.properties)
 
-    def rows(
-        self, pages: Iterable[Sequence[ChangedFile]], events: Sequence[PastEvent], till: Position
-    ) -> Iterator[pa.RecordBatch]:
-        """`pages` are those of all files that came; with events each is read where it has its place."""
+    def rows(self, steps: Iterable[_Pages | PastEvent]) -> Iterator[pa.RecordBatch]:
         with kept(self._context, self._after):
-            if not events:
-                yield from self._inserted(pages)
-                return
-            start = self._after
-            for event in events:
-                yield from self._inserted(pages_between(self._context, start, event.before))
-                yield from self._restored(event) if isinstance(event, PastRestore) else self._deleted(event)
-                start = event.before
-            yield from self._inserted(
-                pages_between(self._context, start, replace(till, at=max(till.at, start.at)))
-            )
+            for step in steps:
+                if isinstance(step, PastRestore):
+                    yield from self._restored(step)
+                elif isinstance(step, PastDeletion):
+                    yield from self._deleted(step)
+                else:
+                    yield from self._inserted(step)
 
     def _inserted(self, pages: Iterable[Sequence[ChangedFile]]) -> Iterator[pa.RecordBatch]:
         for page in pages:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dormouse.spark.frames import read, view, write
+    from dormouse.spark.ingest import split_points
 
-__all__ = ["read", "view", "write"]
+__all__ = ["read", "split_points", "view", "write"]
 
 
 def __getattr__(name: str) -> Any:
     """Loads what is needed when it is used: tasks import this package, too."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("dormouse.spark.frames"), name)
+    home = "ingest" if name == "split_points" else "frames"
+    return getattr(import_module(f"dormouse.spark.{home}"), name)

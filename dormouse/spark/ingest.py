@@ -25,6 +25,7 @@ from dormouse.data.source_files import CSV, find_files
 from dormouse.errors import InvalidData, JobFailed
 from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences
+from dormouse.model.keys import KeyValue
 from dormouse.model.schema import Schema
 from dormouse.rounds.ingest import keyed_rows
 from dormouse.rounds.ingest_commit import IngestReport, ingest_once
@@ -41,6 +42,7 @@ from dormouse.spark.shuffle import (
     stage,
     written_of,
 )
+from dormouse.spark.split_points import divide, points_of
 from dormouse.spark.splits import FileSplit, file_splits
 from dormouse.spark.tasks import dormouse_error, run_action
 
@@ -67,6 +69,7 @@ def ingest_with_spark(
         rows = keyed_rows(current, attempt, deletes)
         source = _source(data, current.schema if rows is None else rows.given)
         session = source.sparkSession if isinstance(source, DataFrame) else spark or spark_session()
+        divide(current, source, session)
         files = _write(current, attempt, source, session, rows)
         if progress is not None:
             written = sum(file.row_count or 0 for file in files)
@@ -75,6 +78,18 @@ def ingest_with_spark(
 
     # a task that Spark repeated, or ran twice, may still write
     return ingest_once(context, ingest_id, write, leftovers=True)
+
+
+def split_points(
+    data: Any, schema: Schema, leaves: int, *, spark: SparkSession | None = None
+) -> list[KeyValue]:
+    """Where a table for such rows is best divided into so many leaves, for `create_table`; from a sample.
+
+    `data` is what `ingest_with_spark` takes; raises as it does.
+    """
+    source = _source(data, schema)
+    session = source.sparkSession if isinstance(source, DataFrame) else spark or spark_session()
+    return points_of(source, session, schema, leaves)
 
 
 def _source(data: Any, schema: Schema) -> DataFrame | list[FileSplit] | list[str]:

@@ -26,11 +26,13 @@ from dormouse.context import TableContext
 from dormouse.data.source_files import read_file
 from dormouse.errors import InvalidData, JobFailed, ObjectStoreError
 from dormouse.model.keys import KeyValue
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import LONG, STRING
 from dormouse.rounds import ingest_commit
 from dormouse.spark import ingest as spark_ingest
 from dormouse.spark import shuffle
 from dormouse.spark.hashing import keys_of_partitions
-from dormouse.spark.ingest import ingest_with_spark
+from dormouse.spark.ingest import ingest_with_spark, split_points
 
 NewTable = Callable[..., TableContext]
 
@@ -95,6 +97,27 @@ def test_one_leaf_takes_all_rows_and_no_rows_are_fine(
     empty = spark.createDataFrame([], spark.read.parquet(str(files)).schema)
     assert ingest_with_spark(table, empty).files == 0
     check_holds(table, rows)
+
+
+def test_an_empty_table_is_divided_where_its_rows_will_be(
+    spark: SparkSession, new_flights: NewTable, files: Path
+) -> None:
+    """By a sample, into leaves of about equal size; one that has leaves enough, or files, stays as it is."""
+    schema = Schema([Field("flight", LONG), Field("carrier", STRING)], SCHEMA.sort_keys, SCHEMA.values)
+    table = new_flights(schema=schema, split_points=[25], bulk_ingest_leaves_min=8)
+    rows = flights(20_000, schema=schema)
+    written(rows, files)
+    points = split_points(str(files), schema, 8, spark=spark)
+    assert points == sorted(points) and len(points) == 7
+    frame = spark.read.parquet(str(files))
+    assert split_points(frame.where("flight = 7"), schema, 8) == []
+    report = ingest_with_spark(table, files, spark=spark)
+    leaves = table.partitions.leaves()
+    assert report.files == len(leaves) == 8 + 1
+    counts = [reference.row_count for reference in table.store.file_references()]
+    assert sum(counts) == 20_000 and max(counts) < 5_000
+    ingest_with_spark(table, frame)
+    assert table.partitions.leaves() == leaves
 
 
 def test_blobs_are_bounded(monkeypatch: pytest.MonkeyPatch, new_flights: NewTable) -> None:

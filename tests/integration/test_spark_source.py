@@ -188,6 +188,22 @@ def test_each_action_reads_the_newest_rows_and_a_moment_stays(
     assert [frame.count() for frame in (fresh, before, kept)] == [counts[0] + 10, counts[1], counts[2]]
 
 
+@pytest.mark.parametrize("pushes", ["true", "false"])
+def test_a_query_has_its_own_filter_and_none_of_another(
+    spark: SparkSession, table: Table, load: Load, pushes: str
+) -> None:
+    """Spark 4.1 keeps what a filter was pushed into, and reads that for a later query without one, too."""
+    frame, count = load(), table.query(columns=["k"]).read_all().num_rows
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", pushes)
+    try:
+        low = frame.where(col("k") < 10).count()
+        assert low == table.query({"k": dm.Range(max=10)}).read_all().num_rows
+        assert (frame.count(), frame.where("k % 2 < 2").count()) == (count, count)
+        assert frame.where(col("k") < 10).unionAll(frame).count() == low + count
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
 def test_views_of_all_tables_are_of_one_moment(spark: SparkSession, instance: Instance, table: Table) -> None:
     other = instance.create_table("other", dm.Schema([dm.Field("k", dm.LONG)]), split_points=[1])
     other.ingest(pa.table({"k": [0, 1, 2]}))
@@ -203,6 +219,15 @@ def test_changes_since_a_cut(table: Table, load: Load) -> None:
     assert load(changes_after="beginning", changes_till="before").count() == ROWS
 
 
+def test_changes_are_read_by_several_tasks_in_their_order(table: Table, load: Load) -> None:
+    found = load(changes_after="beginning", columns="k,name")
+    assert found.rdd.getNumPartitions() == 5
+    changes = [row["_change"] for row in table.changes(None, columns=["k", "name"]).read_all().to_pylist()]
+    assert [row["_change"] for row in found.collect()] == changes
+    assert of_spark(found) == ordered(table.changes(None, columns=["k", "name"]).read_all())
+    assert load(changes_after="before", changes_till="before").count() == 0
+
+
 def test_metadata_are_rows(instance: Instance, table: Table, load: Load) -> None:
     table.consumer("etl", from_="before")
     files = load(metadata="files").collect()
@@ -212,6 +237,13 @@ def test_metadata_are_rows(instance: Instance, table: Table, load: Load) -> None
     partitions = {row.partition_id: row for row in load(metadata="partitions").collect()}
     assert sum(row.is_leaf for row in partitions.values()) == len(table.partitions.leaves())
     assert json.loads(partitions["root"].region) == {}
+    jobs = table.context.jobs
+    jobs.create_of_shared([leaf.partition_id for leaf in table.partitions.leaves()])
+    taken = jobs.take(1)
+    told = {row.job_id: row for row in load(metadata="jobs").collect()}
+    assert len(told) == jobs.count()[0] > 1
+    assert [one.job_id for one in told.values() if one.is_running] == [job.job_id for job in taken]
+    assert (told[taken[0].job_id].attempts, told[taken[0].job_id].partition_id) == (1, taken[0].partition_id)
     [cut] = load(metadata="cuts").collect()
     assert (cut.name, cut.recorded_at.timestamp()) == (
         "before",
@@ -290,8 +322,12 @@ def test_a_write_that_fails_leaves_nothing(
             {"as_of": "before", "changes_after": "before"},
             "InvalidInput: the options changes_after and as_of do not",
         ),
+        ({"changes_after": "before", "max_rows_per_batch": "9"}, "max_rows_per_batch is for streams"),
         ({"changes_till": "before"}, "InvalidInput: the option changes_till needs changes_after"),
-        ({"metadata": "file"}, "InvalidInput: the option metadata is one of files, partitions, cuts"),
+        (
+            {"metadata": "file"},
+            "InvalidInput: the option metadata is one of files, partitions, cuts, jobs, consumers",
+        ),
         (
             {"split_bytes": "1 GB"},
             "InvalidInput: the option split_bytes is a whole number above 0, not '1 GB'",
@@ -320,6 +356,24 @@ def test_what_cannot_be_written_is_refused_before_a_task_runs(
         with pytest.raises(Exception, match=message):
             save()
     assert query(instance._supplier, "select count(*) from write_attempt")[0][0] == 0
+
+
+def test_what_is_changed_or_not_there_is_one_line(
+    spark: SparkSession, instance: Instance, dsn: str, table: Table, load: Load, tmp_path: Path
+) -> None:
+    """Between the making of a DataFrame and its use; and folders that there are not."""
+    frame, url = load(), instance._tables.objects.url
+    given = spark.read.format("dormouse").schema("k long").options(dsn=dsn, objects=url, table="t")
+    with pytest.raises(Exception, match=r"InvalidInput: the schema that was given is not that of table 't'"):
+        given.load().count()
+    table.rename_column("day", "date")
+    with pytest.raises(Exception, match=r"InvalidInput: the schema that was given is not that of table 't'"):
+        frame.count()
+    instance.drop_table("t")
+    with pytest.raises(Exception, match="TableNotFound: table 't' does not exist"):
+        frame.count()
+    with pytest.raises(Exception, match=r"NotAnInstance: there is no instance in .*nowhere.* each worker"):
+        spark.read.format("dormouse").options(instance=str(tmp_path / "nowhere"), table="t").load()
 
 
 def test_moments_of_the_function_are_those_of_queries(

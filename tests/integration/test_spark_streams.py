@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 import dormouse as dm
 from dormouse.instance import Instance
@@ -18,6 +19,8 @@ from tests.state import query
 CHANGES = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG), dm.Field("_change", dm.STRING)])
 SECONDS_MAX = 300
 Run = Callable[..., None]
+Writer = Callable[..., DataStreamWriter]
+Start = Callable[..., StreamingQuery]
 
 
 @pytest.fixture
@@ -39,24 +42,34 @@ def sink(instance: Instance, source: Table) -> Table:
 
 
 @pytest.fixture
-def run(spark: SparkSession, instance: Instance, dsn: str, tmp_path: Path) -> Run:
-    """Reads what is new into the sink, and ends; as a query that goes on where its checkpoint stands."""
+def writer(spark: SparkSession, instance: Instance, dsn: str, tmp_path: Path) -> Writer:
     named = {"dsn": dsn, "objects": instance._tables.objects.url}
 
     def read(**options: str) -> DataFrame:
         given = {"table": "t", "changes_after": "beginning", **options}
         return spark.readStream.format("dormouse").options(**named, **given).load()
 
-    def once(stream: str = "copy", checkpoint: str = "checkpoint", **options: str) -> None:
-        writer = (
-            read(**options)
-            .writeStream.format("dormouse")
-            .option("checkpointLocation", str(tmp_path / checkpoint))
-        )
-        found = writer.options(**named, table="copied", stream=stream).trigger(availableNow=True).start()
-        assert found.awaitTermination(SECONDS_MAX)
+    def started(stream: str = "copy", checkpoint: str = "checkpoint", **options: str) -> DataStreamWriter:
+        folder = str(tmp_path / checkpoint)
+        writer = read(**options).writeStream.format("dormouse").option("checkpointLocation", folder)
+        return writer.options(**named, table="copied", stream=stream)
+
+    return started
+
+
+@pytest.fixture
+def run(writer: Writer) -> Run:
+    """Reads what is new into the sink, and ends; as a query that goes on where its checkpoint stands."""
+
+    def once(*given: str, **options: str) -> None:
+        assert writer(*given, **options).trigger(availableNow=True).start().awaitTermination(SECONDS_MAX)
 
     return once
+
+
+@pytest.fixture
+def start(writer: Writer) -> Start:
+    return lambda **options: writer(**options).start()
 
 
 def test_each_change_is_copied_once_over_restarts(source: Table, sink: Table, run: Run) -> None:
@@ -136,6 +149,31 @@ def test_what_cannot_go_on_says_so(
     add(made(instance, "t"), 0)
     with pytest.raises(Exception, match="InvalidInput: the checkpoint is of another table than 't'"):
         run()
+
+
+@pytest.mark.parametrize("limit", [50, 1])
+def test_a_batch_has_no_more_rows_than_are_asked_for(
+    instance: Instance, source: Table, sink: Table, start: Start, run: Run, limit: int
+) -> None:
+    """A commit stays whole; a deletion comes with the commits before it."""
+    for first in range(100, 200, 20):
+        add(source, first)
+    source.delete({"k": dm.Range(0, 30)})
+    add(source, 200, 5)
+    source.compact()
+    query = start(max_rows_per_batch=str(limit))
+    try:
+        query.processAllAvailable()
+        counts = [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
+    finally:
+        query.stop()
+    assert keys(sink) == sorted([*range(205), *range(30)])
+    assert counts == ([100, 40, 40, 55] if limit == 50 else [100, 20, 20, 20, 20, 20, 35])
+    add(source, 300)
+    add(source, 400)
+    run(max_rows_per_batch=str(limit))
+    # Spark asks a query of what is there once
+    assert keys(sink)[-20:] == list(range(300, 320) if limit == 1 else range(400, 420))
 
 
 @pytest.mark.parametrize(

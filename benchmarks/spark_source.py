@@ -1,0 +1,210 @@
+"""How fast do Spark's users read and write? `format("dormouse")` and `dormouse.spark.read`, beside
+Spark's own Parquet reader on the same files and its own writer of the same rows; and streams.
+
+A read is of all rows, of one column, or of the keys of one of the table's leaves. A stream's rate is that of
+a query that reads the table from its beginning on; its latency is from the end of an ingest of one row until
+a query has it in its batch. The page cache is warm.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import dormouse as dm
+import dormouse.spark
+from benchmarks.compaction import ROUNDS, SCHEMA, make_files
+from benchmarks.harness.command import Benchmark, Figures, Tell, amount
+from benchmarks.harness.place import temporary_folder
+from benchmarks.harness.report import Grid, median_ratio, percentile, turns, values
+from dormouse.instance import Instance
+from dormouse.table import Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+FILES = 4
+SUPPLIERS = 10_000
+PARTITIONS = 16
+STEP = SUPPLIERS // PARTITIONS
+POINTS = [f"Supplier#{number:09d}" for number in range(STEP, SUPPLIERS, STEP)]
+COLUMN = "price"
+LOW, HIGH = POINTS[6], POINTS[7]
+WAIT_SECONDS_MAX = 60.0
+Sides = Mapping[str, Callable[[], object]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    rows: int = amount(4_000_000, 160_000, help="in all [4,000,000]")
+    rounds: int = amount(3, 1, help=ROUNDS)
+    ingests: int = amount(30, 3, help="of one row, for the latency of streams [30]")
+
+
+def measure(plan: Plan, tell: Tell) -> Figures:
+    """Every side in this process: all share the session."""
+    from dormouse.spark.session import spark_session
+
+    rows = plan.rows // FILES * FILES
+    with temporary_folder() as folder:
+        make_files(folder, FILES, rows // FILES)
+        spark = spark_session(cores=2, driver_memory="3g")
+        with dm.local(folder / "lake") as instance:
+            table = instance.create_table("lines", SCHEMA, split_points=POINTS)
+            table.ingest(str(folder / "in"), engine="spark")
+            found: Figures = {"rows": rows, "partitions": PARTITIONS, "rounds": plan.rounds}
+            for question in ("all", "column", "range"):
+                tell(f"reads: {question}")
+                found |= _compared(_reads(spark, folder, table, question), plan.rounds, f"{question}_{{}}")
+            tell("writes")
+            frame = spark.read.parquet(str(folder / "in"))
+            found |= _compared(_writes(instance, frame, folder), plan.rounds, "write_{}")
+            tell("streams")
+            found |= _streamed(spark, instance, folder, plan.ingests)
+    names = {"read": "all_source", "column": "column_source", "range_read": "range_source"}
+    names |= {"read_function": "all_function", "column_function": "column_function"}
+    names |= {"range_function": "range_function", "write": "write_source"}
+    ratios = {f"{name}_vs_parquet": found.pop(f"{key}_vs_parquet") for name, key in names.items()}
+    return {**found, **ratios}
+
+
+def _reads(spark: SparkSession, folder: Path, table: Table, question: str) -> Sides:
+    source = spark.read.format("dormouse").options(instance=str(folder / "lake"), table="lines")
+    columns = [COLUMN] if question == "column" else None
+    where = {"supplier": dm.Range(LOW, HIGH)} if question == "range" else None
+    if columns:
+        source = source.option("columns", COLUMN)
+    if where:
+        source = source.option("where", f'{{"supplier": {{"min": "{LOW}", "max": "{HIGH}"}}}}')
+    files = [table.context.objects.uri(file.filename) for file in table.file_page(limit=1_000)]
+
+    def parquet() -> None:
+        frame = spark.read.parquet(*files)
+        if columns:
+            frame = frame.select(*columns)
+        if where:
+            frame = frame.where(f"supplier >= '{LOW}' and supplier < '{HIGH}'")
+        _through(frame)
+
+    return {
+        "parquet": parquet,
+        "source": lambda: _through(source.load()),
+        "function": lambda: _through(dormouse.spark.read(spark, table, where, columns)),
+    }
+
+
+def _writes(instance: Instance, frame: DataFrame, folder: Path) -> Sides:
+    numbers = count()
+
+    def dormouse() -> None:
+        name = f"written_{next(numbers)}"
+        instance.create_table(name, SCHEMA, split_points=POINTS)
+        options = {"instance": str(folder / "lake"), "table": name}
+        frame.write.format("dormouse").options(**options).mode("append").save()
+
+    def parquet() -> None:
+        shutil.rmtree(folder / "written", ignore_errors=True)
+        writer = frame.write.option("compression", "zstd").option("parquet.compression.codec.zstd.level", "1")
+        writer.parquet(str(folder / "written"))
+
+    return {"parquet": parquet, "source": dormouse}
+
+
+def _through(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def _compared(sides: Sides, rounds: int, key: str) -> Figures:
+    """The seconds of each side, and how many times as fast as Parquet's; the first round warms up."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for number, name in turns(list(sides), rounds + 1):
+        began = time.perf_counter()
+        sides[name]()
+        if number:
+            seconds[name].append(time.perf_counter() - began)
+    found: Figures = {}
+    for name, each in seconds.items():
+        found[f"{key.format(name)}_seconds"] = round(sorted(each)[len(each) // 2], 3)
+        if name != "parquet":
+            found[f"{key.format(name)}_vs_parquet"] = round(median_ratio(seconds["parquet"], each), 3)
+    return found
+
+
+def _streamed(spark: SparkSession, instance: Instance, folder: Path, ingests: int) -> Figures:
+    import pyarrow as pa
+
+    source = spark.readStream.format("dormouse").options(instance=str(folder / "lake"))
+    began = time.perf_counter()
+    reading = source.options(table="lines", changes_after="beginning").load().writeStream.format("noop")
+    query = reading.option("checkpointLocation", str(folder / "all")).trigger(availableNow=True).start()
+    query.awaitTermination()
+    seconds = time.perf_counter() - began
+    rows = sum(progress.numInputRows for progress in query.recentProgress)
+    one = instance.create_table("one", dm.Schema([dm.Field("k", dm.LONG)]))
+    arrived: dict[int, threading.Event] = {number: threading.Event() for number in range(-1, ingests)}
+
+    def seen(frame: DataFrame, _: int) -> None:
+        for row in frame.select("k").collect():
+            arrived[row.k].set()
+
+    stream = source.options(table="one", changes_after="beginning").load().writeStream.foreachBatch(seen)
+    query = stream.option("checkpointLocation", str(folder / "one")).start()
+    try:
+        waited = [_latency(one, pa.table({"k": [number]}), each) for number, each in arrived.items()]
+    finally:
+        query.stop()
+    return {
+        "stream_rows_per_s": round(rows / seconds),
+        "stream_latency_ms_p50": round(percentile(waited[1:], 50)),
+        "stream_latency_ms_p99": round(percentile(waited[1:], 99)),
+    }
+
+
+def _latency(table: Table, row: pa.Table, arrived: threading.Event) -> float:
+    """Milliseconds from the end of the ingest."""
+    table.ingest(row, engine="local")
+    began = time.perf_counter()
+    if not arrived.wait(WAIT_SECONDS_MAX):
+        raise RuntimeError(f"a row did not arrive within {WAIT_SECONDS_MAX:g} s")
+    return (time.perf_counter() - began) * 1_000
+
+
+_READ = {
+    "{}_parquet_seconds": "Parquet",
+    "{}_source_seconds": "the source",
+    "{}_function_seconds": "function",
+}
+BENCHMARK = Benchmark(
+    "spark_source",
+    __doc__,
+    Plan,
+    measure,
+    [
+        "{rows:,} rows in {partitions} partitions; medians of {rounds} rounds",
+        Grid({"all": "all rows", "column": "one column", "range": "a range", "write": "write"}, _READ),
+        values(
+            {
+                "read_vs_parquet": "the source ÷ Parquet",
+                "column_vs_parquet": "  one column",
+                "range_read_vs_parquet": "  a range",
+                "read_function_vs_parquet": "dormouse.spark.read ÷ Parquet",
+                "column_function_vs_parquet": "  one column",
+                "range_function_vs_parquet": "  a range",
+                "write_vs_parquet": "the sink ÷ Parquet",
+                "stream_rows_per_s": "a stream, rows a second",
+                "stream_latency_ms_p50": "  milliseconds to a batch",
+                "stream_latency_ms_p99": "  of 100 the slowest",
+            }
+        ),
+    ],
+)
+
+if __name__ == "__main__":
+    BENCHMARK.main()

@@ -1,0 +1,124 @@
+"""A standalone cluster of Spark: a master and workers, of the wheel pyspark, and how they die."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import pyspark
+
+from dormouse.spark.java import java_home
+
+JARS = Path(pyspark.__file__).parent / "jars"
+SECONDS_MAX = 600
+# what dies is told by its connection; what is slow is not dead
+_SETTINGS = ("-Dspark.master.rest.enabled=false", f"-Dspark.worker.timeout={SECONDS_MAX}")
+Victim = Literal["executor", "worker"]
+
+
+class Cluster:
+    """Its URL is what a session's master is; a worker has one core, and so one executor of an application."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._environment = {
+            **os.environ,
+            **environment,
+            "JAVA_HOME": str(java_home(os.environ)),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_HOME": str(JARS.parent),
+            "SPARK_SCALA_VERSION": "2.13",
+        }
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._workers: list[subprocess.Popen[bytes]] = []
+        master = self._start("master", "master.Master")
+        self.url = self._said(master, r"Starting Spark master at (spark://\S+)")
+
+    def add_worker(self) -> None:
+        """A worker that the master knows when this returns."""
+        log = self._start("worker", "worker.Worker", "--cores", "1", "--memory", "1g", self.url)
+        self._workers.append(self._processes[-1])
+        self._said(log, r"(Successfully registered) with master")
+
+    def kill(self, pid: int, victim: Victim) -> None:
+        """SIGKILL for the executor that has the process, or for its worker and all that this started."""
+        of = psutil.Process(pid)
+        executor = next(one for one in of.parents() if one.name() == "java")
+        worker = next(one for one in self._workers if any(one.pid == up.pid for up in executor.parents()))
+        if victim == "executor":
+            executor.send_signal(signal.SIGKILL)
+            return
+        everything = psutil.Process(worker.pid).children(recursive=True)
+        worker.kill()
+        for one in everything:
+            one.kill()
+        worker.wait()
+        self._workers.remove(worker)
+        self.add_worker()
+
+    def logs(self) -> str:
+        """The end of what master, workers and executors said."""
+        found = (path for path in self._folder.rglob("*") if path.name == "stderr" or path.suffix == ".log")
+        return "\n".join(f"{path}:\n{path.read_text(errors='replace')[-2_000:]}" for path in found)
+
+    def stop(self) -> None:
+        for process in reversed(self._processes):
+            process.terminate()
+        for process in self._processes:
+            process.wait(SECONDS_MAX)
+
+    def _start(self, name: str, main: str, *arguments: str) -> Path:
+        log = self._folder / f"{name}-{len(self._processes)}.log"
+        java = Path(self._environment["JAVA_HOME"]) / "bin" / "java"
+        options = shlex.split(self._environment.get("SPARK_SUBMIT_OPTS", ""))
+        command = [java, "-Xmx256m", *options, *_SETTINGS, "-cp", JARS / "*"]
+        ports = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+        folder = ["--work-dir", str(self._folder / "work")] if name == "worker" else []
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [*command, f"org.apache.spark.deploy.{main}", *ports, *folder, *arguments],
+                env=self._environment,
+                cwd=self._folder,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        self._processes.append(process)
+        return log
+
+    def _said(self, log: Path, pattern: str) -> str:
+        def said() -> str | None:
+            assert self._processes[-1].poll() is None, log.read_text()
+            found = re.search(pattern, log.read_text())
+            return None if found is None else found[1]
+
+        return wait_for(said)
+
+
+@contextmanager
+def cluster(folder: Path, environment: Mapping[str, str], workers: int = 2) -> Iterator[Cluster]:
+    """A master and its workers, which end with the context."""
+    made = Cluster(folder, environment)
+    try:
+        for _ in range(workers):
+            made.add_worker()
+        yield made
+    finally:
+        made.stop()
+
+
+def wait_for(moment: Callable[[], str | None]) -> str:
+    """What it gives at last; until then None."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while (found := moment()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
