@@ -63,6 +63,9 @@ OF_CALLS = frozenset(
 )  # fmt: skip
 """All of the package that lambdas come near which only call AWS."""
 
+NEVER_IMPORTED = ("_cffi.*.so", "backend_cffi.*")
+"""Of zstandard, 12 MB for other Pythons than this."""
+
 NO_PYTHON = (
     f"there is no Python {LAMBDA.python}, which the lambdas run on: put python{LAMBDA.python} on the PATH"
 )
@@ -199,7 +202,8 @@ def _compile(*folders: Path) -> None:
 
 def _assemble(folder: Path, libraries: Path, sources: dict[Path, Path]) -> None:
     with packages.whole(folder) as made:
-        shutil.copytree(libraries, made, copy_function=os.link, dirs_exist_ok=True)
+        leave = shutil.ignore_patterns(*NEVER_IMPORTED)
+        shutil.copytree(libraries, made, copy_function=os.link, dirs_exist_ok=True, ignore=leave)
         packages.copy(made, ((source, path) for path, source in sources.items()))
         _compile(*(made / name for name in {path.parts[0] for path in sources}))
 
