@@ -63,6 +63,9 @@ OF_CALLS = frozenset(
 )  # fmt: skip
 """All of the package that lambdas come near which only call AWS."""
 
+OF_CUSTOM_RESOURCES = {"migrate", "pause"}
+"""Which answer CloudFormation."""
+
 NEVER_IMPORTED = ("_cffi.*.so", "backend_cffi.*")
 """Of zstandard, 12 MB for other Pythons than this."""
 
@@ -162,7 +165,9 @@ print(time.process_time() - began, len(sys.modules))
 def is_of(path: Path, name: str, kind: str) -> bool:
     """Whether a lambda has this source: all that those of its kind share, and its own handler."""
     if path.parts[0] == "lambdas":
-        return path.stem in {"__init__", "services", name, *([DATABASE] if kind == DATABASE else [])}
+        answers = ["answers"] if name in OF_CUSTOM_RESOURCES else []
+        shared = [*answers, DATABASE] if kind == DATABASE else answers
+        return path.stem in {"__init__", "services", name, *shared}
     return kind == DATABASE or not OF_CALLS.isdisjoint({path.parts[1], "/".join(path.parts[1:])})
 
 
