@@ -63,6 +63,12 @@ OF_CALLS = frozenset(
 )  # fmt: skip
 """All of the package that lambdas come near which only call AWS."""
 
+OF_CUSTOM_RESOURCES = {"migrate", "pause"}
+"""Which answer CloudFormation."""
+
+NEVER_IMPORTED = ("_cffi.*.so", "backend_cffi.*")
+"""Of zstandard, 12 MB for other Pythons than this."""
+
 NO_PYTHON = (
     f"there is no Python {LAMBDA.python}, which the lambdas run on: put python{LAMBDA.python} on the PATH"
 )
@@ -159,7 +165,9 @@ print(time.process_time() - began, len(sys.modules))
 def is_of(path: Path, name: str, kind: str) -> bool:
     """Whether a lambda has this source: all that those of its kind share, and its own handler."""
     if path.parts[0] == "lambdas":
-        return path.stem in {"__init__", "services", name, *([DATABASE] if kind == DATABASE else [])}
+        answers = ["answers"] if name in OF_CUSTOM_RESOURCES else []
+        shared = [*answers, DATABASE] if kind == DATABASE else answers
+        return path.stem in {"__init__", "services", name, *shared}
     return kind == DATABASE or not OF_CALLS.isdisjoint({path.parts[1], "/".join(path.parts[1:])})
 
 
@@ -199,7 +207,8 @@ def _compile(*folders: Path) -> None:
 
 def _assemble(folder: Path, libraries: Path, sources: dict[Path, Path]) -> None:
     with packages.whole(folder) as made:
-        shutil.copytree(libraries, made, copy_function=os.link, dirs_exist_ok=True)
+        leave = shutil.ignore_patterns(*NEVER_IMPORTED)
+        shutil.copytree(libraries, made, copy_function=os.link, dirs_exist_ok=True, ignore=leave)
         packages.copy(made, ((source, path) for path, source in sources.items()))
         _compile(*(made / name for name in {path.parts[0] for path in sources}))
 

@@ -20,9 +20,6 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -42,15 +39,13 @@ from dormouse.settings.lambdas import BeginMigrationEnvironment, MigrateEnvironm
 from dormouse.settings.resources import state_parameter
 from dormouse.settings.section import CONNECT_SECONDS_MAX
 from dormouse.system.aws import Aws, open_session
+from lambdas.answers import Answer, is_rolled_back, properties_before, request_type
 from lambdas.database import connected
 from lambdas.services import Call, called, tracer
 
 PHYSICAL_ID = "dormouse-migrations"
 """Always the same: another would mean that the resource was replaced, and the old one is to be deleted."""
 
-REQUESTS = ("Create", "Update", "Delete")
-ANSWER_ATTEMPTS_MAX = 5
-REASON_CHARACTERS_MAX = 1_000
 APPLICATION_NAME = "dormouse-migrate"
 ROLLS_BACK = "RollsBack"
 LEFT_ALONE = "the database is left as it is"
@@ -62,16 +57,16 @@ logger = logging.getLogger("dormouse.lambdas")
 @tracer.capture_lambda_handler(capture_response=False, capture_error=False)
 def begin(event: dict[str, Any], context: Any) -> None:
     """Makes the desired state, adds the login of the master user, and leaves the rest to `handler`."""
-    answer = _Answer(event)
+    answer = Answer(event, PHYSICAL_ID)
     try:
         with called(BeginMigrationEnvironment, "migrate", context) as call:
             state = state_parameter(call.environment.instance_id)
-            if _request_type(event) == "Delete":
+            if request_type(event) == "Delete":
                 Aws(open_session(call.environment.region)).look("ssm", "delete_parameter", Name=state)
                 answer.succeeded(LEFT_ALONE)  # the secret may be gone by now
                 return
             secret, aws = _secret_of(event), Aws(open_session(call.environment.region))
-            answer.rolls_back = rolls_back = _rolls_back(aws, event["StackId"])
+            answer.rolls_back = rolls_back = is_rolled_back(aws, event["StackId"])
             sleeps = _state(aws, event, state) == "paused"
             if sleeps and (result := _sleeps_on(event, rolls_back=rolls_back)):
                 answer.succeeded(result)
@@ -84,7 +79,7 @@ def begin(event: dict[str, Any], context: Any) -> None:
 @tracer.capture_lambda_handler(capture_response=False, capture_error=False)
 def handler(event: dict[str, Any], context: Any) -> None:
     """Migrates on Create and Update; Delete leaves the database alone."""
-    answer = _Answer(event)
+    answer = Answer(event, PHYSICAL_ID)
     answer.rolls_back = bool(event.get(ROLLS_BACK))
     watch: threading.Timer | None = None
     try:
@@ -101,13 +96,6 @@ def handler(event: dict[str, Any], context: Any) -> None:
             watch.cancel()
 
 
-def _request_type(event: Mapping[str, Any]) -> str:
-    given = field(event, "RequestType", str)
-    if given not in REQUESTS:
-        raise InvalidInput(f"'RequestType' of the event must be Create, Update or Delete, not {given}")
-    return given
-
-
 def _secret_of(event: Mapping[str, Any]) -> str:
     properties = field(event, "ResourceProperties", dict)
     if not properties.get("Secret"):
@@ -115,15 +103,10 @@ def _secret_of(event: Mapping[str, Any]) -> str:
     return str(properties["Secret"])
 
 
-def _rolls_back(aws: Aws, stack: str) -> bool:
-    [described] = aws.call("cloudformation", "describe_stacks", StackName=stack)["Stacks"]
-    return "ROLLBACK" in described["StackStatus"]
-
-
 def _state(aws: Aws, event: Mapping[str, Any], name: str) -> str | None:
     """The desired state: as the settings say, when it is not there or they have changed, else as it is."""
     wanted = event["ResourceProperties"].get("DeployPaused")
-    before = _old(event).get("DeployPaused", wanted)
+    before = properties_before(event).get("DeployPaused", wanted)
     given = {"Name": name, "Type": "String", "Value": "paused" if wanted == "true" else "running"}
     there = frozenset({"ParameterAlreadyExists"})
     aws.ask("ssm", "put_parameter", refusals=there, Overwrite=before != wanted, **given)
@@ -134,7 +117,7 @@ def _sleeps_on(event: Mapping[str, Any], *, rolls_back: bool) -> str | None:
     """The result for a paused instance that has nothing its database must be woken for; None if another
     database comes in its place, which is awake. Raises InstanceError if it must be woken.
     """
-    new, old = event["ResourceProperties"], _old(event)
+    new, old = event["ResourceProperties"], properties_before(event)
     if not old or any(new.get(name) != old.get(name) for name in _WHERE):
         return None
     if new.get("Migrations") == old.get("Migrations"):
@@ -144,11 +127,6 @@ def _sleeps_on(event: Mapping[str, Any], *, rolls_back: bool) -> str | None:
     raise InstanceError(
         "the instance is paused, but there are migrations: resume it, deploy, and pause it again"
     )
-
-
-def _old(event: Mapping[str, Any]) -> dict[str, Any]:
-    """The properties before an update; empty when there is nothing before."""
-    return field(event, "OldResourceProperties", dict) if event.get("OldResourceProperties") else {}
 
 
 def _hand_over(
@@ -172,9 +150,9 @@ def _hand_over(
 
 
 def _migrate(event: Mapping[str, Any], call: Call[MigrateEnvironment]) -> str:
-    if _request_type(event) == "Delete":
+    if request_type(event) == "Delete":
         return LEFT_ALONE
-    properties, old = field(event, "ResourceProperties", dict), _old(event)
+    properties, old = field(event, "ResourceProperties", dict), properties_before(event)
     dsn = _dsn(properties, call.environment)
     connecting = partial(_connected, call.environment)
     lines = [str(bring_up_to_date(dsn, connecting))]
@@ -217,56 +195,3 @@ def _connected(environment: MigrateEnvironment, dsn: str) -> ConnectionSupplier:
             return connected(by_token(dsn, environment.region), APPLICATION_NAME, seconds)
         except LoginRefused:
             raise InstanceError(f"{refused}; nor is a token of IAM taken of it") from None
-
-
-class _Answer:
-    """CloudFormation's, given once; while it rolls back, a failure is a success that says what is left.
-
-    `InvalidInput` names what an event lacks that cannot be answered.
-    """
-
-    def __init__(self, event: Mapping[str, Any]) -> None:
-        self._url = field(event, "ResponseURL", str)
-        self._of = {name: field(event, name, str) for name in ("StackId", "RequestId", "LogicalResourceId")}
-        self._of["PhysicalResourceId"] = event.get("PhysicalResourceId") or PHYSICAL_ID
-        properties = event.get("ResourceProperties")
-        self._secret = str(properties.get("Password") or "") if isinstance(properties, Mapping) else ""
-        self._lock = threading.Lock()
-        self._given = False
-        self.rolls_back = False
-
-    def succeeded(self, result: str) -> None:
-        self._give("SUCCESS", "", {"Result": self._safe(result)})
-
-    def failed(self, reason: str) -> None:
-        logger.error("migration failed: %s", self._safe(reason))
-        if self.rolls_back:
-            self.succeeded(f"rolled back, and the database is left as it is: {reason}")
-        else:
-            self._give("FAILED", self._safe(reason), {})
-
-    def _safe(self, text: str) -> str:
-        line = " ".join(text.split())
-        return (line.replace(self._secret, "…") if self._secret else line)[:REASON_CHARACTERS_MAX]
-
-    def _give(self, status: str, reason: str, data: dict[str, str]) -> None:
-        with self._lock:
-            if self._given:
-                return
-            self._given = True
-        body = {"Status": status, "Reason": reason, **self._of, "Data": data}
-        _put(self._url, json.dumps(body).encode())
-
-
-def _put(url: str, body: bytes) -> None:
-    # the URL is signed for no content type
-    request = urllib.request.Request(url, body, {"Content-Type": ""}, method="PUT")  # noqa: S310
-    for attempt in range(1, ANSWER_ATTEMPTS_MAX + 1):
-        try:
-            with urllib.request.urlopen(request, timeout=10):  # noqa: S310
-                return
-        except (urllib.error.URLError, OSError) as error:
-            if attempt == ANSWER_ATTEMPTS_MAX:
-                raise
-            logger.warning("CloudFormation did not take the answer (attempt %d): %s", attempt, error)
-            time.sleep(attempt)

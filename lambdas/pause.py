@@ -1,7 +1,9 @@
-"""What pauses need lambdas for: to keep the instance as it is wanted, and to let stacks sleep.
+"""What pauses need lambdas for: to keep the instance as it is wanted, to let stacks sleep, and to keep
+deploys from a database that is stopped.
 
 A queue brings the hours, and the starts of the database. `dormouse pause` and `resume` call `switch`,
 so that their user needs no right to update a stack, which is the right to do whatever CloudFormation may do.
+`guard` is a custom resource, which CloudFormation changes before the database.
 """
 
 from __future__ import annotations
@@ -14,11 +16,15 @@ from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings.event import field
 from dormouse.settings.lambdas import Environment, SwitchEnvironment
 from dormouse.settings.metrics import RUNNING_WHILE_PAUSED
+from dormouse.settings.resources import state_parameter
 from dormouse.system.aws import Aws, open_session
 from dormouse.system.instance import told
 from dormouse.system.keeper import keep
 from dormouse.system.query import stack, update
+from lambdas.answers import Answer, is_rolled_back, properties_before, request_type
 from lambdas.services import called, logger, tracer
+
+GUARD_ID = "dormouse-database-guard"
 
 
 @tracer.capture_lambda_handler(capture_response=False)
@@ -53,3 +59,31 @@ def switch(event: Any, context: Any) -> dict[str, bool]:
         if (found := stack(aws, name)) is None:
             raise InvalidInput(f"the stack {name} is gone: deploy it again")
         return {"asked": update(aws, name, found, runs=running)}
+
+
+@tracer.capture_lambda_handler(capture_response=False, capture_error=False)
+def guard(event: dict[str, Any], context: Any) -> None:
+    """Refuses changes of a database that is stopped: AWS makes none, and takes none back."""
+    answer = Answer(event, GUARD_ID)
+    try:
+        with called(Environment, "guard", context) as call:
+            answer.succeeded(_let_through(event, call.environment, answer))
+    except Exception as error:  # whatever it is, the deployment must not wait for an hour
+        answer.failed(str(error) or type(error).__name__)
+
+
+def _let_through(event: Mapping[str, Any], environment: Environment, answer: Answer) -> str:
+    """Of its properties Snapshot brings another database, and Changes differs with all else of it."""
+    if request_type(event) == "Delete":
+        return "there is nothing to guard any more"
+    aws = Aws(open_session(environment.region))
+    answer.rolls_back = is_rolled_back(aws, field(event, "StackId", str))
+    new, old = field(event, "ResourceProperties", dict), properties_before(event)
+    if old and old.get("Snapshot") != new.get("Snapshot"):
+        return "another database comes in its place"
+    if aws.parameter(state_parameter(environment.instance_id)) == "paused":
+        raise InstanceError(
+            "the instance is paused, and AWS changes no database that is stopped: "
+            "resume it, deploy, and pause it again"
+        )
+    return "the database may be changed"

@@ -15,6 +15,8 @@ from dormouse.settings.database import ServerlessDatabase
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.resources import PREFIX, DatabaseResources
 from stacks.acknowledge import acknowledge
+from stacks.assets import Assets
+from stacks.constructs.database_guard import guard
 from stacks.constructs.database_proxy import PORT as PROXY_PORT
 from stacks.constructs.database_proxy import DatabaseProxy, user_arns
 from stacks.constructs.key import key_of
@@ -60,7 +62,9 @@ def parameters(idle_session_seconds: int) -> dict[str, str]:
 class DatabaseStack(InstanceStack):
     """Roles log in with IAM tokens over TLS; a role that is not let in does not come near."""
 
-    def __init__(self, scope: Construct, settings: DeploymentSettings, network: NetworkStack) -> None:
+    def __init__(
+        self, scope: Construct, settings: DeploymentSettings, network: NetworkStack, assets: Assets
+    ) -> None:
         super().__init__(scope, "database", settings, description="database", stateful=True)
         self.placement = network.placement
         self.key = key_of(self, "database", settings.database.key_arn)
@@ -69,6 +73,7 @@ class DatabaseStack(InstanceStack):
         )
         self._let_clients_in()
         self.cluster = self._cluster()
+        guard(self, self.cluster, assets)
         self._keep_logs()
         self.proxy = (
             DatabaseProxy(

@@ -56,7 +56,7 @@ def stacks_of(settings: DeploymentSettings, assets: Assets, app: Construct) -> t
     network = NetworkStack(app, settings)
     copy = CopyStack(app, settings, names) if (names := copy_names(settings)) else None
     storage = StorageStack(app, settings)
-    database = DatabaseStack(app, settings, network)
+    database = DatabaseStack(app, settings, network, assets)
     foundation = Foundation(settings, assets, network, storage, database)
     migrate = MigrateStack(app, foundation)
     watched = _optional(app, foundation, migrate)

@@ -172,9 +172,9 @@ class _Account:
 
     def _state(self) -> Iterator[Check]:
         if (state := self.aws.parameter(state_parameter(self.settings.id))) is not None:
-            said = "the instance is paused: a deploy leaves it so, but one with migrations is refused"
+            said = "the instance is paused: a deploy leaves it so, but one of its database is refused"
             trouble = said if state == "paused" else None
-            mend = "resume it before a deploy of another version"
+            mend = "resume it before a deploy of another version, other tags or another database"
             yield Check.of("state", f"the instance is wanted {state}", trouble, mend, "warning")
 
     def _zones(self) -> Iterator[Check]:

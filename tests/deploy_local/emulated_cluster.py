@@ -1,6 +1,6 @@
 """The emulator's database cluster: it leads to the run's PostgreSQL, and takes time to stop and start.
 
-Its endpoint, its managed secret and who may log in are as on AWS.
+Its endpoint, its managed secret and who may log in are as on AWS. While it is stopped, nothing of it changes.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def lead_to_the_database() -> None:
         return cluster_id, attributes | _attributes(cluster)
 
     def updated(physical_id: str, *arguments: Any, **more: Any) -> tuple[str, dict[str, str]]:
+        _check_available(physical_id)
         kept = dict(rds._clusters[physical_id])
         cluster_id, attributes = update(physical_id, *arguments, **more)
         cluster = rds._clusters[cluster_id]
@@ -56,7 +57,21 @@ def lead_to_the_database() -> None:
             secretsmanager.delete_secret_in_process(cluster["MasterUserSecret"]["SecretArn"])
         delete(physical_id, props)
 
+    instance = dict(HANDLERS["AWS::RDS::DBInstance"])
+    change = instance["update"]
+
+    def changed(physical_id: str, old: dict[str, Any], new: dict[str, Any], *rest: Any, **more: Any) -> Any:
+        _check_available(new["DBClusterIdentifier"])
+        return change(physical_id, old, new, *rest, **more)
+
+    HANDLERS["AWS::RDS::DBInstance"] = instance | {"update": changed}
     HANDLERS["AWS::RDS::DBCluster"] = handler | {"create": created, "update": updated, "delete": deleted}
+
+
+def _check_available(cluster_id: str) -> None:
+    """CloudFormation modifies a cluster for each change, also of tags, and RDS none that is stopped."""
+    if (status := rds._clusters[cluster_id]["Status"]) != "available":
+        raise ValueError(f"InvalidDBClusterStateFault: the DB cluster {cluster_id} is {status}")
 
 
 def _attributes(cluster: dict[str, Any]) -> dict[str, str]:

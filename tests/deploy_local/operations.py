@@ -23,6 +23,7 @@ INGESTS = 13
 
 ROWS = 1_000
 MEANWHILE = 50
+PAUSED = "the instance is paused, and AWS changes no database that is stopped"
 STARTED_BY_AWS = "RDS-EVENT-0153"
 Person = Mapping[str, str]
 """The environment in which one runs commands."""
@@ -196,15 +197,34 @@ def ways(cloud: Cloud) -> dict[str, int]:
 
 
 def deploy_meanwhile(cloud: Cloud, resources: Resources, *app: str) -> str:
-    """Of all stacks with other tags, which writes schedules and mappings anew: they are off by the desired
-    state, and the CLI keeps the values of what sleeps by a parameter. The database is not asked for.
+    """Of all stacks with other tags. That of the database is refused, as AWS changes none that is stopped;
+    the others write schedules and mappings anew, which are off by the desired state, and the CLI keeps the
+    values of what sleeps by a parameter.
     """
     with (cloud.work / "local.toml").open("a") as settings:
         settings.write('\n[tags]\nteam = "meanwhile"\n')
-    cloud.cdk("deploy", "--all", "--force", *app, "--require-approval", "never")
+    given = ("--force", *app, "--require-approval", "never")
+    _, said = cloud.cdk("deploy", "--all", *given, accept=(1,))
+    formation, database = cloud.client("cloudformation"), stack_name("local", "database")
+    (stack,) = formation.describe_stacks(StackName=database)["Stacks"]
+    if stack["StackStatus"] != "UPDATE_ROLLBACK_COMPLETE" or PAUSED not in said:
+        raise RunFailed(f"the stack {database} is {stack['StackStatus']}, and the CDK says: {sign(said)}")
+    known = (one["StackName"] for one in formation.describe_stacks()["Stacks"])
+    others = [one for one in known if one not in ("CDKToolkit", database)]
+    cloud.cdk("deploy", *others, "--exclusively", *given)
     if (found := asleep(cloud, resources)) != "":
         raise RunFailed(f"after cdk deploy, {found}")
-    return "asleep as before"
+    return "the database's stack is refused, the others are asleep as before"
+
+
+def deploy_awake(cloud: Cloud, *app: str) -> None:
+    """What was refused meanwhile."""
+    name = stack_name("local", "database")
+    cloud.cdk("deploy", name, "--exclusively", *app, "--require-approval", "never")
+    (stack,) = cloud.client("cloudformation").describe_stacks(StackName=name)["Stacks"]
+    tags = {one["Key"]: one["Value"] for one in stack["Tags"]}
+    if stack["StackStatus"] != "UPDATE_COMPLETE" or tags.get("team") != "meanwhile":
+        raise RunFailed(f"the stack {name} is {stack['StackStatus']} with the tags {tags}")
 
 
 def half_pause(cloud: Cloud, resources: Resources) -> str:

@@ -157,6 +157,8 @@ class Run:
         waking = partial(operations.resume, cloud, instance, resources, self._operator, ids)
         self.step("dormouse resume", waking)
         self.step("dormouse status, resumed", lambda: self._status(cloud, "running"))
+        deploy = partial(operations.deploy_awake, cloud, *_app(cloud))
+        self.step("cdk deploy of what was refused", deploy)
         again = partial(access.open_session, cloud, self._reader, self._operator)
         self.step("dormouse access, resumed", again)  # and no table is read: the schema is of tomorrow
 

@@ -267,7 +267,7 @@ def test_pip_installs_it_as_tested_here(site: Path, tmp_path: Path) -> None:
     subprocess.run([*pip, str(target), str(sdist)], check=True, capture_output=True)
     assert files(target / NAME) == files(site / NAME)
     importable = {path.name for path in target.iterdir() if path.suffix != ".dist-info"}
-    assert importable == {"bin", "dormouse", NAME, "dormouse_command.py"}
+    assert importable == {"bin", "dormouse", NAME, "dormouse_command.py", "pyspark_dormouse"}
 
 
 def files(folder: Path) -> set[Path]:

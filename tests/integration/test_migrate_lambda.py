@@ -23,7 +23,7 @@ from dormouse.instance import Instance
 from dormouse.objects import open_store
 from dormouse.postgres.roles import OWNER_ROLE, RUN_ROLE, SCHEMA_ROLE
 from dormouse.settings import load_settings
-from lambdas import migrate
+from lambdas import answers, migrate
 from lambdas.migrate import PHYSICAL_ID, begin, handler
 from lambdas.services import MARGIN_SECONDS
 from tests.aws_lambda import Context, lambda_service
@@ -282,8 +282,8 @@ def test_it_answers_before_its_time_is_over(
 ) -> None:
     """As nobody else does when the lambda is ended; what comes later is no second answer."""
     answered = threading.Event()
-    give = migrate._put
-    monkeypatch.setattr(migrate, "_put", lambda url, body: (give(url, body), answered.set()))
+    give = answers._put
+    monkeypatch.setattr(answers, "_put", lambda url, body: (give(url, body), answered.set()))
     monkeypatch.setattr(migrate, "bring_up_to_date", lambda *_: answered.wait(60))
     handler(event, Context(seconds=MARGIN_SECONDS + 0.5))
     assert cloudformation.answer["Reason"] == "it took longer than the lambda may"

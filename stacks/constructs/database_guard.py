@@ -1,0 +1,80 @@
+"""What keeps a deploy from a database that is stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import aws_cdk as cdk
+import jsii
+from aws_cdk import aws_rds as rds
+
+from dormouse.settings.lambdas import Environment
+from dormouse.settings.resources import state_parameter
+from stacks.assets import Assets
+from stacks.constructs.function import Function
+from stacks.instance_stack import InstanceStack
+
+RESOURCE_TYPE = "Custom::DormouseDatabaseGuard"
+SECONDS_MAX = 60
+MEMORY_MB = 256
+
+
+def guard(stack: InstanceStack, cluster: rds.DatabaseCluster, assets: Assets) -> None:
+    """A custom resource that changes with the cluster and its instances, before them.
+
+    CloudFormation modifies a cluster for any change, be it of a tag alone; RDS refuses that of one that is
+    stopped, and again when it is to be taken back, so that the stack would stay in UPDATE_ROLLBACK_FAILED.
+    """
+    settings = stack.settings
+    lambda_ = Function(
+        stack,
+        "Guard",
+        settings=settings,
+        name="guard",
+        code=assets.lambda_code("pause"),
+        handler="lambdas.pause.guard",
+        description="Keeps deploys from a database that is stopped",
+        memory_mb=MEMORY_MB,
+        timeout_seconds=SECONDS_MAX,
+        environment=Environment.variables(instance_id=settings.id),
+    )
+    name = state_parameter(settings.id).removeprefix("/")
+    state = stack.format_arn(service="ssm", resource="parameter", resource_name=name)
+    lambda_.allow(["ssm:GetParameter"], [state])
+    lambda_.allow(["cloudformation:DescribeStacks"], [stack.stack_id])
+    resource = cdk.CustomResource(
+        stack,
+        "Guarded",
+        resource_type=RESOURCE_TYPE,
+        service_token=lambda_.function.function_arn,
+        service_timeout=cdk.Duration.seconds(2 * SECONDS_MAX),
+        properties={
+            "Changes": cdk.Lazy.uncached_string(_Digest(cluster)),
+            "Snapshot": settings.database.snapshot or "",
+        },
+    )
+    resource.node.add_dependency(lambda_)
+    for child in _guarded(cluster):
+        child.node.add_dependency(resource)
+
+
+def _guarded(cluster: rds.DatabaseCluster) -> list[rds.CfnDBCluster | rds.CfnDBInstance]:
+    return [
+        child for child in cluster.node.find_all() if isinstance(child, rds.CfnDBCluster | rds.CfnDBInstance)
+    ]
+
+
+@jsii.implements(cdk.IStringProducer)
+class _Digest:
+    """Of what the template says of the cluster when it is written, and of the tags that a stack hands on."""
+
+    def __init__(self, cluster: rds.DatabaseCluster) -> None:
+        self._cluster = cluster
+
+    def produce(self, context: cdk.IResolveContext) -> str:
+        stack = cdk.Stack.of(self._cluster)
+        found: list[Any] = [[child.logical_id, child._cfn_properties] for child in _guarded(self._cluster)]
+        text = json.dumps([stack.tags.tag_values(), stack.resolve(found)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

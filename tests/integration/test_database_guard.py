@@ -1,0 +1,89 @@
+"""The guard of the database: a deploy changes nothing of it while the instance is paused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lambdas import pause
+from lambdas.pause import GUARD_ID, guard
+from tests.aws_lambda import Context
+from tests.cloudformation import STACK, Aws, CloudFormation
+
+REFUSED = (
+    "the instance is paused, and AWS changes no database that is stopped: "
+    "resume it, deploy, and pause it again"
+)
+
+
+@pytest.fixture
+def cloudformation() -> Iterator[CloudFormation]:
+    stack = CloudFormation()
+    yield stack
+    stack.close()
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> Aws:
+    found = Aws()
+    monkeypatch.setattr(pause, "open_session", lambda region: found)
+    return found
+
+
+def event(
+    cloudformation: CloudFormation, kind: str, *, snapshot: str = "", before: str = ""
+) -> dict[str, Any]:
+    old = {"OldResourceProperties": {"Changes": "c1", "Snapshot": before}} if kind == "Update" else {}
+    return {
+        "RequestType": kind,
+        "ResponseURL": cloudformation.url,
+        "StackId": STACK,
+        "RequestId": "request",
+        "LogicalResourceId": "Guarded",
+        "ResourceProperties": {"Changes": "c2", "Snapshot": snapshot},
+        **old,
+    }
+
+
+@pytest.mark.parametrize("kind", ["Create", "Update"])
+@pytest.mark.parametrize(("state", "reason"), [("paused", REFUSED), ("running", None), (None, None)])
+def test_a_change_is_refused_while_the_instance_is_paused(
+    cloudformation: CloudFormation, aws: Aws, kind: str, state: str | None, reason: str | None
+) -> None:
+    """No state is there before the first deploy has ended."""
+    aws.state = state
+    guard(event(cloudformation, kind), Context())
+    answer = cloudformation.answer
+    assert (answer["Status"], answer["Reason"]) == (("FAILED", reason) if reason else ("SUCCESS", ""))
+    assert answer["PhysicalResourceId"] == GUARD_ID and aws.state == state
+
+
+def test_to_be_taken_back_it_is_let_through(cloudformation: CloudFormation, aws: Aws) -> None:
+    """Or the stack would stay in UPDATE_ROLLBACK_FAILED."""
+    aws.state, aws.stack_status = "paused", "UPDATE_ROLLBACK_IN_PROGRESS"
+    guard(event(cloudformation, "Update"), Context())
+    assert cloudformation.answer["Status"] == "SUCCESS"
+
+
+def test_a_database_of_a_snapshot_comes_also_while_paused(cloudformation: CloudFormation, aws: Aws) -> None:
+    """As after dormouse restore: the stopped one is not changed but replaced."""
+    aws.state = "paused"
+    guard(event(cloudformation, "Update", snapshot="arn:new"), Context())
+    guard(event(cloudformation, "Update", snapshot="arn:new", before="arn:new"), Context())
+    assert [one["Status"] for one in cloudformation.answers] == ["SUCCESS", "FAILED"]
+
+
+def test_it_lets_an_instance_be_destroyed(cloudformation: CloudFormation, aws: Aws) -> None:
+    aws.state = "paused"
+    guard(event(cloudformation, "Delete"), Context())
+    assert cloudformation.answer["Status"] == "SUCCESS"
+
+
+def test_an_odd_event_is_answered_in_one_line(cloudformation: CloudFormation, aws: Aws) -> None:
+    guard({**event(cloudformation, "Update"), "RequestType": "Look"}, Context())
+    guard({**event(cloudformation, "Update"), "ResourceProperties": None}, Context())
+    first, second = (one["Reason"] for one in cloudformation.answers)
+    assert first == "'RequestType' of the event must be Create, Update or Delete, not Look"
+    assert "'ResourceProperties'" in second and "\n" not in second
