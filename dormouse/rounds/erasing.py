@@ -1,7 +1,7 @@
 """Erasing rows: deleted, merged out of every file that has them, and out of the history and the store, now.
 
 Each step leaves in the database how far it came, so that an erasure that was ended anywhere is gone on with
-by asking for it again: the deletion is recorded once; what was looked at is not looked at again; the files
+by asking for it again: that deletes what came since, too, and takes over the files that were found. Those
 that have rows are known before any of them goes, and moments that need them are expired from then on.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 from dormouse.backoff import backoff_seconds
 from dormouse.context import TableContext
 from dormouse.errors import InvalidQuery, JobFailed, ObjectNotFound, ObjectStoreError, TableBusy
-from dormouse.files.erasures import Candidate, Erasure, begin, begun
+from dormouse.files.erasures import Candidate, Erasure, begin
 from dormouse.files.holds import holds
 from dormouse.files.reads import KeyBounds
 from dormouse.model.keyed import is_keyed
@@ -130,11 +130,11 @@ def erase(
 def _begun(context: TableContext, where: DeleteWhere) -> tuple[Erasure, datetime, str]:
     """The erasure of the rows, when they were deleted, and by which condition."""
     asked, condition = _asked(context, where)
-    found = begun(context.store, condition)
-    if found is None:
-        bounds, by_values = bounds_to_delete(context, asked)
-        found = begin(context.store, context.deletions, condition, bounds, by_values=by_values)
-    return *found, condition
+    bounds, by_values = bounds_to_delete(context, asked)
+    found, at, older = begin(context.store, context.deletions, condition, bounds, by_values=by_values)
+    for one in older:
+        context.jobs.release_run(one.run_id)  # what still runs of it commits nothing
+    return found, at, condition
 
 
 def _asked(context: TableContext, where: DeleteWhere) -> tuple[Question, str]:
@@ -192,7 +192,6 @@ class _Erasing:
         referenced, and a look after that finds no other.
         """
         jobs, run_id = self._context.jobs, self._erasure.run_id
-        jobs.release_run(run_id)  # of a process that died, or that goes on: it commits nothing now
         tries = 0
         while True:
             references, free = self._erasure.referenced()
