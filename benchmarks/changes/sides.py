@@ -140,8 +140,10 @@ class Delta(Side):
 
     def load(self, table: str, rows: pa.Table) -> None:
         from deltalake import write_deltalake
+        from deltalake.exceptions import CommitFailedError
 
-        write_deltalake(self._path(table), rows, mode="append")
+        with refused_on(CommitFailedError):
+            write_deltalake(self._path(table), rows, mode="append")
 
     def delete(self, table: str, rows: Rows) -> None:
         from deltalake.exceptions import CommitFailedError

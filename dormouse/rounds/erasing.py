@@ -19,9 +19,9 @@ from typing import Any
 from dormouse.backoff import backoff_seconds
 from dormouse.context import TableContext
 from dormouse.errors import InvalidQuery, JobFailed, ObjectNotFound, ObjectStoreError, TableBusy
+from dormouse.files.checks import FileChecks
 from dormouse.files.erasures import Candidate, Erasure, begin
 from dormouse.files.holds import holds
-from dormouse.files.reads import KeyBounds
 from dormouse.model.keyed import is_keyed
 from dormouse.query.deleting import DeleteWhere, asked_to_delete, bounds_to_delete, names_values
 from dormouse.query.deletions import Deletion
@@ -224,10 +224,9 @@ class _Erasing:
         except ObjectNotFound:
             if len(files) > 1:
                 return [look for one in files for look in self._looks([one])]
-            [facts] = self._context.store.deletions_of([files[0].filename], KeyBounds()).files
-            if facts.till is not None:
+            if FileChecks(self._context.store.own).referenced([files[0].file_id]):
                 raise
-            return []  # collected meanwhile
+            return []  # it is being collected: first the object goes, then its row
 
     def _note(self, conn: Any, looks: Sequence[Look]) -> None:
         self._erasure.looked({one.filename: self._rows(one) for one in looks}, len(looks), conn)

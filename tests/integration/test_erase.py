@@ -14,7 +14,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.data.source import open_source
-from dormouse.errors import CutExpired, InvalidInput, InvalidQuery, JobFailed, TableBusy
+from dormouse.errors import CutExpired, InvalidInput, InvalidQuery, JobFailed, ObjectNotFound, TableBusy
 from dormouse.files.erasures import Erasure
 from dormouse.files.holds import held
 from dormouse.files.layout import LAYOUTS
@@ -198,6 +198,21 @@ def test_what_a_writer_committed_meanwhile_goes_when_it_is_asked_again(
     assert (last.files, last.rows, last.is_finished) == (2, 2, True)
     assert GONE not in {who for _, who in people(table)}
     assert is_erased(tmp_path)
+
+
+def test_a_file_whose_object_was_collected_and_whose_row_was_not(instance: Instance, tmp_path: Path) -> None:
+    table = made(instance)
+    for _ in range(2):
+        table.ingest(data(*range(5)))
+    before = {file.filename for file in table.file_page()}
+    table.compact()
+    (tmp_path / "objects" / before.pop()).unlink()
+    assert quick(table).is_finished
+    assert is_erased(tmp_path)
+    [merged] = {path for path, _ in on_disk(tmp_path)}
+    merged.unlink()
+    with pytest.raises(ObjectNotFound, match=merged.name):
+        quick(table, {"who": "person 1"})
 
 
 def copied(table: Table, folder: Path, name: str) -> None:
