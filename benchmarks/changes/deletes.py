@@ -78,9 +78,9 @@ def chosen(kind: str, number: int, rows: int) -> Rows:
 
 
 def beside(plan: Plan, tell: Tell) -> Figures:
-    """Of a twentieth of the rows: how many deletes, and upserts of a thousand, are refused beside compactions.
+    """How many deletes, and upserts of a thousand, are refused beside compactions.
 
-    PyIceberg has none, and is loaded meanwhile.
+    Of a table with a twentieth of the rows. PyIceberg has no compaction, and is loaded meanwhile.
     """
     counted: dict[str, int] = {}
     for made in (Dormouse, Keyed, *PEERS):
@@ -88,9 +88,7 @@ def beside(plan: Plan, tell: Tell) -> Figures:
             tell(f"{side.label}: changes beside a compaction")
             fill(side, "t", plan.rows // 20)
             kinds = (_delete,) if made is Dormouse else (_delete, _upsert)
-            counted[side.name] = counted.get(side.name, 0) + sum(
-                _refused(side, plan, kind) for kind in kinds
-            )
+            counted[side.name] = counted.get(side.name, 0) + sum(_refused(side, plan, kind) for kind in kinds)
     found: Figures = {"failed": counted.pop("dormouse")}
     return found | {f"failed_{name}": count for name, count in counted.items()}
 

@@ -141,7 +141,7 @@ class Erasure:
 def begin(
     store: FileReferenceStore, deletions: Deletions, condition: str, bounds: KeyBounds, *, by_values: bool
 ) -> tuple[Erasure, datetime, list[Erasure]]:
-    """Records a deletion and its erasure, in one transaction; gives it, when it was, and those that it takes over.
+    """Records a deletion and its erasure, in one transaction; gives it, when it was, and those it takes over.
 
     These are of the same condition, and were not finished. The deletion is a new one, for what was committed
     since theirs is to be erased, too.

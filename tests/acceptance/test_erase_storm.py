@@ -1,7 +1,7 @@
 """Processes ingest, delete, erase, compact, split, merge and collect, and are killed, amid reads.
 
-All note by one clock when they began something and when it was acknowledged. So of each read it is known which
-rows must be there, and which must not; and of the files on the disk, which must have been gone.
+All note by one clock when they began something and when it was acknowledged. So of each read it is known
+which rows must be there, and which must not; and of files on the disk, which must have been gone.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ PATIENCE_SECONDS = 600
 
 @dataclass
 class Change:
-    """A delete or an erasure of a person's rows: when it began and was acknowledged, and whether it was for ever."""
+    """A delete or an erasure of a person's rows: when it began and ended; whether it was for ever."""
 
     who: int
     began: float

@@ -176,7 +176,9 @@ def test_a_writer_that_began_before_is_named_until_it_has_ended(instance: Instan
     again = quick(table)
     assert not again.is_finished, "the attempt ended without telling"
     last = quick(table, abandon_writers=True)
-    assert (last.files, last.rows, last.is_finished) == (1, 1, True), "what the first found is told by the last"
+    assert (last.files, last.rows, last.is_finished) == (1, 1, True), (
+        "what the first found is told by the last"
+    )
     assert is_erased(tmp_path)
     assert table.erasures() == [report, again, last]
 

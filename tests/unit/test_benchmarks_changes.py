@@ -5,8 +5,8 @@ from __future__ import annotations
 from benchmarks.changes.__main__ import BENCHMARK
 from benchmarks.changes.deletes import KINDS, chosen
 from benchmarks.changes.plan import Plan
-from benchmarks.changes.upserts import COUNTS, largest, start_of
 from benchmarks.changes.sides import PEERS, SIDES, VALUES, Rows, rows_of
+from benchmarks.changes.upserts import COUNTS, largest, start_of
 
 
 def test_each_round_deletes_other_rows_that_are_there() -> None:
