@@ -83,7 +83,8 @@ def beside(plan: Plan, tell: Tell) -> Figures:
     Of a table with a twentieth of the rows. PyIceberg has no compaction, and is loaded meanwhile.
     """
     counted: dict[str, int] = {}
-    for made in (Dormouse, Keyed, *PEERS):
+    sides: tuple[type[Side], ...] = (Dormouse, Keyed, *PEERS)
+    for made in sides:
         with opened(made) as [side]:
             tell(f"{side.label}: changes beside a compaction")
             fill(side, "t", plan.rows // 20)

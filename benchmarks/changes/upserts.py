@@ -49,7 +49,8 @@ def start_of(count: int, number: int, plan: Plan) -> int:
 def reading(plan: Plan, tell: Tell) -> Figures:
     """A tenth of the rows, after many upserts of a thousand, before and after a compaction."""
     found: Figures = {}
-    for made in (Keyed, *PEERS):
+    sides: tuple[type[Side], ...] = (Keyed, *PEERS)
+    for made in sides:
         with opened(made) as [side]:
             tell(f"{side.label}: reading after upserts")
             _upserted(side, "t", plan.rows // 10, plan)
