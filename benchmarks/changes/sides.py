@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import dormouse as dm
-from benchmarks.harness.place import Place
+from benchmarks.harness.place import Place, own_place
 from benchmarks.peers.ducklake import DuckLake as DuckLakePeer
 from benchmarks.peers.peer import Refused, refused_on
 
@@ -72,6 +74,10 @@ class Side(ABC):
         """How many there are, as a reader sees that opens the table now."""
 
     @abstractmethod
+    def scan(self, table: str) -> int:
+        """How many rows there are, of which such a reader has all columns."""
+
+    @abstractmethod
     def compact(self, table: str) -> None: ...
 
     def close(self) -> None:
@@ -83,7 +89,7 @@ class Dormouse(Side):
 
     name = "dormouse"
     label = "Dormouse"
-    properties: dm.TableProperties | None = None
+    properties: ClassVar[dm.TableProperties | None] = None
 
     def load(self, table: str, rows: pa.Table) -> None:
         known = {one.name for one in self.instance.tables()}
@@ -99,13 +105,16 @@ class Dormouse(Side):
             self.instance.table(table).delete(rows.where)
 
     def upsert(self, table: str, rows: pa.Table) -> None:
-        made: Any = self.instance.table(table)
         with refused_on(dm.DormouseError):
-            made.upsert(rows)
+            self.instance.table(table).upsert(rows, engine="local")
 
     def count(self, table: str, rows: Rows) -> int:
         with dm.connect(self.place.dsn, self.place.objects, read_only=True) as opened:
             return sum(len(batch) for batch in opened.table(table).query(rows.where, ["k"]))
+
+    def scan(self, table: str) -> int:
+        with dm.connect(self.place.dsn, self.place.objects, read_only=True) as opened:
+            return sum(len(batch) for batch in opened.table(table).query())
 
     def compact(self, table: str) -> None:
         self.instance.table(table).compact(engine="local")
@@ -117,6 +126,12 @@ class Dormouse(Side):
         return self._instance
 
 
+class Keyed(Dormouse):
+    """With tables that keep one row a key."""
+
+    properties = dm.TableProperties(keep="newest_row")
+
+
 class Delta(Side):
     """delta-rs."""
 
@@ -125,8 +140,10 @@ class Delta(Side):
 
     def load(self, table: str, rows: pa.Table) -> None:
         from deltalake import write_deltalake
+        from deltalake.exceptions import CommitFailedError
 
-        write_deltalake(self._path(table), rows, mode="append")
+        with refused_on(CommitFailedError):
+            write_deltalake(self._path(table), rows, mode="append")
 
     def delete(self, table: str, rows: Rows) -> None:
         from deltalake.exceptions import CommitFailedError
@@ -147,6 +164,9 @@ class Delta(Side):
         kept = self._open(table).to_pyarrow_dataset()
         low, high = pc.field("k") >= rows.low, pc.field("k") < rows.high
         return int(kept.count_rows((low & high) if rows.value is None else pc.field("v") == rows.value))
+
+    def scan(self, table: str) -> int:
+        return sum(len(batch) for batch in self._open(table).to_pyarrow_dataset().to_batches())
 
     def compact(self, table: str) -> None:
         from deltalake.exceptions import CommitFailedError
@@ -190,6 +210,11 @@ class DuckLake(Side):
             [(found,)] = connection.execute(f"select count(*) from {table} where {rows.sql}").fetchall()
         return int(found)
 
+    def scan(self, table: str) -> int:
+        with self._peer.attached() as connection:
+            found = connection.execute(f"select * from {table}").fetch_record_batch()
+            return sum(len(batch) for batch in found)
+
     def compact(self, table: str) -> None:
         import duckdb
 
@@ -231,20 +256,20 @@ class Iceberg(Side):
         catalog.load_table(f"changes.{table}").append(rows)
 
     def delete(self, table: str, rows: Rows) -> None:
-        from pyiceberg.exceptions import CommitFailedException
-
-        with refused_on(CommitFailedException):
+        with refused_on(*_conflicts()):
             self._catalog.load_table(f"changes.{table}").delete(rows.sql)
 
     def upsert(self, table: str, rows: pa.Table) -> None:
-        from pyiceberg.exceptions import CommitFailedException
-
-        with refused_on(CommitFailedException):
+        with refused_on(*_conflicts()):
             self._catalog.load_table(f"changes.{table}").upsert(rows, join_cols=["k"])
 
     def count(self, table: str, rows: Rows) -> int:
         opened = self.place.iceberg("changes").load_table(f"changes.{table}")
         return int(opened.scan(row_filter=rows.sql, selected_fields=("k",)).to_arrow().num_rows)
+
+    def scan(self, table: str) -> int:
+        opened = self.place.iceberg("changes").load_table(f"changes.{table}")
+        return sum(len(batch) for batch in opened.scan().to_arrow_batch_reader())
 
     def compact(self, table: str) -> None:
         raise Refused("PyIceberg has no compaction")
@@ -258,4 +283,36 @@ class Iceberg(Side):
         return self._made
 
 
-SIDES: tuple[type[Side], ...] = (Dormouse, Delta, DuckLake, Iceberg)
+def _conflicts() -> tuple[type[Exception], ...]:
+    """What PyIceberg says of changes that met others."""
+    from pyiceberg.exceptions import CommitFailedException, ValidationException
+
+    return CommitFailedException, ValidationException
+
+
+PEERS: tuple[type[Side], ...] = (Delta, DuckLake, Iceberg)
+SIDES: tuple[type[Side], ...] = (Dormouse, *PEERS)
+FILES = 8
+
+
+@contextmanager
+def opened(*made: type[Side]) -> Iterator[list[Any]]:
+    """The sides, in a place of their own."""
+    with own_place() as place, ExitStack() as stack:
+        sides = [side(place) for side in made]
+        for side in sides:
+            stack.callback(side.close)
+        yield sides
+
+
+def fill(side: Side, table: str, rows: int) -> None:
+    """Loads rows with the keys from 0 on, as files whose keys do not overlap."""
+    for number in range(FILES):
+        side.load(table, rows_of(rows // FILES * number, rows // FILES))
+
+
+def seconds_of(action: Callable[..., Any], *given: Any) -> float:
+    """How long it takes."""
+    began = perf_counter()
+    action(*given)
+    return perf_counter() - began

@@ -12,6 +12,7 @@ import psycopg
 
 from dormouse.files.deletions import Deletions
 from dormouse.files.layout import MAY_BE_OF
+from dormouse.files.reads import KeyBounds
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.text import narrow_id
 from dormouse.postgres.connection import Supplier
@@ -137,22 +138,22 @@ class Erasure:
         return {**values, "table_id": self._own.table.table_id, "deletion_id": self.deletion_id}
 
 
-def begun(store: FileReferenceStore, condition: str) -> tuple[Erasure, datetime] | None:
-    """The erasure of a condition that was begun and not finished, and when its deletion was."""
-    values = {"condition": condition}
-    for deletion_id, deleted_at in store.own.rows(_QUERIES["unfinished"], values, operation="erase"):
-        return Erasure(store, deletion_id), deleted_at
-    return None
+def begin(
+    store: FileReferenceStore, deletions: Deletions, condition: str, bounds: KeyBounds, *, by_values: bool
+) -> tuple[Erasure, datetime, list[Erasure]]:
+    """Records a deletion and its erasure, in one transaction; gives it, when it was, and those it takes over.
 
-
-def begin(store: FileReferenceStore, deletions: Deletions, *deletion: Any, by_values: bool) -> Any:
-    """Records a deletion and its erasure, in one transaction; gives it, and when it was."""
+    These are of the same condition, and were not finished. The deletion is a new one, for what was committed
+    since theirs is to be erased, too.
+    """
+    older: list[Erasure] = []
 
     def also(conn: psycopg.Connection[Any], deletion_id: int) -> None:
-        conn.execute(_QUERIES["begin"].on(), {"table_id": store.table.table_id, "deletion_id": deletion_id})
+        key = {"table_id": store.table.table_id, "deletion_id": deletion_id, "condition": condition}
+        older[:] = [Erasure(store, row[0]) for row in conn.execute(_QUERIES["begin"].on(), key).fetchall()]
 
-    deletion_id, at = deletions.record(*deletion, by_values=by_values, also=also)
-    return Erasure(store, deletion_id), at
+    deletion_id, at = deletions.record(condition, bounds, by_values=by_values, also=also)
+    return Erasure(store, deletion_id), at, older
 
 
 def proofs(store: FileReferenceStore) -> list[str]:

@@ -1,16 +1,23 @@
--- name: unfinished
--- The erasure of a condition that was begun and not finished, unless it was undone since.
-select e.deletion_id, d.deleted_at
-from erasure e
-join deletion d using (table_id, deletion_id)
-where e.table_id = %(table_id)s and e.finished_at is null and d.condition = %(condition)s
-    and (d.retired_xid in (select restored_xid from restored r where r.table_id = e.table_id)) is not true
-order by e.deletion_id desc
-limit 1;
-
 -- name: begin
--- Begins the erasure of a deletion.
-insert into erasure (table_id, deletion_id) values (%(table_id)s, %(deletion_id)s) on conflict do nothing;
+-- Begins the erasure of a deletion, and ends those of the same condition that were not finished, unless they were undone
+-- since: the files that they found are of this one. Gives their numbers.
+with older as (
+    update erasure e
+    set finished_at = clock_timestamp()
+    from deletion d
+    where e.table_id = %(table_id)s and e.finished_at is null and e.deletion_id <> %(deletion_id)s
+        and d.table_id = e.table_id and d.deletion_id = e.deletion_id and d.condition = %(condition)s
+        and (d.retired_xid in (select restored_xid from restored r where r.table_id = e.table_id)) is not true
+    returning e.deletion_id, e.files_looked_at
+), taken as (
+    update erased_file f set deletion_id = %(deletion_id)s
+    from older o
+    where f.table_id = %(table_id)s and f.deletion_id = o.deletion_id
+), begun as (
+    insert into erasure (table_id, deletion_id, files_looked_at)
+    select %(table_id)s, %(deletion_id)s, coalesce(sum(files_looked_at), 0) from older
+)
+select deletion_id from older;
 
 -- name: candidates
 -- A page of the files, referenced or not, that may have rows of an erasure, as their keys and looks at them tell; each with

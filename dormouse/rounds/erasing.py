@@ -1,7 +1,7 @@
 """Erasing rows: deleted, merged out of every file that has them, and out of the history and the store, now.
 
 Each step leaves in the database how far it came, so that an erasure that was ended anywhere is gone on with
-by asking for it again: the deletion is recorded once; what was looked at is not looked at again; the files
+by asking for it again: that deletes what came since, too, and takes over the files that were found. Those
 that have rows are known before any of them goes, and moments that need them are expired from then on.
 """
 
@@ -19,9 +19,9 @@ from typing import Any
 from dormouse.backoff import backoff_seconds
 from dormouse.context import TableContext
 from dormouse.errors import InvalidQuery, JobFailed, ObjectNotFound, ObjectStoreError, TableBusy
-from dormouse.files.erasures import Candidate, Erasure, begin, begun
+from dormouse.files.checks import FileChecks
+from dormouse.files.erasures import Candidate, Erasure, begin
 from dormouse.files.holds import holds
-from dormouse.files.reads import KeyBounds
 from dormouse.model.keyed import is_keyed
 from dormouse.query.deleting import DeleteWhere, asked_to_delete, bounds_to_delete, names_values
 from dormouse.query.deletions import Deletion
@@ -130,11 +130,11 @@ def erase(
 def _begun(context: TableContext, where: DeleteWhere) -> tuple[Erasure, datetime, str]:
     """The erasure of the rows, when they were deleted, and by which condition."""
     asked, condition = _asked(context, where)
-    found = begun(context.store, condition)
-    if found is None:
-        bounds, by_values = bounds_to_delete(context, asked)
-        found = begin(context.store, context.deletions, condition, bounds, by_values=by_values)
-    return *found, condition
+    bounds, by_values = bounds_to_delete(context, asked)
+    found, at, older = begin(context.store, context.deletions, condition, bounds, by_values=by_values)
+    for one in older:
+        context.jobs.release_run(one.run_id)  # what still runs of it commits nothing
+    return found, at, condition
 
 
 def _asked(context: TableContext, where: DeleteWhere) -> tuple[Question, str]:
@@ -192,7 +192,6 @@ class _Erasing:
         referenced, and a look after that finds no other.
         """
         jobs, run_id = self._context.jobs, self._erasure.run_id
-        jobs.release_run(run_id)  # of a process that died, or that goes on: it commits nothing now
         tries = 0
         while True:
             references, free = self._erasure.referenced()
@@ -225,10 +224,9 @@ class _Erasing:
         except ObjectNotFound:
             if len(files) > 1:
                 return [look for one in files for look in self._looks([one])]
-            [facts] = self._context.store.deletions_of([files[0].filename], KeyBounds()).files
-            if facts.till is not None:
+            if FileChecks(self._context.store.own).referenced([files[0].file_id]):
                 raise
-            return []  # collected meanwhile
+            return []  # it is being collected: first the object goes, then its row
 
     def _note(self, conn: Any, looks: Sequence[Look]) -> None:
         self._erasure.looked({one.filename: self._rows(one) for one in looks}, len(looks), conn)

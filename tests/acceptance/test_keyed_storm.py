@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import json
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -22,6 +19,7 @@ import pytest
 import dormouse as dm
 from dormouse.errors import QueryOvertaken
 from dormouse.table import Table
+from tests.storming import Workers
 
 WORKER = dedent("""
     import json, random, sys
@@ -117,41 +115,6 @@ def read(table: Table, way: int) -> dict[int, int]:
     return dict(pairs)
 
 
-class Workers:
-    def __init__(self, roles: list[str], *arguments: str, folder: Path) -> None:
-        self._command = [sys.executable, "-c", WORKER, *arguments, str(folder)]
-        self._folder, self._roles = folder, roles
-        self.running = [self._start(role) for role in roles]
-
-    def _start(self, role: str) -> subprocess.Popen[bytes]:
-        with (self._folder / "errors").open("a") as errors:
-            return subprocess.Popen([*self._command, role], stderr=errors)
-
-    def kill_one(self, rng: random.Random) -> None:
-        at = rng.randrange(len(self._roles))
-        self.running[at].kill()
-        self._ended(self.running[at], -signal.SIGKILL)
-        self.running[at] = self._start(self._roles[at])
-
-    def check(self) -> None:
-        for process in self.running:
-            assert process.poll() is None, (self._folder / "errors").read_text()
-
-    def end(self) -> None:
-        (self._folder / "stop").touch()
-        for process in self.running:
-            self._ended(process, 0)
-
-    def leave_nobody(self) -> None:
-        for process in self.running:
-            process.kill()
-            process.wait()
-
-    def _ended(self, process: subprocess.Popen[bytes], code: int) -> None:
-        process.wait()
-        assert process.returncode == code, (self._folder / "errors").read_text()
-
-
 def storm(dsn: str, folder: Path, roles: list[str], seconds: float, kills: bool, **properties: Any) -> None:
     objects, rng = (folder / "objects").as_uri(), random.Random(27)
     given = dm.TableProperties(
@@ -166,7 +129,7 @@ def storm(dsn: str, folder: Path, roles: list[str], seconds: float, kills: bool,
     )
     with dm.connect(dsn, objects) as instance:
         table = instance.create_table("t", SCHEMA, properties=given)
-        workers = Workers(roles, dsn, objects, folder=folder)
+        workers = Workers(WORKER, roles, dsn, objects, folder=folder)
         try:
             began, turns = time.monotonic(), 0
             # on a machine that is busy, until enough was done

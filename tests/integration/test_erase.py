@@ -13,12 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
-from dormouse.errors import CutExpired, InvalidInput, InvalidQuery, JobFailed, TableBusy
+from dormouse.data.source import open_source
+from dormouse.errors import CutExpired, InvalidInput, InvalidQuery, JobFailed, ObjectNotFound, TableBusy
 from dormouse.files.erasures import Erasure
 from dormouse.files.holds import held
 from dormouse.files.layout import LAYOUTS
 from dormouse.instance import Instance, connect
 from dormouse.rounds.erasing import EraseReport
+from dormouse.rounds.ingest import write_leaves
+from dormouse.rounds.ingest_commit import commit_files
 from dormouse.table import Table
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("who", dm.STRING), dm.Field("v", dm.LONG)])
@@ -171,11 +174,47 @@ def test_a_writer_that_began_before_is_named_until_it_has_ended(instance: Instan
         assert not is_erased(tmp_path)
     assert (tmp_path / "objects" / name).exists()
     again = quick(table)
-    assert (again.deletion_id, again.is_finished) == (1, False), "the attempt ended without telling"
+    assert not again.is_finished, "the attempt ended without telling"
     last = quick(table, abandon_writers=True)
-    assert (last.deletion_id, last.rows, last.is_finished) == (1, 1, True)
+    assert (last.files, last.rows, last.is_finished) == (1, 1, True), (
+        "what the first found is told by the last"
+    )
     assert is_erased(tmp_path)
-    assert table.erasures() == [last]
+    assert table.erasures() == [report, again, last]
+
+
+def test_what_a_writer_committed_meanwhile_goes_when_it_is_asked_again(
+    instance: Instance, tmp_path: Path
+) -> None:
+    table = made(instance)
+    table.ingest(data(*range(5)))
+    context = table._context
+    with context.attempts.attempt(context.table) as attempt:
+        source = open_source(data(3, 4), SCHEMA)
+        files = write_leaves(context, attempt, source, lambda *_: None, 1 << 20)
+        assert not quick(table).is_finished
+        commit_files(context, attempt, files, "late")
+    assert people(table)[-2:] == [(4, "person 4"), (4, "person 4")]
+    assert (3, GONE) in people(table), "it was committed after the deletion"
+    last = quick(table)
+    assert (last.files, last.rows, last.is_finished) == (2, 2, True)
+    assert GONE not in {who for _, who in people(table)}
+    assert is_erased(tmp_path)
+
+
+def test_a_file_whose_object_was_collected_and_whose_row_was_not(instance: Instance, tmp_path: Path) -> None:
+    table = made(instance)
+    for _ in range(2):
+        table.ingest(data(*range(5)))
+    before = {file.filename for file in table.file_page()}
+    table.compact()
+    (tmp_path / "objects" / before.pop()).unlink()
+    assert quick(table).is_finished
+    assert is_erased(tmp_path)
+    [merged] = {path for path, _ in on_disk(tmp_path)}
+    merged.unlink()
+    with pytest.raises(ObjectNotFound, match=merged.name):
+        quick(table, {"who": "person 1"})
 
 
 def copied(table: Table, folder: Path, name: str) -> None:
@@ -239,7 +278,7 @@ def test_a_backup_that_is_being_taken_is_not_damaged(instance: Instance, tmp_pat
         quick(table)
     assert [who for _, who in people(table) if who == GONE] == []
     report = quick(table)
-    assert (report.deletion_id, report.rows, report.is_finished) == (1, 1, True)
+    assert (report.rows, report.is_finished) == (1, True)
     assert is_erased(tmp_path)
 
 

@@ -67,7 +67,7 @@ def test_what_is_open_ends_it_with_an_error(run: Run, dsn: str, tmp_path: Path) 
     assert f"may have rows still:\n  attempt {attempt.attempt_id} of a writer" in said
     code, said = run("erase", "customers", "--all", "--yes", "--abandon-writers")
     assert code == 0
-    assert said.startswith("erased all rows of table customers (deletion 1")
+    assert said.startswith("erased all rows of table customers (deletion 2")
 
 
 def test_backups_that_hold_the_rows_are_named(tmp_path: Path) -> None:

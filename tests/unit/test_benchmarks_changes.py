@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from benchmarks.changes.__main__ import BENCHMARK, KINDS, PEERS, _chosen
-from benchmarks.changes.sides import SIDES, VALUES, Rows, rows_of
+from benchmarks.changes.__main__ import BENCHMARK
+from benchmarks.changes.deletes import KINDS, chosen
+from benchmarks.changes.plan import Plan
+from benchmarks.changes.sides import PEERS, SIDES, VALUES, Rows, rows_of
+from benchmarks.changes.upserts import COUNTS, largest, start_of
 
 
 def test_each_round_deletes_other_rows_that_are_there() -> None:
-    chosen = [_chosen(kind, number, 160_000) for kind in KINDS for number in range(3)]
-    assert len(set(chosen)) == len(chosen)
-    ranges = [set(range(one.low, one.high)) for one in chosen if one.value is None]
+    each = [chosen(kind, number, 160_000) for kind in KINDS for number in range(3)]
+    assert len(set(each)) == len(each)
+    ranges = [set(range(one.low, one.high)) for one in each if one.value is None]
     assert sum(map(len, ranges)) == len(set().union(*ranges)) == 3 * 1_001
-    assert all(0 <= one.low < one.high <= 160_000 for one in chosen if one.value is None)
+    assert all(0 <= one.low < one.high <= 160_000 for one in each if one.value is None)
 
 
 def test_a_value_has_a_hundredth_of_the_rows() -> None:
@@ -32,5 +35,13 @@ def test_every_side_and_promise_has_a_figure() -> None:
     wanted |= {"upsert_1000_vs_delta", "upsert_1000_vs_ducklake", "keyed_scan_vs_plain"}
     wanted |= {"keyed_compaction_vs_plain"}
     wanted |= {f"{kind}_ms_{side.name}" for kind in KINDS for side in SIDES}
-    wanted |= {f"failed_{peer}" for peer in PEERS}
+    wanted |= {f"failed_{peer.name}" for peer in PEERS}
     assert wanted <= BENCHMARK.keys
+
+
+def test_upserts_are_of_keys_that_are_there() -> None:
+    for plan in (Plan(), Plan(rows=160_000, rounds=3)):
+        starts = [start_of(count, number, plan) for count in COUNTS for number in range(plan.rounds)]
+        assert all(0 < start <= plan.rows - largest(plan) or start < plan.rows for start in starts)
+        assert max(starts) + 1 < plan.rows
+        assert start_of(COUNTS[-1], plan.rounds - 1, plan) + largest(plan) <= plan.rows

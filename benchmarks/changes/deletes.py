@@ -1,0 +1,156 @@
+"""Deletes: how long they take, whether they are refused beside a compaction, and what they cost look-ups."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from threading import Event, Thread
+from time import perf_counter
+
+from benchmarks.changes.plan import Plan
+from benchmarks.changes.sides import (
+    PEERS,
+    Dormouse,
+    DuckLake,
+    Keyed,
+    Rows,
+    Side,
+    fill,
+    opened,
+    rows_of,
+    seconds_of,
+)
+from benchmarks.harness.command import Figures, Tell
+from benchmarks.harness.report import median_ratio, percentile, turns
+from benchmarks.peers.peer import Refused
+
+DELETIONS = 1_000
+LOOKUPS = 40
+KINDS = {"key": "one key", "range": "a range of 1,000 keys", "value": "1 % of the rows by a value"}
+Times = dict[tuple[str, str], list[float]]
+
+
+def deletes(plan: Plan, tell: Tell) -> Figures:
+    """Of a key, a range and a value: until it is acknowledged, and until a new reader has seen it."""
+    found: Figures = {}
+    with opened(Dormouse, *PEERS) as sides:
+        for side in sides:
+            tell(f"{side.label}: loading")
+            fill(side, "t", plan.rows)
+        acknowledged, seen = _deleted(sides, plan, tell)
+    for times, suffix in ((acknowledged, "ms"), (seen, "seen_ms")):
+        for (kind, name), seconds in times.items():
+            found[f"{kind}_{suffix}_{name}"] = round(percentile(seconds, 50) * 1_000, 3)
+    for peer in PEERS:
+        ratios = {
+            kind: median_ratio(acknowledged[kind, peer.name], acknowledged[kind, "dormouse"])
+            for kind in KINDS
+        }
+        found[f"delete_vs_{peer.name}"] = round(min(ratios.values()), 3)
+        found |= {f"{kind}_vs_{peer.name}": round(ratio, 3) for kind, ratio in ratios.items()}
+    return found
+
+
+def _deleted(sides: Sequence[Side], plan: Plan, tell: Tell) -> tuple[Times, Times]:
+    """Seconds of each kind and side, until it was acknowledged, and until a new reader had seen it."""
+    acknowledged: Times = {}
+    seen: Times = {}
+    for kind, what in KINDS.items():
+        for number, side in turns(sides, plan.rounds):
+            tell(f"{side.label}: delete {what}")
+            rows = chosen(kind, number, plan.rows)
+            began = perf_counter()
+            side.delete("t", rows)
+            acknowledged.setdefault((kind, side.name), []).append(perf_counter() - began)
+            if left := side.count("t", rows):
+                raise RuntimeError(f"{side.label} has {left} rows that it deleted")
+            seen.setdefault((kind, side.name), []).append(perf_counter() - began)
+    return acknowledged, seen
+
+
+def chosen(kind: str, number: int, rows: int) -> Rows:
+    """Other ones in each round, which are there."""
+    start = rows // 40 * (number + 1)
+    if kind == "value":
+        return Rows(value=number)
+    return Rows(start, start + 1) if kind == "key" else Rows(start + 10, start + 1_010)
+
+
+def beside(plan: Plan, tell: Tell) -> Figures:
+    """How many deletes, and upserts of a thousand, are refused beside compactions.
+
+    Of a table with a twentieth of the rows. PyIceberg has no compaction, and is loaded meanwhile.
+    """
+    counted: dict[str, int] = {}
+    sides: tuple[type[Side], ...] = (Dormouse, Keyed, *PEERS)
+    for made in sides:
+        with opened(made) as [side]:
+            tell(f"{side.label}: changes beside a compaction")
+            fill(side, "t", plan.rows // 20)
+            kinds = (_delete,) if made is Dormouse else (_delete, _upsert)
+            counted[side.name] = counted.get(side.name, 0) + sum(_refused(side, plan, kind) for kind in kinds)
+    found: Figures = {"failed": counted.pop("dormouse")}
+    return found | {f"failed_{name}": count for name, count in counted.items()}
+
+
+def _delete(side: Side, number: int) -> None:
+    side.delete("t", Rows(number * 100, number * 100 + 1))
+
+
+def _upsert(side: Side, number: int) -> None:
+    side.upsert("t", rows_of(number * 1_000, 1_000))
+
+
+def _refused(side: Side, plan: Plan, change: Callable[[Side, int], None]) -> int:
+    over, refused = Event(), 0
+
+    def compact() -> None:
+        number = 0
+        while not over.is_set():
+            number += 1
+            with suppress(Refused):
+                # DuckDB's connections are of one thread each
+                if not isinstance(side, DuckLake):
+                    side.load("t", rows_of(plan.rows + 1_000 * number, 1_000))
+                side.compact("t")
+
+    thread = Thread(target=compact)
+    thread.start()
+    try:
+        for number in range(plan.beside):
+            try:
+                change(side, number)
+            except Refused:
+                refused += 1
+    finally:
+        over.set()
+        thread.join()
+    return refused
+
+
+def lookups(plan: Plan, tell: Tell) -> Figures:
+    """Look-ups a second with a thousand pending deletions ÷ without."""
+    tell("look-ups")
+    with opened(Dormouse) as [side]:
+        for name in ("without", "with"):
+            fill(side, name, plan.rows // 4)
+        keys = random.Random(1).sample(range(plan.rows // 4), plan.rounds * LOOKUPS + DELETIONS)
+        deleted, asked = keys[:DELETIONS], keys[DELETIONS:]
+        deleted_from = side.instance.table("with")
+        for key in deleted:
+            deleted_from.delete({"k": key})
+        times: dict[str, list[float]] = {"without": [], "with": []}
+        for number, name in turns(("without", "with"), plan.rounds + 1):
+            some = asked[number % plan.rounds * LOOKUPS :][:LOOKUPS]
+            times[name].append(seconds_of(_look_up, side, name, some))
+    # the first round finds the files
+    ratio = median_ratio(times["without"][1:], times["with"][1:])
+    return {"lookup_with_1000_deletions_vs_none": round(ratio, 3)}
+
+
+def _look_up(side: Dormouse, name: str, keys: Sequence[int]) -> None:
+    table = side.instance.table(name)
+    for key in keys:
+        if table.query({"k": key}).read_all().num_rows != 1:
+            raise RuntimeError(f"table {name!r} has not one row of key {key}")

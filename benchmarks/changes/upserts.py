@@ -1,0 +1,110 @@
+"""Upserts: how long they take, and what they cost those who read and compact."""
+
+from __future__ import annotations
+
+from benchmarks.changes.plan import Plan
+from benchmarks.changes.sides import PEERS, Dormouse, Keyed, Side, fill, opened, rows_of, seconds_of
+from benchmarks.harness.command import Figures, Tell
+from benchmarks.harness.report import median_ratio, percentile, turns
+from benchmarks.peers.peer import Refused
+
+COUNTS = (1, 1_000, 100_000)
+EACH = 1_000
+
+
+def upserts(plan: Plan, tell: Tell) -> Figures:
+    """Of keys that are there, next to each other: so few files must be written anew, where such are."""
+    found: Figures = {"largest": largest(plan)}
+    with opened(Keyed, *PEERS) as sides:
+        for side in sides:
+            tell(f"{side.label}: loading")
+            fill(side, "t", plan.rows)
+        for count in COUNTS:
+            times: dict[str, list[float]] = {}
+            for number, side in turns(sides, plan.rounds):
+                tell(f"{side.label}: upsert of {count:,}")
+                rows = rows_of(start_of(count, number, plan), min(count, largest(plan)))
+                times.setdefault(side.name, []).append(seconds_of(side.upsert, "t", rows))
+            for side in sides:
+                found[f"upsert_{count}_ms_{side.name}"] = round(percentile(times[side.name], 50) * 1_000, 3)
+            for peer in PEERS:
+                ratio = median_ratio(times[peer.name], times["dormouse"])
+                found[f"upsert_{count}_vs_{peer.name}"] = round(ratio, 3)
+        for side in sides:
+            if (rows_left := side.scan("t")) != plan.rows:
+                raise RuntimeError(f"{side.label} has {rows_left:,} rows after upserts, not {plan.rows:,}")
+    return found
+
+
+def largest(plan: Plan) -> int:
+    """How many rows the largest upsert has."""
+    return min(max(COUNTS), plan.rows // 10)
+
+
+def start_of(count: int, number: int, plan: Plan) -> int:
+    """The first key of an upsert: another in each round."""
+    return (plan.rows - min(count, largest(plan))) // (plan.rounds + 1) * (number + 1)
+
+
+def reading(plan: Plan, tell: Tell) -> Figures:
+    """A tenth of the rows, after many upserts of a thousand, before and after a compaction."""
+    found: Figures = {}
+    sides: tuple[type[Side], ...] = (Keyed, *PEERS)
+    for made in sides:
+        with opened(made) as [side]:
+            tell(f"{side.label}: reading after upserts")
+            _upserted(side, "t", plan.rows // 10, plan)
+            found[f"read_ms_{side.name}"] = _scanned_ms(side, plan)
+            try:
+                _compact(side, "t")
+            except Refused:
+                continue  # it has no compaction
+            found[f"read_compacted_ms_{side.name}"] = _scanned_ms(side, plan)
+    return found
+
+
+def _scanned_ms(side: Side, plan: Plan) -> float:
+    times = [seconds_of(side.scan, "t") for _ in range(plan.rounds)]
+    return round(percentile(times, 50) * 1_000, 3)
+
+
+def _upserted(side: Side, table: str, rows: int, plan: Plan) -> None:
+    """Loads, then upserts, whose keys are spread over those that are there."""
+    fill(side, table, rows)
+    change = side.upsert if isinstance(side, Keyed) or not isinstance(side, Dormouse) else side.load
+    for number in range(plan.upserts):
+        change(table, rows_of((rows - EACH) // plan.upserts * number, EACH))
+
+
+def _compact(side: Side, table: str) -> None:
+    """Until there is no more to merge, where a compaction tells so."""
+    if isinstance(side, Dormouse):
+        opened_table = side.instance.table(table)
+        while opened_table.compact(engine="local").jobs_run:
+            pass
+    else:
+        side.compact(table)
+
+
+def keyed(plan: Plan, tell: Tell) -> Figures:
+    """What a keyed table costs to compact and to scan, beside a plain one that was loaded the same."""
+    compactions: dict[str, list[float]] = {}
+    scans: dict[str, list[float]] = {}
+    with opened(Dormouse, Keyed) as sides:
+        of_kinds = {"plain": sides[0], "keyed": sides[1]}
+        for pair, (kind, side) in turns([*of_kinds.items()], plan.pairs):
+            tell(f"a {kind} table: loading")
+            _upserted(side, f"{kind}{pair}", plan.rows, plan)
+        for kind, side in of_kinds.items():
+            scans[f"{kind}_before"] = [seconds_of(side.scan, f"{kind}0") for _ in range(plan.rounds)]
+        for pair, (kind, side) in turns([*of_kinds.items()], plan.pairs):
+            tell(f"a {kind} table: compaction")
+            compactions.setdefault(kind, []).append(seconds_of(_compact, side, f"{kind}{pair}"))
+        for number, (kind, side) in turns([*of_kinds.items()], plan.rounds):
+            name = f"{kind}{number % plan.pairs}"
+            scans.setdefault(kind, []).append(seconds_of(side.scan, name))
+    return {
+        "keyed_compaction_vs_plain": round(median_ratio(compactions["plain"], compactions["keyed"]), 3),
+        "keyed_scan_vs_plain": round(median_ratio(scans["plain"], scans["keyed"]), 3),
+        "keyed_scan_before_vs_plain": round(median_ratio(scans["plain_before"], scans["keyed_before"]), 3),
+    }

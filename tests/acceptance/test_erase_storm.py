@@ -1,0 +1,236 @@
+"""Processes ingest, delete, erase, compact, split, merge and collect, and are killed, amid reads.
+
+All note by one clock when they began something and when it was acknowledged. So of each read it is known
+which rows must be there, and which must not; and of files on the disk, which must have been gone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+
+import pyarrow.parquet as pq
+import pytest
+
+import dormouse as dm
+from dormouse.errors import QueryOvertaken
+from dormouse.table import Table
+from tests.storming import Workers
+
+WORKER = dedent("""
+    import json, os, random, sys, time
+    from contextlib import suppress
+    from pathlib import Path
+    import pyarrow as pa
+    import dormouse as dm
+    from dormouse.errors import FileReferenceAssignedToJob, InvalidRange, PartitionError
+
+    dsn, objects, folder, role = sys.argv[1:5]
+    stop, log = Path(folder, "stop"), Path(folder, "log " + role).open("a")
+    rng = random.Random()
+
+    def note(**said):
+        log.write(json.dumps({**said, "at": time.monotonic()}) + "\\n")
+        log.flush()
+
+    def ingest(table):
+        load = f"{role} {os.getpid()} {time.monotonic_ns()}"
+        whos = [rng.randrange(12) for _ in range(rng.randint(1, 6))]
+        rows = [{"k": rng.randrange(60), "who": who, "id": f"{load} {n}"} for n, who in enumerate(whos)]
+        note(load=load, rows=[[row["id"], row["who"]] for row in rows])
+        table.ingest(pa.Table.from_pylist(rows), engine="local")
+        note(load=load)
+
+    def change(table, erases):
+        # each has its own persons: erasures of the same rows at once are one
+        who = rng.choice([n for n in range(12) if n % 3 == int(role.split()[1])])
+        name = f"{role} {os.getpid()} {time.monotonic_ns()}"
+        note(change=name, who=who)
+        done = table.erase({"who": who}, engine="local", wait_seconds=5.0).is_finished if erases else False
+        if not erases:
+            table.delete({"who": who})
+        note(change=name, erased=done)
+
+    def split(table):
+        table.split()
+        table.merge()
+        with suppress(PartitionError, InvalidRange, FileReferenceAssignedToJob):
+            leaf = rng.choice(table.partitions.leaves()).partition_id
+            table.partitions.split(leaf, rng.randrange(60))
+
+    work = {
+        "ingest": ingest,
+        "delete": lambda table: change(table, False),
+        "erase": lambda table: change(table, True),
+        "split": split,
+        "compact": lambda table: table.compact(engine="local"),
+        "collect": lambda table: table.collect_garbage(),
+    }[role.split()[0]]
+    with dm.connect(dsn, objects) as instance:
+        table = instance.table("t")
+        while not stop.exists():
+            work(table)
+            if role.split()[0] in ("delete", "erase"):
+                time.sleep(0.1)
+""")
+SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("who", dm.LONG), dm.Field("id", dm.STRING)])
+PATIENCE_SECONDS = 600
+
+
+@dataclass
+class Change:
+    """A delete or an erasure of a person's rows: when it began and ended; whether it was for ever."""
+
+    who: int
+    began: float
+    ended: float = math.inf
+    is_erased: bool = False
+
+
+@dataclass
+class Row:
+    who: int
+    began: float
+    ended: float = math.inf
+
+
+class Notes:
+    """What all noted, by the names of rows and changes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.rows: dict[str, Row] = {}
+        self.changes: dict[str, Change] = {}
+        self.of: dict[int, list[Change]] = defaultdict(list)
+        loads: dict[str, list[str]] = {}
+        for path in folder.glob("log *"):
+            for line in path.read_text().split("\n")[:-1]:
+                note = json.loads(line)
+                if "rows" in note:
+                    loads[note["load"]] = [name for name, _ in note["rows"]]
+                    self.rows |= {name: Row(who, note["at"]) for name, who in note["rows"]}
+                elif "load" in note:
+                    for name in loads[note["load"]]:
+                        self.rows[name].ended = note["at"]
+                elif "who" in note:
+                    made = self.changes[note["change"]] = Change(note["who"], note["at"])
+                    self.of[made.who].append(made)
+                else:
+                    ended = self.changes[note["change"]]
+                    ended.ended, ended.is_erased = note["at"], note["erased"]
+
+    def must_be(self, name: str, since: float, till: float) -> bool:
+        """Whether each read in that time has the row."""
+        row = self.rows[name]
+        return row.ended < since and not any(
+            one.began < till and one.ended > row.began for one in self.of[row.who]
+        )
+
+    def is_gone(self, name: str, since: float, *, for_ever: bool = False) -> bool:
+        """Whether no read that begins then has the row; or no file that is there then."""
+        row = self.rows[name]
+        return any(
+            row.ended < one.began and one.ended < since and (one.is_erased or not for_ever)
+            for one in self.of[row.who]
+        )
+
+
+def read(table: Table, way: int) -> list[str]:
+    while True:
+        try:
+            rows = table.query(columns=["k", "id"]) if way else table.sql("select k, id from t")
+            return [row["id"] for row in rows.read_all().to_pylist()]
+        except QueryOvertaken:  # which is said of files that are erased at once
+            continue
+
+
+def check_read(table: Table, way: int, folder: Path) -> None:
+    since = time.monotonic()
+    found = read(table, way)
+    till = time.monotonic()
+    notes = Notes(folder)
+    assert [name for name, count in Counter(found).items() if count > 1] == [], "twice"
+    assert [name for name in notes.rows if notes.must_be(name, since, till) and name not in set(found)] == []
+    assert [name for name in found if notes.is_gone(name, since)] == [], "back from the dead"
+
+
+def check_files(folder: Path) -> None:
+    """No file on the disk has what was erased before it was looked at."""
+    since, on_disk = time.monotonic(), set()
+    for path in _files(folder):
+        on_disk |= set(_names_in(path))
+    notes = Notes(folder)
+    assert [name for name in on_disk if notes.is_gone(name, since, for_ever=True)] == [], "on the disk"
+
+
+def _files(folder: Path) -> list[Path]:
+    """What is there, while folders come and go."""
+    walked = os.walk(folder / "objects")
+    return [Path(place, name) for place, _, names in walked for name in names if name.endswith(".parquet")]
+
+
+def _names_in(path: Path) -> list[str]:
+    try:
+        return [str(name) for name in pq.read_table(path, columns=["id"])["id"].to_pylist()]
+    except (OSError, ValueError):
+        if path.exists() and ".staging" not in path.parts:
+            raise
+        return []  # it is gone, or being written
+
+
+def storm(dsn: str, folder: Path, roles: list[str], seconds: float, erasures: int, *, kills: bool) -> None:
+    objects, rng = (folder / "objects").as_uri(), random.Random(27)
+    properties = dm.TableProperties(
+        compaction_strategy="basic",
+        compaction_batch_files=2,
+        split_threshold_rows=40,
+        split_min_rows=4,
+        merge_threshold_rows=20,
+        deletions_max=3,
+    )
+    with dm.connect(dsn, objects) as instance:
+        table = instance.create_table("t", SCHEMA, properties=properties)
+        workers = Workers(WORKER, roles, dsn, objects, folder=folder)
+        try:
+            began, turns = time.monotonic(), 0
+            # on a machine that is busy, until enough was done
+            while time.monotonic() - began < seconds or _erased(folder) < erasures:
+                assert time.monotonic() - began < PATIENCE_SECONDS
+                check_read(table, turns % 2, folder)
+                check_files(folder)
+                turns += 1
+                workers.check()
+                if kills and turns % 5 == 0:
+                    workers.kill_one(rng)
+            workers.end()
+        finally:
+            workers.leave_nobody()
+        found = sorted(read(table, 0))
+        while table.compact(engine="local").jobs_run:
+            assert sorted(read(table, 1)) == found
+        check_read(table, 1, folder)
+        check_files(folder)
+        assert all(table.erase({"who": who}, abandon_writers=True).is_finished for who in range(12))
+        assert read(table, 0) == []
+        assert all(not _names_in(path) for path in _files(folder))
+        assert instance.check(deep=True).problems == ()
+
+
+def _erased(folder: Path) -> int:
+    return sum(one.is_erased for one in Notes(folder).changes.values())
+
+
+def test_what_is_erased_stays_away_and_all_else_stays_amid_a_short_storm(dsn: str, tmp_path: Path) -> None:
+    storm(dsn, tmp_path, ["ingest 0", "erase 0", "delete 1", "compact", "split"], 3, 3, kills=False)
+
+
+@pytest.mark.slow
+def test_what_is_erased_stays_away_and_all_else_stays_amid_a_long_storm(dsn: str, tmp_path: Path) -> None:
+    roles = ["ingest 0", "ingest 1", "erase 0", "erase 1", "delete 2", "compact", "split", "collect"]
+    storm(dsn, tmp_path, roles, 60, 20, kills=True)

@@ -1,0 +1,46 @@
+"""Processes that work on a table at once, and are killed and started again."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+
+class Workers:
+    """Processes that run a program with its arguments, the folder and a role each, until its file `stop`."""
+
+    def __init__(self, program: str, roles: list[str], *arguments: str, folder: Path) -> None:
+        self._command = [sys.executable, "-c", program, *arguments, str(folder)]
+        self._folder, self._roles = folder, roles
+        self.running = [self._start(role) for role in roles]
+
+    def _start(self, role: str) -> subprocess.Popen[bytes]:
+        with (self._folder / "errors").open("a") as errors:
+            return subprocess.Popen([*self._command, role], stderr=errors)
+
+    def kill_one(self, rng: random.Random) -> None:
+        at = rng.randrange(len(self._roles))
+        self.running[at].kill()
+        self._ended(self.running[at], -signal.SIGKILL)
+        self.running[at] = self._start(self._roles[at])
+
+    def check(self) -> None:
+        for process in self.running:
+            assert process.poll() is None, (self._folder / "errors").read_text()
+
+    def end(self) -> None:
+        (self._folder / "stop").touch()
+        for process in self.running:
+            self._ended(process, 0)
+
+    def leave_nobody(self) -> None:
+        for process in self.running:
+            process.kill()
+            process.wait()
+
+    def _ended(self, process: subprocess.Popen[bytes], code: int) -> None:
+        process.wait()
+        assert process.returncode == code, (self._folder / "errors").read_text()
