@@ -37,6 +37,7 @@ from dormouse.objects.guarded import GuardedStore
 from dormouse.partitions.tree_cache import TreeCache
 from dormouse.payloads import PayloadStore
 from dormouse.postgres import ConnectionSupplier, migrate
+from dormouse.rows.row_tables import RowTables
 from dormouse.settings import Settings, load_settings
 from dormouse.table import Table
 from dormouse.tables import Tables, schema_asked
@@ -58,7 +59,7 @@ NO_TABLE = 0
 """What `WriteAttempts.collect_abandoned` finds for it is of tables that are gone."""
 
 
-class Instance(Durable):
+class Instance(Durable, RowTables):
     """One deployed Dormouse; a context manager. Made by `connect` and `local`."""
 
     def __init__(

@@ -107,12 +107,12 @@ class ShapedTable:
     def _reshaped(self, change: Callable[[ModuleType], Any]) -> Schema:
         from dormouse.query import reshaping
 
-        with self._changing():
+        with self.changing():
             self._context = change(reshaping)
         return self._context.schema
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def changing(self) -> Iterator[None]:
         """Of what may have changed something also when it raises."""
         self._check_writable()
         try:

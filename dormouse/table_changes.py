@@ -36,7 +36,7 @@ class Changing(ShapedTable):
 
         if dry_run:
             return delete(self._context, where, dry_run=True)
-        with self._changing():
+        with self.changing():
             return delete(self._context, where)
 
     def erase(
@@ -70,7 +70,7 @@ class Changing(ShapedTable):
 
         if dry_run:
             return would_erase(self._context, where, progress)
-        with self._changing():
+        with self.changing():
             return erase(
                 self._context,
                 where,

@@ -1,0 +1,159 @@
+"""The locks of a row table: many readers or one writer, each with a token that fences.
+
+Source: https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+import psycopg
+
+from dormouse.backoff import backoff_seconds
+from dormouse.errors import DormouseError, RowLockHeld, TableNotFound
+from dormouse.model.table import TableRecord
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import rows_of, run_lookup, run_statement
+
+LEASE_SECONDS = 30.0
+POLL_SECONDS_MIN, POLL_SECONDS_MAX = 0.002, 0.25
+Kind = Literal["read", "write"]
+_QUERIES = load(__package__ or "", "locks")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class HeldLock:
+    """A lock that was granted: what its token fences, and the table as it was then.
+
+    A commit that has given it back says so.
+    """
+
+    token: UUID
+    version: int
+    next_id: int
+    given_back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LockHolder:
+    """Who holds a lock, and until when unless it is renewed."""
+
+    kind: str
+    holder: str
+    leased_until: datetime
+
+
+class RowLocks:
+    """The locks of one table. Each is a row of the database, taken in a transaction of its own."""
+
+    def __init__(self, supplier: Supplier, table: TableRecord, lease_seconds: float = LEASE_SECONDS) -> None:
+        self._supplier = supplier
+        self._table = table
+        self._lease_seconds = lease_seconds
+
+    @contextmanager
+    def read(self) -> Iterator[HeldLock]:
+        """Until the end no row is changed. `RowLockHeld` at once when a writer has the table, or waits for it."""
+        token = uuid.uuid4()
+        with self._held(token, self._take("read", token)) as lock:
+            yield lock
+
+    @contextmanager
+    def write(self, wait_seconds: float = 0.0) -> Iterator[HeldLock]:
+        """Until the end, or the commit that gives it back, nobody else changes the table or stops it.
+
+        Readers are waited for, while no others are let in; another writer only for `wait_seconds`: then
+        `RowLockHeld`.
+        """
+        token = uuid.uuid4()
+        with self._held(token, self._waited_for(token, time.monotonic() + wait_seconds)) as lock:
+            yield lock
+
+    def holders(self) -> list[LockHolder]:
+        """Who holds locks now."""
+        return [LockHolder(*row) for row in run_lookup(self._supplier, rows_of(_QUERIES["locks"], self._key))]
+
+    def _waited_for(self, token: UUID, deadline: float) -> HeldLock:
+        """A writer's lock. Its precursor goes if it does not come to that."""
+        number = 0
+        try:
+            while True:
+                try:
+                    granted = self._take("write", token)
+                except RowLockHeld:
+                    if time.monotonic() >= deadline:
+                        raise
+                    granted = None
+                if granted is not None:
+                    return granted
+                time.sleep(backoff_seconds(number, POLL_SECONDS_MIN, POLL_SECONDS_MAX))
+                number += 1
+        except BaseException:
+            self._release(token)
+            raise
+
+    def _take(self, kind: Kind, token: UUID) -> HeldLock | None:
+        """None: a precursor stands, and readers have the table."""
+        values = {**self._of(token), "kind": kind, "holder": f"{socket.gethostname()}:{os.getpid()}"}
+        rows = self._run("take", values)
+        state, held_kind, holder, until, version, next_id = rows[0]
+        if state == "gone":
+            raise TableNotFound.gone(self._table.name)
+        if state == "held":
+            does = {"write": "is changing it", "precursor": "waits to change it"}.get(held_kind, "reads it")
+            raise RowLockHeld(
+                f"table {self._table.name!r}: worker {holder} {does}, until {until:%H:%M:%S} UTC unless it "
+                "goes on; try again later"
+            )
+        return HeldLock(token, version, next_id) if state == "granted" else None
+
+    @contextmanager
+    def _held(self, token: UUID, lock: HeldLock | None) -> Iterator[HeldLock]:
+        if lock is None:
+            raise RowLockHeld(f"table {self._table.name!r}: it is being read; try again later")
+        ended = threading.Event()
+        renewing = threading.Thread(target=self._renew, args=(token, ended), name="row lock", daemon=True)
+        renewing.start()
+        try:
+            yield lock
+        finally:
+            ended.set()
+            if not lock.given_back:
+                self._release(token)
+
+    def _renew(self, token: UUID, ended: threading.Event) -> None:
+        while not ended.wait(self._lease_seconds / 4):
+            try:
+                if not self._run("renew", self._of(token)):
+                    return
+            except Exception:
+                logger.warning("the lock of table %r was not renewed yet", self._table.name, exc_info=True)
+
+    def _release(self, token: UUID) -> None:
+        # it ends by itself, if the database does not answer
+        with suppress(DormouseError, psycopg.Error):
+            self._run("release", self._of(token))
+
+    def _run(self, query: str, values: dict[str, Any]) -> list[Any]:
+        return run_statement(self._supplier, rows_of(_QUERIES[query], values), operation=f"row lock {query}")
+
+    @property
+    def _key(self) -> dict[str, Any]:
+        return {"table_id": self._table.table_id}
+
+    def _of(self, token: UUID) -> dict[str, Any]:
+        return {**self._key, "token": token, "lease_seconds": self._lease_seconds}

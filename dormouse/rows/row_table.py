@@ -1,0 +1,160 @@
+"""A row table, as users hold it: rows with ids and versions, changed by many at once, every version kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from dormouse.errors import RowNotFound
+from dormouse.rows.change import LOCK_WAIT_SECONDS, Asked, RowChanges
+from dormouse.rows.changes import Change, Changed
+from dormouse.rows.columns import ROW_DELETED, ROW_ID, ROW_VERSION, Column, column_named
+from dormouse.rows.locks import RowLocks
+from dormouse.rows.reading import RowReader
+from dormouse.rows.store import HISTORY_PAGE, RowChange, RowSnapshot, RowStore, TableState
+from dormouse.rows.values import to_python
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dormouse.table import Table
+
+VERSION_MAX = (1 << 63) - 1
+Progress = Callable[[int, int | None], object]
+
+
+class RowTable:
+    """One row table of an instance; made by `Instance.create_row_table` and `Instance.row_table`."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        """The table below it: its files, partitions, history, changes."""
+        context = table.context
+        self.store = RowStore(context.supplier, context.table)
+        self.locks = RowLocks(context.supplier, context.table)
+        self._reader = RowReader(lambda: table.context)
+        self._changes = RowChanges(lambda: table.context, self.store, self._reader, self.locks)
+
+    def __repr__(self) -> str:
+        return f"RowTable({self.table.known_name!r})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a RowTable cannot be pickled: open its instance again in the other process")
+
+    @property
+    def name(self) -> str:
+        return self.table.name
+
+    @property
+    def table_id(self) -> int:
+        """The number of the table in the database."""
+        return self.store.table.table_id
+
+    def state(self) -> TableState:
+        """The newest version and the columns, of one moment. `TableNotFound`."""
+        return self.store.state()
+
+    def columns(self, version: int | None = None) -> tuple[Column, ...]:
+        """The columns of now, or as of a version."""
+        return self.state().columns if version is None else self.store.columns_at(version)
+
+    def version(self) -> int:
+        """The newest version; 0 of a table that was never changed."""
+        return self.state().version
+
+    def change(
+        self,
+        changes: Sequence[Change],
+        dry_run: bool = False,
+        *,
+        changed_by: str | None = None,
+        change_id: str | None = None,
+        wait_seconds: float = LOCK_WAIT_SECONDS,
+        progress: Progress = lambda done, total: None,
+    ) -> Changed:
+        """Makes all of the changes in their order, as one transaction, or none.
+
+        Rows are applied in blocks of at most 25,000, of which each is the next version of its rows; so is
+        each change of the columns. `dry_run` tells exactly what it would do, and does nothing. `changed_by`
+        is who the history says it was, by default the user of the process; the same `change_id` again changes
+        nothing, and tells what it did then. `progress` is called with the rows done. Others who change the
+        table are waited for, for `wait_seconds`.
+
+        Raises `InvalidRow` and `InvalidColumn` for what does not fit, `RowConflict` for rows that were changed
+        since the versions that were sent, `RowLockHeld`, `RowLockLost`, `CommitFailed`: then nothing is
+        changed; and `CommitOutcomeUnknown`.
+        """
+        asked = Asked(dry_run, changed_by, change_id, wait_seconds, progress)
+        if dry_run:
+            return self._changes.change(changes, asked)
+        with self.table.changing():
+            return self._changes.change(changes, asked)
+
+    def row(self, row_id: int, version: int | None = None) -> dict[str, Any]:
+        """A row as it is now, or that version of it, with the columns of then. `RowNotFound`."""
+        import numpy as np
+
+        ids = _number(ROW_ID, row_id)
+        ranges = self.store.ranges([(ids, ids)])
+        if not len(ranges.first):
+            raise RowNotFound(f"table {self.name!r} has no row of {ROW_ID} {row_id}")
+        wanted = int(ranges.version[0]) if version is None else _number(ROW_VERSION, version)
+        columns = self.columns(None if version is None else wanted)
+        found = self._reader.rows(np.array([ids]), np.array([wanted]), columns)
+        if not found.num_rows:
+            raise RowNotFound(f"table {self.name!r}: row {row_id} has no version {wanted}")
+        if found.column(ROW_DELETED)[0].as_py():
+            raise RowNotFound(f"table {self.name!r}: row {row_id} was deleted, at version {wanted}")
+        cells = {column.name: to_python(column, found.column(column.name))[0] for column in columns}
+        return {ROW_ID: ids, ROW_VERSION: wanted, **cells}
+
+    def current(
+        self, version: int | None = None, columns: Sequence[str] | None = None
+    ) -> pa.RecordBatchReader:
+        """The rows as of a version, by default the newest, by ids: ROW_ID, ROW_VERSION, and the columns.
+
+        The columns are those of that version, called and typed as they were then.
+        """
+        state = self.state()
+        wanted = state.version if version is None else min(version, state.version)
+        known = state.columns if wanted >= state.columns_since else self.columns(wanted)
+        return self._reader.current(wanted, _chosen(known, columns))
+
+    def changed(self, after: int, till: int | None = None) -> pa.RecordBatchReader:
+        """Every version of rows that came after a version and up to another, by default the newest.
+
+        By ids and versions: ROW_ID, ROW_VERSION, ROW_DELETED, and the columns as of `till`. It reads what
+        changed, and not the table.
+        """
+        state = self.state()
+        till = state.version if till is None else min(till, state.version)
+        known = state.columns if till >= state.columns_since else self.columns(till)
+        return self._reader.changed(after, till, known, self.store.changed_ranges(after))
+
+    def snapshot(self, name: str) -> RowSnapshot:
+        """Names the newest version. `SnapshotExists`."""
+        with self.table.changing():
+            return self.store.add_snapshot(name)
+
+    def snapshots(self) -> list[RowSnapshot]:
+        """By name."""
+        return self.store.snapshots()
+
+    def drop_snapshot(self, name: str) -> None:
+        """Forgets a name; the versions stay. `SnapshotNotFound`."""
+        with self.table.changing():
+            self.store.drop_snapshot(name)
+
+    def history(self, before: int = VERSION_MAX, limit: int = HISTORY_PAGE) -> list[RowChange]:
+        """Who changed what, and when: the changes of before a version, the newest first."""
+        return self.store.history(before, limit)
+
+
+def _chosen(columns: Sequence[Column], names: Iterable[str] | None) -> Sequence[Column]:
+    return columns if names is None else [column_named(columns, name) for name in names]
+
+
+def _number(what: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise RowNotFound(f"{what} is a whole number from 1, not {value!r}")
+    return value

@@ -1,0 +1,71 @@
+"""The row tables of an instance, as a part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dormouse.errors import NotARowTable
+from dormouse.model.properties import TableProperties
+from dormouse.model.schema import Schema
+from dormouse.model.types import BOOLEAN, LONG, Field
+from dormouse.rows import store
+from dormouse.rows.columns import ROW_DELETED, ROW_ID, ROW_VERSION, Column, check_columns
+from dormouse.rows.row_table import RowTable
+
+if TYPE_CHECKING:
+    from dormouse.catalog import Catalog
+    from dormouse.model.table import TableRecord
+    from dormouse.postgres import ConnectionSupplier
+    from dormouse.table import Table
+    from dormouse.tables import Tables
+
+_KEYS = (Field(ROW_ID, LONG), Field(ROW_VERSION, LONG), Field(ROW_DELETED, BOOLEAN))
+
+
+class RowTables:
+    """The methods, of an instance."""
+
+    _catalog: Catalog
+    _supplier: ConnectionSupplier
+    _tables: Tables
+
+    def _table(self, record: TableRecord) -> Table:
+        raise NotImplementedError
+
+    def _check_writable(self) -> None:
+        raise NotImplementedError
+
+    def create_row_table(
+        self, name: str, columns: Sequence[Column], *, properties: TableProperties | None = None
+    ) -> RowTable:
+        """Makes a table whose rows have ids and versions, and are edited by many; `drop_table` drops it.
+
+        Raises `InvalidColumn`, `TableAlreadyExists` and `InvalidName`.
+        """
+        self._check_writable()
+        listed = [
+            replace(column, column_id=n) for n, column in enumerate(check_columns(columns), len(_KEYS) + 1)
+        ]
+        schema = Schema(
+            _KEYS[:1], _KEYS[1:2], [_KEYS[2], *(Field(c.name, c.stored, nullable=True) for c in listed)]
+        )
+        made = self._catalog.create(
+            name, schema, properties or TableProperties(), with_it=partial(store.create, columns=listed)
+        )
+        self._tables.note_activity()
+        return RowTable(self._table(made))
+
+    def row_table(self, name: str) -> RowTable:
+        """The row table of this name. `TableNotFound`, `NotARowTable`."""
+        found = RowTable(self._table(self._catalog.get(name)))
+        if not found.store.is_row_table():
+            raise NotARowTable(f"table {name!r} is no row table: its rows have no ids and versions")
+        return found
+
+    def row_tables(self) -> list[RowTable]:
+        """All row tables, by name."""
+        known = store.row_table_ids(self._supplier)
+        return [RowTable(self._table(one)) for one in self._catalog.tables() if one.table_id in known]
