@@ -15,7 +15,8 @@ class CsvFormat:
     """RFC 4180 unless it is said otherwise. `InvalidInput` names what cannot be.
 
     `escape` is a character before a quote, a separator or itself; two quotes in a row are one quote anyway.
-    `skip_lines` are lines before the header, or before the first row where there is no header.
+    `skip_lines` are lines before the header, or before the first row where there is no header. `null` is
+    a text that stands for nothing, like NA, where it is not quoted; a cell without anything does anyway.
     """
 
     separator: str = ","
@@ -23,6 +24,7 @@ class CsvFormat:
     escape: str | None = None
     header: bool = True
     skip_lines: int = 0
+    null: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "separator", NAMED.get(self.separator, self.separator))
@@ -41,6 +43,8 @@ class CsvFormat:
             raise InvalidInput(f"header must be True or False, not {self.header!r}")
         if type(self.skip_lines) is not int or not 0 <= self.skip_lines <= SKIP_LINES_MAX:
             raise InvalidInput(f"skip_lines must be from 0 to {SKIP_LINES_MAX:,}, not {self.skip_lines!r}")
+        if self.null is not None and (not isinstance(self.null, str) or not self.null):
+            raise InvalidInput(f"null must be a text, like NA, not {self.null!r}")
 
     @classmethod
     def of_file(cls, name: str, separator: str | None = None, **more: object) -> CsvFormat:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dormouse.errors import InvalidData, InvalidInput, InvalidRow
+from dormouse.errors import InvalidData, InvalidRow
 from dormouse.model.text import plural
 from dormouse.rows.batches import BLOCK_ROWS_MAX, RowBatch
 from dormouse.rows.changes import LoadCsv
@@ -20,41 +20,35 @@ from dormouse.rows.kinds import INTEGER_MAX, Misfit, parsed_value
 from dormouse.rows.ranges import Ints
 from dormouse.rows.values import of_text
 
-Told = Callable[[int, int], object]
-"""How many bytes of the file are read, and how many it has."""
 _KEYS = (ROW_ID, ROW_VERSION)
 
 
-def loads(
-    change: LoadCsv, columns: Sequence[Column], told: Told = lambda done, of: None
-) -> Iterator[RowBatch]:
+def loads(change: LoadCsv, columns: Sequence[Column]) -> Iterator[RowBatch]:
     """The file's rows; those of only ROW_ID and ROW_VERSION are deleted.
 
     Raises `InvalidData` for a file that is no CSV, or whose columns are others than the table's, and
     `InvalidRow` for what does not fit; each names the row.
     """
-    how = CsvFormat(change.separator, change.quote, change.escape, change.header, change.skip_lines)
+    how = CsvFormat(
+        change.separator, change.quote, change.escape, change.header, change.skip_lines, change.null
+    )
     file = CsvFile(change.path, how)
     found = matched(file, columns, change.columns)
     keys_first = len(found) > 2 and tuple(found[:2]) == _KEYS
     for batch in _blocks(file.batches(2 if keys_first else None)):
-        told(batch.bytes_read, file.byte_count)
         yield _batch(batch, found)
 
 
 def matched(
     file: CsvFile, columns: Sequence[Column], names: Sequence[str] | None = None
 ) -> list[Column | str]:
-    """Of each cell of a row its column, ROW_ID or ROW_VERSION; `names` are those of a file without header."""
-    if names is not None and file.names is not None:
-        raise InvalidInput(
-            f"{file.name} has a header, which names its columns: name them, or give header=False"
-        )
-    given = file.names or (tuple(column.name for column in columns) if names is None else tuple(names))
+    """Of each cell of a row its column, ROW_ID or ROW_VERSION; `names` go before those of the header."""
+    given = tuple(names) if names is not None else file.names or tuple(column.name for column in columns)
     if len(given) != file.width:
+        told = "names are given for" if names is not None else "the table has"
         raise InvalidData(
-            f"{file.name} has no header, and its rows have {plural(file.width, 'cell')}, not {len(given)}: "
-            "name the columns of its cells"
+            f"{file.name} has rows of {plural(file.width, 'cell')}, and {told} "
+            f"{plural(len(given), 'column')}: give the name of each cell's column"
         )
     known: dict[str, Column | str] = {column.name: column for column in columns}
     found = [_named(name, known, file.name) for name in given]

@@ -156,7 +156,7 @@ class _Run:
                 # as bytes: Arrow does not say in which row a text is none
                 pacsv.ConvertOptions(
                     column_types=dict.fromkeys(names, pa.binary()),
-                    null_values=[""],
+                    null_values=["", *([] if how.null is None else [how.null])],
                     strings_can_be_null=True,
                     quoted_strings_can_be_null=False,
                 ),

@@ -70,6 +70,7 @@ def fault(path: Path, kind: type[Exception] = InvalidData, **how: Any) -> str:
         (b"a;b\n'1;2';3\n", {"separator": ";", "quote": "'"}, [["1;2", "3"]]),
         (b'a,b\n1\\,2,"3\\"4"\n', {"escape": "\\"}, [["1,2", '3"4']]),
         (b'a,b\n1,"2\n', {"quote": None}, [["1", '"2']]),
+        (b'a,b\nNA,"NA"\nXNA,\n', {"null": "NA"}, [[None, "NA"], ["XNA", None]]),
         (b"a,b\n", {}, []),
         (b"a,b", {}, []),
         ("näme,b\n1,ö\n".encode(), {}, [["1", "ö"]]),
@@ -163,6 +164,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ({"quote": "\n"}, "quote must not be '\\n', which ends a row or is no text"),
         ({"separator": '"'}, "separator, quote and escape must differ: '\"', '\"'"),
         ({"skip_lines": -1}, "skip_lines must be from 0 to 10,000, not -1"),
+        ({"null": ""}, "null must be a text, like NA, not ''"),
         ({"header": 1}, "header must be True or False, not 1"),
     ],
 )
@@ -244,6 +246,7 @@ def test_a_file_without_header_has_the_columns_of_the_table_or_those_named(write
     path = write(b"a,1,2.5\n")
     assert set(loaded(path, header=False)[0].cells) == {"name", "n", "x"}
     assert set(loaded(write(b"2,1\n"), header=False, columns=["x", "n"])[0].cells) == {"x", "n"}
+    assert set(loaded(write(b"a,b\n2,1\n"), columns=["x", "n"])[0].cells) == {"x", "n"}
 
 
 def test_blocks_are_full(write: Write) -> None:
@@ -287,13 +290,13 @@ def test_blocks_are_full(write: Write) -> None:
             b"a,1\n",
             {"header": False},
             InvalidData,
-            "it has no header, and its rows have 2 cells, not 3: name the columns of its cells",
+            "it has rows of 2 cells, and the table has 3 columns: give the name of each cell's column",
         ),
         (
-            b"n\n1\n",
+            b"x,y\n1,a\n",
             {"columns": ["n"]},
-            InvalidInput,
-            "it has a header, which names its columns: name them, or give header=False",
+            InvalidData,
+            "it has rows of 2 cells, and names are given for 1 column: give the name of each cell's column",
         ),
         (
             b"n,name\n1,a\nx,b\n",
