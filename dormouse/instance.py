@@ -18,9 +18,7 @@ from dormouse.durability.ownership import Ownership, check_mark
 from dormouse.errors import (
     InstanceError,
     InstanceReadOnly,
-    InvalidProperties,
     InvalidQuery,
-    InvalidSchema,
     ObjectStoreError,
 )
 from dormouse.files import removal_log
@@ -40,7 +38,7 @@ from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.rows.row_tables import RowTables
 from dormouse.settings import Settings, load_settings
 from dormouse.table import Table
-from dormouse.tables import Tables, schema_asked
+from dormouse.tables import Tables, properties_asked, schema_asked
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -197,16 +195,9 @@ class Instance(Durable, RowTables):
         which the keys are named. Raises `TableAlreadyExists`, `InvalidName`, `InvalidSchema`, `InvalidData`,
         `InvalidRange` and `InvalidProperties`.
         """
-        from dormouse.data.transform import Transform
-
         self._check_writable()
         schema = schema_asked(schema, like, row_keys, sort_keys)
-        properties = TableProperties() if properties is None else properties
-        if not isinstance(properties, TableProperties):
-            raise InvalidProperties(f"properties must be dm.TableProperties(...), not {properties!r}")
-        if not isinstance(schema, Schema):
-            raise InvalidSchema(f"schema must be dm.Schema(...), not {schema!r}")
-        Transform.check(schema, properties)
+        properties = properties_asked(name, schema, properties)
         split_points = () if split_points is None else split_points
         made = self._table(self._catalog.create(name, schema, properties, layout, split_points))
         self._tables.note_activity()

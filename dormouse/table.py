@@ -301,6 +301,7 @@ class Table(Changing):
         """
         from dormouse.history.restore import restore
 
+        self._check_not_edited("read an older version of its rows, and change them to it")
         if dry_run:
             return restore(self._context, to, dry_run=True)
         with self.changing():

@@ -22,6 +22,7 @@ from dormouse.errors import (
     SchemaChanged,
 )
 from dormouse.files.attempts import WriteAttempt, WriteAttempts
+from dormouse.model.edited import check_not_edited
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.text import check_text
 from dormouse.postgres.transaction import run_transaction
@@ -67,6 +68,7 @@ def ingest_once(
     if ingest_id is None:
         ingest_id = uuid.uuid4().hex
     check_text("ingest_id", ingest_id, INGEST_ID_BYTES_MAX)
+    check_not_edited(context.table.name, context.properties, "use row_table(…).change or 'dormouse rows'")
     files: Sequence[FileWithReferences] = ()
     applied = False
     if not context.store.is_applied(commit_id(ingest_id)):

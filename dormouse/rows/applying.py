@@ -1,4 +1,4 @@
-"""A change of rows on its way: checked against the versions of now, and turned into blocks of rows to write."""
+"""A change of rows on its way: checked against the versions of now, and made into blocks of rows to write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_schema, arrow_type
 from dormouse.errors import InvalidRow, MetadataDamaged, RowConflict
-from dormouse.model.schema import Schema
 from dormouse.rows.batches import BLOCK_ROWS_MAX, RowBatch
 from dormouse.rows.columns import ROW_ID, Column
 from dormouse.rows.locks import HeldLock

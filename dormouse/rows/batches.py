@@ -1,4 +1,4 @@
-"""What a change asks of rows, in batches of columns: rows to insert, to change and to delete, as they come."""
+"""What a change asks of rows, in batches of columns: rows to insert, to change and to delete."""
 
 from __future__ import annotations
 

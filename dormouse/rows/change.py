@@ -1,4 +1,4 @@
-"""A change of a row table, whole: under the lock, files first, then one transaction with all of its bookkeeping."""
+"""A change of a row table: under its lock files first, then one transaction with all the bookkeeping."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What the blocks came to: the rows written anew, what was done to the columns, and these from versions on."""
+    """The rows written anew, what was done to the columns, and what these are from some versions on."""
 
     rewritten: int
     said: tuple[str, ...]
@@ -214,7 +214,7 @@ def _reshape(conn: psycopg.Connection[Any], context: TableContext, plan: ColumnP
         ) -> NextShape:
             if table.schema.version != before:
                 raise CommitFailed(
-                    f"the columns of table {table.name!r} were changed by others; nothing was changed: try again"
+                    f"the columns of table {table.name!r} were changed by others; nothing was done: try again"
                 )
             return NextShape(replace(table, schema=schema), said)
 

@@ -67,7 +67,7 @@ class RowLocks:
 
     @contextmanager
     def read(self) -> Iterator[HeldLock]:
-        """Until the end no row is changed. `RowLockHeld` at once when a writer has the table, or waits for it."""
+        """Until the end no row is changed; `RowLockHeld` at once when a writer has it, or waits for it."""
         token = uuid.uuid4()
         with self._held(token, self._take("read", token)) as lock:
             yield lock

@@ -80,8 +80,8 @@ class RowTable:
         nothing, and tells what it did then. `progress` is called with the rows done. Others who change the
         table are waited for, for `wait_seconds`.
 
-        Raises `InvalidRow` and `InvalidColumn` for what does not fit, `RowConflict` for rows that were changed
-        since the versions that were sent, `RowLockHeld`, `RowLockLost`, `CommitFailed`: then nothing is
+        Raises `InvalidRow` and `InvalidColumn` for what does not fit, `RowConflict` for rows that have newer
+        versions than those that were sent, `RowLockHeld`, `RowLockLost`, `CommitFailed`: then nothing is
         changed; and `CommitOutcomeUnknown`.
         """
         asked = Asked(dry_run, changed_by, change_id, wait_seconds, progress)

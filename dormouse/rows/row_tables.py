@@ -8,6 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dormouse.errors import NotARowTable
+from dormouse.model.edited import is_edited
+from dormouse.model.keyed import check_keyed
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.model.types import BOOLEAN, LONG, Field
@@ -52,20 +54,20 @@ class RowTables:
         schema = Schema(
             _KEYS[:1], _KEYS[1:2], [_KEYS[2], *(Field(c.name, c.stored, nullable=True) for c in listed)]
         )
-        made = self._catalog.create(
-            name, schema, properties or TableProperties(), with_it=partial(store.create, columns=listed)
-        )
+        given = (properties or TableProperties()).model_dump(exclude_defaults=True)
+        edited = TableProperties(**{**given, "rows": "edited"})
+        check_keyed(schema, edited)
+        made = self._catalog.create(name, schema, edited, with_it=partial(store.create, columns=listed))
         self._tables.note_activity()
         return RowTable(self._table(made))
 
     def row_table(self, name: str) -> RowTable:
         """The row table of this name. `TableNotFound`, `NotARowTable`."""
-        found = RowTable(self._table(self._catalog.get(name)))
-        if not found.store.is_row_table():
+        found = self._catalog.get(name)
+        if not is_edited(found.properties):
             raise NotARowTable(f"table {name!r} is no row table: its rows have no ids and versions")
-        return found
+        return RowTable(self._table(found))
 
     def row_tables(self) -> list[RowTable]:
         """All row tables, by name."""
-        known = store.row_table_ids(self._supplier)
-        return [RowTable(self._table(one)) for one in self._catalog.tables() if one.table_id in known]
+        return [RowTable(self._table(one)) for one in self._catalog.tables() if is_edited(one.properties)]

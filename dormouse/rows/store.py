@@ -80,11 +80,6 @@ def create(conn: psycopg.Connection[Any], table: TableRecord, columns: Sequence[
     conn.execute(_QUERIES["create"].on(), values)
 
 
-def row_table_ids(supplier: Supplier) -> set[int]:
-    """Of the tables of which the rows are edited."""
-    return {i for (i,) in run_lookup(supplier, rows_of(_QUERIES["row_tables"]), operation="list row tables")}
-
-
 class RowStore:
     """The database's part of one row table."""
 
@@ -92,9 +87,6 @@ class RowStore:
         self.supplier = supplier
         self.table = table
         self._key = {"table_id": table.table_id}
-
-    def is_row_table(self) -> bool:
-        return bool(self._rows("is_row_table")[0][0])
 
     def state(self) -> TableState:
         """`TableNotFound` when it was dropped."""

@@ -5,14 +5,6 @@ with made as (
 )
 insert into row_columns (table_id, since_version, columns) values (%(table_id)s, 0, %(columns)s);
 
--- name: is_row_table
--- Whether the table is one of which the rows are edited.
-select exists (select from row_table where table_id = %(table_id)s);
-
--- name: row_tables
--- The tables of which the rows are edited.
-select table_id from row_table;
-
 -- name: state
 -- The newest version, the next id, and the columns of now.
 select r.version, r.next_id, r.changed_at, c.since_version, c.columns
