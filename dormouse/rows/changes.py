@@ -85,7 +85,9 @@ class DropColumn:
 class LoadCsv:
     """The rows of a CSV or TSV file: without ROW_ID inserts, with it updates of the columns that it has.
 
-    A row of only ROW_ID and ROW_VERSION is deleted. Without a header, `columns` names the file's columns.
+    A row of only ROW_ID and ROW_VERSION is deleted. `columns` are the names of
+    the file's columns, in place of its header's.
+    `null` is a text that stands for nothing, like NA, where it is not quoted.
     """
 
     path: str | PathLike[str] | Any
@@ -95,6 +97,7 @@ class LoadCsv:
     header: bool = True
     skip_lines: int = 0
     columns: Sequence[str] | None = None
+    null: str | None = None
 
 
 Change = Insert | Update | Patch | Remove | AddColumn | RenameColumn | RetypeColumn | DropColumn | LoadCsv

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike, fspath
+from typing import TypedDict, Unpack
 
 from dormouse.errors import InvalidInput
 
 NAMED = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|"}
 SKIP_LINES_MAX = 10_000
+
+
+class CsvOptions(TypedDict, total=False):
+    """The fields of a `CsvFormat`."""
+
+    separator: str | None
+    quote: str | None
+    escape: str | None
+    header: bool
+    skip_lines: int
+    null: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +60,8 @@ class CsvFormat:
             raise InvalidInput(f"null must be a text, like NA, not {self.null!r}")
 
     @classmethod
-    def of_file(cls, name: str, separator: str | None = None, **more: object) -> CsvFormat:
+    def of_file(cls, path: str | PathLike[str], **given: Unpack[CsvOptions]) -> CsvFormat:
         """With the separator that a file's name tells (tabs of .tsv and .tab), unless one is given."""
-        told = "\t" if name.lower().endswith((".tsv", ".tab")) else ","
-        return cls(told if separator is None else separator, **more)  # type: ignore[arg-type]
+        if given.get("separator") is None:
+            given["separator"] = "\t" if fspath(path).lower().endswith((".tsv", ".tab")) else ","
+        return cls(**given)  # type: ignore[arg-type]

@@ -177,7 +177,7 @@ def test_formats_that_cannot_be(how: dict[str, Any], said: str) -> None:
 def test_the_name_of_a_file_tells_its_separator() -> None:
     assert CsvFormat.of_file("a.TSV").separator == "\t"
     assert CsvFormat.of_file("a.csv").separator == ","
-    assert CsvFormat.of_file("a.tsv", ";", header=False) == CsvFormat(";", header=False)
+    assert CsvFormat.of_file("a.tsv", separator=";", header=False) == CsvFormat(";", header=False)
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6)
