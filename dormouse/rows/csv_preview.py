@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from os import PathLike
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -58,6 +59,10 @@ class CsvPreview:
     row_count: int
     is_whole: bool
     has_row_ids: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """As an object of JSON."""
+        return {**asdict(self), "columns": [column.to_json() for column in self.columns]}
 
 
 def preview_csv(
