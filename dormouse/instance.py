@@ -75,6 +75,7 @@ class Instance(Durable, RowTables):
         self._base_backup = base_backup
         self._metadata_backups = settings.metadata_backups
         self._jobs_retention_days = settings.jobs_retention_days
+        self._settings = settings
         self._payload_retention_days = settings.payload_retention_days
         self._read_only = read_only
         self._refusal: InstanceReadOnly | None = None
@@ -145,6 +146,7 @@ class Instance(Durable, RowTables):
     def close(self) -> None:
         """Ends committers and gives connections back; an embedded database stops with its last user."""
         first, self._closed = not self._closed, True
+        self._close_rows()
         self.jobs.close()
         self._commits.close()
         self._tables.close()

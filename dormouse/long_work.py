@@ -69,6 +69,13 @@ class IngestAsked(_Asked):
     ingest_id: str | None = None
 
 
+class IndexAsked(_Asked):
+    """The index of a row table, which is behind; `columns` are ids of those to have an index of their own."""
+
+    table: str
+    columns: list[int] = Field(default_factory=list, max_length=100)
+
+
 class RoundAsked(_Asked):
     """A round of a table."""
 
@@ -80,6 +87,7 @@ KINDS: Mapping[str, type[_Asked]] = {
     "ingest": IngestAsked,
     "compact": RoundAsked,
     "split": RoundAsked,
+    "index_rows": IndexAsked,
 }
 """The kinds of long work, and what each is asked with."""
 
@@ -121,6 +129,7 @@ def functions(instance: Instance, sessions: Sessions | None = None) -> dict[str,
         "ingest": work("ingest", _ingest),
         "compact": work("compact", _compact),
         "split": work("split", _split),
+        "index_rows": work("index_rows", _index_rows),
     }
 
 
@@ -217,6 +226,10 @@ def _compact(instance: Instance, asked: RoundAsked, progress: Progress) -> Any:
     return json_value(
         instance.table(asked.table).compact(progress=lambda done, total, _: progress(done, total))
     )
+
+
+def _index_rows(instance: Instance, asked: IndexAsked, progress: Progress) -> Any:
+    return instance.row_indexes.work(asked.model_dump(), progress)
 
 
 def _split(instance: Instance, asked: RoundAsked, progress: Progress) -> Any:

@@ -79,24 +79,31 @@ class RowIndexes:
         self._worker: tuple[int, Worker] | None = None
 
     def query(
-        self, table: Source, text: str | None, page_rows: int | None, page: str | None, wait_seconds: float
+        self,
+        table: Source,
+        text: str | None,
+        page_rows: int | None,
+        page: str | None,
+        version: int | None,
+        wait_seconds: float,
     ) -> Page:
-        """A page of an answer, of the newest version, or of that on which its first page began.
+        """A page of an answer: of a version, of the newest, or of that on which its first page began.
 
         Raises `InvalidQuery`, `InvalidPage`, `PageExpired`; and `IndexNotReady` when the index was not up to
         date within `wait_seconds`: the work on it has begun, ask again.
         """
         if page is not None:
-            return self._following(table, text, page_rows, page)
+            return self._following(table, text, page_rows, page, version)
+        if text is None:
+            raise InvalidQuery("a query is a text of SQL, or the token of a next page")
+        if version is not None:
+            looked = self._placements.look(table.table_id, table.name, version)
+            return self._older(bound(table, text, looked, version, page_rows), looked)
         deadline = time.monotonic() + wait_seconds
         looked = self._placements.look(table.table_id, table.name)
         wanted = looked.version
         while True:
-            if text is None:
-                raise InvalidQuery("a query is a text of SQL, or the token of a next page")
-            statement = statement_of(text, table.name, looked.columns)
-            asked = Asked(table, text, statement, looked.columns, looked.version, page_rows)
-            found = self._asked(asked, looked)
+            found = self._asked(bound(table, text, looked, looked.version, page_rows), looked)
             if isinstance(found, Page):
                 return found
             if time.monotonic() >= deadline:
@@ -150,26 +157,40 @@ class RowIndexes:
             worker[1].stop()
         self.indexing.cluster.close()
 
-    def _following(self, table: Source, text: str | None, page_rows: int | None, page: str) -> Page:
+    def _following(
+        self, table: Source, text: str | None, page_rows: int | None, page: str, version: int | None
+    ) -> Page:
         looked = self._placements.look(table.table_id, table.name)
         token = page_tokens.read(page, self._placements.key(), looked.table_uuid)
         if text is not None and text != token.text:
             raise InvalidPage("the page token is of another query: begin the query again")
-        if token.build_id is None:
-            raise InvalidPage("the page token is of an older version: ask with the same version or snapshot")
+        if version is not None and (version != token.version or token.build_id is not None):
+            raise InvalidPage("the page token is of another version: begin the query again")
         looked = self._placements.look(table.table_id, table.name, token.version)
         looked = replace(looked, database=token.database, build_id=token.build_id, version=token.version)
-        statement = statement_of(token.text, table.name, looked.columns)
-        asked = Asked(
-            table, token.text, statement, looked.columns, token.version, page_rows or token.page_rows,
-            token.place, token.given,
-        )  # fmt: skip
+        asked = bound(table, token.text, looked, token.version, page_rows or token.page_rows)
+        asked = replace(asked, place=token.place, given=token.given)
+        if token.build_id is None:
+            return self._older(asked, looked)
         found = self._asked(asked, looked)
         if not isinstance(found, Page):
             raise PageExpired(
                 f"table {table.name!r}: the index that the page began on is gone: begin the query again"
             )
         return found
+
+    def _older(self, asked: Asked, looked: Looked) -> Page:
+        """A page of a version that is read from the files."""
+        from dormouse.rows.older import OlderRows
+
+        older = OlderRows(partial(asked.table.current, asked.version), asked.columns)
+        rows = pages.read(
+            asked.statement, older.ask, older.source, older.dialect,
+            rows=pages.rows_max(asked.columns, asked.page_rows), place=asked.place, given=asked.given,
+        )  # fmt: skip
+        at = replace(looked, database=None, build_id=None)
+        count = partial(pages.count, asked.statement, older.ask, older.source, older.dialect)
+        return self._page(asked, at, rows, count)
 
     def _asked(self, asked: Asked, looked: Looked) -> Page | int | None:
         """A page; the version that the index has, when that is older; None when there is no index.
@@ -185,7 +206,7 @@ class RowIndexes:
             return found
         rows, build = found
         self._note(asked, looked, build, time.monotonic() - began)
-        return self._page(asked, looked, rows)
+        return self._page(asked, looked, rows, partial(self._count, asked, looked))
 
     def _read(self, looked: Looked, asked: Asked, work: Callable[..., Any]) -> Any:
         """What the index says; None when it cannot be asked. `InvalidQuery`, `PageExpired`."""
@@ -218,7 +239,7 @@ class RowIndexes:
         )
         self.indexing.heal(looked)
 
-    def _page(self, asked: Asked, looked: Looked, rows: Rows) -> Page:
+    def _page(self, asked: Asked, looked: Looked, rows: Rows, count: Callable[[], int]) -> Page:
         following = None
         if rows.more:
             token = PageToken(
@@ -231,7 +252,12 @@ class RowIndexes:
                 looked.build_id,
             )
             following = token.written(self._placements.key(), looked.table_uuid)
-        return page_of(asked, rows, following, looked, partial(self._count, asked, looked))
+        columns = tuple(SelectColumn(one.name, one.type, one.column_id) for one in asked.statement.selected)
+        rows_max = pages.rows_max(asked.columns, asked.page_rows)
+        return Page(
+            rows.rows, columns, rows.row_ids, rows.row_versions, following, rows_max, asked.version,
+            looked.changed_at, count,
+        )  # fmt: skip
 
     def _count(self, asked: Asked, looked: Looked) -> int:
         found = self._read(looked, asked, _count)
@@ -306,16 +332,10 @@ class RowIndexes:
         threading.Thread(target=run, name="dormouse-rows", daemon=True).start()
 
 
-def page_of(
-    asked: Asked, rows: Rows, following: str | None, looked: Looked, count: Callable[[], int]
-) -> Page:
-    """A page of what was read."""
-    columns = tuple(SelectColumn(one.name, one.type, one.column_id) for one in asked.statement.selected)
-    rows_max = pages.rows_max(asked.columns, asked.page_rows)
-    return Page(
-        rows.rows, columns, rows.row_ids, rows.row_versions, following, rows_max, asked.version,
-        looked.changed_at, count,
-    )  # fmt: skip
+def bound(table: Source, text: str, looked: Looked, version: int, page_rows: int | None) -> Asked:
+    """A query of a table as it was looked at; `InvalidQuery`."""
+    statement = statement_of(text, table.name, looked.columns)
+    return Asked(table, text, statement, looked.columns, version, page_rows)
 
 
 def _page(asked: Asked, conn: psycopg.Connection[Any], build: Build) -> tuple[Rows, Build] | int:
@@ -355,7 +375,7 @@ def _source(asked: Asked, build: Build) -> str:
     return (
         f"(select {names} from {current} where row_version <= {version:d} union all "
         f"select {names} from superseded_{build.build_id:d} "
-        f"where row_version <= {version:d} and until_version > {version:d}) as then"
+        f"where row_version <= {version:d} and until_version > {version:d}) as rows_then"
     )
 
 

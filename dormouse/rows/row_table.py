@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import asdict
+from os import PathLike
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
-from dormouse.errors import RowNotFound
+from dormouse.errors import InvalidInput, RowNotFound
+from dormouse.rows.asking import AskedTable
 from dormouse.rows.change import LOCK_WAIT_SECONDS, Asked, RowChanges
-from dormouse.rows.changes import Change, Changed
+from dormouse.rows.changes import Change, Changed, LoadCsv
 from dormouse.rows.columns import ROW_DELETED, ROW_ID, ROW_VERSION, Column, column_named
+from dormouse.rows.csv_format import CsvFormat, CsvOptions
+from dormouse.rows.csv_preview import ROWS_SHOWN, CsvPreview, preview_csv
 from dormouse.rows.locks import RowLocks
 from dormouse.rows.reading import RowReader
 from dormouse.rows.store import HISTORY_PAGE, RowChange, RowSnapshot, RowStore, TableState
@@ -17,16 +22,20 @@ from dormouse.rows.values import to_python
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from dormouse.rows.indexes import RowIndexes
+    from dormouse.rows.pages import Page
     from dormouse.table import Table
 
 VERSION_MAX = (1 << 63) - 1
+DOWNLOAD_WAIT_SECONDS = 600.0
 Progress = Callable[[int, int | None], object]
 
 
-class RowTable:
+class RowTable(AskedTable):
     """One row table of an instance; made by `Instance.create_row_table` and `Instance.row_table`."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, indexes: RowIndexes) -> None:
+        self._indexes = indexes
         self.table = table
         """The table below it: its files, partitions, history, changes."""
         context = table.context
@@ -130,6 +139,93 @@ class RowTable:
         till = state.version if till is None else min(till, state.version)
         known = state.columns if till >= state.columns_since else self.columns(till)
         return self._reader.changed(after, till, known, self.store.changed_ranges(after))
+
+    def preview_csv(
+        self,
+        path: str | PathLike[str],
+        *,
+        rows: int = ROWS_SHOWN,
+        whole: bool = False,
+        **how: Unpack[CsvOptions],
+    ) -> CsvPreview:
+        """What a CSV or TSV file seems to hold: columns, first rows. Raises `InvalidData` and `InvalidInput`.
+
+        `how` is it written: separator (by default as the file's name tells), quote, escape, header,
+        skip_lines, and null, a text that stands for nothing.
+        """
+        return preview_csv(path, CsvFormat.of_file(path, **how), rows=rows, whole=whole)
+
+    def upload_csv(
+        self,
+        path: str | PathLike[str],
+        *,
+        columns: Sequence[str] | None = None,
+        dry_run: bool = False,
+        changed_by: str | None = None,
+        change_id: str | None = None,
+        progress: Progress = lambda done, total: None,
+        **how: Unpack[CsvOptions],
+    ) -> Changed:
+        """Makes the change that a CSV or TSV file says, all of it or nothing.
+
+        Rows without ROW_ID are inserted, others updated in the columns that the file has, those of only
+        ROW_ID and ROW_VERSION deleted. `columns` names the file's columns, in place of its header; `how` is
+        as for `preview_csv`. Raises what `change` does, and `InvalidData`, naming the row.
+        """
+        load = LoadCsv(path, columns=columns, **asdict(CsvFormat.of_file(path, **how)))
+        return self.change([load], dry_run, changed_by=changed_by, change_id=change_id, progress=progress)
+
+    def download_csv(
+        self,
+        path: str | PathLike[str],
+        sql: str | None = None,
+        *,
+        version: int | None = None,
+        snapshot: str | None = None,
+        separator: str | None = None,
+        header: bool = True,
+        wait_seconds: float = DOWNLOAD_WAIT_SECONDS,
+        progress: Progress = lambda done, total: None,
+    ) -> int:
+        """Writes the rows, of the table or of a query, as CSV or TSV; gives how many there were.
+
+        With ROW_ID and ROW_VERSION of each, unless a query groups rows: edited and uploaded again, rows are
+        updated. The rows are of one version: of now, that given, or a snapshot's. The file is there when it
+        is whole. Raises `InvalidInput` and what `query` does.
+        """
+        from dormouse.rows.csv_download import save_csv
+
+        how = CsvFormat.of_file(path, separator=separator, header=header)
+        rows = self.rows_of(sql, version=version, snapshot=snapshot, wait_seconds=wait_seconds)
+        return save_csv(rows, path, how, progress)
+
+    def rows_of(
+        self,
+        sql: str | None = None,
+        *,
+        version: int | None = None,
+        snapshot: str | None = None,
+        wait_seconds: float = DOWNLOAD_WAIT_SECONDS,
+    ) -> pa.RecordBatchReader:
+        """All rows of the table or of a query, of one version, with ROW_ID and ROW_VERSION, streamed.
+
+        A query waits for the table's index for `wait_seconds`.
+        """
+        from dormouse.rows.csv_download import rows_of_pages
+        from dormouse.rows.pages import PAGE_ROWS_MAX
+
+        if sql is not None:
+            which: dict[str, Any] = {"version": version, "snapshot": snapshot, "wait_seconds": wait_seconds}
+
+            def ask(page: str | None) -> Page:
+                return self.query(sql, PAGE_ROWS_MAX, **which) if page is None else self.query(page=page)
+
+            return rows_of_pages(ask)
+        if version is not None and snapshot is not None:
+            raise InvalidInput("give a version, or the name of a snapshot")
+        if snapshot is not None:
+            version = self.store.snapshot(snapshot).version
+        return self.current(version)
 
     def snapshot(self, name: str) -> RowSnapshot:
         """Names the newest version. `SnapshotExists`."""

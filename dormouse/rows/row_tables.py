@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from dormouse.errors import NotARowTable
@@ -19,8 +19,11 @@ from dormouse.rows.row_table import RowTable
 
 if TYPE_CHECKING:
     from dormouse.catalog import Catalog
+    from dormouse.jobs import JobStore
     from dormouse.model.table import TableRecord
     from dormouse.postgres import ConnectionSupplier
+    from dormouse.rows.indexes import RowIndexes
+    from dormouse.settings import Settings
     from dormouse.table import Table
     from dormouse.tables import Tables
 
@@ -33,6 +36,26 @@ class RowTables:
     _catalog: Catalog
     _supplier: ConnectionSupplier
     _tables: Tables
+    jobs: JobStore
+    _settings: Settings
+
+    @cached_property
+    def row_indexes(self) -> RowIndexes:
+        """The indexes of all row tables, which answer their queries."""
+        from dormouse.rows.cluster import IndexCluster
+        from dormouse.rows.indexes import RowIndexes
+        from dormouse.rows.indexing import Indexing
+        from dormouse.rows.placements import Placements
+
+        given = self._settings
+        cluster = IndexCluster(self._tables.dsn, given.row_indexes)
+        seconds = given.row_page_seconds, given.row_index_idle_seconds
+        indexing = Indexing(Placements(self._supplier), cluster, *seconds)
+        return RowIndexes(indexing, self.jobs, self.row_table)
+
+    def _close_rows(self) -> None:
+        if "row_indexes" in self.__dict__:
+            self.row_indexes.close()
 
     def _table(self, record: TableRecord) -> Table:
         raise NotImplementedError
@@ -59,15 +82,19 @@ class RowTables:
         check_keyed(schema, edited)
         made = self._catalog.create(name, schema, edited, with_it=partial(store.create, columns=listed))
         self._tables.note_activity()
-        return RowTable(self._table(made))
+        return RowTable(self._table(made), self.row_indexes)
 
     def row_table(self, name: str) -> RowTable:
         """The row table of this name. `TableNotFound`, `NotARowTable`."""
         found = self._catalog.get(name)
         if not is_edited(found.properties):
             raise NotARowTable(f"table {name!r} is no row table: its rows have no ids and versions")
-        return RowTable(self._table(found))
+        return RowTable(self._table(found), self.row_indexes)
 
     def row_tables(self) -> list[RowTable]:
         """All row tables, by name."""
-        return [RowTable(self._table(one)) for one in self._catalog.tables() if is_edited(one.properties)]
+        return [
+            RowTable(self._table(one), self.row_indexes)
+            for one in self._catalog.tables()
+            if is_edited(one.properties)
+        ]
