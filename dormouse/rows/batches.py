@@ -45,24 +45,24 @@ class RowBatch:
 
 def inserts(change: Insert, columns: Sequence[Column]) -> Iterator[RowBatch]:
     """The rows of an insert."""
-    for rows, label in _pages(change.rows, "Insert"):
+    for rows, label in _pages(change.rows, "dm.Insert"):
         cells: list[Mapping[str, Any]] = []
         for number, row in enumerate(rows):
             _check_dict(row, label(number))
             if row.get(ROW_ID) is not None or row.get(ROW_VERSION) is not None:
                 raise InvalidRow(f"{label(number)}: a row to insert has no {ROW_ID} and no {ROW_VERSION}")
             cells.append(row)
-        _check_names(cells, columns, label)
+        check_names(cells, columns, label)
         zeros = np.zeros(len(rows), np.int64)
         yield RowBatch(zeros, zeros - 1, _whole(cells, columns, label), label=label)
 
 
 def updates(change: Update, columns: Sequence[Column]) -> Iterator[RowBatch]:
     """Whole rows; those without cells are deleted."""
-    for rows, label in _pages(change.rows, "Update"):
+    for rows, label in _pages(change.rows, "dm.Update"):
         for number, row in enumerate(rows):
             _check_dict(row, label(number))
-        _check_names(rows, columns, label)
+        check_names(rows, columns, label)
         ids = _ids([row.get(ROW_ID) for row in rows], label)
         versions = _versions([row.get(ROW_VERSION) for row in rows], label, needed=True)
         deletes = np.array([not row.keys() - {ROW_ID, ROW_VERSION} for row in rows], np.bool_)
@@ -71,7 +71,7 @@ def updates(change: Update, columns: Sequence[Column]) -> Iterator[RowBatch]:
 
 def patches(change: Patch, columns: Sequence[Column]) -> Iterator[RowBatch]:
     """Some cells of rows; those without cells are left out, those whose cells are None are deleted."""
-    for rows, label in _pages(change.rows, "Patch"):
+    for rows, label in _pages(change.rows, "dm.Patch"):
         parts = [_patch(row, label(number)) for number, row in enumerate(rows)]
         kept = [number for number, (_, _, cells) in enumerate(parts) if cells is None or cells]
 
@@ -82,7 +82,7 @@ def patches(change: Patch, columns: Sequence[Column]) -> Iterator[RowBatch]:
             continue
         parts = [parts[number] for number in kept]
         cells = [part[2] or {} for part in parts]
-        _check_names(cells, columns, of_kept)
+        check_names(cells, columns, of_kept)
         named = [column for column in columns if any(column.name in row for row in cells)]
         yield RowBatch(
             _ids([part[0] for part in parts], of_kept),
@@ -96,7 +96,7 @@ def patches(change: Patch, columns: Sequence[Column]) -> Iterator[RowBatch]:
 
 def removals(change: Remove) -> Iterator[RowBatch]:
     """Rows to delete."""
-    for rows, label in _pages(change.rows, "Remove"):
+    for rows, label in _pages(change.rows, "dm.Remove"):
         for number, row in enumerate(rows):
             if not isinstance(row, tuple | list) or len(row) != 2:
                 raise InvalidRow(
@@ -110,7 +110,7 @@ def removals(change: Remove) -> Iterator[RowBatch]:
 def _pages(rows: Iterable[Any], what: str) -> Iterator[tuple[list[Any], Label]]:
     """Of rows as many as a block has, and what says where each stands."""
     if isinstance(rows, Mapping | str | bytes) or not isinstance(rows, Iterable):
-        raise InvalidRow(f"dm.{what} takes a list of rows, not {rows!r}"[:200])
+        raise InvalidRow(f"{what} takes a list of rows, not {rows!r}"[:200])
     left, before = iter(rows), 0
     while page := list(islice(left, BLOCK_ROWS_MAX)):
 
@@ -132,8 +132,24 @@ def _check_dict(row: Any, label: str) -> None:
         raise InvalidRow(f"{label}: a row is a dict of cells, not {row!r}"[:200])
 
 
-def _check_names(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], label: Label) -> None:
-    known = {ROW_ID, ROW_VERSION, *(column.name for column in columns)}
+def checked_rows(rows: Any, what: str) -> list[Mapping[str, Any]]:
+    """Rows as dicts; `InvalidRow`."""
+    listed: list[Mapping[str, Any]] = []
+    for page, label in _pages(rows, what):
+        for number, row in enumerate(page):
+            _check_dict(row, label(number))
+        listed += page
+    return listed
+
+
+def check_names(
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[Column],
+    label: Label,
+    keys: Sequence[str] = (ROW_ID, ROW_VERSION),
+) -> None:
+    """`InvalidRow` for a cell of no column."""
+    known = {*keys, *(column.name for column in columns)}
     for number, row in enumerate(rows):
         if not row.keys() <= known:
             name = next(name for name in row if name not in known)

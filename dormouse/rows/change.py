@@ -50,14 +50,24 @@ LOCK_WAIT_SECONDS = 60.0
 CHANGE_ID_BYTES_MAX = 200
 Progress = Callable[[int, int | None], object]
 Batches = Callable[[Any, Sequence[Column]], Iterator[RowBatch]]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A change whose rows are looked up already."""
+
+    batches: Sequence[RowBatch]
+
+
 _BATCHES: dict[type, Batches] = {
+    Written: lambda change, _: iter(change.batches),
     Insert: inserts,
     Update: updates,
     Patch: patches,
     Remove: lambda change, _: removals(change),
     LoadCsv: loads,
 }
-_KINDS = (*_BATCHES, AddColumn, RenameColumn, RetypeColumn, DropColumn)
+_KINDS = (Insert, Update, Patch, Remove, LoadCsv, AddColumn, RenameColumn, RetypeColumn, DropColumn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +79,18 @@ class Asked:
     change_id: str | None = None
     wait_seconds: float = LOCK_WAIT_SECONDS
     progress: Progress = lambda done, total: None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Changes, and how many rows were found to be as they are wanted already."""
+
+    changes: Sequence[Change | Written]
+    unchanged: int = 0
+
+
+Find = Callable[[HeldLock, tuple[Column, ...]], Found]
+"""Says what to change of a table that stands still, with these columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +111,8 @@ class RowChanges:
     reader: RowReader
     locks: RowLocks
 
-    def change(self, changes: Sequence[Change], asked: Asked) -> Changed:
-        """All of the changes in their order, or none; see `RowTable.change`."""
-        listed = _checked(changes)
-        return self.found(lambda held, columns: Found(listed), asked)
-
-    def found(self, find: Callable[[HeldLock, tuple[Column, ...]], Found], asked: Asked) -> Changed:
-        """As `change`, of changes that are found when nobody else changes the table."""
+    def found(self, find: Find, asked: Asked) -> Changed:
+        """Makes all of the changes that are found when nobody else changes the table, or none."""
         if asked.change_id is not None:
             check_text("change_id", asked.change_id, CHANGE_ID_BYTES_MAX)
         with self._still(asked) as held:
@@ -154,14 +171,6 @@ class RowChanges:
         return changed_of(done)
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Changes, and how many rows were found to be as they are wanted already."""
-
-    changes: Sequence[Change]
-    unchanged: int = 0
-
-
 def changed_of(done: Recorded) -> Changed:
     """As it is told."""
     counts = {name: getattr(done, name) for name in ("inserted", "updated", "deleted", "unchanged")}
@@ -181,7 +190,7 @@ def this_user() -> str:
 
 def _run(
     application: Application,
-    changes: Sequence[Change],
+    changes: Sequence[Change | Written],
     steps: Sequence[Reshaped | None],
     columns: tuple[Column, ...],
     progress: Progress,
@@ -222,7 +231,8 @@ def _reshape(conn: psycopg.Connection[Any], context: TableContext, plan: ColumnP
         before = schema.version
 
 
-def _checked(changes: Sequence[Change]) -> list[Change]:
+def checked_changes(changes: Sequence[Change]) -> list[Change]:
+    """The changes as a list, of one or several; `InvalidRow`."""
     if isinstance(changes, _KINDS):
         return [changes]
     if isinstance(changes, str | bytes | Mapping) or not isinstance(changes, Iterable):

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from dormouse.errors import InvalidColumn, InvalidRow, InvalidSchema
 from dormouse.model.reshaping import added, renamed
 from dormouse.model.schema import Field, Schema
-from dormouse.rows.changes import AddColumn, Change, DropColumn, RenameColumn, RetypeColumn
+from dormouse.rows.changes import AddColumn, DropColumn, RenameColumn, RetypeColumn
 from dormouse.rows.columns import HIDDEN, Column, check_column_name, check_columns, column_named
 from dormouse.rows.values import Label, fitting, of_text, row_label
 
@@ -53,11 +53,11 @@ class ColumnPlan:
     retyped: list[Retyped] = field(default_factory=list)
     added: list[Column] = field(default_factory=list)
 
-    def planned(self, changes: Sequence[Change]) -> list[Reshaped | None]:
+    def planned(self, changes: Sequence[object]) -> list[Reshaped | None]:
         """What each change does to the columns; None: nothing. `InvalidColumn`."""
         return [self._reshaped(change) for change in changes]
 
-    def _reshaped(self, change: Change) -> Reshaped | None:
+    def _reshaped(self, change: object) -> Reshaped | None:
         match change:
             case AddColumn():
                 said = self._add(change)

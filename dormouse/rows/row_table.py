@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from dormouse.errors import InvalidInput, RowNotFound
 from dormouse.rows.asking import AskedTable
-from dormouse.rows.change import LOCK_WAIT_SECONDS, Asked, RowChanges
-from dormouse.rows.changes import Change, Changed, LoadCsv
+from dormouse.rows.change import LOCK_WAIT_SECONDS, Asked, Find, Found, RowChanges, Written, checked_changes
+from dormouse.rows.changes import Change, Changed, LoadCsv, Row
 from dormouse.rows.columns import ROW_DELETED, ROW_ID, ROW_VERSION, Column, column_named
 from dormouse.rows.csv_format import CsvFormat, CsvOptions
 from dormouse.rows.csv_preview import ROWS_SHOWN, CsvPreview, preview_csv
-from dormouse.rows.locks import RowLocks
+from dormouse.rows.locks import HeldLock, RowLocks
 from dormouse.rows.reading import RowReader
 from dormouse.rows.store import HISTORY_PAGE, RowChange, RowSnapshot, RowStore, TableState
+from dormouse.rows.upsert import upserts
 from dormouse.rows.values import to_python
 
 if TYPE_CHECKING:
@@ -94,10 +96,42 @@ class RowTable(AskedTable):
         changed; and `CommitOutcomeUnknown`.
         """
         asked = Asked(dry_run, changed_by, change_id, wait_seconds, progress)
-        if dry_run:
-            return self._changes.change(changes, asked)
+        listed = checked_changes(changes)
+        return self._changed(lambda held, columns: Found(listed), asked)
+
+    def upsert(
+        self,
+        rows: Iterable[Row],
+        on: Sequence[str],
+        dry_run: bool = False,
+        *,
+        changed_by: str | None = None,
+        change_id: str | None = None,
+        wait_seconds: float = LOCK_WAIT_SECONDS,
+        progress: Progress = lambda done, total: None,
+    ) -> Changed:
+        """Updates the rows that have the values of the columns `on`, where they differ; inserts the others.
+
+        One transaction, under the table's lock; cells that a row does not bring are left untouched. Rows that
+        are as they are wanted are counted as "unchanged", and get no version. The rest is as for `change`.
+
+        Raises `AmbiguousRows` when two rows, of the table or of these, have the same values, and what
+        `change` does; `IndexNotReady` when the index cannot be brought to the newest version.
+        """
+
+        def find(held: HeldLock, columns: tuple[Column, ...]) -> Found:
+            locate = partial(self._indexes.locate, self, on, version=held.version)
+            batches, unchanged = upserts(rows, on, columns, locate)
+            return Found([Written(batches)] if batches else [], unchanged)
+
+        self._indexes.indexing.bring(self)  # or the lock would be held while an index is built
+        return self._changed(find, Asked(dry_run, changed_by, change_id, wait_seconds, progress))
+
+    def _changed(self, find: Find, asked: Asked) -> Changed:
+        if asked.dry_run:
+            return self._changes.found(find, asked)
         with self.table.changing():
-            return self._changes.change(changes, asked)
+            return self._changes.found(find, asked)
 
     def row(self, row_id: int, version: int | None = None) -> dict[str, Any]:
         """A row as it is now, or that version of it, with the columns of then. `RowNotFound`."""
