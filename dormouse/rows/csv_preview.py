@@ -66,15 +66,20 @@ class CsvPreview:
 
 
 def preview_csv(
-    path: str | PathLike[str], how: CsvFormat, *, rows: int = ROWS_SHOWN, whole: bool = False
+    path: str | PathLike[str],
+    how: CsvFormat,
+    *,
+    rows: int = ROWS_SHOWN,
+    whole: bool = False,
+    name: str | None = None,
 ) -> CsvPreview:
     """Looks at the first 64 MB of a file, or at the whole of it.
 
-    Types are the narrowest that all values have; names are made unique, and such as a column may have. Raises
-    `InvalidData`, which names the row: of too many cells or too few, or with a text longer than a column
-    can hold.
+    Types are the narrowest that all values have; names are made unique, and such as a column may have. `name`
+    is what the file is called in errors. Raises `InvalidData`, which names the row: of too many cells or too
+    few, or with a text longer than a column can hold.
     """
-    file = CsvFile(path, how)
+    file = CsvFile(path, how, name)
     names = _names(file)
     keys = [number for number, name in enumerate(names) if name in (ROW_ID, ROW_VERSION)]
     guesses = [_Guess(name) for name in names]

@@ -54,9 +54,9 @@ class CsvFile:
     Raises `InvalidData` in one line: no such file, empty, not UTF-8.
     """
 
-    def __init__(self, path: str | PathLike[str], how: CsvFormat) -> None:
+    def __init__(self, path: str | PathLike[str], how: CsvFormat, name: str | None = None) -> None:
         self.path = Path(fspath(path))
-        self.name = f"file {str(path)!r}"
+        self.name = name or f"file {str(path)!r}"
         self.how = how
         with _reading(self.name), self.path.open("rb") as file:
             self._head: CsvHead = read_head(file, self.name, how)

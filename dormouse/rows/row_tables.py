@@ -53,6 +53,11 @@ class RowTables:
         indexing = Indexing(Placements(self._supplier), cluster, *seconds)
         return RowIndexes(indexing, self.jobs, self.row_table)
 
+    @property
+    def row_page_seconds(self) -> float:
+        """For so long a page's `next_page` can be asked for."""
+        return self._settings.row_page_seconds
+
     def _close_rows(self) -> None:
         if "row_indexes" in self.__dict__:
             self.row_indexes.close()
