@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dormouse.cli.rows_files import (
+from dormouse.cli.rows_options import (
+    ChangeId,
     CsvChosen,
+    DryRun,
     Escape,
     NoHeader,
     Null,
@@ -21,22 +23,19 @@ from dormouse.cli.rows_files import (
     Separator,
     SkipLines,
     csv_options,
+    show_changed,
+    versions_text,
 )
 from dormouse.cli.verbs import Session, TableName, plural, verb
 from dormouse.errors import InvalidColumn, InvalidInput, InvalidRow
 
 if TYPE_CHECKING:
-    from dormouse.rows.changes import Changed
     from dormouse.rows.columns import Column
     from dormouse.rows.pages import Page
 
 app = typer.Typer(
     help="Tables whose rows have ids and versions, and are edited by many.", rich_markup_mode=None
 )
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would do, and change nothing.")]
-ChangeId = Annotated[
-    str | None, typer.Option("--id", help="The same id again changes nothing.", show_default=False)
-]
 _COLUMN = re.compile(r"(?P<name>[^:]+):(?P<type>[A-Za-z]+)(\((?P<size>\d+)\))?(=(?P<default>.*))?", re.DOTALL)
 
 
@@ -284,7 +283,7 @@ def history(
     heads = ("versions", "changed", "by", "inserted", "updated", "deleted", "columns")
     cells = [
         (
-            _versions((one.first_version, one.last_version)),
+            versions_text((one.first_version, one.last_version)),
             f"{one.changed_at:%Y-%m-%d %H:%M:%S}",
             one.changed_by,
             one.inserted,
@@ -295,22 +294,6 @@ def history(
         for one in found
     ]
     session.show(found, lambda: grid(heads, cells) if cells else f"table {table} was never changed")
-
-
-def show_changed(session: Session, table: str, done: Changed, *, dry_run: bool) -> None:
-    """What a change did, or would do."""
-    session.show(done.to_json(), lambda: _said(table, done, dry_run=dry_run))
-
-
-def _said(table: str, done: Changed, *, dry_run: bool) -> str:
-    counted = [f"{count:,} {what}" for what, count in done.changed.items() if count]
-    versions = f"; {_versions(done.versions)}" if done.versions else ""
-    return f"{'would change' if dry_run else 'changed'} {table}: {', '.join(counted) or 'no rows'}{versions}"
-
-
-def _versions(versions: Sequence[int]) -> str:
-    first, last = versions[0], versions[-1]
-    return f"version {first}" if first == last else f"versions {first} to {last}"
 
 
 def read_json(file: str) -> Any:

@@ -7,51 +7,30 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dormouse.cli.rows_options import (
+    ChangeId,
+    CsvChosen,
+    DryRun,
+    Escape,
+    FileOption,
+    NoHeader,
+    Null,
+    Quote,
+    Separator,
+    SkipLines,
+    csv_options,
+    show_changed,
+)
 from dormouse.cli.verbs import Session, TableName, plural, verb
 from dormouse.errors import InvalidInput, TableNotFound
 
 if TYPE_CHECKING:
-    from dormouse.rows.csv_format import CsvOptions
     from dormouse.rows.csv_preview import CsvPreview
-
-Separator = Annotated[
-    str | None, typer.Option(help="Between cells; tab for tabs [, or a tab for .tsv].", show_default=False)
-]
-Quote = Annotated[str, typer.Option(help="Around cells; '' for none.")]
-Escape = Annotated[str | None, typer.Option(help="Before a quote or separator that is none.")]
-NoHeader = Annotated[bool, typer.Option("--no-header", help="The first row is one like the others.")]
-SkipLines = Annotated[int, typer.Option(min=0, help="Lines before the header or the first row.")]
-Null = Annotated[str | None, typer.Option(help="A text that stands for nothing, like NA.")]
-FileOption = Annotated[str, typer.Argument(help="A CSV or TSV file; - for stdin.", show_default=False)]
-
-
-@dataclass(frozen=True)
-class CsvChosen:
-    """The options of how a file is written."""
-
-    separator: str | None
-    quote: str
-    escape: str | None
-    no_header: bool
-    skip_lines: int
-    null: str | None
-
-
-def csv_options(chosen: CsvChosen) -> CsvOptions:
-    return {
-        "separator": chosen.separator,
-        "quote": chosen.quote or None,
-        "escape": chosen.escape,
-        "header": not chosen.no_header,
-        "skip_lines": chosen.skip_lines,
-        "null": chosen.null,
-    }
 
 
 def add_to(app: typer.Typer) -> None:
@@ -78,19 +57,14 @@ def upload(
     no_header: NoHeader = False,
     skip_lines: SkipLines = 0,
     null: Null = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what it would do, and change nothing.")
-    ] = False,
-    id: Annotated[
-        str | None, typer.Option("--id", help="The same id again changes nothing.", show_default=False)
-    ] = None,
+    dry_run: DryRun = False,
+    id: ChangeId = None,
 ) -> None:
     """Insert the rows of a file; with ROW_ID and ROW_VERSION update them, with nothing else delete them.
 
     All of them, or none.
     """
     from dormouse.cli.console import progress
-    from dormouse.cli.rows import show_changed
     from dormouse.rows.csv_format import CsvFormat
     from dormouse.rows.csv_preview import preview_csv
 
