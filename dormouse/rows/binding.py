@@ -73,6 +73,8 @@ class _Binding:
         if self._aggregates:
             raise InvalidQuery("WHERE looks at single rows: it can have no aggregate")
         selected = tuple(one for item in tree.expressions for one in self._items(item))
+        if not selected:
+            raise InvalidQuery("the query selects nothing")
         groups = self._groups(selected)
         orders = self._orders(selected)
         is_grouped = bool(groups) or self._aggregates > 0
@@ -284,10 +286,10 @@ class _Binding:
         return Apply("BOOLEAN", "not", (self._condition(only(node, "this").this),))
 
     def _is(self, node: exp.Expression) -> Expression:
-        only(node, "this", "expression")
-        right, negated = node.args["expression"], False
+        only(node, "this", "expression", "negate")
+        right, negated = node.args["expression"], bool(node.args.get("negate"))
         if type(right) is exp.Not:
-            right, negated = only(right, "this").this, True
+            right, negated = only(right, "this").this, not negated
         if type(right) is not exp.Null:
             raise InvalidQuery(f"{label(node)!r}: IS takes NULL or NOT NULL; compare with =")
         operand = self._expression(node.this)
@@ -318,11 +320,12 @@ class _Binding:
             node = node.this
             if type(node) is not exp.Like:
                 raise refused(node)
-        only(node, "this", "expression")
+        only(node, "this", "expression", "negate")
         operands = [self._expression(node.this), self._expression(node.args["expression"])]
         if escape is not None:
             operands.append(self._expression(escape))
-        return types.like(operands)
+        found = types.like(operands)
+        return Apply("BOOLEAN", "not", (found,)) if node.args.get("negate") else found
 
     def _aggregate(self, node: exp.Expression) -> Expression:
         function = _AGGREGATES[type(node)]
