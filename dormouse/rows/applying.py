@@ -132,9 +132,8 @@ class Application:
         """The ranges that go and those that come in their place."""
         known = concatenated(self._known).sorted()
         _, firsts = np.unique(known.first, return_index=True)
-        known = Ranges(*(column[firsts] for column in known))
-        changed = concatenated(self._changed).sorted()
-        return known, replaced(known, changed)
+        known = known.at(firsts)
+        return known, replaced(known, concatenated(self._changed).sorted())
 
     def recorded(self, updated: int = 0) -> Recorded:
         """What was done; `updated` are rows written anew besides."""
@@ -161,7 +160,8 @@ class Application:
             return now
         ids, sent = batch.ids[at], batch.versions[at]
         self._check_ids(batch, at, ids)
-        ranges = self._store.ranges(spans(np.sort(ids), BLOCK_ROWS_MAX))
+        ordered = np.sort(ids)
+        ranges = self._store.ranges(spans(ordered, ordered, BLOCK_ROWS_MAX))
         number = ranges.find(ids)
         if (number < 0).any():
             raise MetadataDamaged(
@@ -293,7 +293,8 @@ class _Touched:
     def has(self, ids: Ints) -> Flags:
         if self._bits is None:
             return np.zeros(len(ids), np.bool_)
-        return (self._bits[ids >> 3] >> (ids & 7).astype(np.uint8) & 1).astype(np.bool_)
+        found: Flags = (self._bits[ids >> 3] >> (ids & 7).astype(np.uint8) & 1).astype(np.bool_)
+        return found
 
     def add(self, ids: Ints) -> None:
         if self._bits is None:

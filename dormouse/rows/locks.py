@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import count
 from typing import Any, Literal
 from uuid import UUID
 
@@ -68,72 +69,61 @@ class RowLocks:
     @contextmanager
     def read(self) -> Iterator[HeldLock]:
         """Until the end no row is changed; `RowLockHeld` at once when a writer has it, or waits for it."""
-        token = uuid.uuid4()
-        with self._held(token, self._take("read", token)) as lock:
+        with self._held("read", 0.0) as lock:
             yield lock
 
     @contextmanager
     def write(self, wait_seconds: float = 0.0) -> Iterator[HeldLock]:
         """Until the end, or the commit that gives it back, nobody else changes the table or stops it.
 
-        Readers are waited for, while no others are let in; another writer only for `wait_seconds`: then
+        Readers, while no others are let in, and another writer are waited for, for `wait_seconds`: then
         `RowLockHeld`.
         """
-        token = uuid.uuid4()
-        with self._held(token, self._waited_for(token, time.monotonic() + wait_seconds)) as lock:
+        with self._held("write", wait_seconds) as lock:
             yield lock
 
     def holders(self) -> list[LockHolder]:
         """Who holds locks now."""
         return [LockHolder(*row) for row in run_lookup(self._supplier, rows_of(_QUERIES["locks"], self._key))]
 
-    def _waited_for(self, token: UUID, deadline: float) -> HeldLock:
-        """A writer's lock. Its precursor goes if it does not come to that."""
-        number = 0
-        try:
-            while True:
-                try:
-                    granted = self._take("write", token)
-                except RowLockHeld:
-                    if time.monotonic() >= deadline:
-                        raise
-                    granted = None
-                if granted is not None:
-                    return granted
-                time.sleep(backoff_seconds(number, POLL_SECONDS_MIN, POLL_SECONDS_MAX))
-                number += 1
-        except BaseException:
-            self._release(token)
-            raise
-
-    def _take(self, kind: Kind, token: UUID) -> HeldLock | None:
-        """None: a precursor stands, and readers have the table."""
-        values = {**self._of(token), "kind": kind, "holder": f"{socket.gethostname()}:{os.getpid()}"}
-        rows = self._run("take", values)
-        state, held_kind, holder, until, version, next_id = rows[0]
-        if state == "gone":
-            raise TableNotFound.gone(self._table.name)
-        if state == "held":
-            does = {"write": "is changing it", "precursor": "waits to change it"}.get(held_kind, "reads it")
-            raise RowLockHeld(
-                f"table {self._table.name!r}: worker {holder} {does}, until {until:%H:%M:%S} UTC unless it "
-                "goes on; try again later"
-            )
-        return HeldLock(token, version, next_id) if state == "granted" else None
-
     @contextmanager
-    def _held(self, token: UUID, lock: HeldLock | None) -> Iterator[HeldLock]:
-        if lock is None:
-            raise RowLockHeld(f"table {self._table.name!r}: it is being read; try again later")
+    def _held(self, kind: Kind, wait_seconds: float) -> Iterator[HeldLock]:
+        token, lock = uuid.uuid4(), None
         ended = threading.Event()
-        renewing = threading.Thread(target=self._renew, args=(token, ended), name="row lock", daemon=True)
-        renewing.start()
         try:
+            lock = self._waited_for(kind, token, time.monotonic() + wait_seconds)
+            renewing = threading.Thread(target=self._renew, args=(token, ended), name="row lock", daemon=True)
+            renewing.start()
             yield lock
         finally:
             ended.set()
-            if not lock.given_back:
-                self._release(token)
+            if lock is None or not lock.given_back:
+                self._release(token)  # also a precursor, or what the answer was lost of
+
+    def _waited_for(self, kind: Kind, token: UUID, deadline: float) -> HeldLock:
+        for number in count():
+            found = self._take(kind, token)
+            if isinstance(found, HeldLock):
+                return found
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise found
+            time.sleep(min(left, backoff_seconds(number, POLL_SECONDS_MIN, POLL_SECONDS_MAX)))
+        raise AssertionError
+
+    def _take(self, kind: Kind, token: UUID) -> HeldLock | RowLockHeld:
+        """The lock, or why it is not given now; a writer that readers hold up leaves a precursor."""
+        values = {**self._of(token), "kind": kind, "holder": f"{socket.gethostname()}:{os.getpid()}"}
+        state, held_kind, holder, until, version, next_id = self._run("take", values)[0]
+        if state == "gone":
+            raise TableNotFound.gone(self._table.name)
+        if state == "granted":
+            return HeldLock(token, version, next_id)
+        does = {"write": "is changing it", "precursor": "waits to change it"}.get(held_kind, "reads it")
+        return RowLockHeld(
+            f"table {self._table.name!r}: worker {holder} {does}, until {until:%H:%M:%S} UTC or longer; "
+            "try again later"
+        )
 
     def _renew(self, token: UUID, ended: threading.Event) -> None:
         while not ended.wait(self._lease_seconds / 4):

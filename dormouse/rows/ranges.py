@@ -29,8 +29,11 @@ class Ranges(NamedTuple):
 
     def sorted(self) -> Ranges:
         """By their ids."""
-        order = np.argsort(self.first, kind="stable")
-        return Ranges(*(column[order] for column in self))
+        return self.at(np.argsort(self.first, kind="stable"))
+
+    def at(self, numbers: npt.NDArray[np.intp]) -> Ranges:
+        """Those of the numbers, in their order."""
+        return Ranges(self.first[numbers], self.last[numbers], self.version[numbers], self.deleted[numbers])
 
     def find(self, ids: Ints) -> Ints:
         """For each id the number of its range, or -1."""
@@ -68,18 +71,18 @@ def runs(ids: Ints, versions: Ints, deleted: Flags) -> Ranges:
     return Ranges(ids, ids, versions, deleted).joined()
 
 
-def spans(ids: Ints, count_max: int) -> list[tuple[int, int]]:
-    """At most so many spans that have all of the ids, which ascend: the widest gaps are left out."""
-    if not len(ids):
+def spans(firsts: Ints, lasts: Ints, count_max: int) -> list[tuple[int, int]]:
+    """At most so many spans around ranges of ids, which ascend: the widest gaps are left out."""
+    if not len(firsts):
         return []
-    gaps = np.diff(ids)
+    gaps = firsts[1:] - lasts[:-1]
     breaks = np.flatnonzero(gaps > 1)
     if len(breaks) >= count_max:
-        widest = np.argpartition(gaps[breaks], len(breaks) - count_max + 1)[len(breaks) - count_max + 1 :]
+        widest = np.argsort(gaps[breaks], kind="stable")[len(breaks) - count_max + 1 :]
         breaks = np.sort(breaks[widest])
-    firsts = ids[np.concatenate(([0], breaks + 1)).astype(np.intp)]
-    lasts = ids[np.concatenate((breaks, [len(ids) - 1])).astype(np.intp)]
-    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
+    starts = firsts[np.concatenate(([0], breaks + 1)).astype(np.intp)]
+    ends = lasts[np.concatenate((breaks, [len(lasts) - 1])).astype(np.intp)]
+    return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
 def replaced(known: Ranges, changed: Ranges) -> Ranges:

@@ -40,7 +40,7 @@ class RowReader:
     def changed(self, after: int, till: int, columns: Sequence[Column], ranges: Ints) -> pa.RecordBatchReader:
         """Every version of rows after a version and up to another; `ranges` have all rows that changed."""
         schema = _schema(columns, deleted=True)
-        wanted = _merged(ranges)
+        wanted = spans(ranges[:, 0], ranges[:, 1], SPANS_MAX)
         between = Range(after, till, min_inclusive=False, max_inclusive=True)
         found = self._versions(wanted, between, columns) if wanted and till > after else iter(())
         return pa.RecordBatchReader.from_batches(schema, (batch for batch in found if batch.num_rows))
@@ -52,7 +52,7 @@ class RowReader:
             return schema.empty_table()
         between = Range(int(versions.min()), int(versions.max()), max_inclusive=True)
         found = []
-        for batch in self._versions(spans(ids, SPANS_MAX), between, columns):
+        for batch in self._versions(spans(ids, ids, SPANS_MAX), between, columns):
             at = np.searchsorted(ids, batch.column(0).to_numpy())
             at = np.minimum(at, len(ids) - 1)
             is_it = (ids[at] == batch.column(0).to_numpy()) & (versions[at] == batch.column(1).to_numpy())
@@ -130,16 +130,3 @@ def _without_deleted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch
     lives = pc.invert(batch.column(2))
     columns = [column for number, column in enumerate(batch.columns) if number != 2]
     return pa.RecordBatch.from_arrays(columns, schema=schema).filter(lives)
-
-
-def _merged(ranges: Ints) -> list[tuple[int, int]]:
-    """Ranges that ascend as not too many spans: those next to each other as one."""
-    if not len(ranges):
-        return []
-    gaps = ranges[1:, 0] - ranges[:-1, 1]
-    breaks = np.flatnonzero(gaps > 1)
-    if len(breaks) >= SPANS_MAX:
-        breaks = np.sort(breaks[np.argpartition(gaps[breaks], -SPANS_MAX + 1)[-SPANS_MAX + 1 :]])
-    firsts = ranges[np.concatenate(([0], breaks + 1)).astype(np.intp), 0]
-    lasts = ranges[np.concatenate((breaks, [len(ranges) - 1])).astype(np.intp), 1]
-    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))

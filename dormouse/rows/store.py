@@ -49,7 +49,7 @@ class RowChange:
     inserted: int
     updated: int
     deleted: int
-    columns_changed: tuple[str, ...]
+    columns_changed: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,8 @@ class RowStore:
         rows = self._rows("state")
         if not rows:
             raise TableNotFound.gone(self.table.name)
-        return TableState(*rows[0][:4], _columns(rows[0][4]))
+        version, next_id, changed_at, columns_since, columns = rows[0]
+        return TableState(version, next_id, changed_at, columns_since, _columns(columns))
 
     def columns_at(self, version: int) -> tuple[Column, ...]:
         """The columns as of a version."""
@@ -172,7 +173,7 @@ class RowStore:
     def history(self, before: int, limit: int) -> list[RowChange]:
         """Changes of before a version, the newest first."""
         rows = self._rows("history", before=before, limit=limit)
-        return [RowChange(*row[:7], tuple(row[7])) for row in rows]
+        return [RowChange(*row) for row in rows]
 
     def add_snapshot(self, name: str) -> RowSnapshot:
         """Names the newest version; `SnapshotExists`."""

@@ -135,7 +135,8 @@ def _differ(wanted: pa.Array, there: pa.Array) -> Flags:
     if pa.types.is_floating(wanted.type):
         both = pc.fill_null(pc.and_(pc.is_nan(wanted), pc.is_nan(there)), False)
         differ = pc.and_not(differ, both)
-    return pc.or_(differ, one_is_null).to_numpy(zero_copy_only=False)
+    flags: Flags = pc.or_(differ, one_is_null).to_numpy(zero_copy_only=False)
+    return flags
 
 
 def _shown(key: Mapping[str, Any]) -> str:
