@@ -17,7 +17,7 @@ from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.schema import Schema
 
-MEMORY_BYTES = 64 * 1024 * 1024
+MEMORY_BYTES = 32 * 1024 * 1024
 
 
 class RowFiles:
