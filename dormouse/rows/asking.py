@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
 
 from dormouse.errors import InvalidInput, InvalidQuery
 
@@ -16,11 +17,22 @@ if TYPE_CHECKING:
 class AskedTable:
     """The method, of a row table."""
 
-    _indexes: RowIndexes
     store: RowStore
 
+    def __init__(self, indexes: Callable[[], RowIndexes]) -> None:
+        self._indexes_of = indexes
+
+    @property
+    def name(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def _indexes(self) -> RowIndexes:
+        """Made when they are first needed: they need DuckDB and sqlglot."""
+        return self._indexes_of()
+
     def query(
-        self: RowTable,
+        self,
         sql: str | None = None,
         page_rows: int | None = None,
         page: str | None = None,
@@ -46,7 +58,7 @@ class AskedTable:
         if snapshot is not None:
             version = self.store.snapshot(snapshot).version
         if version is not None:
-            newest = self.version()
+            newest = self.store.state().version
             if type(version) is not int or not 0 <= version <= newest:
                 raise InvalidQuery(f"table {self.name!r} has no version {version!r}; the newest is {newest}")
-        return self._indexes.query(self, sql, page_rows, page, version, wait_seconds)
+        return self._indexes.query(cast("RowTable", self), sql, page_rows, page, version, wait_seconds)

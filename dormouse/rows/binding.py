@@ -25,6 +25,7 @@ from dormouse.rows.expressions import (
     Selected,
     Statement,
     Value,
+    has_aggregate,
 )
 from dormouse.rows.sql import label, only, parse, refused
 
@@ -156,7 +157,7 @@ class _Binding:
         ]
         for expression in found:
             types.check_comparable(expression, "GROUP BY")
-            if isinstance(expression, Value) or _has_aggregate(expression) or self._aggregates > before:
+            if isinstance(expression, Value) or has_aggregate(expression) or self._aggregates > before:
                 raise InvalidQuery("GROUP BY takes columns and expressions of columns")
         return tuple(dict.fromkeys(found))
 
@@ -254,6 +255,10 @@ class _Binding:
         if node.args.get("is_string"):
             return Value("STRING", node.this)
         return types.number(_numeral(node.this))
+
+    def _null(self, node: exp.Expression) -> Expression:
+        only(node)
+        return Value("NULL", None)
 
     def _negation(self, node: exp.Expression) -> Expression:
         inner = only(node, "this").this
@@ -353,7 +358,7 @@ class _Binding:
 _EXPRESSIONS: dict[type, Callable[[_Binding, exp.Expression], Expression]] = {
     exp.Column: _Binding._column,
     exp.Literal: _Binding._literal,
-    exp.Null: lambda _, node: only(node) and Value("NULL", None),
+    exp.Null: _Binding._null,
     exp.Boolean: lambda _, node: Value("BOOLEAN", bool(only(node, "this").this)),
     exp.Paren: lambda binding, node: binding._expression(only(node, "this").this),
     exp.Neg: _Binding._negation,
@@ -381,12 +386,6 @@ def _numeral(text: str) -> str:
     if not text.isascii() or not _NUMBER.fullmatch(text):
         raise InvalidQuery(f"{text[:40]!r} is no number")
     return text
-
-
-def _has_aggregate(expression: Expression) -> bool:
-    if isinstance(expression, Apply):
-        return any(map(_has_aggregate, expression.operands))
-    return isinstance(expression, Aggregate)
 
 
 def _check_grouped(expression: Expression, groups: tuple[Expression, ...]) -> None:

@@ -119,12 +119,8 @@ def compared(condition: Expression) -> Expression | None:
     return None
 
 
-def cells(expression: Expression | None) -> Iterator[int]:
-    """The ids of the columns in it."""
-    if isinstance(expression, Cell):
-        yield expression.column_id
-    elif isinstance(expression, Apply):
-        for operand in expression.operands:
-            yield from cells(operand)
-    elif isinstance(expression, Aggregate):
-        yield from cells(expression.operand)
+def has_aggregate(expression: Expression) -> bool:
+    """Whether it is of a group, somewhere within."""
+    if isinstance(expression, Apply):
+        return any(map(has_aggregate, expression.operands))
+    return isinstance(expression, Aggregate)

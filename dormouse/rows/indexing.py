@@ -140,7 +140,7 @@ class Indexing:
         looked = self.placements.look(table.table_id, table.name)
         return looked.database != database and self._build(table, looked, database)
 
-    def upkeep(self, open_table: Callable[[int], Source]) -> None:
+    def upkeep(self, open_table: Callable[[str], Source]) -> None:
         """Drops what is idle, what was retired long enough ago, and what nobody knows; balances the loads."""
         placed = self.placements.all()
         for one in placed:
@@ -153,7 +153,7 @@ class Indexing:
         if (wish := balanced(placed, self.cluster.names)) is not None:
             one, database = wish
             with suppress(*UNREACHABLE, BuildBusy, TableNotFound):
-                self.move(open_table(one.table_id), database)
+                self.move(open_table(one.name), database)
 
     def upkeep_is_due(self) -> bool:
         """Once in a while, by whoever works on indexes."""
@@ -164,10 +164,10 @@ class Indexing:
             return True
 
     def _place(self, looked: Looked, failed: Collection[str]) -> None:
-        loads = Counter(dict.fromkeys(self.cluster.names, 0.0))
+        loads = dict.fromkeys(self.cluster.names, 0.0)
         counts = Counter(self.cluster.names)
         for one in self.placements.all():
-            if one.database in loads:
+            if one.database is not None and one.database in loads:
                 loads[one.database] += one.load
                 counts[one.database] += 1
         free = [name for name in self.cluster.names if name not in failed]
@@ -244,9 +244,9 @@ def probed(conn: psycopg.Connection[Any], build: Build) -> Build:
 
 def balanced(placed: Sequence[Placed], databases: Sequence[str]) -> tuple[Placed, str] | None:
     """Which index would make the loads more alike in which database; None: they are."""
-    loads = Counter(dict.fromkeys(databases, 0.0))
+    loads = dict.fromkeys(databases, 0.0)
     for one in placed:
-        if one.database in loads:
+        if one.database is not None and one.database in loads:
             loads[one.database] += one.load
     busiest, idlest = (choose(loads, key=lambda name: loads[name]) for choose in (max, min))
     difference = loads[busiest] - loads[idlest]

@@ -64,9 +64,11 @@ def parts(statement: Statement, place: Sequence[Any] | None) -> list[Part]:
     first, rest = orders[0], orders[1:]
     wanted = tuple(conditions(statement.where))
     if first.expression in NEVER_NULL or any(compared(one) == first.expression for one in wanted):
-        with_value, kinds = (), [False]
+        with_value: tuple[Expression, ...] = ()
+        kinds = [False]
     else:
-        with_value, kinds = (_not(_is_null(first.expression)),), [first.nulls_first, not first.nulls_first]
+        with_value = (_not(_is_null(first.expression)),)
+        kinds = [first.nulls_first, not first.nulls_first]
     found = []
     for of_nulls in kinds:
         if place is not None and (place[0] is None) != of_nulls:

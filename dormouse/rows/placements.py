@@ -46,7 +46,7 @@ class Placed:
     """An index, and its load: seconds of queries, of which half are forgotten each hour."""
 
     table_id: int
-    table_uuid: UUID
+    name: str
     database: str | None
     build_id: int | None
     load: float

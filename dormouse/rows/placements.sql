@@ -49,7 +49,7 @@ where table_id = %(table_id)s;
 -- name: loads
 -- All indexes, with their load of now.
 select
-    i.table_id, t.table_uuid, i.database, i.build_id,
+    i.table_id, t.name, i.database, i.build_id,
     i.load * exp(-ln(2.0) * extract(epoch from clock_timestamp() - i.used_at) / 3600) as load,
     extract(epoch from clock_timestamp() - i.used_at)::double precision as idle_seconds
 from row_index i join tables t using (table_id)

@@ -36,8 +36,8 @@ Progress = Callable[[int, int | None], object]
 class RowTable(AskedTable):
     """One row table of an instance; made by `Instance.create_row_table` and `Instance.row_table`."""
 
-    def __init__(self, table: Table, indexes: RowIndexes) -> None:
-        self._indexes = indexes
+    def __init__(self, table: Table, indexes: Callable[[], RowIndexes]) -> None:
+        super().__init__(indexes)
         self.table = table
         """The table below it: its files, partitions, history, changes."""
         context = table.context

@@ -87,19 +87,19 @@ class RowTables:
         check_keyed(schema, edited)
         made = self._catalog.create(name, schema, edited, with_it=partial(store.create, columns=listed))
         self._tables.note_activity()
-        return RowTable(self._table(made), self.row_indexes)
+        return RowTable(self._table(made), lambda: self.row_indexes)
 
     def row_table(self, name: str) -> RowTable:
         """The row table of this name. `TableNotFound`, `NotARowTable`."""
         found = self._catalog.get(name)
         if not is_edited(found.properties):
             raise NotARowTable(f"table {name!r} is no row table: its rows have no ids and versions")
-        return RowTable(self._table(found), self.row_indexes)
+        return RowTable(self._table(found), lambda: self.row_indexes)
 
     def row_tables(self) -> list[RowTable]:
         """All row tables, by name."""
         return [
-            RowTable(self._table(one), self.row_indexes)
+            RowTable(self._table(one), lambda: self.row_indexes)
             for one in self._catalog.tables()
             if is_edited(one.properties)
         ]

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dormouse.errors import InvalidQuery, InvalidRow
-from dormouse.rows.columns import Column
+from dormouse.rows.columns import Column, value_of
 from dormouse.rows.expressions import Aggregate, Apply, Cell, Expression, Function, Kind, Operator, Value
-from dormouse.rows.values import value_of
 
 INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
 _DIGITS_MAX = 400
