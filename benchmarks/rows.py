@@ -271,7 +271,7 @@ def _changes_per_s(place: Place, tables: int, seconds: int) -> float:
     ]
     with remotes(openers) as writers:
         begin_together(writers)
-        return sum(writer.result() for writer in writers) / seconds
+        return float(sum(writer.result() for writer in writers) / seconds)
 
 
 _KINDS = {"filter": "one value", "group": "groups of 1,000 values", "page": "a page of 100 rows"}

@@ -147,7 +147,7 @@ def functions(instance: Instance, parsed: Callable[[str, object], Any]) -> dict[
 
         return run
 
-    kinds = {
+    kinds: dict[str, Callable[[Instance, Any, Progress], Any]] = {
         "row_create": _create,
         "row_change": _change,
         "row_upsert": _upsert,

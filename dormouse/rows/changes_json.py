@@ -54,7 +54,7 @@ def _change(found: object, where: str, path_of: Callable[[str], Any] | None) -> 
     if kind in _ROWS:
         if not isinstance(given, list):
             raise InvalidInput(f"{where}: {kind} has a list of rows")
-        rows = [tuple(row) if isinstance(row, list) else row for row in given]
+        rows: list[Any] = [tuple(row) if isinstance(row, list) else row for row in given]
         return _ROWS[kind](rows)
     if kind == "add_column":
         return AddColumn(Column.from_json(given))

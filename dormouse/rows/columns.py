@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dormouse.errors import InvalidColumn, InvalidRow, InvalidSchema
@@ -34,7 +34,7 @@ class Column:
     name: str
     type: ColumnType
     size_max: int | None = None
-    default: Any = None
+    default: Any = field(default=None, hash=False)  # of JSON it may be a list
     enum: Sequence[Any] | None = None
     column_id: int | None = None
 

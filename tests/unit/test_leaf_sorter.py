@@ -41,7 +41,7 @@ def given_back(batches: list[list[tuple[str, int]]], **more: Any) -> list[tuple[
             arrays = [pa.array(values, kind) for values, kind in zip(columns, types, strict=True)]
             sorter.add(pa.record_batch(arrays, names=SCHEMA.names), pa.array([0] * len(rows), pa.int32()))
         found = [row for batch in sorter.sorted_batches() for row in batch.to_pylist()]
-    assert all(list(row) == SCHEMA.names and row["v"] == 7 for row in found)
+    assert all(list(row) == [*SCHEMA.names] and row["v"] == 7 for row in found)
     return [(row["k"], row["n"]) for row in found]
 
 
