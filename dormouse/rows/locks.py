@@ -18,6 +18,7 @@ from datetime import datetime
 from itertools import count
 from typing import Any, Literal
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 import psycopg
 
@@ -32,6 +33,9 @@ LEASE_SECONDS = 30.0
 POLL_SECONDS_MIN, POLL_SECONDS_MAX = 0.002, 0.25
 Kind = Literal["read", "write"]
 _QUERIES = load(__package__ or "", "locks")
+
+_queues: WeakValueDictionary[tuple[int, str | None], threading.Lock] = WeakValueDictionary()
+"""Where the writers of one process wait for each other: only one asks the database again and again."""
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +83,15 @@ class RowLocks:
         Readers, while no others are let in, and another writer are waited for, for `wait_seconds`: then
         `RowLockHeld`.
         """
-        with self._held("write", wait_seconds) as lock:
-            yield lock
+        deadline = time.monotonic() + wait_seconds
+        queue = _queues.setdefault((os.getpid(), self._table.uuid), threading.Lock())
+        is_first = queue.acquire(timeout=max(wait_seconds, 0.0))
+        try:
+            with self._held("write", max(deadline - time.monotonic(), 0.0)) as lock:
+                yield lock
+        finally:
+            if is_first:
+                queue.release()
 
     def holders(self) -> list[LockHolder]:
         """Who holds locks now."""
