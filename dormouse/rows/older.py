@@ -18,8 +18,12 @@ _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "python_enable_replacements": False,
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
-    "lock_configuration": True,
 }
+_SET = """
+-- to Arrow, to which conditions would be handed, NaN is larger than nothing
+set disabled_optimizers = 'filter_pushdown';
+set lock_configuration = true;
+"""
 
 Current = Callable[[Sequence[str]], pa.RecordBatchReader]
 """The rows of a version, with some of its columns: ROW_ID, ROW_VERSION and these."""
@@ -43,6 +47,7 @@ class OlderRows:
             schema = pa.schema([pa.field(n, f.type) for n, f in zip(names, reader.schema, strict=True)])
             renamed = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in reader)
             with duckdb.connect(config=_SETTINGS) as connection:
+                connection.execute(_SET)
                 connection.register(SOURCE, pa.RecordBatchReader.from_batches(schema, renamed))
                 try:
                     return connection.execute(text, values).fetchall()

@@ -332,9 +332,9 @@ def test_a_damaged_index_is_made_anew(tmp_path: Path) -> None:
         assert is_as_the_files(rows)
         builds, build_id = builds_of(instance, rows)
         with builds._supplier.connection() as conn:
-            text = "select current_setting('data_directory') || '/' || pg_relation_filepath(%s)"
-            ((path,),) = conn.execute(text, [f"current_{build_id}"]).fetchall()
-    with Path(path).open("r+b") as file:
+            ((name,),) = conn.execute("select pg_relation_filepath(%s)", [f"current_{build_id}"]).fetchall()
+    (path,) = (tmp_path / "lake").rglob(name)
+    with path.open("r+b") as file:
         file.seek(8_192 + 100)
         file.write(os.urandom(4_000))
     with dm.local(tmp_path / "lake") as instance:
