@@ -28,7 +28,8 @@ def upserts(
     `AmbiguousRows` for rows of equal keys, here or there.
     """
     keys = _keys(on, columns)
-    listed = checked_rows(rows, "upsert")
+    if not (listed := checked_rows(rows, "upsert")):
+        return [], 0
     for number, row in enumerate(listed):
         if missing := next((name for name in on if name not in row), None):
             raise InvalidRow(f"{row_label(number)}: it has no {missing!r}, by which rows are looked for")
