@@ -9,8 +9,8 @@ from dormouse.errors import InvalidInput, InvalidQuery
 
 if TYPE_CHECKING:
     from dormouse.rows.indexes import RowIndexes
+    from dormouse.rows.indexing import Source
     from dormouse.rows.pages import Page
-    from dormouse.rows.row_table import RowTable
     from dormouse.rows.store import RowStore
 
 
@@ -61,4 +61,4 @@ class AskedTable:
             newest = self.store.state().version
             if type(version) is not int or not 0 <= version <= newest:
                 raise InvalidQuery(f"table {self.name!r} has no version {version!r}; the newest is {newest}")
-        return self._indexes.query(cast("RowTable", self), sql, page_rows, page, version, wait_seconds)
+        return self._indexes.query(cast("Source", self), sql, page_rows, page, version, wait_seconds)
