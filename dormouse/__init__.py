@@ -122,7 +122,14 @@ _HOMES = {
     "restore": "dormouse.embedded.restoring",
     **dict.fromkeys(
         (
-            "AddColumn", "DropColumn", "Insert", "LoadCsv", "Patch", "Remove", "RenameColumn", "RetypeColumn",
+            "AddColumn",
+            "DropColumn",
+            "Insert",
+            "LoadCsv",
+            "Patch",
+            "Remove",
+            "RenameColumn",
+            "RetypeColumn",
             "Update",
         ),
         "dormouse.rows.changes",
