@@ -152,7 +152,8 @@ def _shown(found: CsvPreview) -> object:
     rows = [[*row, *[""] * (len(heads) - len(row))] for row in cells]
     read = plural(found.row_count, "row")
     told = f"{read} in all" if found.is_whole else f"the first {read} were looked at; --whole looks at all"
-    return Group(grid(heads, rows), told)
+    ids = ["its rows have ids: an upload updates them"] if found.has_row_ids else []
+    return Group(grid(heads, rows), told, *ids)
 
 
 @contextmanager

@@ -158,6 +158,8 @@ def test_a_look_into_a_file(run: Run) -> None:
     found = told(run, "preview", "rows.tsv", "--rows", "1")
     assert (found["rows"], found["row_count"]) == ([["1", "x"]], 2)
     assert [one["type"] for one in found["columns"]] == ["INTEGER", "STRING"]
+    Path("rows.csv").write_text("ROW_ID,ROW_VERSION,n\n1,1,5\n")
+    assert run("preview", "rows.csv")[1].endswith("1 row in all\nits rows have ids: an upload updates them\n")
     assert "2 rows in all" in run("preview", "-", "--separator", "tab", stdin="a\tb\n1\tx\n2\ty\n")[1]
 
 
