@@ -75,7 +75,7 @@ def all_pages(rows: RowTable, page: Page) -> list[Page]:
 
 def builds_of(instance: dm.Instance, rows: RowTable) -> tuple[Builds, int]:
     """Where the index of a table is."""
-    looked = instance.row_indexes.indexing.placements.look(rows.table_id, rows.name)
+    looked = instance.row_indexes.indexing.placements.look(rows.table_id)
     assert looked.database is not None
     assert looked.build_id is not None
     return instance.row_indexes.indexing.builds(looked.database), looked.build_id

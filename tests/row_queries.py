@@ -57,7 +57,7 @@ conditions = st.recursive(
     max_leaves=6,
 )
 _number = st.recursive(
-    st.sampled_from(["n", "d", "x", "1", "2.5"]).filter(lambda one: one != "d"),
+    st.sampled_from(["n", "d", "x", "1", "2.5e0"]).filter(lambda one: one != "d"),
     lambda inner: st.builds(lambda a, o, b: f"({a} {o} {b})", inner, st.sampled_from(["+", "-", "*"]), inner),
     max_leaves=3,
 )

@@ -97,10 +97,10 @@ class RowIndexes:
         if text is None:
             raise InvalidQuery("a query is a text of SQL, or the token of a next page")
         if version is not None:
-            looked = self._placements.look(table.table_id, table.name, version)
+            looked = self._placements.look(table.table_id, version)
             return self._older(bound(table, text, looked, version, page_rows), looked)
         deadline = time.monotonic() + wait_seconds
-        looked = self._placements.look(table.table_id, table.name)
+        looked = self._placements.look(table.table_id)
         wanted = looked.version
         while True:
             found = self._asked(bound(table, text, looked, looked.version, page_rows), looked)
@@ -109,10 +109,10 @@ class RowIndexes:
             if time.monotonic() >= deadline:
                 raise self._not_ready(table, looked)
             time.sleep(WAIT_SECONDS)
-            looked = self._placements.look(table.table_id, table.name)
+            looked = self._placements.look(table.table_id)
             if found is not None and wanted <= found < looked.version:
                 # others change it all the time: as it was, or later, when it was asked
-                looked = replace(self._placements.look(table.table_id, table.name, found), version=found)
+                looked = replace(self._placements.look(table.table_id, found), version=found)
 
     def locate(self, table: Source, on: Sequence[str], keys: Any, version: int) -> Any:
         """The rows of a version that have the keys: `position` in these, ROW_ID, ROW_VERSION, all columns.
@@ -160,13 +160,13 @@ class RowIndexes:
     def _following(
         self, table: Source, text: str | None, page_rows: int | None, page: str, version: int | None
     ) -> Page:
-        looked = self._placements.look(table.table_id, table.name)
+        looked = self._placements.look(table.table_id)
         token = page_tokens.read(page, self._placements.key(), looked.table_uuid)
         if text is not None and text != token.text:
             raise InvalidPage("the page token is of another query: begin the query again")
         if version is not None and (version != token.version or token.build_id is not None):
             raise InvalidPage("the page token is of another version: begin the query again")
-        looked = self._placements.look(table.table_id, table.name, token.version)
+        looked = self._placements.look(table.table_id, token.version)
         looked = replace(looked, database=token.database, build_id=token.build_id, version=token.version)
         asked = bound(table, token.text, looked, token.version, page_rows or token.page_rows)
         asked = replace(asked, place=token.place, given=token.given)
@@ -202,7 +202,7 @@ class RowIndexes:
         if looked.database is not None and looked.build_id is not None:
             found = self._read(looked, asked, _page)
         if not isinstance(found, tuple):
-            self._start(looked, asked.table)
+            self._start(looked)
             return found
         rows, build = found
         self._note(asked, looked, build, time.monotonic() - began)
@@ -224,7 +224,7 @@ class RowIndexes:
                 self._heal(looked, asked, error)
             elif isinstance(error, UNREACHABLE):
                 self.indexing.cluster.lost(database)
-                self._start(looked, asked.table)
+                self._start(looked)
                 raise IndexNotReady(
                     f"the index of table {asked.table.name!r} cannot be asked, and is worked on: "
                     f"{one_line(error)}"
@@ -276,7 +276,7 @@ class RowIndexes:
         """How much an index is asked; and the columns that queries look for rows in."""
         sought = [one for one in paging.sought(asked.statement) if one not in build.indexed_ids]
         if sought and seconds > SLOW_SECONDS and build.row_count >= INDEXED_ROWS_MIN and not build.is_retired:
-            self._start(looked, asked.table, sought)
+            self._start(looked, sought)
         with self._lock:
             told, sum_seconds = self._seconds.get(looked.table_id, (0.0, 0.0))
             sum_seconds += seconds
@@ -287,7 +287,7 @@ class RowIndexes:
         with suppress(DormouseError, psycopg.Error):  # an instance may be opened read-only
             self._placements.used(looked.table_id, sum_seconds)
 
-    def _start(self, looked: Looked, table: Source, columns: Collection[int] = ()) -> None:
+    def _start(self, looked: Looked, columns: Collection[int] = ()) -> None:
         """Starts a job that works on the index, if none was lately; a worker of this process runs it, too."""
         key = (looked.table_id, looked.version, tuple(columns))
         with self._lock:
@@ -300,10 +300,10 @@ class RowIndexes:
         job_id = f"rows:{looked.table_uuid}:{looked.version}:{asked}:{int(time.time() / TOLD_SECONDS)}"
         try:
             self._work_here()
-            self._jobs.start(KIND, {"table": table.name, "columns": list(columns)}, job_id=job_id)
+            self._jobs.start(KIND, {"table": looked.name, "columns": list(columns)}, job_id=job_id)
         except InstanceReadOnly:
             raise IndexNotReady(
-                f"the index of table {table.name!r} is behind, and the instance was opened read-only: open "
+                f"the index of table {looked.name!r} is behind, and the instance was opened read-only: open "
                 "it to write, or ask a process that did"
             ) from None
         except BaseException:
@@ -334,7 +334,7 @@ class RowIndexes:
 
 def bound(table: Source, text: str, looked: Looked, version: int, page_rows: int | None) -> Asked:
     """A query of a table as it was looked at; `InvalidQuery`."""
-    statement = statement_of(text, table.name, looked.columns)
+    statement = statement_of(text, looked.name, looked.columns)
     return Asked(table, text, statement, looked.columns, version, page_rows)
 
 

@@ -97,7 +97,7 @@ class Indexing:
         """
         failed: set[str] = set()
         while True:
-            looked = self.placements.look(table.table_id, table.name)
+            looked = self.placements.look(table.table_id)
             database = looked.database
             if database is None or database in failed or database not in self.cluster.names:
                 self._place(looked, failed)
@@ -137,7 +137,7 @@ class Indexing:
 
     def move(self, table: Source, database: str) -> bool:
         """Makes the index in another database, and then asks that one; False: it was moved meanwhile."""
-        looked = self.placements.look(table.table_id, table.name)
+        looked = self.placements.look(table.table_id)
         return looked.database != database and self._build(table, looked, database)
 
     def upkeep(self, open_table: Callable[[str], Source]) -> None:

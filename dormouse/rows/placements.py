@@ -30,6 +30,7 @@ class Looked:
     """
 
     table_id: int
+    name: str
     table_uuid: UUID
     version: int
     changed_at: datetime
@@ -63,16 +64,16 @@ class Placements:
         self._newest: dict[int, int] = {}
         self._key: bytes | None = None
 
-    def look(self, table_id: int, name: str, as_of: int | None = None) -> Looked:
+    def look(self, table_id: int, as_of: int | None = None) -> Looked:
         """How a table is now, in one look-up; `TableNotFound`."""
         known = self._newest.get(table_id)
         values = {"table_id": table_id, "as_of": as_of, "known_since": known}
         rows = self._rows("look", values)
         if not rows:
-            raise TableNotFound.gone(name)
-        table_uuid, version, changed_at, since, columns, *more = rows[0]
+            raise TableNotFound(f"the row table of id {table_id} is not there any more")
+        name, table_uuid, version, changed_at, since, columns, *more = rows[0]
         found = self._remembered(table_id, since, columns)
-        return Looked(table_id, table_uuid, version, changed_at, found, *more)
+        return Looked(table_id, name, table_uuid, version, changed_at, found, *more)
 
     def place(self, looked: Looked, database: str) -> None:
         """Says in which database an index is to be built, if it still is as it was looked at."""

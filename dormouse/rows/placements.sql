@@ -2,7 +2,7 @@
 -- A row table at this moment: its newest version, its columns as of a version (unless they are those known), where
 -- its index is, and what became of that.
 select
-    t.table_uuid, r.version, r.changed_at, c.since_version,
+    t.name, t.table_uuid, r.version, r.changed_at, c.since_version,
     case when c.since_version is distinct from %(known_since)s then c.columns end as columns,
     (
         select incarnation_id from incarnation where reason <> 'start' order by number desc limit 1

@@ -250,12 +250,12 @@ def test_loads_are_balanced_and_pages_go_on_where_they_began(instance: Instance,
     page = asked(rows, TEXT, 50)
     placements = of(instance).placements
     assert {one.database for one in placements.all()} == {"1", "2"}
-    home = placements.look(rows.table_id, "t").database
-    neighbour = next(one for one in others if placements.look(one.table_id, one.name).database == home)
+    home = placements.look(rows.table_id).database
+    neighbour = next(one for one in others if placements.look(one.table_id).database == home)
     placements.used(rows.table_id, 500)
     placements.used(neighbour.table_id, 1_000)
     of(instance).upkeep(instance.row_table)
-    moved = [one for one in (rows, neighbour) if placements.look(one.table_id, one.name).database != home]
+    moved = [one for one in (rows, neighbour) if placements.look(one.table_id).database != home]
     assert len(moved) == 1
     assert all(is_as_the_files(one) for one in (rows, *others))
     rows.change([dm.Remove([(i, 1) for i in range(1, 201)])])
@@ -289,7 +289,7 @@ def test_columns_that_slow_queries_look_in_have_an_index(
         for text in texts:
             asked(rows, text)
         builds, build_id = builds_of(instance, rows)
-        looked = of(instance).placements.look(rows.table_id, "t")
+        looked = of(instance).placements.look(rows.table_id)
         found = set(builds.read(looked, build_id, lambda conn, build: build.indexed_ids) or ())
         time.sleep(0.02)
     assert found == wanted
