@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,7 +27,7 @@ from dormouse.cli.rows_options import (
     show_changed,
 )
 from dormouse.cli.verbs import Session, TableName, plural, verb
-from dormouse.errors import InvalidInput, TableNotFound
+from dormouse.errors import CommitOutcomeUnknown, InvalidInput
 
 if TYPE_CHECKING:
     from dormouse.rows.csv_preview import CsvPreview
@@ -72,17 +72,21 @@ def upload(
     names = None if columns is None else [name.strip() for name in columns.split(",")]
     if create and (names or dry_run):
         raise InvalidInput("--create takes the columns from the file: leave --columns and --dry-run out")
-    with _file(file) as path, session.open(create=create) as instance:
-        if create:
-            try:
-                found = instance.row_table(table)
-            except TableNotFound:
-                look = preview_csv(path, CsvFormat.of_file(path, **how), whole=True)
-                found, names = instance.create_row_table(table, look.columns), list(look.names)
-        else:
-            found = instance.row_table(table)
+    with _file(file) as path, session.open(create=create) as instance, ExitStack() as made:
+        if create and table not in {one.name for one in instance.row_tables()}:
+            look = preview_csv(path, CsvFormat.of_file(path, **how), whole=True)
+            instance.create_row_table(table, look.columns)
+            made.callback(instance.drop_table, table)
+            names = list(look.names)
         with progress(f"upload to {table}", unit="rows") as moved:
-            done = found.upload_csv(path, columns=names, dry_run=dry_run, change_id=id, progress=moved, **how)
+            try:
+                done = instance.row_table(table).upload_csv(
+                    path, columns=names, dry_run=dry_run, change_id=id, progress=moved, **how
+                )
+            except CommitOutcomeUnknown:
+                made.pop_all()  # the rows may be there
+                raise
+        made.pop_all()
     show_changed(session, table, done, dry_run=dry_run)
 
 

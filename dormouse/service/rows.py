@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path as FilePath
 from typing import Annotated, Any
@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
+from dormouse.errors import JobNotFound
 from dormouse.jobs.answers import upload_name
 from dormouse.jobs.job import new_job_id
 from dormouse.long_work import check_request
@@ -212,6 +213,9 @@ async def upload_rows(
     asked = {"table": table, **asdict(how), "dry_run": dry_run}
     asked |= {} if columns is None else {"columns": [name.strip() for name in columns.split(",")]}
     await asyncio.to_thread(check_request, here.instance, "row_upload", asked)
+    if job_id is not None:
+        with suppress(JobNotFound):
+            return told(await asyncio.to_thread(here.instance.jobs.status, job_id, holder.owner), 202)
     chosen = new_job_id() if job_id is None else job_id
     name = upload_name(chosen)
     await receive(request, here.instance.objects.staged(name))

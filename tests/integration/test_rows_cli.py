@@ -95,6 +95,13 @@ def test_upload_download_edit_upload(run: Run) -> None:
     assert "version 2" in run("history", "t")[1]
 
 
+def test_a_table_whose_file_is_refused_is_not_made(run: Run) -> None:
+    Path("rows.csv").write_text("ROW_ID,ROW_VERSION,n\n1,1,5\n")
+    code, said = failed(run, "upload", "t", "rows.csv", "--create")
+    assert (code, "no row" in said or "unknown" in said) == (1, True)
+    assert told(run, "show") == []
+
+
 def test_pages_of_a_query(run: Run) -> None:
     make(run)
     rows = [{"name": f"r{n}", "n": n} for n in range(5)]

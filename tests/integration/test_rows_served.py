@@ -131,6 +131,14 @@ def test_download_edit_upload(rows: RemoteRowTable, tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.glob(".*")] == []
 
 
+def test_a_file_that_is_sent_again_with_its_id_changes_once(rows: RemoteRowTable, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("name\na\n", "utf-8")
+    first = rows.upload_csv(path, change_id="one")
+    assert rows.upload_csv(path, change_id="one") == first
+    assert (rows.version(), first.row_ids) == (1, [1])
+
+
 def test_what_was_sent_goes_when_it_was_read(
     rows: RemoteRowTable, instance: Instance, tmp_path: Path
 ) -> None:
