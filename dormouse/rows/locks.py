@@ -30,6 +30,7 @@ from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement
 
 LEASE_SECONDS = 30.0
+QUEUE_SECONDS_MAX = 1.0
 POLL_SECONDS_MIN, POLL_SECONDS_MAX = 0.002, 0.25
 Kind = Literal["read", "write"]
 _QUERIES = load(__package__ or "", "locks")
@@ -85,7 +86,8 @@ class RowLocks:
         """
         deadline = time.monotonic() + wait_seconds
         queue = _queues.setdefault((os.getpid(), self._table.uuid), threading.Lock())
-        is_first = queue.acquire(timeout=max(wait_seconds, 0.0))
+        # not for long: one of this process may be frozen, and have lost its lock to another
+        is_first = queue.acquire(timeout=min(max(wait_seconds, 0.0), QUEUE_SECONDS_MAX))
         try:
             with self._held("write", max(deadline - time.monotonic(), 0.0)) as lock:
                 yield lock
