@@ -178,6 +178,7 @@ class Table:
             conn.execute("create index on plain (n, id)")
             conn.execute("vacuum analyze plain")
             self._wait_for_index()
+            conn.execute("checkpoint")  # what was written before is no work of what comes
             for kind, text in _SQL.items():
                 limit = PAGE_ROWS + 1
                 plain = text.format(f"id, {names}", "plain") + (
