@@ -278,6 +278,8 @@ class RowIndexes:
         if sought and seconds > SLOW_SECONDS and build.row_count >= INDEXED_ROWS_MIN and not build.is_retired:
             self._start(looked, sought)
         with self._lock:
+            # what comes to be behind from here on is worked on at once
+            self._started.pop((looked.table_id, looked.version, ()), None)
             told, sum_seconds = self._seconds.get(looked.table_id, (0.0, 0.0))
             sum_seconds += seconds
             if time.monotonic() - told < TOLD_SECONDS:
@@ -296,11 +298,9 @@ class RowIndexes:
                 return
             self._started = {one: at for one, at in self._started.items() if now - at < TOLD_SECONDS}
             self._started[key] = now
-        asked = ",".join(map(str, columns))
-        job_id = f"rows:{looked.table_uuid}:{looked.version}:{asked}:{int(time.time() / TOLD_SECONDS)}"
         try:
             self._work_here()
-            self._jobs.start(KIND, {"table": looked.name, "columns": list(columns)}, job_id=job_id)
+            self._jobs.start(KIND, {"table": looked.name, "columns": list(columns)})
         except InstanceReadOnly:
             raise IndexNotReady(
                 f"the index of table {looked.name!r} is behind, and the instance was opened read-only: open "
