@@ -358,7 +358,10 @@ class Instance(Durable, RowTables):
         )
 
     def _daily(self) -> Mapping[str, Callable[[], object]]:
-        return {"jobs": lambda: self.jobs.expire(self._jobs_retention_days)}
+        return {
+            "jobs": lambda: self.jobs.expire(self._jobs_retention_days),
+            "rows": self._keep_row_indexes,
+        }
 
     def _check_writable(self) -> None:
         if self._refusal is not None:

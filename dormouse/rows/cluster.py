@@ -78,6 +78,10 @@ class IndexCluster:
             made.close()
         return kept
 
+    def is_open(self, name: str) -> bool:
+        """Whether this process has asked it."""
+        return name in self._suppliers
+
     def lost(self, name: str) -> None:
         """Something is wrong with a database: it is looked at anew, and made again if it is gone."""
         with self._lock:

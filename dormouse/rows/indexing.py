@@ -143,11 +143,13 @@ class Indexing:
     def upkeep(self, open_table: Callable[[str], Source]) -> None:
         """Drops what is idle, what was retired long enough ago, and what nobody knows; balances the loads."""
         placed = self.placements.all()
+        used = {one.database for one in placed}
         for one in placed:
             if one.idle_seconds > self.idle_seconds and self.placements.forget(one, self.idle_seconds):
                 logger.info("the index of table %d was idle, and is dropped", one.table_id)
         placed = self.placements.all()
-        for database in self.cluster.names:
+        # to look into one of which nobody knows would make it
+        for database in [name for name in self.cluster.names if name in used or self.cluster.is_open(name)]:
             with suppress(*UNREACHABLE, TableBusy):
                 self._clean(database, {(one.database, one.build_id) for one in placed})
         if (wish := balanced(placed, self.cluster.names)) is not None:

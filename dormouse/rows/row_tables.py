@@ -58,6 +58,13 @@ class RowTables:
         """For so long a page's `next_page` can be asked for."""
         return self._settings.row_page_seconds
 
+    def _keep_row_indexes(self) -> None:
+        """Drops indexes that are idle, and what is left of others, if there are any."""
+        from dormouse.rows.placements import Placements
+
+        if Placements(self._supplier).all() or "row_indexes" in self.__dict__:
+            self.row_indexes.upkeep()
+
     def _close_rows(self) -> None:
         if "row_indexes" in self.__dict__:
             self.row_indexes.close()
