@@ -319,7 +319,8 @@ selec * from t
 """Each is refused."""
 
 WORDS = frozenset({
-    "select", "distinct", "from", "where", "group", "by", "order", "limit", "offset", "and", "or", "not", "is",
+    "select", "distinct", "from", "where", "group", "by", "order", "limit", "offset", "and", "or",
+    "not", "is",
     "null", "in", "like", "cast", "as", "bigint", "float8", "text", "boolean", "collate", "nullif", "count",
     "sum", "avg", "min", "max", "bool_and", "bool_or", "desc", "nulls", "first", "last", "row_id",
     "row_version", "source", "counted",

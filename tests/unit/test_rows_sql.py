@@ -52,10 +52,13 @@ def test_what_is_sent_are_words_of_ours_and_parameters(text: str) -> None:
 
 
 _FRAGMENTS = [
-    "select", "from", "t", "where", "n", "name", "*", ",", "(", ")", "'", "''", '"', "--", "/*", "*/", ";", "$$",
-    "\\", "::", "regclass", "union", "and", "or", "not", "=", "1", "count(*)", "group by", "order by", "limit",
+    "select", "from", "t", "where", "n", "name", "*", ",", "(", ")", "'", "''", '"', "--", "/*", "*/",
+    ";", "$$",
+    "\\", "::", "regclass", "union", "and", "or", "not", "=", "1", "count(*)", "group by", "order by",
+    "limit",
     "pg_sleep(1)", "U&'", "e'", "\n", "`", "[", "]", "{", "}", "%(p0)s", "%s", "$1", "?", "in", "like", "j",
-    "current_user", "for update", "into", "as", "x", "null", "is", "between", "\u2019", "\uff07", "\xa0", "c_5",
+    "current_user", "for update", "into", "as", "x", "null", "is", "between", "\u2019", "\uff07",
+    "\xa0", "c_5",
     "row_id", '"Odd_name"', "'; drop table t --'",
 ]  # fmt: skip
 
